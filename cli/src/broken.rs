@@ -1,11 +1,11 @@
-//! Emulated devices that break a rule: for tests of the probes that are to notice it.
+//! Emulated devices that break a rule, for tests of the probes that must notice it.
 
 use anyhow::Context as _;
 use polyverbs::rules::{Rule, break_rule};
 
 const VARIABLE: &str = "POLYVERBS_BREAKS";
 
-/// Has the emulated devices break the rule that the environment names, if it names one.
+/// Makes the emulated devices break the rule that the environment names, if any.
 pub(crate) fn from_environment() -> anyhow::Result<()> {
     let Some(name) = std::env::var_os(VARIABLE) else {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Ctrl-C, and what else ends a program from outside: nothing half-made is left, and one line says what was done.
+//! Ctrl-C and other signals that end the program: nothing half-made is left, and one line reports what was done.
 //!
-//! The signals are blocked in every thread and taken by one of their own. A command that has something to put away looks at
-//! [`transfer::INTERRUPTED`](crate::transfer::INTERRUPTED) and ends by itself; others are ended here.
+//! The signals are blocked in every thread and received by one of their own. A command that has something to clean up checks
+//! [`transfer::INTERRUPTED`](crate::transfer::INTERRUPTED) and ends itself; others are ended here.
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -17,22 +17,22 @@ use crate::transfer::INTERRUPTED;
 /// How a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It leaves nothing behind whenever it ends.
+    /// It needs no cleaning up.
     AtOnce,
-    /// It looks whether it was interrupted, and puts away what it has made.
+    /// It notices the interruption, and cleans up.
     ByItself,
 }
 
 type Done = Box<dyn Fn() -> String + Send>;
 
 static COMMAND: Mutex<Option<(Ending, Done)>> = Mutex::new(None);
-/// The signal that came; 0 for none.
+/// The signal received; 0 for none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
-/// How long a command may take to put away what it has made.
+static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+/// How long a command may take to clean up.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Takes signals from now on. Call before there are threads.
+/// Receives signals from now on. Call before there are other threads.
 pub(crate) fn watch() -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
@@ -44,7 +44,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
             if SIGNAL.swap(signal as i32, Ordering::SeqCst) == 0 {
                 thread::spawn(end);
             } else {
-                // Whoever asks twice does not want to wait.
+                // A second signal ends the process at once.
                 exit(status());
             }
         }
@@ -52,7 +52,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the command that begins here says has been done where it is interrupted.
+/// Sets what the current command reports when it is interrupted.
 pub(crate) fn says(ending: Ending, done: impl Fn() -> String + Send + 'static) {
     *command() = Some((ending, Box::new(done)));
 }
@@ -67,17 +67,17 @@ fn end() {
     if ending == Some(Ending::ByItself) {
         thread::sleep(PATIENCE);
     }
-    exit(told());
+    exit(report());
 }
 
-/// Whether a signal has come.
-pub(crate) fn happened() -> bool {
+/// Whether a signal was received.
+pub(crate) fn is_interrupted() -> bool {
     SIGNAL.load(Ordering::SeqCst) != 0
 }
 
-/// Says what was done, once, and answers the status to end with.
-pub(crate) fn told() -> i32 {
-    if IS_TOLD.swap(true, Ordering::SeqCst) {
+/// Reports what was done, once, and returns the exit status.
+pub(crate) fn report() -> i32 {
+    if IS_REPORTED.swap(true, Ordering::SeqCst) {
         // Another thread is about to end the process.
         loop {
             thread::park();
@@ -91,7 +91,7 @@ pub(crate) fn told() -> i32 {
     status()
 }
 
-// As shells have it.
+// The status that shells use.
 fn status() -> i32 {
     128 + SIGNAL.load(Ordering::SeqCst)
 }

@@ -1,5 +1,5 @@
-//! The `polyverbs` command: what RDMA devices there are, what they can do, what an operation becomes on them, a file
-//! copied over them, and how fast they are.
+//! The `polyverbs` command: lists RDMA devices, shows what they support and what an operation becomes on them, copies files
+//! over them, and measures them.
 //!
 //! It shows the providers and extensions that are linked and named. A program that names one more crate than the project's
 //! own `polyverbs` has that crate's devices and features in every command:
@@ -21,7 +21,7 @@ mod interrupt;
 mod libraries;
 mod output;
 
-// The portable program, as a user of the library would write it: the example and this command run one source.
+// The portable program, as a user of the library would write it: the example and this command share one source.
 #[path = "../../examples/copy/transfer.rs"]
 mod transfer;
 
@@ -34,9 +34,9 @@ use commands::{
     capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
     run, serve, tour,
 };
-use output::AlreadyTold;
+use output::AlreadyReported;
 
-/// What the command calls itself, whatever its file is called: examples, man pages and completions say the same.
+/// The name in usage and errors, whatever the file is called: examples, man pages and completions use the same.
 const NAME: &str = "polyverbs";
 
 /// RDMA verbs for InfiniBand, RoCE and iWARP alike, and without any RDMA device.
@@ -77,19 +77,19 @@ enum Command {
     Serve(serve::Arguments),
 }
 
-/// The command line as clap has it.
+/// The command line as a `clap` command.
 pub(crate) fn command() -> clap::Command {
     Arguments::command()
 }
 
-/// Runs the command on the arguments of the process, and answers its exit status: all of what a `main` has to do.
+/// Runs the command with the arguments of the process, and returns its exit status: all that a `main` has to do.
 ///
 /// * It calls itself `polyverbs`, in usage and errors, and its version is that of this crate.
 /// * `polyverbs run` finds its libraries as ever: beside the executable, or in `lib/polyverbs` beside its `bin`. They are
 ///   libraries of their own, so the unmodified programs that it runs have what those were linked with.
 /// * `polyverbs install` puts the running executable in place, so what it is linked with stays.
 ///
-/// Signals are this function's from now on, and an interrupted command ends the process.
+/// It handles signals from now on, and an interrupted command ends the process.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -108,10 +108,10 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        Err(_) if interrupt::happened() => std::process::exit(interrupt::told()),
-        // `polyverbs … | head` is no failure: whoever read the output has seen enough.
+        Err(_) if interrupt::is_interrupted() => std::process::exit(interrupt::report()),
+        // `polyverbs … | head` is no failure: the reader has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) if error.is::<AlreadyTold>() => ExitCode::FAILURE,
+        Err(error) if error.is::<AlreadyReported>() => ExitCode::FAILURE,
         Err(error) => {
             output::complain(&format!("{error:#}"));
             ExitCode::FAILURE
@@ -144,7 +144,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
     }
 }
 
-// Help goes out as clap has it; a wrong command line gets one line, like every other error.
+// Help is printed as clap formats it; an invalid command line gets one line, like every other error.
 fn refuse(error: &clap::Error) -> ExitCode {
     if matches!(
         error.kind(),

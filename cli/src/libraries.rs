@@ -1,4 +1,4 @@
-//! The C libraries: where they are, and putting them where they are found.
+//! The C libraries: finding and installing them.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,26 +13,26 @@ use anyhow::Context as _;
 use crate::commands::install;
 use crate::output::complain;
 
-/// What programs ask for; both are one file.
+/// The names that programs load; both are one file.
 pub(crate) const VERBS: &str = "libibverbs.so.1";
 pub(crate) const CM: &str = "librdmacm.so.1";
-/// What shows them devices below `/sys` and `/dev`.
+/// The library that redirects paths below `/sys` and `/dev`.
 pub(crate) const REDIRECT: &str = "libpolyverbs_redirect.so";
 
-// What cargo calls the first two.
+// The names that cargo gives to these files.
 const BUILT: &str = "libpolyverbs_compat.so";
 
-/// The libraries, where they were found.
+/// The libraries found.
 pub(crate) struct Libraries {
-    /// The file that is both.
+    /// The file of both libraries.
     pub(crate) verbs: PathBuf,
-    /// The folder that has them under the names that programs ask for.
+    /// The folder with both under the names that programs load.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) redirect: PathBuf,
 }
 
 impl Libraries {
-    /// Those of this command: beside it where cargo has built both, or where they are installed.
+    /// The libraries of this command: beside it as built by cargo, or as installed.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let command = env::current_exe().context("cannot find this command's own file")?;
         let beside = command.parent().unwrap_or(Path::new("/"));
@@ -60,8 +60,8 @@ impl Libraries {
         })
     }
 
-    /// The same for a command that `cargo install` has put where it is, which leaves libraries out: the first time they are
-    /// built, in the clone that the command was built from, and put where it finds them.
+    /// The libraries of a command installed by `cargo install`, which omits libraries: builds them on first use, in the clone
+    /// that the command was built from, and installs them where it finds them.
     pub(crate) fn find_or_build() -> anyhow::Result<Self> {
         let missing = match Self::find() {
             Ok(found) => return Ok(found),
@@ -80,8 +80,8 @@ impl Libraries {
         Self::find()
     }
 
-    /// What the dynamic linker is told: a folder that has both under their names, and the file to load first. Theirs, or
-    /// links to them within `within`.
+    /// Settings for the dynamic linker: a folder with both libraries under their names, and the file to preload. The libraries'
+    /// own folder, or links in `within`.
     pub(crate) fn named(&self, within: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
         let own = self.folder.as_ref().filter(|folder| is_one(folder));
         if let Some(folder) = own {
@@ -109,16 +109,16 @@ impl Libraries {
     }
 }
 
-/// What this command was built from, where it was built.
+/// The folder of the sources, where the command was built.
 const CLONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-// What cargo has installed beside the folder it lists there.
+// What cargo's list in that folder says is installed.
 fn is_installed_by_cargo(bin: &Path) -> bool {
     let listed = fs::read_to_string(bin.with_file_name(".crates.toml"));
     listed.is_ok_and(|listed| listed.contains(concat!("\"", env!("CARGO_PKG_NAME"), " ")))
 }
 
-// Nobody else's files are built and run.
+// Files of other users are neither built nor run.
 fn is_own(clone: &Path) -> bool {
     let owner = |path: &Path| fs::metadata(path).map(|there| there.uid()).ok();
     let manifest = owner(&clone.join("cli/Cargo.toml"));
@@ -165,8 +165,8 @@ fn build() -> anyhow::Result<Libraries> {
     })
 }
 
-// The dynamic linker's lists are separated by these.
+// Separators in the dynamic linker's lists.
 fn is_one(path: &Path) -> bool {
-    let separates = |octet: &u8| matches!(octet, b' ' | b':' | b';');
+    let separates = |byte: &u8| matches!(byte, b' ' | b':' | b';');
     !path.as_os_str().as_bytes().iter().any(separates)
 }

@@ -1,4 +1,4 @@
-//! What the subcommands print, and how: to a terminal with colours, elsewhere without.
+//! Output of the subcommands: coloured on a terminal, plain elsewhere.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -22,21 +22,21 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// The command failed, and what it printed already says how.
+/// The command has failed, and has reported that already.
 #[derive(Debug)]
-pub(crate) struct AlreadyTold;
+pub(crate) struct AlreadyReported;
 
-impl std::fmt::Display for AlreadyTold {
+impl std::fmt::Display for AlreadyReported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("failed, as was told")
     }
 }
 
-impl std::error::Error for AlreadyTold {}
+impl std::error::Error for AlreadyReported {}
 
 pub(crate) fn complain(what: &str) {
     let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
-    // Nobody is left to be told where this fails.
+    // A failure cannot be reported.
     let _ = writeln!(anstream::stderr(), "{BAD}{NAME}:{BAD:#} {line}");
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn device(name: &str) -> anyhow::Result<Device> {
     Ok(device.clone())
 }
 
-/// Columns that text for standard output may take: those of the terminal, or what `COLUMNS` says. Into a file or a pipe 100,
-/// so that the same is written everywhere.
+/// The width of standard output: that of the terminal, or `COLUMNS`. For a file or a pipe 100, so that the output is always the
+/// same.
 pub(crate) fn width() -> usize {
     let said = || std::env::var("COLUMNS").ok()?.parse().ok();
     terminal_size::terminal_size_of(io::stdout())
@@ -74,7 +74,7 @@ pub(crate) fn width() -> usize {
         .max(40)
 }
 
-/// Words in lines of at most `width` columns; those behind the first line begin with `indent` blanks.
+/// Wraps words at `width` columns; lines after the first are indented by `indent` blanks.
 pub(crate) fn wrapped<'w>(
     words: impl IntoIterator<Item = &'w str>,
     separator: &str,
@@ -103,13 +103,13 @@ pub(crate) fn wrapped<'w>(
     text
 }
 
-/// A number of things: `1 window`, `2 windows`.
+/// A number and a noun: `1 window`, `2 windows`.
 pub(crate) fn count(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }
 
-/// A bar on standard error, if that is a terminal that may be written over.
+/// A progress bar on standard error, if that is an interactive terminal.
 pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let target = if io::stderr().is_terminal() && !is_plain {
@@ -124,8 +124,8 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// Bytes in the unit that fits: `1.5 GiB`.
-pub(crate) fn octets(count: u64) -> String {
+/// Bytes in a fitting unit: `1.5 GiB`.
+pub(crate) fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;
@@ -141,8 +141,8 @@ pub(crate) fn octets(count: u64) -> String {
 }
 
 /// Bytes per second, decimal: `1.23 GB/s`.
-pub(crate) fn rate(octets_per_second: f64) -> String {
-    let (value, unit) = match octets_per_second {
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    let (value, unit) = match bytes_per_second {
         rate if rate >= 1e9 => (rate / 1e9, "GB/s"),
         rate if rate >= 1e6 => (rate / 1e6, "MB/s"),
         rate if rate >= 1e3 => (rate / 1e3, "kB/s"),
@@ -151,7 +151,7 @@ pub(crate) fn rate(octets_per_second: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// Nanoseconds in the unit that fits.
+/// Nanoseconds in a fitting unit.
 pub(crate) fn nanoseconds(count: f64) -> String {
     match count {
         count if count >= 1e9 => format!("{} s", three_digits(count / 1e9)),
@@ -173,8 +173,8 @@ fn three_digits(value: f64) -> String {
     }
 }
 
-/// Reads a number of bytes: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
-pub(crate) fn parse_octets(text: &str) -> Result<u64, String> {
+/// Parses a number of bytes: `4096`, `64k`, `1M`, `2G`, with or without `iB`.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());
     let shift = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_wrapped_and_things_counted() {
+    fn words_are_wrapped_and_nouns_pluralized() {
         let words = ["one", "two", "three", "four"];
         assert_eq!(wrapped(words, " ", 2, 9), "one two\n  three\n  four");
         assert_eq!(wrapped(words, ", ", 0, 80), "one, two, three, four");
@@ -206,19 +206,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_and_written() {
-        assert_eq!(parse_octets("4096"), Ok(4096));
-        assert_eq!(parse_octets("64k"), Ok(65536));
-        assert_eq!(parse_octets("1MiB"), Ok(1 << 20));
-        assert!(parse_octets("").is_err());
-        assert!(parse_octets("k").is_err());
-        assert!(parse_octets("-1").is_err());
-        assert!(parse_octets("64 parsecs").is_err());
-        assert!(parse_octets("99999999999999999999").is_err());
-        assert!(parse_octets("99999999999G").is_err());
-        assert_eq!(octets(0), "0 B");
-        assert_eq!(octets(4097), "4.00 KiB");
-        assert_eq!(octets(1 << 30), "1.00 GiB");
+    fn sizes_are_parsed_and_printed() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("64k"), Ok(65536));
+        assert_eq!(parse_bytes("1MiB"), Ok(1 << 20));
+        assert!(parse_bytes("").is_err());
+        assert!(parse_bytes("k").is_err());
+        assert!(parse_bytes("-1").is_err());
+        assert!(parse_bytes("64 parsecs").is_err());
+        assert!(parse_bytes("99999999999999999999").is_err());
+        assert!(parse_bytes("99999999999G").is_err());
+        assert_eq!(format_bytes(0), "0 B");
+        assert_eq!(format_bytes(4097), "4.00 KiB");
+        assert_eq!(format_bytes(1 << 30), "1.00 GiB");
         assert_eq!(rate(1.5e9), "1.50 GB/s");
         assert_eq!(nanoseconds(61.0), "61.0 ns");
     }

@@ -75,7 +75,7 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
 
 // covers 3.99
 #[test]
-fn completions_of_iwarp_are_in_the_order_of_the_requests_whatever_the_library_does() {
+fn completions_on_iwarp_are_in_request_order_whatever_the_library_does() {
     let folder = tempfile::tempdir().unwrap();
     let liar = liar(folder.path());
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
@@ -88,7 +88,7 @@ fn completions_of_iwarp_are_in_the_order_of_the_requests_whatever_the_library_do
 }
 
 #[test]
-fn what_is_not_there_is_said_with_the_reason() {
+fn absent_devices_are_listed_with_the_reason() {
     let mut devices = Command::new(POLYVERBS);
     devices
         .args(["devices", "--verbose"])

@@ -1,12 +1,12 @@
-//! `libibverbs.so.1` and `librdmacm.so.1`, one file: every symbol of rdma-core 44, each with its version.
+//! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
 //!
-//! A symbol is a jump to the function that does its work, in the crates `polyverbs-libibverbs` and
-//! `polyverbs-librdmacm`, by way of the trace where there is one. What is not there answers that it is not supported. A
-//! test compares the symbols with the stored list.
-// Symbols with versions can only be written in assembly.
+//! A symbol is a jump to the function that implements it, in the crates `polyverbs-libibverbs` and `polyverbs-librdmacm`; while
+//! tracing is on, the jump goes through the trace. A symbol that is not implemented fails as unsupported. A test compares the
+//! symbols with the stored list.
+// Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
 
-// Jumps to the function; where there is a trace, by way of what writes it, which is told the function and the name.
+// Jumps to the function, or to the trace with the function and its name.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     ($name:literal, $version:literal) => {
@@ -49,8 +49,8 @@ macro_rules! jump {
     };
 }
 
-/// A symbol with a version, and the function that it is. The assembler's own name for it has the version in it, since two
-/// versions of a name are two symbols.
+/// Defines a symbol with a version. The assembler's name for it includes the version, since two versions of a name are two
+/// symbols.
 macro_rules! symbol {
     ($name:literal $at:literal $version:literal => $function:path) => {
         core::arch::global_asm!(
@@ -71,7 +71,7 @@ macro_rules! symbol {
     };
 }
 
-/// A symbol that is not there: it answers as such functions do that fail.
+/// Defines a symbol that is not implemented: it fails as functions of its signature do.
 macro_rules! absent {
     ($name:literal $at:literal $version:literal => $answer:ident) => {
         symbol! { $name $at $version => polyverbs_libibverbs::absent::$answer }

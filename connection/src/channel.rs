@@ -1,9 +1,7 @@
-//! Identifiers and their events, in the manner of the RDMA connection manager: for programs that look at one queue for
-//! everything that happens to many connections.
+//! Identifiers and event channels like librdmacm's: one queue with the events of many connections.
 //!
-//! What an identifier is asked for begins at once and ends as an event of its channel. An event is acknowledged by
-//! dropping it; an identifier is destroyed, or has moved to another channel, when those of its events that were handed
-//! out are.
+//! A call on an identifier returns at once, and its outcome is an event of the identifier's channel. Dropping an event
+//! acknowledges it. Destroying an identifier, or moving it to another channel, waits until its events are acknowledged.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,41 +16,41 @@ use verbs_api::{
 use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
 use verbs_api::provider::backend::ConnectError;
 
-/// What has happened to an identifier.
+/// What happened to an identifier.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Happened {
-    /// Somebody asks: [`ChannelEvent::take_request`] has the identifier to answer with.
+pub enum ChannelEventKind {
+    /// A connection request arrived: [`ChannelEvent::take_request`] has the identifier to answer with.
     ConnectRequest {
-        /// What who asks said.
+        /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// There is a connection.
+    /// The connection is established.
     Established {
-        /// What the peer said when it accepted; nothing where this side did.
+        /// The peer's private data on the active side; empty on the passive one.
         private_data: Vec<u8>,
     },
-    /// The peer does not want it.
+    /// The peer rejected the connection.
     Rejected {
-        /// What it said.
+        /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// Nobody answered, or there is no way there.
+    /// The peer did not answer, or is unreachable.
     Unreachable,
-    /// There is no connection for another reason.
+    /// The connection failed for another reason.
     ConnectError(ConnectError),
-    /// The connection has ended, from either side.
+    /// Either side has ended the connection.
     Disconnected,
-    /// Its numbers are free: no packet of it can be under way any more. On InfiniBand.
+    /// TIMEWAIT is over: the communication IDs may be used again. On InfiniBand only.
     TimewaitExit,
-    /// The device was removed: the identifier is of no use any more, and must be destroyed.
+    /// The device was removed: the identifier must be destroyed.
     DeviceRemoval,
 }
 
 /// Events of identifiers, in the order in which they happen.
 ///
 /// ```
-/// use polyverbs::connection::{ConnectionOptions, EventChannel, Happened, Identifier};
+/// use polyverbs::connection::{ConnectionOptions, EventChannel, ChannelEventKind, Identifier};
 /// # use polyverbs::connection::Connector;
 /// # use polyverbs::{QpOptions, Requirements, emulated};
 /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
@@ -68,13 +66,13 @@ pub enum Happened {
 /// # let (mut ends, mut established) = (Vec::new(), 0);
 /// # while established < 2 {
 /// let mut event = channel.next().wait()?;
-/// match event.happened() {
-///     Happened::ConnectRequest { .. } => {
+/// match event.kind() {
+///     ChannelEventKind::ConnectRequest { .. } => {
 ///         let asked = event.take_request().ok_or("it was taken")?;
 ///         asked.accept(&far, ConnectionOptions::new())?;
 /// #         ends.push(asked);
 ///     }
-///     Happened::Established { .. } => established += 1, // once for each end
+///     ChannelEventKind::Established { .. } => established += 1, // once for each end
 ///     other => println!("{other:?}"),
 /// }
 /// # }
@@ -101,19 +99,19 @@ struct Queue {
 
 struct Queued {
     of: Arc<Inner>,
-    happened: Happened,
+    kind: ChannelEventKind,
     request: Option<Identifier>,
 }
 
-/// Something that has happened. Dropping it acknowledges it.
+/// An event. Dropping it acknowledges it.
 pub struct ChannelEvent {
     of: Arc<Inner>,
-    happened: Happened,
+    kind: ChannelEventKind,
     request: Option<Identifier>,
 }
 
 impl EventChannel {
-    /// Without events.
+    /// An empty channel.
     pub fn new() -> Self {
         Self::default()
     }
@@ -123,7 +121,7 @@ impl EventChannel {
         self.shared.lock().events.pop_front().map(Queued::hand_out)
     }
 
-    /// The next event. Dropped before somebody has it, it is the next one still.
+    /// The next event. If the result is dropped unclaimed the event stays in the queue.
     pub fn next(&self) -> Started<ChannelEvent, ConnectError> {
         let (started, completer) = Started::pending_or(|unclaimed: Result<ChannelEvent, _>| {
             if let Ok(event) = unclaimed {
@@ -150,7 +148,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues an event; answers who is to get it at once, with no lock held.
+    /// Queues an event. If a taker waits for one it is returned with the event, to be completed with no lock held.
     fn push(&self, queued: Queued, is_first: bool) -> Option<Delivery> {
         let mut queue = self.lock();
         match queue.takers.pop_front() {
@@ -161,7 +159,7 @@ impl Shared {
         None
     }
 
-    /// Takes out what waits of this identifier.
+    /// Takes out the events of this identifier.
     fn withdraw(&self, of: &Arc<Inner>) -> Vec<Queued> {
         let mut queue = self.lock();
         let (own, others) = std::mem::take(&mut queue.events)
@@ -173,38 +171,38 @@ impl Shared {
 }
 
 impl Queued {
-    // With the queue locked: who destroys or moves the identifier finds the event either here or counted.
+    // Called with the queue locked: an identifier that is destroyed or moved finds each of its events queued or counted.
     fn hand_out(self) -> ChannelEvent {
         self.of.unacknowledged.fetch_add(1, Ordering::AcqRel);
         ChannelEvent {
             of: self.of,
-            happened: self.happened,
+            kind: self.kind,
             request: self.request,
         }
     }
 }
 
 impl ChannelEvent {
-    /// What has happened.
-    pub const fn happened(&self) -> &Happened {
-        &self.happened
+    /// What happened.
+    pub const fn kind(&self) -> &ChannelEventKind {
+        &self.kind
     }
 
-    /// Whether it has happened to this identifier.
+    /// Whether it is an event of this identifier.
     pub fn is_of(&self, identifier: &Identifier) -> bool {
         Arc::ptr_eq(&self.of, &identifier.inner)
     }
 
-    /// The identifier of a request, once. Where nobody takes it the request is refused.
+    /// The identifier of a connection request, once. If it is not taken the request is refused.
     pub fn take_request(&mut self) -> Option<Identifier> {
         self.request.take()
     }
 
     fn back(mut self) -> Queued {
-        let happened = std::mem::replace(&mut self.happened, Happened::Disconnected);
+        let kind = std::mem::replace(&mut self.kind, ChannelEventKind::Disconnected);
         Queued {
             of: Arc::clone(&self.of),
-            happened,
+            kind,
             request: self.request.take(),
         }
     }
@@ -218,7 +216,7 @@ impl Drop for ChannelEvent {
     }
 }
 
-/// One listener, or one end of a connection, with a channel for what happens to it. Dropped, it is destroyed.
+/// A listener or one side of a connection, with a channel for its events. Dropping it destroys it.
 ///
 /// ```
 /// use polyverbs::connection::{Connector, EventChannel, Identifier};
@@ -228,7 +226,7 @@ impl Drop for ChannelEvent {
 /// let identifier = Identifier::new(&channel, &Connector::of(&device)?, &device);
 /// let at = identifier.listen("192.0.2.1:0".parse()?, 8)?;
 /// assert_eq!(identifier.address(), Some(at));
-/// identifier.destroy().wait()?; // when its events have been dropped
+/// identifier.destroy().wait()?; // completes when its events have been dropped
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Identifier {
@@ -238,38 +236,38 @@ pub struct Identifier {
 struct Inner {
     connector: Connector,
     context: Context,
-    /// Events that were handed out.
+    /// Events handed out and not dropped yet.
     unacknowledged: AtomicUsize,
     state: Mutex<State>,
 }
 
 struct State {
     channel: Arc<Shared>,
-    part: Part,
-    /// Where it moves to, and what has happened meanwhile.
+    role: Role,
+    /// The channel that it is moving to, and its events meanwhile.
     moves: Option<(Arc<Shared>, Vec<Queued>)>,
     is_destroyed: bool,
-    /// Whoever waits for events to be acknowledged.
+    /// Calls that wait until all events are acknowledged.
     waiters: Vec<Completer<(), ConnectError>>,
-    /// Tells of the removal of the device, and ends when it need not any more.
+    /// Reports the removal of the device until it is completed.
     removal: Option<Outcome<()>>,
 }
 
-/// What it is.
-enum Part {
-    Nothing,
+/// What an identifier is.
+enum Role {
+    Unused,
     Listener(Arc<Listener>),
-    Asked(Incoming),
+    Request(Incoming),
     Connection(Arc<Connection>),
 }
 
 impl Identifier {
-    /// Of nothing yet.
+    /// An unused identifier.
     pub fn new(channel: &EventChannel, connector: &Connector, context: &Context) -> Self {
-        Self::of(&channel.shared, connector, context, Part::Nothing)
+        Self::of(&channel.shared, connector, context, Role::Unused)
     }
 
-    fn of(channel: &Arc<Shared>, connector: &Connector, context: &Context, part: Part) -> Self {
+    fn of(channel: &Arc<Shared>, connector: &Connector, context: &Context, role: Role) -> Self {
         let (removed, removal) = context.begin::<()>();
         let inner = Arc::new(Inner {
             connector: connector.clone(),
@@ -277,7 +275,7 @@ impl Identifier {
             unacknowledged: AtomicUsize::new(0),
             state: Mutex::new(State {
                 channel: Arc::clone(channel),
-                part,
+                role,
                 moves: None,
                 is_destroyed: false,
                 waiters: Vec::new(),
@@ -287,34 +285,34 @@ impl Identifier {
         let weak = Arc::downgrade(&inner);
         removed.on_done(move |outcome| {
             if let (Err(VerbError::DeviceRemoved), Some(inner)) = (outcome, weak.upgrade()) {
-                inner.post(Happened::DeviceRemoval, None);
+                inner.post(ChannelEventKind::DeviceRemoval, None);
             }
         });
         Self { inner }
     }
 
-    /// Takes requests for an address, each as an event with an identifier of its own; port 0 has one assigned.
+    /// Listens at an address; each request is an event with an identifier of its own. For port 0 one is assigned.
     ///
     /// # Errors
-    /// The address is in use; the identifier is something already.
+    /// The address is in use; the identifier is in use.
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<SocketAddr, ConnectError> {
         let listener = Arc::new(self.inner.connector.listen(at, backlog)?);
         let at = listener.address();
         self.inner
-            .become_part(Part::Listener(Arc::clone(&listener)))?;
+            .take_role(Role::Listener(Arc::clone(&listener)))?;
         hear(Arc::downgrade(&self.inner), &listener);
         Ok(at)
     }
 
-    /// Where it listens, if it does.
+    /// The address at which it listens, if it does.
     pub fn address(&self) -> Option<SocketAddr> {
-        match &self.inner.lock().part {
-            Part::Listener(listener) => Some(listener.address()),
+        match &self.inner.lock().role {
+            Role::Listener(listener) => Some(listener.address()),
             _ => None,
         }
     }
 
-    /// Asks for a connection, and completes it when the peer accepts.
+    /// Requests a connection, and completes it when the peer accepts.
     pub fn connect(&self, qp: &Qp, to: SocketAddr, options: ConnectionOptions) {
         let inner = &self.inner;
         let asked = inner.connector.connect(&inner.context, qp, to, options);
@@ -329,12 +327,12 @@ impl Identifier {
         });
     }
 
-    /// Agrees to the connection that was asked for.
+    /// Accepts the connection request of this identifier.
     ///
     /// # Errors
-    /// None was, or it has been answered.
+    /// It has none, or has answered it.
     pub fn accept(&self, qp: &Qp, options: ConnectionOptions) -> Result<(), ConnectError> {
-        let asked = self.inner.take_asked()?;
+        let asked = self.inner.take_request_to_answer()?;
         let weak = Arc::downgrade(&self.inner);
         let then = {
             let weak = Weak::clone(&weak);
@@ -346,31 +344,31 @@ impl Identifier {
         Ok(())
     }
 
-    /// Refuses it.
+    /// Refuses the connection request of this identifier.
     ///
     /// # Errors
-    /// None was asked for, or it has been answered; too much private data.
+    /// It has none, or has answered it; too much private data.
     pub fn reject(&self, private_data: &[u8]) -> Result<(), ConnectError> {
-        self.inner.take_asked()?.reject(private_data)
+        self.inner.take_request_to_answer()?.reject(private_data)
     }
 
     /// Ends the connection, and flushes the queue pair.
     ///
     /// # Errors
-    /// There is none.
+    /// It is not connected.
     pub fn disconnect(&self, qp: &Qp) -> Result<(), ConnectError> {
-        let connection = match &self.inner.lock().part {
-            Part::Connection(connection) => Arc::clone(connection),
+        let connection = match &self.inner.lock().role {
+            Role::Connection(connection) => Arc::clone(connection),
             _ => return Err(ConnectError::NotConnected),
         };
-        // What becomes of it is told as an event of the connection.
+        // Its outcome is an event of the connection.
         connection
             .disconnect(&self.inner.context, qp)
             .on_done(|_| {});
         Ok(())
     }
 
-    /// Moves to another channel, with what waits: when the events that were handed out are acknowledged.
+    /// Moves to another channel with the events that wait. Completes when the events handed out are acknowledged.
     pub fn migrate(&self, channel: &EventChannel) -> Started<(), ConnectError> {
         let mut state = self.inner.lock();
         let waiting = state.channel.withdraw(&self.inner);
@@ -385,8 +383,8 @@ impl Identifier {
         self.inner.when_acknowledged(state)
     }
 
-    /// Gives everything up: the listener, the request, the connection. Ends when the events that were handed out are
-    /// acknowledged; those that wait are discarded.
+    /// Destroys the identifier with its listener, request or connection, and discards the events that wait. Completes when the
+    /// events handed out are acknowledged.
     pub fn destroy(self) -> Started<(), ConnectError> {
         self.inner.give_up();
         self.inner.when_acknowledged(self.inner.lock())
@@ -410,9 +408,12 @@ fn hear(inner: Weak<Inner>, listener: &Arc<Listener>) {
         };
         let private_data = incoming.private_data().to_vec();
         let channel = Arc::clone(&this.lock().channel);
-        let part = Part::Asked(incoming);
-        let request = Identifier::of(&channel, &this.connector, &this.context, part);
-        this.post(Happened::ConnectRequest { private_data }, Some(request));
+        let role = Role::Request(incoming);
+        let request = Identifier::of(&channel, &this.connector, &this.context, role);
+        this.post(
+            ChannelEventKind::ConnectRequest { private_data },
+            Some(request),
+        );
         hear(inner, &listener);
     });
 }
@@ -423,22 +424,22 @@ fn established(inner: &Weak<Inner>, done: Result<Connection, ConnectError>, priv
         Ok(connection) => Arc::new(connection),
         Err(error) => return this.failed(error),
     };
-    let (ended, lingered) = (connection.disconnected(), connection.lingered());
-    if this.become_part(Part::Connection(connection)).is_err() {
+    let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
+    if this.take_role(Role::Connection(connection)).is_err() {
         return;
     }
-    this.post(Happened::Established { private_data }, None);
+    this.post(ChannelEventKind::Established { private_data }, None);
     let weak = Weak::clone(inner);
     ended.on_done(move |_| {
         if let Some(this) = weak.upgrade() {
-            this.post(Happened::Disconnected, None);
+            this.post(ChannelEventKind::Disconnected, None);
         }
     });
     if this.context.attributes().transport == Transport::InfiniBand {
         let weak = Weak::clone(inner);
-        lingered.on_done(move |outcome| {
+        timewait_exit.on_done(move |outcome| {
             if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
-                this.post(Happened::TimewaitExit, None);
+                this.post(ChannelEventKind::TimewaitExit, None);
             }
         });
     }
@@ -449,43 +450,43 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn become_part(&self, part: Part) -> Result<(), ConnectError> {
+    fn take_role(&self, role: Role) -> Result<(), ConnectError> {
         let mut state = self.lock();
-        if state.is_destroyed || !matches!(state.part, Part::Nothing) {
+        if state.is_destroyed || !matches!(state.role, Role::Unused) {
             drop(state);
-            drop(part);
+            drop(role);
             return Err(ConnectError::Connected);
         }
-        state.part = part;
+        state.role = role;
         Ok(())
     }
 
-    fn take_asked(&self) -> Result<Incoming, ConnectError> {
+    fn take_request_to_answer(&self) -> Result<Incoming, ConnectError> {
         let mut state = self.lock();
-        match std::mem::replace(&mut state.part, Part::Nothing) {
-            Part::Asked(incoming) => Ok(incoming),
+        match std::mem::replace(&mut state.role, Role::Unused) {
+            Role::Request(incoming) => Ok(incoming),
             other => {
-                state.part = other;
+                state.role = other;
                 Err(ConnectError::NotConnected)
             }
         }
     }
 
     fn failed(self: &Arc<Self>, error: ConnectError) {
-        let happened = match error {
-            ConnectError::Refused { private_data } => Happened::Rejected { private_data },
-            ConnectError::TimedOut | ConnectError::Unreachable(_) => Happened::Unreachable,
-            // That is an event of its own.
+        let kind = match error {
+            ConnectError::Refused { private_data } => ChannelEventKind::Rejected { private_data },
+            ConnectError::TimedOut | ConnectError::Unreachable(_) => ChannelEventKind::Unreachable,
+            // The removal is an event of its own.
             ConnectError::Verb(VerbError::DeviceRemoved) => return,
-            error => Happened::ConnectError(error),
+            error => ChannelEventKind::ConnectError(error),
         };
-        self.post(happened, None);
+        self.post(kind, None);
     }
 
-    fn post(self: &Arc<Self>, happened: Happened, request: Option<Identifier>) {
+    fn post(self: &Arc<Self>, kind: ChannelEventKind, request: Option<Identifier>) {
         let queued = Queued {
             of: Arc::clone(self),
-            happened,
+            kind,
             request,
         };
         self.queue(queued, false);
@@ -518,7 +519,7 @@ impl Inner {
         }
     }
 
-    /// Ends when no event is with the program.
+    /// Completes when the program holds no event.
     fn when_acknowledged(
         self: &Arc<Self>,
         mut state: MutexGuard<'_, State>,
@@ -530,7 +531,7 @@ impl Inner {
         started
     }
 
-    /// Where no event is with the program, whoever waits for that goes on.
+    /// If the program holds no event, completes the calls that wait for that.
     fn acknowledged(&self) {
         let mut state = self.lock();
         if self.unacknowledged.load(Ordering::Acquire) > 0 {
@@ -560,13 +561,13 @@ impl Inner {
     fn give_up(self: &Arc<Self>) {
         let mut state = self.lock();
         state.is_destroyed = true;
-        let part = std::mem::replace(&mut state.part, Part::Nothing);
+        let role = std::mem::replace(&mut state.role, Role::Unused);
         let moves = state.moves.take();
         let removal = state.removal.take();
         let channel = Arc::clone(&state.channel);
         drop(state);
         let waiting = channel.withdraw(self);
-        drop((part, moves, waiting));
+        drop((role, moves, waiting));
         if let Some(removal) = removal {
             removal.complete(Ok(()));
         }

@@ -1,13 +1,16 @@
-//! Requests about connections and their queue pairs: one request, several phases.
+//! Connecting, accepting and disconnecting: each call runs in several phases.
 //!
-//! A connection keeps no queue pair and a queue pair no connection. A request takes the identity of a queue pair, and
-//! each phase looks it up again. No thread waits: a phase begins in the handler of the one before.
+//! A connection does not own its queue pair, nor the queue pair its connection. A call remembers the queue pair's identity, and
+//! each phase looks the queue pair up again. No thread waits: a phase begins in the completion handler of the one before.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::provider::backend::{
+    Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Sink, Token,
+};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -17,25 +20,21 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
+use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::ib;
 use crate::in_process::InProcess;
 use crate::mpa;
-use crate::waiting::{Asked, RemovalWatch, Waiting};
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{
-    Backend, BringUp, ListenSink, Offer, PrivateDataLimits, Sink, Token, Told,
-};
 
-/// Reads that an end serves and has outstanding, from its own point of view.
+/// How many RDMA Reads and atomics one side has at one time, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadLimits {
-    /// Served at one time.
+    /// Incoming ones that it serves (responder resources, IRD).
     pub inbound: u8,
-    /// Outstanding at one time.
+    /// Outgoing ones that are outstanding (initiator depth, ORD).
     pub outbound: u8,
 }
 
-/// What an end wants of a connection.
+/// Options of one side of a connection.
 ///
 /// ```
 /// use polyverbs::{Access, ConnectOptions, connection::ConnectionOptions};
@@ -51,7 +50,7 @@ pub struct ConnectionOptions {
     reads: ReadLimits,
     private_data: Vec<u8>,
     source_port: u16,
-    /// Where the program brings the queue pair up.
+    /// Set where the program modifies the queue pair itself.
     takes_psn: Option<Psn>,
 }
 
@@ -72,38 +71,38 @@ impl Default for ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// 16 reads each way, no private data, no rights for the peer.
+    /// 16 reads each way, no private data, no access for the peer.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Attributes of the queue pair, [what the peer may do](ConnectOptions::access) among them.
+    /// Attributes of the queue pair, such as the [access](ConnectOptions::access) that the peer has.
     pub fn qp(mut self, qp: ConnectOptions) -> Self {
         self.qp = qp;
         self
     }
 
-    /// Reads each way: more than the device has, or the peer offers, is no error and is not had.
+    /// Most reads each way; reduced to what the device has and the peer offers.
     pub fn reads(mut self, inbound: u8, outbound: u8) -> Self {
         self.reads = ReadLimits { inbound, outbound };
         self
     }
 
-    /// What the peer is told: as much as [`Connector::max_private_data`] says.
+    /// Private data for the peer, of at most [`Connector::max_private_data`].
     pub fn private_data(mut self, private_data: &[u8]) -> Self {
         self.private_data = private_data.to_vec();
         self
     }
 
-    /// The port that who connects says to have, where the transport has it said; one is assigned unless set.
+    /// Source port of the active side, on transports that report one; by default one is assigned.
     pub const fn source_port(mut self, port: u16) -> Self {
         self.source_port = port;
         self
     }
 
-    /// The program brings the queue pair up by itself, as [`Accepted::steps`] and [`Incoming::steps`] tell, before it
-    /// completes or accepts; its states are not touched. `psn` is the number of the first packet that it takes, or in one
-    /// process sends, as the steps have it. Not over streams.
+    /// The program modifies the queue pair itself, by [`Accepted::steps`] or [`Incoming::steps`], before it completes or accepts.
+    /// `psn` is the PSN at which the peer is to begin (within one process, at which this side begins), as in the steps. Not on
+    /// iWARP.
     pub const fn brought_up_by_program(mut self, psn: Psn) -> Self {
         self.takes_psn = Some(psn);
         self
@@ -122,7 +121,7 @@ impl ConnectionOptions {
 /// let connector = Connector::of(&device)?;
 /// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
 ///
-/// // One end asks, the other agrees, the first completes. In one process neither waits before both have begun.
+/// // One side connects, the other accepts, the first completes. In one process both have to begin before either waits.
 /// let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
 /// let incoming = listener.next().wait()?;
 /// let agreed = incoming.accept(&device, &far, ConnectionOptions::new());
@@ -133,22 +132,22 @@ impl ConnectionOptions {
 #[derive(Clone)]
 pub struct Connector {
     backend: Arc<dyn Backend>,
-    /// The device's, where the connector is made for one.
+    /// The device that the connector was made for, if any.
     context: Option<Context>,
-    arrival: Arrival,
+    padding: Padding,
 }
 
-/// What becomes of private data that has come.
+/// Whether received private data are padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arrival {
-    /// Zeros behind it, up to the length that InfiniBand's messages have.
+enum Padding {
+    /// With zeros, to the length of InfiniBand's messages.
     Padded,
-    /// As the transport has it.
+    /// As the transport delivers them.
     AsSent,
 }
 
-impl Arrival {
-    fn padded(self, private_data: &mut Vec<u8>, length: usize) {
+impl Padding {
+    fn pad(self, private_data: &mut Vec<u8>, length: usize) {
         if self == Self::Padded && private_data.len() < length {
             private_data.resize(length, 0);
         }
@@ -156,12 +155,11 @@ impl Arrival {
 }
 
 impl Connector {
-    /// For a device, whichever transport it has: InfiniBand's connection manager or MPA over an IP network, what its provider
-    /// makes connections with, and where nothing leaves the process, a network of that device's own on which any address may
-    /// be listened at.
+    /// For a device: over InfiniBand's connection manager or MPA on an IP network, or over whatever its provider has. A device
+    /// that reaches only itself has a network of its own, on which a program may listen at any address.
     ///
     /// # Errors
-    /// The device makes no connections, or in a way that is not known here.
+    /// The device supports no connections, or none that this crate knows.
     pub fn of(context: &Context) -> Result<Self, ConnectError> {
         let backend: Arc<dyn Backend> = match context.carrier() {
             Some(Carrier::Datagrams(port)) => ib::Agent::of(&port)?,
@@ -176,29 +174,29 @@ impl Connector {
         })
     }
 
-    /// Over this transport.
+    /// Over this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
             context: None,
-            arrival: Arrival::Padded,
+            padding: Padding::Padded,
         }
     }
 
-    /// How many bytes of private data each message of a connection takes: `connect`, `accept` and `reject` refuse more, with
-    /// [`ConnectError::PrivateData`]. What [`PrivateDataLimits::INFINIBAND`] allows with these three fits on every transport.
+    /// How many bytes of private data each message of a connection has room for: `connect`, `accept` and `reject` refuse more,
+    /// with [`ConnectError::PrivateData`]. What [`PrivateDataLimits::INFINIBAND`] allows for these three fits on every transport.
     pub fn max_private_data(&self) -> PrivateDataLimits {
         self.backend.private_data()
     }
 
-    /// Private data of peers is as the transport has it: padded with zeros by InfiniBand's messages, exact with iWARP's.
-    /// Otherwise it is padded with either, because a program that relies on a length works with one of them only.
+    /// Delivers the peer's private data as the transport does: padded with zeros on InfiniBand, of exact length on iWARP. By
+    /// default they are padded on both, so that no program relies on a length that only one transport keeps.
     pub const fn with_private_data_as_sent(mut self) -> Self {
-        self.arrival = Arrival::AsSent;
+        self.padding = Padding::AsSent;
         self
     }
 
-    pub(crate) fn watch<T: Asked>(&self, waiting: &Arc<Waiting<T>>) -> RemovalWatch {
+    pub(crate) fn watch<T: QueuedRequest>(&self, waiting: &Arc<Backlog<T>>) -> RemovalWatch {
         RemovalWatch::new(self.context.as_ref(), waiting)
     }
 
@@ -206,16 +204,15 @@ impl Connector {
         &self.backend
     }
 
-    /// Takes requests for an address; port 0 has one assigned. With `backlog` requests waiting, others are refused;
-    /// 0 for no limit.
+    /// Listens at an address; for port 0 one is assigned. Once `backlog` requests wait, further ones are refused; 0 for no limit.
     ///
     /// # Errors
     /// The address is in use.
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
             backend: Arc::clone(&self.backend),
-            arrival: self.arrival,
-            waiting: Waiting::new(backlog),
+            padding: self.padding,
+            waiting: Backlog::new(backlog),
         });
         let at = self
             .backend
@@ -228,8 +225,8 @@ impl Connector {
         })
     }
 
-    /// Asks for a connection. Ends when the peer has accepted; the queue pair is not touched before
-    /// [`Accepted::complete`], so that one that was refused can be used again.
+    /// Requests a connection. Completes when the peer has accepted. The queue pair is not modified before
+    /// [`Accepted::complete`]: after a refusal it can be used again.
     pub fn connect(
         &self,
         context: &Context,
@@ -249,22 +246,22 @@ impl Connector {
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
-        let side = Side::new(&self.backend, self.arrival);
+        let side = Side::new(&self.backend, self.padding);
         let of = Arc::clone(&side);
         side.lock().early = Some(VecDeque::new());
-        side.wait_for(Box::new(move |told| {
-            let Some(told) = request.unless(told) else {
+        side.wait_for(Box::new(move |event| {
+            let Some(event) = request.or_cancel(event) else {
                 return;
             };
-            let outcome = match told {
-                Told::Accepted(peer) => {
+            let outcome = match event {
+                CmEvent::Accepted(peer) => {
                     let (endpoint, options) = numbered(qp_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
                     let mut accepted = Accepted::new(of, target, options, reads, peer);
                     accepted.brings_up = brings_up;
                     Ok(accepted)
                 }
-                told => Err(refusal(told)),
+                other => Err(refusal(other)),
             };
             request.end(outcome);
         }));
@@ -302,7 +299,7 @@ fn offer(
             return Err(VerbError::UnsupportedHere(what.to_owned()).into());
         }
         Some(psn) => endpoint.sq_psn = psn,
-        // Receives may have been posted already, which INIT takes.
+        // INIT is allowed: receives may have been posted there.
         None if !matches!(qp.query()?.state, QpState::Reset | QpState::Init) => {
             return Err(ConnectError::Connected);
         }
@@ -330,7 +327,7 @@ fn offer(
 
 fn clamped(reads: ReadLimits, context: &Context, qp_type: QpType, half: Half) -> ReadLimits {
     let limits = context.limits();
-    // Without acknowledges nothing is sent again, and nothing read.
+    // Unreliable connections have no reads.
     let is_reliable = qp_type == QpType::Rc;
     let clamp = |wanted: u8, limit: u32, other: Half| match is_reliable && half != other {
         true => u32::from(wanted).min(limit) as u8,
@@ -342,17 +339,17 @@ fn clamped(reads: ReadLimits, context: &Context, qp_type: QpType, half: Half) ->
     }
 }
 
-// A queue pair that only answers is asked for.
+// A queue pair that is only a responder (an XRC target) cannot be the active side.
 fn asking(offer: Offer) -> Result<Offer, ConnectError> {
     match offer.half {
         Half::Responder => {
-            Err(VerbError::argument("qp", "it only answers, and does not connect").into())
+            Err(VerbError::argument("qp", "a responder only, which cannot connect").into())
         }
         Half::Both | Half::Requester => Ok(offer),
     }
 }
 
-// What only asks is answered by what only answers, and each service by its own.
+// A requester connects to a responder (XRC), and each service to its own.
 fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
     if own.qp_type != peer.qp_type {
         let why = ArgumentReason::PeerService(peer.qp_type);
@@ -360,13 +357,13 @@ fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
     }
     let why = match (peer.half, own.half) {
         (Half::Requester, Half::Responder) | (Half::Both, Half::Both) => return Ok(()),
-        (Half::Requester, _) => "the peer asks for one that only answers",
-        _ => "the peer asks for one that sends as well",
+        (Half::Requester, _) => "the peer wants a queue pair that is only a responder",
+        _ => "the peer wants a queue pair that sends as well",
     };
     Err(VerbError::argument("qp", why).into())
 }
 
-// What packets there are: none on a stream.
+// iWARP has no path MTU.
 fn path_mtu(context: &Context, options: &ConnectOptions) -> Result<Option<Mtu>, ConnectError> {
     if context.attributes().transport == Transport::Iwarp {
         return Ok(None);
@@ -380,8 +377,8 @@ fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
-/// What the queue pair is brought up with. Where the peer has said what it takes, it has been told what this one takes;
-/// elsewhere each says what it sends.
+/// The PSNs with which the queue pair is brought up. On some backends each side names the PSN that it expects, on others the
+/// one that it sends.
 fn numbered(options: ConnectOptions, own_psn: Psn, peer: &Offer) -> (QpEndpoint, ConnectOptions) {
     let Some(psn) = peer.takes_psn else {
         return (peer.endpoint, options.sq_psn(own_psn));
@@ -415,7 +412,7 @@ fn limits_of(offer: &Offer) -> ReadLimits {
     }
 }
 
-/// What is agreed on: nobody starts more than the other serves.
+/// The limits that both sides agree on: neither starts more reads than the other serves.
 fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
     ReadLimits {
         inbound: own.inbound.min(peer.outbound_reads),
@@ -423,16 +420,16 @@ fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
     }
 }
 
-fn refusal(told: Told) -> ConnectError {
-    match told {
-        Told::Rejected(private_data) => ConnectError::Refused { private_data },
-        Told::TimedOut => ConnectError::TimedOut,
-        Told::Failed(error) => error,
+fn refusal(event: CmEvent) -> ConnectError {
+    match event {
+        CmEvent::Rejected(private_data) => ConnectError::Refused { private_data },
+        CmEvent::TimedOut => ConnectError::TimedOut,
+        CmEvent::Failed(error) => error,
         _ => ConnectError::Aborted,
     }
 }
 
-/// A queue pair by its identity.
+/// The identity of a queue pair.
 #[derive(Clone)]
 struct Target {
     context: Context,
@@ -447,14 +444,14 @@ impl Target {
         }
     }
 
-    /// The queue pair, as of now.
+    /// The queue pair, if it still exists.
     fn find(&self) -> Result<Qp, ConnectError> {
         let gone = || VerbError::InvalidHandle(ObjectKind::Qp);
         let found = self.context.find_qp(self.id).ok_or_else(gone);
         found.map_err(ConnectError::in_queue_pair)
     }
 
-    /// The way to be ready that `side` has for it.
+    /// Brings the queue pair to RTS, or leaves that to the backend.
     fn bring_up(
         &self,
         side: &Side,
@@ -472,7 +469,7 @@ impl Target {
         })
     }
 
-    /// Ends a stream in good order that no carrier has ended: between queue pairs of one process.
+    /// Closes gracefully a stream between queue pairs of one process, which no carrier closes.
     fn close(&self) -> Option<Started<()>> {
         let attributes = self.context.attributes();
         let is_in_process = matches!(self.context.carrier(), Some(Carrier::InProcess));
@@ -484,7 +481,7 @@ impl Target {
         is_ready.then(|| qp.modify(QpAttributes::new().qp_state(QpState::Sqd)))
     }
 
-    /// Flushes it, where it is there still; nobody waits for it.
+    /// Flushes the queue pair if it still exists, and does not wait for it.
     fn flush_unasked(&self) {
         if let Ok(flushed) = self.flush() {
             flushed.on_done(|_| {});
@@ -502,13 +499,13 @@ impl Target {
     }
 }
 
-/// A request under way. Its first outcome counts; the removal of the device is one.
+/// A call under way. Its first outcome counts; the removal of the device is one.
 pub(crate) struct Request<T> {
     completer: Completer<T, ConnectError>,
     pending: Mutex<Option<Pending>>,
 }
 
-/// What a request holds as long as it is under way.
+/// What a call keeps as long as it is under way.
 struct Pending {
     guard: Outcome<()>,
     context: Context,
@@ -544,7 +541,7 @@ impl<T: Send + 'static> Request<T> {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let outcome = match &pending {
-            // What a device takes with it when it goes may be told before the device is.
+            // The failures that the removal of a device causes may be reported before the removal.
             Some(pending) if outcome.is_err() && is_removed(&pending.context) => {
                 Err(VerbError::DeviceRemoved.into())
             }
@@ -556,12 +553,12 @@ impl<T: Send + 'static> Request<T> {
         }
     }
 
-    /// What was told, unless the other has given up: then the request ends.
-    fn unless(&self, told: Option<Told>) -> Option<Told> {
-        if told.is_none() {
+    /// The event; without one the call was replaced by another, and ends as canceled.
+    fn or_cancel(&self, event: Option<CmEvent>) -> Option<CmEvent> {
+        if event.is_none() {
             self.end(Err(VerbError::Canceled.into()));
         }
-        told
+        event
     }
 }
 
@@ -569,33 +566,33 @@ fn is_removed(context: &Context) -> bool {
     context.query_port(1) == Err(VerbError::DeviceRemoved)
 }
 
-type Waiter = Box<dyn FnOnce(Option<Told>) + Send>;
+type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 
 /// One end of a connection.
 struct Side {
     backend: Arc<dyn Backend>,
-    arrival: Arrival,
+    padding: Padding,
     state: Mutex<SideState>,
 }
 
 #[derive(Default)]
 struct SideState {
     token: Option<Token>,
-    /// What is told before the token is known.
-    early: Option<VecDeque<Told>>,
+    /// Events from before the token is known.
+    early: Option<VecDeque<CmEvent>>,
     waiter: Option<Waiter>,
     watchers: Vec<Completer<(), ConnectError>>,
     is_over: bool,
-    /// The same for what lingers of it.
-    late_watchers: Vec<Completer<(), ConnectError>>,
-    has_lingered: bool,
+    /// Those that wait for the end of TIMEWAIT.
+    timewait_watchers: Vec<Completer<(), ConnectError>>,
+    timewait_is_over: bool,
 }
 
 impl Side {
-    fn new(backend: &Arc<dyn Backend>, arrival: Arrival) -> Arc<Self> {
+    fn new(backend: &Arc<dyn Backend>, padding: Padding) -> Arc<Self> {
         Arc::new(Self {
             backend: Arc::clone(backend),
-            arrival,
+            padding,
             state: Mutex::default(),
         })
     }
@@ -608,17 +605,17 @@ impl Side {
         self.lock().token = Some(token);
     }
 
-    /// The backend has begun to ask, and may have been faster than this: what it has told counts from now on.
+    /// The backend has begun to connect, and may have reported events already: handles them now.
     fn begun(&self, token: Token) {
         self.set_token(token);
         loop {
             let mut state = self.lock();
-            let Some(told) = state.early.as_mut().and_then(VecDeque::pop_front) else {
+            let Some(event) = state.early.as_mut().and_then(VecDeque::pop_front) else {
                 state.early = None;
                 return;
             };
             drop(state);
-            self.take(told);
+            self.handle(event);
         }
     }
 
@@ -626,7 +623,7 @@ impl Side {
         self.lock().token.ok_or(ConnectError::NotConnected)
     }
 
-    /// The steps of a program that brings its queue pair up by itself.
+    /// The steps of a program that modifies its queue pair itself.
     fn steps(&self, planned: [QpAttributes; 3]) -> Result<[QpAttributes; 3], ConnectError> {
         match self.backend.bring_up(self.token()?, planned)? {
             BringUp::Steps(steps) => Ok(*steps),
@@ -654,35 +651,35 @@ impl Side {
 }
 
 impl Sink for Side {
-    fn told(&self, what: Told) {
+    fn event(&self, event: CmEvent) {
         if let Some(early) = &mut self.lock().early {
-            early.push_back(what);
+            early.push_back(event);
             return;
         }
-        self.take(what);
+        self.handle(event);
     }
 }
 
 impl Side {
-    fn take(&self, mut what: Told) {
+    fn handle(&self, mut event: CmEvent) {
         let limits = PrivateDataLimits::INFINIBAND;
-        match &mut what {
-            Told::Accepted(peer) => self.arrival.padded(&mut peer.private_data, limits.accept),
-            // Where nobody listens, nobody has said anything.
-            Told::Rejected(said) if !said.is_empty() => self.arrival.padded(said, limits.reject),
+        match &mut event {
+            CmEvent::Accepted(peer) => self.padding.pad(&mut peer.private_data, limits.accept),
+            // Where nobody listens there are no private data.
+            CmEvent::Rejected(said) if !said.is_empty() => self.padding.pad(said, limits.reject),
             _ => {}
         }
-        let is_last = what == Told::Lingered;
-        let is_end = !matches!(what, Told::Accepted(_) | Told::Completed) && !is_last;
+        let is_last = event == CmEvent::TimewaitExit;
+        let is_end = !matches!(event, CmEvent::Accepted(_) | CmEvent::Completed) && !is_last;
         let mut state = self.lock();
         state.is_over |= is_end;
-        state.has_lingered |= is_last || is_end && !self.backend.lingers();
+        state.timewait_is_over |= is_last || is_end && !self.backend.has_timewait();
         let mut watchers = Vec::new();
         if state.is_over {
             watchers.append(&mut state.watchers);
         }
-        if state.has_lingered {
-            watchers.append(&mut state.late_watchers);
+        if state.timewait_is_over {
+            watchers.append(&mut state.timewait_watchers);
         }
         let waiter = (!is_last).then(|| state.waiter.take()).flatten();
         drop(state);
@@ -690,12 +687,12 @@ impl Side {
             watcher.complete(Ok(()));
         }
         if let Some(waiter) = waiter {
-            waiter(Some(what));
+            waiter(Some(event));
         }
     }
 }
 
-/// The peer has accepted; the active side has not completed yet. Dropped, the connection is given up.
+/// A connection that the peer has accepted, and that the active side still has to complete. Dropping it aborts the connection.
 ///
 /// ```
 /// use polyverbs::connection::{ConnectionOptions, Connector};
@@ -742,7 +739,7 @@ impl Accepted {
         }
     }
 
-    /// How a program brings the queue pair up that does it itself: to INIT, to RTR and to RTS.
+    /// The attributes with which a program that does so itself modifies the queue pair to INIT, RTR and RTS.
     ///
     /// # Errors
     /// The device was removed.
@@ -758,31 +755,31 @@ impl Accepted {
         self.peer.endpoint.qp_num
     }
 
-    /// What the peer said when it accepted, with zeros behind it up to at least 196 bytes.
+    /// The peer's private data, padded with zeros to at least 196 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
 
-    /// Copies what the peer said, and answers how long it is.
+    /// Copies the peer's private data, and returns their length.
     ///
     /// # Errors
-    /// [`ConnectError::PrivateData`] where the buffer is shorter: it has been filled all the same.
+    /// [`ConnectError::PrivateData`] where the buffer is too short; it is filled all the same.
     pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
         copied(&self.peer.private_data, into)
     }
 
-    /// Reads each way, from this side's point of view.
+    /// The agreed read limits, from this side's point of view.
     pub const fn reads(&self) -> ReadLimits {
         self.reads
     }
 
-    /// Retries of a packet that meets no receive at the peer, as it asks for; `None` where it says nothing of that.
+    /// The RNR retry count that the peer asks for; `None` where the transport does not carry it.
     pub const fn offered_rnr_retry(&self) -> Option<u8> {
         self.peer.rnr_retry
     }
 
-    /// Brings the queue pair up, then tells the peer. One that has given up meanwhile ends it as
-    /// [`ConnectError::Aborted`]: before the queue pair is touched, or else with the queue pair flushed.
+    /// Brings the queue pair to RTS, then tells the peer. If the peer has given up meanwhile, this fails with
+    /// [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
         let Some(side) = self.side.take() else {
             return Started::ready(Err(ConnectError::NotConnected));
@@ -792,8 +789,8 @@ impl Accepted {
             return Started::ready(Err(ConnectError::Aborted));
         }
         if !self.brings_up {
-            let told = side.token().map(|token| side.backend.complete(token));
-            return Started::ready(settle(side, told));
+            let done = side.token().map(|token| side.backend.complete(token));
+            return Started::ready(settle(side, done));
         }
         let (started, request) = begin(&self.target.context);
         let target = self.target.clone();
@@ -802,18 +799,18 @@ impl Accepted {
             .bring_up(&side, &self.peer.endpoint, self.options)
         {
             Ok(up) => up.on_done(move |up| {
-                // First: a queue pair whose peer has gone may be in ERR already, and not come up for that.
-                let told = if side.is_over() {
+                // Checked first: if the peer is gone the queue pair may be in ERR already, and fail to come up for that.
+                let done = if side.is_over() {
                     target.flush_unasked();
                     Err(ConnectError::Aborted)
                 } else {
-                    let done = up.map_err(ConnectError::in_queue_pair);
-                    done.and_then(|()| {
+                    let up = up.map_err(ConnectError::in_queue_pair);
+                    up.and_then(|()| {
                         side.backend.complete(side.token()?);
                         Ok(())
                     })
                 };
-                request.end(settle(side, told));
+                request.end(settle(side, done));
             }),
             Err(error) => {
                 side.forget();
@@ -823,10 +820,10 @@ impl Accepted {
         started
     }
 
-    /// Does not want it after all: the peer's accept ends with this.
+    /// Rejects the connection after all: the peer's accept fails.
     ///
     /// # Errors
-    /// Too much private data: then the connection is given up without it.
+    /// Too much private data: the connection is aborted without them.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
         let Some(side) = self.side.take() else {
             return Err(ConnectError::NotConnected);
@@ -851,7 +848,7 @@ fn with_reads(options: ConnectOptions, reads: ReadLimits) -> ConnectOptions {
         .max_dest_rd_atomic(reads.inbound)
 }
 
-/// A connection, where all went well; else the peer is told that there is none.
+/// The connection on success; otherwise tells the peer that there is none.
 fn settle(side: Arc<Side>, outcome: Result<(), ConnectError>) -> Result<Connection, ConnectError> {
     match outcome {
         Ok(()) => Ok(Connection { side }),
@@ -870,7 +867,7 @@ impl Drop for Accepted {
     }
 }
 
-/// Takes requests. Dropped, it takes no more, and those that wait are refused.
+/// Listens for connection requests. Dropping it stops that, and refuses the requests that wait.
 ///
 /// ```
 /// use polyverbs::connection::{ConnectionOptions, Connector};
@@ -904,18 +901,18 @@ pub struct Listener {
 
 struct IncomingQueue {
     backend: Arc<dyn Backend>,
-    arrival: Arrival,
-    waiting: Arc<Waiting<Incoming>>,
+    padding: Padding,
+    waiting: Arc<Backlog<Incoming>>,
 }
 
 impl Listener {
-    /// Where it listens.
+    /// The address at which it listens.
     pub const fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// The next request. Dropped before somebody has it, it is the next one still. Ends with
-    /// [`VerbError::DeviceRemoved`] where the device has gone that the connector was made for.
+    /// The next request. If the result is dropped unclaimed the request stays in the queue. Fails with
+    /// [`VerbError::DeviceRemoved`] when the connector's device was removed.
     pub fn next(&self) -> Started<Incoming, ConnectError> {
         self.queue.waiting.next()
     }
@@ -931,8 +928,8 @@ impl Drop for Listener {
 impl ListenSink<Offer> for IncomingQueue {
     fn asked(&self, token: Token, mut offer: Offer) {
         let length = PrivateDataLimits::INFINIBAND.connect;
-        self.arrival.padded(&mut offer.private_data, length);
-        let side = Side::new(&self.backend, self.arrival);
+        self.padding.pad(&mut offer.private_data, length);
+        let side = Side::new(&self.backend, self.padding);
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
@@ -946,35 +943,35 @@ impl ListenSink<Offer> for IncomingQueue {
     }
 }
 
-impl Asked for Incoming {
+impl QueuedRequest for Incoming {
     fn token(&self) -> Option<Token> {
         self.side.as_ref().and_then(|side| side.token().ok())
     }
 }
 
-/// A request that has come. Dropped, it is refused.
+/// An incoming connection request. Dropping it refuses it.
 pub struct Incoming {
     side: Option<Arc<Side>>,
     peer: Offer,
-    /// The requests of the same listener.
-    others: Weak<Waiting<Self>>,
+    /// The backlog of its listener.
+    others: Weak<Backlog<Self>>,
 }
 
 impl Incoming {
-    /// What the peer said when it asked, with zeros behind it up to at least 56 bytes.
+    /// The peer's private data, padded with zeros to at least 56 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
 
-    /// Copies what who asks said, and answers how long it is.
+    /// Copies the peer's private data, and returns their length.
     ///
     /// # Errors
-    /// [`ConnectError::PrivateData`] where the buffer is shorter: it has been filled all the same.
+    /// [`ConnectError::PrivateData`] where the buffer is too short; it is filled all the same.
     pub fn copy_private_data(&self, into: &mut [u8]) -> Result<usize, ConnectError> {
         copied(&self.peer.private_data, into)
     }
 
-    /// Who asks, where the network tells.
+    /// The peer's address, where the network reports it.
     pub const fn from(&self) -> Option<SocketAddr> {
         self.peer.from
     }
@@ -984,8 +981,8 @@ impl Incoming {
         self.peer.endpoint.qp_num
     }
 
-    /// How a program brings a queue pair up that does it itself, with the options that it accepts with: to INIT, to RTR
-    /// and to RTS.
+    /// The attributes with which a program that does so itself modifies a queue pair to INIT, RTR and RTS, for the options with
+    /// which it is going to accept.
     ///
     /// # Errors
     /// The device was removed.
@@ -1003,7 +1000,7 @@ impl Incoming {
         side.steps(options.reliable_steps(context, &endpoint)?)
     }
 
-    /// Reads that the peer offers, from this side's point of view: what it serves, this side may start.
+    /// The peer's read limits, from this side's point of view: this side may start the reads that the peer serves.
     pub const fn offered_reads(&self) -> ReadLimits {
         ReadLimits {
             inbound: self.peer.outbound_reads,
@@ -1011,20 +1008,20 @@ impl Incoming {
         }
     }
 
-    /// Retries after a timeout or a sequence error that the peer asks for; `None` where it says nothing of that.
+    /// The peer's retry count; `None` where the transport does not carry it.
     pub const fn offered_retry_cnt(&self) -> Option<u8> {
         self.peer.retry_cnt
     }
 
-    /// Retries of a packet that meets no receive at the peer, as it asks for; `None` where it says nothing of that.
+    /// The RNR retry count that the peer asks for; `None` where the transport does not carry it.
     pub const fn offered_rnr_retry(&self) -> Option<u8> {
         self.peer.rnr_retry
     }
 
-    /// Refuses.
+    /// Refuses the request.
     ///
     /// # Errors
-    /// Too much private data: then it is refused without.
+    /// Too much private data: the request is refused without them.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
         let Some(side) = self.side.take() else {
             return Err(ConnectError::NotConnected);
@@ -1036,9 +1033,9 @@ impl Incoming {
         reject(&side, private_data)
     }
 
-    /// Brings the queue pair up and accepts. Ends when the other side has completed.
+    /// Brings the queue pair to RTS and accepts. Completes when the peer has completed.
     ///
-    /// A queue pair whose accept failed has to be reset before it is used again.
+    /// If this fails, reset the queue pair before it is used again.
     pub fn accept(
         mut self,
         context: &Context,
@@ -1084,10 +1081,10 @@ impl Incoming {
             side,
             target,
             request,
-            both: Arc::new(Mutex::new(Both::default())),
+            progress: Arc::new(Mutex::new(AcceptProgress::default())),
             brings_up: options.takes_psn.is_none(),
         };
-        // A stream needs both ends: the queue pair comes up while the other one does.
+        // A stream needs both sides: the queue pair comes up while the peer's does.
         let is_stream = context.attributes().transport == Transport::Iwarp;
         let options = with_path_mtu(with_reads(options.qp, reads), &self.peer);
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
@@ -1097,12 +1094,11 @@ impl Incoming {
 }
 
 impl Incoming {
-    /// Accepts, and calls `then` when the other side has completed. A peer that has completed may ask for another
-    /// connection at once: the listener does not hand that request out before `then` is in place, so that programs hear
-    /// of the two in the order in which they happened.
+    /// Accepts, and calls `then` when the peer has completed. A peer that has completed may request another connection at once:
+    /// the listener holds that request back until `then` is in place, so that the program sees both in order.
     ///
     /// # Errors
-    /// What is known to have failed at once; `then` is not called.
+    /// The accept has failed already; `then` is not called.
     pub fn accept_then(
         self,
         context: &Context,
@@ -1129,9 +1125,9 @@ impl Drop for Incoming {
     }
 }
 
-/// What an accept waits for: its queue pair, and the other side.
+/// Which of the two things that an accept waits for have happened: the queue pair is up, the peer has completed.
 #[derive(Default)]
-struct Both {
+struct AcceptProgress {
     queue_pair: bool,
     peer: bool,
 }
@@ -1141,14 +1137,14 @@ struct Accept {
     side: Arc<Side>,
     target: Target,
     request: Arc<Request<Connection>>,
-    both: Arc<Mutex<Both>>,
+    progress: Arc<Mutex<AcceptProgress>>,
     brings_up: bool,
 }
 
 impl Accept {
     fn begin(self, peer: &QpEndpoint, options: ConnectOptions, own: Offer, is_stream: bool) {
         if !self.brings_up {
-            self.reached(|both| both.queue_pair = true);
+            self.reached(|progress| progress.queue_pair = true);
             return self.send(own);
         }
         if self.side.backend.needs_init() {
@@ -1168,7 +1164,7 @@ impl Accept {
             let this = self.clone();
             self.send(own);
             up.on_done(move |up| match up {
-                Ok(()) => this.reached(|both| both.queue_pair = true),
+                Ok(()) => this.reached(|progress| progress.queue_pair = true),
                 Err(error) => this.fail(ConnectError::in_queue_pair(error)),
             });
             return;
@@ -1176,11 +1172,11 @@ impl Accept {
         up.on_done(move |up| self.send_when(up, own));
     }
 
-    /// Sends what is agreed to, where the queue pair is what it has to be.
+    /// Sends the answer once the queue pair is up.
     fn send_when(&self, done: Result<(), VerbError>, own: Offer) {
         match done {
             Ok(()) => {
-                self.reached(|both| both.queue_pair = true);
+                self.reached(|progress| progress.queue_pair = true);
                 self.send(own);
             }
             Err(error) => self.fail(ConnectError::in_queue_pair(error)),
@@ -1189,14 +1185,16 @@ impl Accept {
 
     fn send(&self, own: Offer) {
         let this = self.clone();
-        self.side.wait_for(Box::new(move |told| {
-            let Some(told) = this.request.unless(told) else {
+        self.side.wait_for(Box::new(move |event| {
+            let Some(event) = this.request.or_cancel(event) else {
                 return;
             };
-            match told {
-                // Who ends a connection has completed it, even if that was not heard.
-                Told::Completed | Told::Disconnected => this.reached(|both| both.peer = true),
-                told => this.end_queue_pair(refusal(told)),
+            match event {
+                // A peer that disconnects has completed before, even if that message was lost.
+                CmEvent::Completed | CmEvent::Disconnected => {
+                    this.reached(|progress| progress.peer = true)
+                }
+                other => this.end_queue_pair(refusal(other)),
             }
         }));
         let token = self.side.token();
@@ -1208,15 +1206,15 @@ impl Accept {
         }
     }
 
-    fn reached(&self, what: impl FnOnce(&mut Both)) {
-        let mut both = self.both.lock().unwrap_or_else(PoisonError::into_inner);
-        what(&mut both);
-        let is_done = both.queue_pair && both.peer;
-        drop(both);
+    fn reached(&self, update: impl FnOnce(&mut AcceptProgress)) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        update(&mut progress);
+        let is_done = progress.queue_pair && progress.peer;
+        drop(progress);
         if !is_done {
             return;
         }
-        // It may have gone while the other side took its time.
+        // The queue pair may have been destroyed meanwhile.
         let found = self.target.find().map(|_| ());
         self.request.end(settle(Arc::clone(&self.side), found));
     }
@@ -1226,7 +1224,7 @@ impl Accept {
         self.request.end(Err(error));
     }
 
-    /// There will be no connection, and the queue pair is up already.
+    /// The accept has failed, and the queue pair is up already.
     fn end_queue_pair(&self, error: ConnectError) {
         if self.brings_up {
             self.target.flush_unasked();
@@ -1235,7 +1233,7 @@ impl Accept {
     }
 }
 
-// What ends when `watchers` are told, or has already.
+// Completes with the other `watchers`, or at once if it `has_been`.
 fn watch(
     has_been: bool,
     watchers: &mut Vec<Completer<(), ConnectError>>,
@@ -1248,7 +1246,7 @@ fn watch(
     started
 }
 
-/// A connection. Dropped, the peer is told that it has ended; the queue pair is not touched.
+/// An established connection. Dropping it disconnects; the queue pair is not modified.
 ///
 /// ```
 /// # use polyverbs::connection::{ConnectionOptions, Connector};
@@ -1263,10 +1261,10 @@ fn watch(
 /// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
 /// # let near_end = asked.wait()?.complete().wait()?;
 /// # let far_end = agreed.wait()?;
-/// let ended = near_end.disconnected(); // by whichever side
+/// let ended = near_end.disconnected(); // by either side
 /// far_end.disconnect(&device, &far).wait()?;
 /// ended.wait()?;
-/// near_end.disconnect(&device, &near).wait()?; // nothing to tell: flushes the queue pair
+/// near_end.disconnect(&device, &near).wait()?; // disconnected already: flushes the queue pair
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Connection {
@@ -1274,7 +1272,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Ends when the connection has, from either side. The queue pair is not touched: what is outstanding stays so until
+    /// Completes when either side has ended the connection. The queue pair is not modified: its requests stay outstanding until
     /// [`disconnect`](Self::disconnect) or [`flush`].
     pub fn disconnected(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
@@ -1282,28 +1280,28 @@ impl Connection {
         watch(is_over, &mut state.watchers)
     }
 
-    /// Ends when the numbers of the connection, which has ended, are free: InfiniBand's connection manager keeps them until
-    /// no packet can be under way. Elsewhere that is when the connection has ended.
-    pub fn lingered(&self) -> Started<(), ConnectError> {
+    /// Completes when TIMEWAIT is over: the connection has ended, and InfiniBand's connection manager may use its communication
+    /// IDs again. On other transports that is the end of the connection.
+    pub fn timewait_exit(&self) -> Started<(), ConnectError> {
         let mut state = self.side.lock();
-        let has_lingered = state.has_lingered;
-        watch(has_lingered, &mut state.late_watchers)
+        let timewait_is_over = state.timewait_is_over;
+        watch(timewait_is_over, &mut state.timewait_watchers)
     }
 
-    /// Tells the peer, and when it knows flushes the queue pair.
+    /// Ends the connection, and flushes the queue pair when the peer has confirmed that.
     ///
     /// # Errors
-    /// [`ConnectError::Phase`] where the queue pair was gone by then: the connection has ended all the same.
+    /// [`ConnectError::Phase`] where the queue pair no longer exists: the connection has ended all the same.
     pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
         let target = Target::new(context, qp);
         self.tell_peer(context, move |request| match target.close() {
-            // What becomes of it is seen by the flush behind it.
+            // A failure shows in the flush that follows.
             Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
             None => flush_phase(&target, request),
         })
     }
 
-    /// Tells the peer, and ends when it knows. The queue pair is not touched.
+    /// Ends the connection, and completes when the peer has confirmed that. The queue pair is not modified.
     pub fn end(&self, context: &Context) -> Started<(), ConnectError> {
         self.tell_peer(context, |request| request.end(Ok(())))
     }
@@ -1314,8 +1312,8 @@ impl Connection {
         then: impl FnOnce(Arc<Request<()>>) + Send + 'static,
     ) -> Started<(), ConnectError> {
         let (started, request) = begin(context);
-        let after: Waiter = Box::new(move |told| {
-            if request.unless(told).is_some() {
+        let after: Waiter = Box::new(move |event| {
+            if request.or_cancel(event).is_some() {
                 then(request);
             }
         });
@@ -1323,7 +1321,7 @@ impl Connection {
         let token = state.token;
         if state.is_over || token.is_none() {
             drop(state);
-            after(Some(Told::DisconnectConfirmed));
+            after(Some(CmEvent::DisconnectConfirmed));
             return started;
         }
         let replaced = state.waiter.replace(after);
@@ -1356,7 +1354,7 @@ fn flush_phase(target: &Target, request: Arc<Request<()>>) {
     }
 }
 
-/// Flushes a queue pair: everything outstanding ends, in order. The connection is not touched.
+/// Flushes a queue pair: all outstanding requests complete, in order. The connection is not ended.
 ///
 /// ```
 /// use polyverbs::{WcStatus, connection::flush, wr::ReceiveRequest};

@@ -1,4 +1,4 @@
-//! Which queue pair serves datagrams of an address: asked and answered, without a connection.
+//! Service ID resolution: which datagram queue pair serves an address, asked and answered without a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Qpn},
 };
 
+use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::connector::{Connector, Request, begin, fits};
-use crate::waiting::{Asked, RemovalWatch, Waiting};
 use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
 
-/// A queue pair for datagrams, and how to reach it.
+/// A datagram queue pair, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatagramService {
-    /// Its device.
+    /// Address of its device.
     pub address: LinkAddress,
-    /// Its identifier.
+    /// GID of its port.
     pub gid: Gid,
-    /// The queue pair.
+    /// Its number.
     pub qp_num: Qpn,
-    /// Its queue key.
+    /// Its Q_Key.
     pub qkey: u32,
-    /// What who answered said.
+    /// The peer's private data.
     pub private_data: Vec<u8>,
 }
 
 impl DatagramService {
-    /// The path there from a port of this device, for an address handle.
+    /// The path to it from a port of this device, for an address handle.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -40,11 +40,11 @@ impl DatagramService {
 }
 
 impl Connector {
-    /// Answers who asks which queue pair serves datagrams of an address; port 0 has one assigned. Ports of datagrams
-    /// and of connections are different ones. With `backlog` questions waiting, others are refused; 0 for no limit.
+    /// Listens for peers that ask which datagram queue pair serves an address; for port 0 one is assigned. Datagram services and
+    /// connections have separate ports. Once `backlog` questions wait, further ones are refused; 0 for no limit.
     ///
     /// # Errors
-    /// The address is in use; the device has no datagrams.
+    /// The address is in use; the transport has no datagrams.
     pub fn listen_datagrams(
         &self,
         at: SocketAddr,
@@ -52,7 +52,7 @@ impl Connector {
     ) -> Result<DatagramListener, ConnectError> {
         let queue = Arc::new(Questions {
             backend: Arc::clone(self.backend()),
-            waiting: Waiting::new(backlog),
+            waiting: Backlog::new(backlog),
         });
         let sink = Arc::clone(&queue) as Arc<dyn ListenSink<Question>>;
         let at = self.backend().listen_datagrams(at, sink)?;
@@ -64,7 +64,7 @@ impl Connector {
         })
     }
 
-    /// Asks which queue pair serves datagrams of an address.
+    /// Asks which datagram queue pair serves an address.
     ///
     /// ```
     /// use polyverbs::wr::{self, UdDestination};
@@ -118,7 +118,7 @@ impl AnswerSink for Asking {
     }
 }
 
-/// Takes questions. Dropped, it takes no more, and those that wait are refused.
+/// Listens for questions. Dropping it stops that, and refuses the questions that wait.
 ///
 /// ```
 /// # use polyverbs::connection::Connector;
@@ -145,17 +145,17 @@ pub struct DatagramListener {
 
 struct Questions {
     backend: Arc<dyn Backend>,
-    waiting: Arc<Waiting<DatagramQuestion>>,
+    waiting: Arc<Backlog<DatagramQuestion>>,
 }
 
 impl DatagramListener {
-    /// Where it listens.
+    /// The address at which it listens.
     pub const fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// The next question. Dropped before somebody has it, it is the next one still. Ends with
-    /// [`VerbError::DeviceRemoved`] where the device has gone that the connector was made for.
+    /// The next question. If the result is dropped unclaimed the question stays in the queue. Fails with
+    /// [`VerbError::DeviceRemoved`] when the connector's device was removed.
     pub fn next(&self) -> Started<DatagramQuestion, ConnectError> {
         self.queue.waiting.next()
     }
@@ -182,7 +182,7 @@ impl ListenSink<Question> for Questions {
     }
 }
 
-/// Somebody asks which queue pair serves datagrams. Dropped, the answer is that there is none.
+/// A peer asks which datagram queue pair serves an address. Dropping the question answers that none does.
 pub struct DatagramQuestion {
     backend: Arc<dyn Backend>,
     token: Option<Token>,
@@ -190,26 +190,26 @@ pub struct DatagramQuestion {
 }
 
 impl DatagramQuestion {
-    /// The device that asks, where the network tells.
+    /// The peer's device, where the network reports it.
     pub const fn from(&self) -> Option<LinkAddress> {
         self.question.from
     }
 
-    /// The address that who asks says to have, where the network tells.
+    /// The address that the peer gives as its own, where the network reports it.
     pub const fn source(&self) -> Option<SocketAddr> {
         self.question.source
     }
 
-    /// What who asks said.
+    /// The peer's private data.
     pub fn private_data(&self) -> &[u8] {
         &self.question.private_data
     }
 
-    /// This queue pair does.
+    /// Answers with this queue pair.
     ///
     /// # Errors
-    /// It takes no datagrams, or has no queue key yet, or one that the device cannot name; too much private data. Then it is
-    /// refused.
+    /// It is no datagram queue pair, or has no Q_Key yet, or one that the backend cannot transmit; too much private data. The
+    /// question is refused then.
     pub fn answer(mut self, qp: &Qp, private_data: &[u8]) -> Result<(), ConnectError> {
         fits(private_data, self.backend.private_data().answer)?;
         if qp.qp_type() != QpType::Ud {
@@ -229,13 +229,13 @@ impl DatagramQuestion {
         self.backend.answer(token, Some(answer))
     }
 
-    /// None does, for whoever asks this.
+    /// Answers that no queue pair does.
     pub fn refuse(self) {
         drop(self);
     }
 }
 
-impl Asked for DatagramQuestion {
+impl QueuedRequest for DatagramQuestion {
     fn token(&self) -> Option<Token> {
         self.token
     }
@@ -244,7 +244,7 @@ impl Asked for DatagramQuestion {
 impl Drop for DatagramQuestion {
     fn drop(&mut self) {
         if let Some(token) = self.token.take() {
-            // Nobody is left to be told of a failure.
+            // A failure cannot be reported any more.
             let _ = self.backend.answer(token, None);
         }
     }

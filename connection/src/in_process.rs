@@ -1,26 +1,27 @@
-//! Both ends in one process: messages are handed over by whoever sends them.
+//! Both sides in one process: the sender's thread delivers the messages.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::DeviceId;
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits,
+    Question, Sink, Token,
+};
 use verbs_api::qp::Half;
 
+use crate::notice::Notice;
 use crate::panics::FirstPanic;
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token, Told,
-};
 
-/// First port that is assigned where a program names none.
+/// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49152;
 
 static NETWORKS: Mutex<Vec<(DeviceId, Weak<InProcess>)>> = Mutex::new(Vec::new());
 
-/// A network of its own, of whoever shares it.
+/// A backend that connects queue pairs of this process over a network of its own.
 ///
-/// Paused, it keeps messages until [`deliver`](Self::deliver): for programs that test what happens in between.
+/// While paused it keeps messages until [`deliver`](Self::deliver): for tests of what happens in between.
 #[derive(Default)]
 pub struct InProcess {
     state: Mutex<State>,
@@ -41,40 +42,18 @@ struct State {
 struct End {
     peer: Token,
     sink: Option<Arc<dyn Sink>>,
-    /// Whom it was asked, until it is answered.
+    /// The listener of a request that is not answered yet.
     listener: Option<Arc<dyn ListenSink<Offer>>>,
     is_open: bool,
-    /// What it is made of outlives it, and others may use that.
+    /// The queue pair is an XRC target: it outlives the connection, and other initiators may use it.
     is_shared: bool,
 }
 
 enum Message {
-    Ask(SocketAddr, Token, Offer),
-    Tell(Token, Told),
+    Request(SocketAddr, Token, Offer),
+    Event(Token, CmEvent),
     Question(SocketAddr, Token, Question),
     Answer(Token, Option<Answer>),
-}
-
-enum Delivery {
-    Ask(Arc<dyn ListenSink<Offer>>, Token, Offer),
-    Tell(Arc<dyn Sink>, Told),
-    Withdraw(Arc<dyn ListenSink<Offer>>, Token),
-    Question(Arc<dyn ListenSink<Question>>, Token, Question),
-    Answer(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
-    Nothing,
-}
-
-impl Delivery {
-    fn carry_out(self) {
-        match self {
-            Self::Ask(sink, token, offer) => sink.asked(token, offer),
-            Self::Tell(sink, told) => sink.told(told),
-            Self::Withdraw(sink, token) => sink.withdrawn(token),
-            Self::Question(sink, token, question) => sink.asked(token, question),
-            Self::Answer(sink, answer) => sink.answered(answer),
-            Self::Nothing => {}
-        }
-    }
 }
 
 impl InProcess {
@@ -83,7 +62,7 @@ impl InProcess {
         Arc::new(Self::default())
     }
 
-    /// The network of a device that reaches itself only: one for whoever has opened it.
+    /// The network of a device that reaches only itself, shared by all contexts that have it open.
     pub(crate) fn of(device: DeviceId) -> Arc<Self> {
         let mut known = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(device, network)| !device.is_gone() && network.strong_count() > 0);
@@ -101,22 +80,22 @@ impl InProcess {
         self.lock().is_paused = true;
     }
 
-    /// Delivers what was kept, and keeps nothing any more.
+    /// Delivers the kept messages, and keeps no more.
     pub fn deliver(&self) {
         self.lock().is_paused = false;
         self.run();
     }
 
-    /// Whoever waits is told that nobody answered in time, and what is under way is lost.
+    /// Loses all messages under way: every side that waits for an answer times out.
     pub fn expire(&self) {
         let mut state = self.lock();
         state.queue.clear();
         let waiting: Vec<_> = state.ends.iter().filter(|(_, end)| !end.is_open).collect();
-        let told: Vec<_> = waiting
+        let timeouts: Vec<_> = waiting
             .into_iter()
-            .map(|(token, _)| Message::Tell(*token, Told::TimedOut))
+            .map(|(token, _)| Message::Event(*token, CmEvent::TimedOut))
             .collect();
-        state.queue.extend(told);
+        state.queue.extend(timeouts);
         let questions = std::mem::take(&mut state.questions);
         drop(state);
         for sink in questions.into_values() {
@@ -134,15 +113,15 @@ impl InProcess {
         self.run();
     }
 
-    fn tell_peer(&self, token: Token, told: Told) {
+    fn tell_peer(&self, token: Token, event: CmEvent) {
         let peer = self.lock().ends.get(&token).map(|end| end.peer);
         if let Some(peer) = peer {
-            self.post(Message::Tell(peer, told));
+            self.post(Message::Event(peer, event));
         }
     }
 
-    /// One thread delivers, in order; what sinks send meanwhile is delivered by it too. A panic of one of them goes on when
-    /// all has been delivered.
+    /// One thread at a time delivers, in order, also what sinks send meanwhile. If a sink panics, the panic resumes when
+    /// everything has been delivered.
     fn run(&self) {
         let mut state = self.lock();
         if state.is_delivering {
@@ -153,74 +132,72 @@ impl InProcess {
         while !state.is_paused
             && let Some(message) = state.queue.pop_front()
         {
-            let delivery = state.delivery(message);
+            let notice = state.notice(message);
             drop(state);
-            panicked.unless(|| delivery.carry_out());
+            if let Some(notice) = notice {
+                panicked.catch(|| notice.deliver());
+            }
             state = self.lock();
         }
         state.is_delivering = false;
         drop(state);
-        panicked.go_on();
+        panicked.resume();
     }
 }
 
 impl State {
-    fn delivery(&mut self, message: Message) -> Delivery {
+    fn notice(&mut self, message: Message) -> Option<Notice> {
         match message {
-            Message::Ask(to, token, offer) => match self.listeners.get(&to) {
+            Message::Request(to, token, offer) => match self.listeners.get(&to) {
                 Some(sink) => {
                     let sink = Arc::clone(sink);
                     if let Some(end) = self.ends.get_mut(&token) {
                         end.listener = Some(Arc::clone(&sink));
                     }
-                    Delivery::Ask(sink, token, offer)
+                    Some(Notice::Request(sink, token, offer))
                 }
                 None => {
                     let asker = self.ends.get(&token).map(|end| end.peer);
-                    let refusal = |asker| Message::Tell(asker, Told::Rejected(Vec::new()));
+                    let refusal = |asker| Message::Event(asker, CmEvent::Rejected(Vec::new()));
                     self.queue.extend(asker.map(refusal));
-                    Delivery::Nothing
+                    None
                 }
             },
-            Message::Tell(token, told) => self.telling(token, told),
+            Message::Event(token, event) => self.event_notice(token, event),
             Message::Question(to, token, question) => match self.services.get(&to) {
-                Some(sink) => Delivery::Question(Arc::clone(sink), token, question),
-                None => self.answering(token, None),
+                Some(sink) => Some(Notice::Question(Arc::clone(sink), token, question)),
+                None => self.answer_notice(token, None),
             },
-            Message::Answer(token, answer) => self.answering(token, answer),
+            Message::Answer(token, answer) => self.answer_notice(token, answer),
         }
     }
 
-    fn answering(&mut self, token: Token, answer: Option<Answer>) -> Delivery {
+    fn answer_notice(&mut self, token: Token, answer: Option<Answer>) -> Option<Notice> {
         let refused = ConnectError::Refused {
             private_data: Vec::new(),
         };
-        match self.questions.remove(&token) {
-            Some(sink) => Delivery::Answer(sink, answer.ok_or(refused)),
-            None => Delivery::Nothing,
-        }
+        let sink = self.questions.remove(&token)?;
+        Some(Notice::Answer(sink, answer.ok_or(refused)))
     }
 
-    fn telling(&mut self, token: Token, told: Told) -> Delivery {
-        let Some(end) = self.ends.get_mut(&token) else {
-            return Delivery::Nothing;
-        };
-        match told {
-            Told::Accepted(_) | Told::Completed => end.is_open |= told == Told::Completed,
-            Told::Disconnected => {
+    fn event_notice(&mut self, token: Token, event: CmEvent) -> Option<Notice> {
+        let end = self.ends.get_mut(&token)?;
+        match event {
+            CmEvent::Accepted(_) | CmEvent::Completed => end.is_open |= event == CmEvent::Completed,
+            CmEvent::Disconnected => {
                 let peer = end.peer;
                 self.queue
-                    .push_back(Message::Tell(peer, Told::DisconnectConfirmed));
+                    .push_back(Message::Event(peer, CmEvent::DisconnectConfirmed));
             }
             _ => {}
         }
-        let is_over = !matches!(told, Told::Accepted(_) | Told::Completed);
+        let is_over = !matches!(event, CmEvent::Accepted(_) | CmEvent::Completed);
         let sink = self.ends.get(&token).and_then(|end| end.sink.clone());
         let gone = is_over.then(|| self.ends.remove(&token)).flatten();
         match (sink, gone.and_then(|end| end.listener)) {
-            (Some(sink), _) => Delivery::Tell(sink, told),
-            (None, Some(listener)) => Delivery::Withdraw(listener, token),
-            (None, None) => Delivery::Nothing,
+            (Some(sink), _) => Some(Notice::Event(sink, event)),
+            (None, Some(listener)) => Some(Notice::RequestWithdrawn(listener, token)),
+            (None, None) => None,
         }
     }
 }
@@ -262,7 +239,7 @@ impl Backend for InProcess {
         state.ends.insert(near, end(far, Some(sink)));
         state.ends.insert(far, end(near, None));
         drop(state);
-        self.post(Message::Ask(to, far, offer));
+        self.post(Message::Request(to, far, offer));
         Ok(near)
     }
 
@@ -274,7 +251,7 @@ impl Backend for InProcess {
         let listener = end.listener.take();
         drop(state);
         drop(listener);
-        self.tell_peer(token, Told::Accepted(offer));
+        self.tell_peer(token, CmEvent::Accepted(offer));
         Ok(())
     }
 
@@ -282,11 +259,11 @@ impl Backend for InProcess {
         if let Some(end) = self.lock().ends.get_mut(&token) {
             end.is_open = true;
         }
-        self.tell_peer(token, Told::Completed);
+        self.tell_peer(token, CmEvent::Completed);
     }
 
     fn reject(&self, token: Token, private_data: Vec<u8>) {
-        self.tell_peer(token, Told::Rejected(private_data));
+        self.tell_peer(token, CmEvent::Rejected(private_data));
         let end = self.lock().ends.remove(&token);
         drop(end);
     }
@@ -297,21 +274,21 @@ impl Backend for InProcess {
         let is_known = peer.is_some_and(|peer| state.ends.contains_key(&peer));
         drop(state);
         match is_known {
-            true => self.tell_peer(token, Told::Disconnected),
-            // Nobody is left who would confirm it.
-            false => self.post(Message::Tell(token, Told::DisconnectConfirmed)),
+            true => self.tell_peer(token, CmEvent::Disconnected),
+            // The peer is gone and cannot confirm it.
+            false => self.post(Message::Event(token, CmEvent::DisconnectConfirmed)),
         }
     }
 
     fn forget(&self, token: Token) {
         let end = self.lock().ends.remove(&token);
         if let Some(end) = end {
-            let told = match end.is_open {
+            let last = match end.is_open {
                 true if end.is_shared => return,
-                true => Told::Disconnected,
-                false => Told::Aborted,
+                true => CmEvent::Disconnected,
+                false => CmEvent::Aborted,
             };
-            self.post(Message::Tell(end.peer, told));
+            self.post(Message::Event(end.peer, last));
         }
     }
 
@@ -354,7 +331,7 @@ impl Backend for InProcess {
     }
 }
 
-/// Port 0: the first that nobody has.
+/// Listens at an address; for port 0, at the first free port.
 fn listen_in<T: ?Sized>(
     listeners: &mut BTreeMap<SocketAddr, Arc<T>>,
     mut at: SocketAddr,

@@ -1,14 +1,15 @@
-//! Connections between queue pairs: one face over InfiniBand's connection manager and iWARP's MPA.
+//! Connections between queue pairs: one API over InfiniBand's connection manager and iWARP's MPA.
 //!
-//! [`Connector`] and [`Listener`] are what a program uses; [`Backend`](verbs_api::provider::backend::Backend) is what a
-//! transport implements for them, and [`InProcess`] the first that does. [`ib`] and [`mpa`] have the two protocols as state machines without clock or
-//! socket. `docs/connection.md` tells what belongs where.
+//! A program uses [`Connector`] and [`Listener`]. A transport implements [`Backend`](verbs_api::provider::backend::Backend)
+//! for them; [`InProcess`] is the simplest. [`ib`] and [`mpa`] are the two protocols as state machines without clock or socket.
+//! `docs/connection.md` is the map.
 #![forbid(unsafe_code)]
 
 #[macro_use]
 mod opaque;
 mod panics;
 
+mod backlog;
 mod channel;
 mod connector;
 mod datagrams;
@@ -16,10 +17,10 @@ pub mod ib;
 mod in_process;
 pub mod mpa;
 pub mod network_direct;
+mod notice;
 mod ping;
-mod waiting;
 
-pub use channel::{ChannelEvent, EventChannel, Happened, Identifier};
+pub use channel::{ChannelEvent, ChannelEventKind, EventChannel, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
 };

@@ -1,6 +1,6 @@
-//! Flags as Windows' NetworkDirect interface has them, and what they are here: for programs that come from there.
+//! The flags of Windows' NetworkDirect interface, translated: for programs that come from there.
 //!
-//! The values are those of its header `nddef.h`. A flag that is not known is an error that names the argument.
+//! The values are those of its header `nddef.h`. An unknown flag is an error that names the argument.
 
 use bitflags::bitflags;
 use verbs_api::{Access, ArgumentReason, VerbError, completion::Notify, wr::SendFlags};
@@ -9,45 +9,45 @@ bitflags! {
     /// Flags of requests.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct OpFlags: u32 {
-        /// No completion where the request succeeds.
+        /// No completion if the request succeeds.
         const SILENT_SUCCESS = 0x01;
-        /// Not before the reads in front of it have ended.
+        /// Wait until earlier reads have completed.
         const READ_FENCE = 0x02;
-        /// The peer's completion is a solicited one.
+        /// The peer's completion is solicited.
         const SEND_AND_SOLICIT_EVENT = 0x04;
-        /// Of a bind: the peer may read.
+        /// Bind: the peer may read.
         const ALLOW_READ = 0x08;
-        /// Of a bind: the peer may write.
+        /// Bind: the peer may write.
         const ALLOW_WRITE = 0x10;
-        /// The octets are copied while the request is posted.
+        /// The data are copied when the request is posted.
         const INLINE = 0x20;
     }
 
-    /// Flags of registrations. The right to write from afar contains that to write locally, so that only all of its bits
-    /// mean it: [`contains`](Self::contains), not `intersects`.
+    /// Flags of registrations. Remote write includes the bit of local write, so test for it by [`contains`](Self::contains),
+    /// not by `intersects`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct MrFlags: u32 {
-        /// The device may write for the program.
+        /// Local write.
         const ALLOW_LOCAL_WRITE = 0x01;
-        /// Peers may read.
+        /// Remote read.
         const ALLOW_REMOTE_READ = 0x02;
-        /// Peers may write.
+        /// Remote write.
         const ALLOW_REMOTE_WRITE = 0x05;
-        /// Reads may be placed here, where that takes a right of its own.
+        /// The region may be the sink of reads, where that takes a right of its own.
         const RDMA_READ_SINK = 0x08;
     }
 }
 
 impl OpFlags {
-    /// These bits.
+    /// Parses these bits.
     ///
     /// # Errors
-    /// One of them is none of these flags.
+    /// Unknown flags.
     pub fn parse(flags: u32) -> Result<Self, VerbError> {
         Self::from_bits(flags).ok_or_else(|| unknown("flags", flags))
     }
 
-    /// How a request is carried out and reported. What is inline and what a bind allows is said with the request itself.
+    /// The corresponding flags of a request. Inline data and the rights of a bind are part of the request itself.
     pub fn send_flags(self) -> SendFlags {
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, !self.contains(Self::SILENT_SUCCESS));
@@ -57,7 +57,7 @@ impl OpFlags {
         flags
     }
 
-    /// The rights that a bind gives.
+    /// The access that a bind grants.
     ///
     /// # Errors
     /// It names neither [`ALLOW_READ`](Self::ALLOW_READ) nor [`ALLOW_WRITE`](Self::ALLOW_WRITE).
@@ -76,16 +76,15 @@ impl OpFlags {
 }
 
 impl MrFlags {
-    /// These bits.
+    /// Parses these bits.
     ///
     /// # Errors
-    /// One of them is none of these flags.
+    /// Unknown flags.
     pub fn parse(flags: u32) -> Result<Self, VerbError> {
         Self::from_bits(flags).ok_or_else(|| unknown("flags", flags))
     }
 
-    /// The rights that a registration gives, on a device where a read's sink needs `sink` besides the right to write
-    /// locally.
+    /// The access that a registration grants, on a device where the sink of a read needs `sink` besides local write.
     pub fn access(self, sink: Access) -> Access {
         let mut access = Access::empty();
         access.set(Access::LOCAL_WRITE, self.contains(Self::ALLOW_LOCAL_WRITE));
@@ -101,23 +100,23 @@ impl MrFlags {
     }
 }
 
-/// What a queue tells of.
+/// Which completions a queue notifies of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NotifyKind {
-    /// What failed.
+    /// Errors.
     Errors = 0,
-    /// Any completion.
+    /// All completions.
     Any = 1,
-    /// Solicited ones, and what failed.
+    /// Solicited ones and errors.
     Solicited = 2,
 }
 
 impl NotifyKind {
-    /// This value.
+    /// Parses this value.
     ///
     /// # Errors
-    /// It is none of these.
+    /// An unknown value.
     pub fn parse(kind: u32) -> Result<Self, VerbError> {
         match kind {
             0 => Ok(Self::Errors),
@@ -127,7 +126,7 @@ impl NotifyKind {
         }
     }
 
-    /// How a queue is armed for it. What failed is told of in either case; where nobody solicits anything, that is all.
+    /// How to arm a queue for it. Both forms notify of errors; a queue without solicited completions notifies of nothing else.
     pub const fn notify(self) -> Notify {
         match self {
             Self::Any => Notify::Next,
@@ -171,7 +170,7 @@ mod tests {
 
     // covers 7.88
     #[test]
-    fn a_right_to_write_locally_is_none_to_write_from_afar() {
+    fn local_write_access_does_not_include_remote_write() {
         let access = |flags| MrFlags::parse(flags).unwrap().access(Access::REMOTE_WRITE);
         assert_eq!(access(1), Access::LOCAL_WRITE);
         assert_eq!(access(2), Access::REMOTE_READ);
@@ -183,7 +182,7 @@ mod tests {
 
     // covers 7.88
     #[test]
-    fn a_bind_says_what_it_allows() {
+    fn a_bind_has_the_access_that_its_flags_allow() {
         assert_eq!(OpFlags::ALLOW_READ.of_bind(), Ok(Access::REMOTE_READ));
         let both = OpFlags::ALLOW_READ | OpFlags::ALLOW_WRITE | OpFlags::READ_FENCE;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Values that show nothing of what they hold.
+//! `Debug` without fields.
 
 macro_rules! opaque {
     ($($name:ident),*) => {$(

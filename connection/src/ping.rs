@@ -1,4 +1,4 @@
-//! Whether a device answers at an address, and nothing else: no program there hears of it.
+//! Ping: whether a device answers at an address. No program there notices.
 
 use std::net::SocketAddr;
 
@@ -8,14 +8,14 @@ use crate::connector::{Connector, begin};
 use verbs_api::provider::backend::ConnectError;
 
 impl Connector {
-    /// Asks whether an RDMA device answers at an address. No program there hears of it.
+    /// Asks whether an RDMA device answers at an address. No program there notices.
     ///
-    /// Over InfiniBand the connection manager is asked for a service that nobody has, whatever the port (SIDR): it answers
-    /// at once. Over iWARP, MPA's request goes to the port and is refused: port 0 is that of Polyverbs' own devices, and
-    /// other devices answer at a port where one of their programs listens.
+    /// On InfiniBand this is a SIDR_REQ for an unused service, whatever the port: the connection manager answers at once. On
+    /// iWARP an MPA request goes to the port, and is rejected: port 0 stands for the one of Polyverbs' own devices; other devices
+    /// answer at a port where one of their programs listens.
     ///
-    /// Ends with [`ConnectError::Refused`] where the kernel there has no such TCP port, with [`ConnectError::NoDevice`]
-    /// where something else has it, and with [`ConnectError::TimedOut`] where nobody answers in nine seconds or less.
+    /// Fails with [`ConnectError::Refused`] where the TCP port is closed, with [`ConnectError::NoDevice`] where it belongs to
+    /// something else, and with [`ConnectError::TimedOut`] after nine seconds at most.
     pub fn ping(&self, context: &Context, to: SocketAddr) -> Started<(), ConnectError> {
         let (started, request) = begin(context);
         let sink = {

@@ -51,7 +51,7 @@ fn open(kind: &str, carrier: Option<Carrier>) -> Context {
 /// Who brings queue pairs up.
 enum BroughtUp {
     /// The connector, with attributes that the network knows.
-    Told(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
+    WithChanges(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
     /// The network: those that will be asked for next.
     By(Mutex<VecDeque<Qp>>),
 }
@@ -103,7 +103,7 @@ impl Backend for Network {
 
     fn bring_up(&self, _: Token, planned: [QpAttributes; 3]) -> Result<BringUp, ConnectError> {
         Ok(match &self.brought_up {
-            BroughtUp::Told(change) => BringUp::Steps(Box::new(change(planned))),
+            BroughtUp::WithChanges(change) => BringUp::Steps(Box::new(change(planned))),
             BroughtUp::By(next) => {
                 let qp = next.lock().unwrap().pop_front().unwrap();
                 qp.modify_in_turn(planned).on_done(Result::unwrap);
@@ -181,8 +181,8 @@ impl Ends {
 }
 
 #[test]
-fn a_backend_supplies_what_queue_pairs_are_brought_up_with() {
-    let network = Network::new(BroughtUp::Told(|[init, rtr, rts]| {
+fn a_backend_may_change_the_attributes_of_a_queue_pair() {
+    let network = Network::new(BroughtUp::WithChanges(|[init, rtr, rts]| {
         let psn = Psn::new(0x77);
         let rtr = rtr.rq_psn(psn).min_rnr_timer(3);
         [init, rtr, rts.sq_psn(psn).timeout(9)]
@@ -214,7 +214,7 @@ fn a_backend_brings_queue_pairs_up_itself() {
 }
 
 #[test]
-fn a_device_that_knows_no_way_is_not_given_one() {
+fn a_device_without_connections_has_no_connector() {
     let context = open("ib0", None);
     let refused = Connector::of(&context).err().unwrap();
     let expected = VerbError::UnsupportedVerb("connect");

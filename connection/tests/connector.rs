@@ -126,7 +126,7 @@ fn refused(said: &[u8]) -> ConnectError {
 
 // covers 7.70
 #[test]
-fn an_accept_ends_when_the_other_side_has_completed() {
+fn an_accept_completes_when_the_peer_has_completed() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());
@@ -164,7 +164,7 @@ fn an_accept_ends_when_the_other_side_has_completed() {
 
 // covers 7.72 7.73
 #[test]
-fn a_refusal_brings_private_data_and_leaves_the_queue_pair_as_it_was() {
+fn a_refusal_carries_private_data_and_leaves_the_queue_pair_untouched() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());
@@ -189,7 +189,7 @@ fn a_refusal_brings_private_data_and_leaves_the_queue_pair_as_it_was() {
 
 // covers 7.71 7.72
 #[test]
-fn an_accept_ends_with_what_the_other_side_did_instead() {
+fn an_accept_fails_if_the_peer_rejects_gives_up_or_times_out() {
     let rig = Rig::new("ib0");
     for case in 0..3 {
         let (near, far) = (rig.qp(), rig.qp());
@@ -310,7 +310,7 @@ fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
 
 // covers 7.79
 #[test]
-fn a_flush_ends_what_is_outstanding_on_its_queue_pair_only() {
+fn a_flush_completes_only_requests_of_its_queue_pair() {
     let rig = Rig::new("ib0");
     let qps = [rig.qp(), rig.qp(), rig.qp(), rig.qp()];
     let _first = rig.connected(&qps[0], &qps[1]);
@@ -329,7 +329,7 @@ fn a_flush_ends_what_is_outstanding_on_its_queue_pair_only() {
 
 // covers 5.13
 #[test]
-fn a_queue_pair_that_is_gone_between_phases_fails_the_second_and_the_first_stands() {
+fn a_queue_pair_destroyed_between_phases_fails_the_second_phase_only() {
     let rig = Rig::new("ib0");
     let (near, far) = (rig.qp(), rig.qp());
     let (at_near, at_far) = rig.connected(&near, &far);
@@ -467,7 +467,7 @@ fn a_queue_pair_that_was_reset_may_connect_again() {
 
 // covers 7.43
 #[test]
-fn a_connection_is_asked_for_and_answered_once() {
+fn a_connection_request_is_reported_and_answered_once() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far, other) = (rig.qp(), rig.qp(), rig.qp());
@@ -490,7 +490,7 @@ fn a_connection_is_asked_for_and_answered_once() {
 
 // covers 7.44
 #[test]
-fn nothing_waits_for_a_connect_or_an_accept_that_is_pending() {
+fn a_pending_connect_or_accept_blocks_no_other_call() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         // A queue pair goes, and the connect with it: its listener hears nothing bad.
@@ -512,7 +512,7 @@ fn nothing_waits_for_a_connect_or_an_accept_that_is_pending() {
 
 // covers 7.46
 #[test]
-fn an_accept_that_fails_at_once_refuses_the_peer_and_tells_nothing_more() {
+fn a_failed_accept_refuses_the_peer_and_reports_no_event() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());

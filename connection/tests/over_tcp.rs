@@ -98,8 +98,8 @@ fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
 fn say(from: &End, to: &End, text: &[u8]) {
     to.post_receive(7);
     from.memory.write(1024, text).unwrap();
-    let octets = from.mr.sge(1024, text.len() as u32).unwrap();
-    from.qp.post_one(wr::Send::new(octets).signaled(8)).unwrap();
+    let bytes = from.mr.sge(1024, text.len() as u32).unwrap();
+    from.qp.post_one(wr::Send::new(bytes).signaled(8)).unwrap();
     let done = to.completion();
     assert_eq!((done.wr_id, done.status), (7, WcStatus::Success));
     assert_eq!(done.byte_len as usize, text.len());
@@ -147,15 +147,15 @@ fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
 
 // covers 7.77
 #[test]
-fn what_is_posted_after_the_peer_has_disconnected_fails() {
+fn requests_posted_after_the_peer_disconnected_fail() {
     let (near, far) = (End::new("127.0.4.18"), End::new("127.0.4.19"));
     let listener = far.listen("127.0.4.19");
     let (one, other) = near.connected(&far, &listener);
     far.post_receive(1);
     one.disconnect(&near.context, &near.qp).wait().unwrap();
     other.disconnected().wait().unwrap();
-    let octets = far.mr.sge(1024, 8).unwrap();
-    far.qp.post_one(wr::Send::new(octets).signaled(2)).unwrap();
+    let bytes = far.mr.sge(1024, 8).unwrap();
+    far.qp.post_one(wr::Send::new(bytes).signaled(2)).unwrap();
     let mut ids = far.flushed(2);
     ids.sort_unstable();
     assert_eq!(ids, [1, 2]);
@@ -164,7 +164,7 @@ fn what_is_posted_after_the_peer_has_disconnected_fails() {
 
 // covers 7.35 7.37 7.40 7.45
 #[test]
-fn two_ends_connect_talk_and_part() {
+fn two_queue_pairs_connect_exchange_data_and_disconnect() {
     for (crc, markers) in [(true, false), (false, false), (true, true), (false, true)] {
         let change = |wire: &mut WireOptions| (wire.crc, wire.markers) = (crc, markers);
         let near = End::with("127.0.4.1", change);
@@ -205,7 +205,7 @@ fn a_device_answers_a_ping_and_no_program_hears_of_it() {
 }
 
 #[test]
-fn private_data_is_as_it_was_sent_where_that_is_wanted() {
+fn private_data_is_unpadded_if_the_connector_asks_for_that() {
     let (near, far) = (End::new("127.0.4.13"), End::new("127.0.4.14"));
     let (exact, peer) = (
         near.connector.clone().with_private_data_as_sent(),
@@ -253,7 +253,7 @@ fn private_data_goes_both_ways() {
 
 // covers 7.33 7.73
 #[test]
-fn one_that_was_rejected_can_connect_again() {
+fn a_rejected_queue_pair_can_connect_again() {
     let (near, far) = (End::new("127.0.4.6"), End::new("127.0.4.7"));
     let listener = far.listen("127.0.4.7");
     let ask = || {
@@ -289,7 +289,7 @@ fn where_nobody_listens_a_connection_is_refused() {
 
 // covers 7.71
 #[test]
-fn an_accept_ends_when_the_other_gives_up() {
+fn an_accept_fails_when_the_peer_gives_up() {
     let (near, far) = (End::new("127.0.4.10"), End::new("127.0.4.11"));
     let listener = far.listen("127.0.4.11");
     let asked = near.connector.connect(
@@ -314,11 +314,11 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
         .connector
         .connect(&near.context, &near.qp, to, ConnectionOptions::new());
     let request = |stream: &mut TcpStream| {
-        let mut octets = [0; 24];
+        let mut bytes = [0; 24];
         let mut len = 0;
         loop {
-            len += stream.read(&mut octets[len..]).unwrap();
-            if let Some((start, _)) = start::decode(&octets[..len]).unwrap() {
+            len += stream.read(&mut bytes[len..]).unwrap();
+            if let Some((start, _)) = start::decode(&bytes[..len]).unwrap() {
                 return start.header.revision;
             }
         }
@@ -349,7 +349,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
 
 // covers 7.40
 #[test]
-fn who_misses_that_a_side_is_ready_is_told_again() {
+fn the_ready_to_receive_indication_is_repeated() {
     let near = End::new("127.0.4.24");
     let listener = TcpListener::bind("127.0.4.25:0").unwrap();
     let to = listener.local_addr().unwrap();
@@ -357,10 +357,10 @@ fn who_misses_that_a_side_is_ready_is_told_again() {
         .connector
         .connect(&near.context, &near.qp, to, ConnectionOptions::new());
     let (mut peer, _) = listener.accept().unwrap();
-    let (mut octets, mut len) = ([0; 1024], 0);
+    let (mut bytes, mut len) = ([0; 1024], 0);
     let wishes = loop {
-        len += peer.read(&mut octets[len..]).unwrap();
-        if let Some((start, _)) = start::decode(&octets[..len]).unwrap() {
+        len += peer.read(&mut bytes[len..]).unwrap();
+        if let Some((start, _)) = start::decode(&bytes[..len]).unwrap() {
             break start.enhanced.unwrap();
         }
     };
@@ -370,10 +370,10 @@ fn who_misses_that_a_side_is_ready_is_told_again() {
         ..wishes
     };
     let reply = Start::new(Kind::Reply, Some(answer), b"").unwrap();
-    let len = reply.encode(&mut octets).unwrap();
-    peer.write_all(&octets[..len]).unwrap();
+    let len = reply.encode(&mut bytes).unwrap();
+    peer.write_all(&bytes[..len]).unwrap();
     let _connection = asked.wait().unwrap().complete().wait().unwrap();
-    // A write without octets: as often as it comes, it says the same.
+    // A write without bytes: as often as it comes, it says the same.
     let mut frames = [[0; 20]; 2];
     for frame in &mut frames {
         peer.read_exact(frame).unwrap();
@@ -387,10 +387,10 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
     let listener = far.listen(ip);
     let mut peer = TcpStream::connect(listener.address()).unwrap();
     let wishes = Enhanced::default();
-    let mut octets = [0; 1024];
+    let mut bytes = [0; 1024];
     let request = Start::new(Kind::Request, Some(wishes), b"").unwrap();
-    let len = request.encode(&mut octets).unwrap();
-    peer.write_all(&octets[..len]).unwrap();
+    let len = request.encode(&mut bytes).unwrap();
+    peer.write_all(&bytes[..len]).unwrap();
     let incoming = listener.next().wait().unwrap();
     let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
     let _connection = accepted.wait().unwrap();
@@ -399,12 +399,12 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
         .unwrap();
     peer.set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
-    let (mut octets, mut said) = ([0; 1024], Vec::new());
+    let (mut bytes, mut said) = ([0; 1024], Vec::new());
     loop {
-        let Ok(len @ 1..) = peer.read(&mut octets) else {
+        let Ok(len @ 1..) = peer.read(&mut bytes) else {
             return None;
         };
-        said.extend_from_slice(&octets[..len]);
+        said.extend_from_slice(&bytes[..len]);
         if let Some((_, reply)) = start::decode(&said).unwrap()
             && said.len() > reply
         {
@@ -415,17 +415,17 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
 
 // concerns 7.35
 #[test]
-fn a_passive_side_speaks_first_only_where_it_was_told_to() {
+fn a_passive_side_sends_first_only_if_configured_to() {
     let far = End::new("127.0.4.26");
     assert_eq!(said_first(&far, "127.0.4.26"), None);
     let far = End::with("127.0.4.27", |wire| wire.speaks_first = true);
     let said = said_first(&far, "127.0.4.27").unwrap();
-    assert!(said.windows(5).any(|octets| octets == b"first"), "{said:?}");
+    assert!(said.windows(5).any(|bytes| bytes == b"first"), "{said:?}");
 }
 
 // covers 7.34 7.41
 #[test]
-fn peers_that_speak_something_else_disturb_nobody() {
+fn peers_of_another_protocol_disturb_no_connection() {
     let (near, far) = (End::new("127.0.4.14"), End::new("127.0.4.15"));
     let listener = far.listen("127.0.4.15");
     let mut liars: Vec<TcpStream> = (0..20)
@@ -446,8 +446,8 @@ fn peers_that_speak_something_else_disturb_nobody() {
     for (number, liar) in liars.iter_mut().enumerate() {
         if number % 4 != 3 {
             // Closed without an answer.
-            let mut octets = [0; 64];
-            assert!(!matches!(liar.read(&mut octets), Ok(1..)));
+            let mut bytes = [0; 64];
+            assert!(!matches!(liar.read(&mut bytes), Ok(1..)));
         }
     }
 }

@@ -9,7 +9,7 @@ use verbs_api::{QpOptions, VerbError};
 
 // covers 5.15
 #[test]
-fn a_device_that_goes_between_phases_ends_every_request() {
+fn removal_of_the_device_between_phases_ends_every_request() {
     for flavour in [Flavour::Ib, Flavour::Iwarp] {
         let rig = Rig::new(flavour);
         let (context, pd) = (&rig.near.context, &rig.near.pd);

@@ -116,8 +116,8 @@ impl Mailbox {
         let done = self.cq.next().wait().unwrap();
         assert_eq!(done.status, WcStatus::Success);
         let at = done.wr_id as usize * 64;
-        let octets = self.memory.to_vec(at, done.byte_len as usize).unwrap();
-        String::from_utf8(octets).unwrap()
+        let bytes = self.memory.to_vec(at, done.byte_len as usize).unwrap();
+        String::from_utf8(bytes).unwrap()
     }
 }
 
@@ -290,7 +290,7 @@ fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection
 
 // covers 4.13
 #[test]
-fn an_initiator_that_disconnects_is_heard_and_the_target_is_not_touched() {
+fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
     let mut target = Target::at("127.0.61.2:4791");
     let near = End::new("127.0.61.1:4791");
     let initiator = near.initiator();
@@ -311,7 +311,7 @@ fn an_initiator_that_disconnects_is_heard_and_the_target_is_not_touched() {
 
 // covers 4.13
 #[test]
-fn what_only_answers_neither_asks_nor_takes_what_is_no_initiators() {
+fn an_xrc_target_neither_connects_nor_accepts_from_other_than_initiators() {
     let near = End::new("127.0.62.1:4791");
     let far = End::new("127.0.62.2:4791");
     let domain = far.domain();

@@ -1,48 +1,48 @@
-//! One direction of a TCP stream, put together from its segments in any order.
+//! One direction of a TCP stream, reassembled from segments in any order.
 
 use std::collections::BTreeMap;
 
-/// How far back octets are kept, to compare with what is sent again.
+/// How far back bytes are kept, to be compared with retransmissions.
 const KEPT: usize = 4 << 20;
 
-/// How far ahead of a gap octets are kept.
+/// How far ahead of a gap bytes are kept.
 const AHEAD: u64 = 16 << 20;
 
-/// The octets of a stream.
+/// The bytes of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    /// Octets that are forgotten.
+    /// Bytes that are not kept any more.
     start: u64,
-    /// Octets from there on, without a gap.
+    /// Bytes from there on, without a gap.
     octets: Vec<u8>,
-    /// Stretches behind a gap, by their offsets. They do not touch.
+    /// Ranges behind a gap, by offset. They are not adjacent.
     ahead: BTreeMap<u64, Vec<u8>>,
 }
 
-/// What became of octets.
+/// What happened to inserted bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// They are where they belong.
+    /// They were inserted, or are the same as those there.
     Taken,
-    /// Others are there.
+    /// Other bytes are there.
     Differ,
-    /// Their place is too far back or ahead.
+    /// Their offset is too far back or ahead.
     Beyond,
 }
 
 impl Assembly {
-    /// Where the first gap is.
+    /// The offset of the first gap.
     pub(crate) fn end(&self) -> u64 {
         self.start + self.octets.len() as u64
     }
 
-    /// The octets from `offset` to the first gap.
+    /// The bytes from `offset` to the first gap.
     pub(crate) fn from(&self, offset: u64) -> &[u8] {
         let at = offset.checked_sub(self.start).map(|at| at as usize);
         at.and_then(|at| self.octets.get(at..)).unwrap_or(&[])
     }
 
-    /// The stretches behind the first gap.
+    /// The ranges behind the first gap.
     pub(crate) fn ahead(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.ahead.iter().map(|(at, octets)| (*at, &octets[..]))
     }
@@ -63,7 +63,7 @@ impl Assembly {
         Inserted::Taken
     }
 
-    /// Forgets what lies far before `offset`.
+    /// Drops bytes far before `offset`.
     pub(crate) fn forget(&mut self, offset: u64) {
         let behind = offset.saturating_sub(self.start) as usize;
         if behind > 2 * KEPT {
@@ -86,7 +86,7 @@ impl Assembly {
         })
     }
 
-    // What is not there between these two offsets, as offset and length.
+    // The gaps between these two offsets, as offset and length.
     fn gaps(&self, mut from: u64, to: u64) -> Vec<(u64, usize)> {
         let mut gaps = Vec::new();
         for (at, octets) in self.ahead.range(..to) {
@@ -110,7 +110,7 @@ impl Assembly {
     }
 }
 
-// What lies between two offsets of octets that begin at `base`.
+// The part between two offsets of bytes that begin at `base`.
 fn stretch(octets: &[u8], base: u64, from: u64, to: u64) -> Option<&[u8]> {
     octets.get((from - base) as usize..(to - base) as usize)
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn segments_find_their_places() {
+    fn segments_are_inserted_at_their_offsets() {
         let mut stream = Assembly::default();
         assert_eq!(stream.insert(3, b"def"), Inserted::Taken);
         assert_eq!(stream.insert(8, b"ij"), Inserted::Taken);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_again_is_the_same() {
+    fn retransmissions_change_nothing() {
         let mut stream = Assembly::default();
         stream.insert(0, b"abc");
         stream.insert(6, b"ghi");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_far_behind_is_forgotten() {
+    fn bytes_far_behind_are_dropped() {
         let mut stream = Assembly::default();
         let chunk = vec![7; 1 << 20];
         for number in 0..12 {

@@ -21,18 +21,18 @@ pub(crate) struct Connection {
     responder: Direction,
 }
 
-/// What one end sends.
+/// One direction.
 #[derive(Debug, Default)]
 struct Direction {
-    /// Sequence number of the first octet.
+    /// Sequence number of the first byte.
     base: Option<u32>,
-    /// Where its SYN or FIN were, as they were seen.
+    /// Offsets of its SYN and FIN, once seen.
     syn: Option<u32>,
     end: Option<u64>,
     assembly: Assembly,
-    /// How many segments have put octets there.
+    /// How many segments had bytes at each offset.
     segments: usize,
-    /// Octets that are taken apart.
+    /// Bytes that are parsed.
     taken: u64,
     phase: Phase,
     start: Option<(Kind, StartHeader)>,
@@ -40,14 +40,14 @@ struct Direction {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// A request or reply is to come.
+    /// A request or reply is expected.
     #[default]
     Start,
-    /// It has come, and that of the other side has not.
+    /// It was received, and the other direction's was not.
     Waiting,
-    /// Frames come. Full operation began at this octet.
+    /// FPDUs are expected. Full operation began at this byte.
     Frames(Framing, u64),
-    /// What comes is not MPA's, or cannot be told apart.
+    /// The bytes are not MPA, or cannot be parsed.
     Opaque,
 }
 
@@ -65,7 +65,7 @@ impl Connection {
         tcp.syn && !tcp.ack && self.initiator.syn != Some(tcp.sequence)
     }
 
-    /// Takes a segment; answers what its octets are, and what they complete.
+    /// Takes a segment; returns the position of its bytes, and the units that they complete.
     pub(crate) fn segment(
         &mut self,
         side: Side,
@@ -87,7 +87,7 @@ impl Connection {
         let completed = self.advance();
         let direction = self.direction(side);
         if direction.phase == Phase::Opaque && direction.start.is_none() && completed.is_empty() {
-            // The first octets say that it is not MPA: they stay with their segment.
+            // The first bytes are not MPA's: they stay with their segment.
             return (TcpPayload::Octets(octets.into()), completed);
         }
         let payload = TcpPayload::Stream {
@@ -120,7 +120,7 @@ impl Connection {
         }
     }
 
-    // Takes apart what can be, of both directions: the one may have waited for the other.
+    // Parses what it can of both directions: one may have waited for the other.
     fn advance(&mut self) -> Vec<Pdu> {
         let mut completed = Vec::new();
         loop {
@@ -146,7 +146,7 @@ impl Connection {
         }
     }
 
-    // Where both requests and replies have come, frames follow.
+    // After both request and reply, FPDUs follow.
     fn settle(&mut self) {
         let waits = |direction: &Direction| direction.phase == Phase::Waiting;
         if !waits(&self.initiator) || !waits(&self.responder) {
@@ -160,7 +160,7 @@ impl Connection {
                 let (initiator, responder) = framing(&request, &reply);
                 (responder, initiator)
             }
-            // Refused, or two of a kind: what follows is not MPA's.
+            // Rejected, or two of a kind: what follows is not MPA.
             _ => {
                 self.initiator.phase = Phase::Opaque;
                 self.responder.phase = Phase::Opaque;
@@ -185,7 +185,7 @@ fn framing(request: &StartHeader, reply: &StartHeader) -> (Framing, Framing) {
 }
 
 impl Direction {
-    // Puts octets where they belong; answers where, or `None` where they have no place in the stream.
+    // Inserts bytes; returns their offset, or `None` if they have no place in the stream.
     fn take(&mut self, tcp: &Tcp, octets: &[u8], complaints: &mut Vec<String>) -> Option<u64> {
         let first = tcp.sequence.wrapping_add(u32::from(tcp.syn));
         if tcp.syn {
@@ -209,7 +209,7 @@ impl Direction {
                 self.segments += 1;
                 Some(offset)
             }
-            // A probe whether the other side is still there.
+            // A TCP keep-alive.
             Inserted::Differ if octets.len() == 1 && ahead == -1 => None,
             Inserted::Differ => {
                 complaints.push("octets sent again are not the same".to_owned());
@@ -219,7 +219,7 @@ impl Direction {
         }
     }
 
-    // The next unit that is whole, and where it begins.
+    // The next complete unit, and its offset.
     fn next(&mut self) -> Option<(u64, Unit)> {
         let octets = self.assembly.from(self.taken);
         if octets.is_empty() {
@@ -260,12 +260,12 @@ impl Direction {
         Some((offset, unit))
     }
 
-    // What does not begin with a key is not MPA, and no complaint. What begins with one and is wrong is.
+    // Bytes that do not begin with a key are not MPA, which is no complaint. What begins with one and is invalid is.
     fn give_up(&mut self, reject: start::Reject) -> Option<(u64, Unit)> {
         let offset = self.taken;
         let octets = self.assembly.from(offset);
         let is_key = reject == start::Reject::Key;
-        // Octets that more segments have, in part or again, are in the stream for all of them.
+        // Bytes that several segments have, partly or again, are in the stream for all of them.
         let stays_with_segment = is_key && self.segments == 1;
         let complaint = (!is_key).then(|| format!("no request or reply of MPA: {reject}"));
         let octets = octets.into();
@@ -274,7 +274,7 @@ impl Direction {
         (!stays_with_segment).then_some((offset, Unit::Octets { complaint, octets }))
     }
 
-    // What is left: the octets up to the first gap, and each stretch behind one.
+    // What is left: the bytes up to the first gap, and each range behind one.
     fn left(&self) -> Vec<(u64, Unit)> {
         let octets = self.assembly.from(self.taken);
         let ends_within = self.end == Some(self.assembly.end());
@@ -307,7 +307,7 @@ fn fields(start: &start::Start<'_>) -> Start {
     }
 }
 
-// The frame at the front of these octets and its length; `None` while it is not whole.
+// The FPDU at the front of these bytes and its length; `None` while it is incomplete.
 fn frame(
     octets: &[u8],
     position: u64,

@@ -1,4 +1,4 @@
-//! Takes a capture apart, packet by packet.
+//! Dissects a capture, packet by packet.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ use crate::form::{BadRoce, Content, Hex, Ip, Link, Packet, Pdu, Side, TcpPayload
 use crate::roce;
 use crate::summary::Summary;
 
-/// Takes a capture apart: [`packet`](Self::packet) for each, then [`finish`](Self::finish).
+/// Dissects a capture: call [`packet`](Self::packet) for each packet, then [`finish`](Self::finish).
 #[derive(Debug, Default)]
 pub struct Dissector {
     connections: Vec<Connection>,
-    /// Who initiated the connection between these ends, and which it is.
+    /// The initiator of the connection between these endpoints, and the connection's index.
     by_ends: HashMap<Ends, (End, usize)>,
     summary: Summary,
 }
@@ -25,16 +25,16 @@ pub struct Dissector {
 type End = (Vec<u8>, u16);
 type Ends = (End, End);
 
-/// VLAN tags that are looked behind.
+/// Most VLAN tags of a packet.
 const MAX_VLANS: usize = 4;
 
 impl Dissector {
-    /// Before the first packet.
+    /// A dissector before the first packet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next packet apart.
+    /// Dissects the next packet.
     pub fn packet(&mut self, captured: &Captured) -> Packet {
         let mut complaints = Vec::new();
         let (link, vlans, ethertype, octets) = below_ip(captured);
@@ -61,7 +61,7 @@ impl Dissector {
         packet
     }
 
-    /// What the streams have left, and what was seen.
+    /// What is left of the streams, and the summary.
     pub fn finish(mut self) -> (Vec<Pdu>, Summary) {
         let left: Vec<_> = self
             .connections
@@ -72,12 +72,12 @@ impl Dissector {
         (left, self.summary)
     }
 
-    /// What was seen so far.
+    /// The summary so far.
     pub const fn summary(&self) -> &Summary {
         &self.summary
     }
 
-    // What an IP header has behind it. `octets` are those that the capture has.
+    // Dissects what follows an IP header. `octets` are those that the capture has.
     fn within(
         &mut self,
         ip: Ip,
@@ -109,7 +109,7 @@ impl Dissector {
         let options = usize::from(header.header_words).checked_sub(5)? * 4;
         let (options, octets) = rest.split_at_checked(options)?;
         let (connection, side) = self.connection(ip, &header);
-        // What is missing would be missed in the stream: nothing of it is put there.
+        // A truncated segment would leave a gap in the stream: none of it is inserted.
         let octets_for_stream = if cut == 0 { octets } else { &[] };
         let (payload, completes) = connection.segment(side, &header, octets_for_stream, complaints);
         let payload = if cut == 0 {
@@ -146,7 +146,7 @@ impl Dissector {
             Some(known) => known.clone(),
             None => {
                 let at = self.connections.len();
-                // An answer to a SYN that was not captured comes from the responder.
+                // A SYN-ACK whose SYN was not captured comes from the responder.
                 let initiator = match (tcp.syn && tcp.ack, ends.0 == from) {
                     (true, true) => ends.1.clone(),
                     (true, false) => ends.0.clone(),
@@ -166,7 +166,7 @@ impl Dissector {
     }
 }
 
-// The headers below IP, what follows as an Ethernet type, and the octets behind.
+// The headers below IP, the Ethernet type of what follows, and the bytes behind.
 fn below_ip(captured: &Captured) -> (Link, Vec<Vlan>, u16, &[u8]) {
     let octets = &captured.octets[..];
     let first = match captured.link_type {
@@ -214,7 +214,7 @@ fn ip(ethertype: u16, octets: &[u8]) -> Option<(Ip, &[u8])> {
     }
 }
 
-// Octets behind the header, as it says; `None` where it says 0, as captures have it of packets that an adapter divides.
+// The bytes behind the header, by its length; `None` where that is 0, as in captures of packets that an adapter segments.
 fn announced(ip: &Ip) -> Option<usize> {
     let (total, own) = match ip {
         Ip::V4 { header, .. } => (header.total_length, 4 * u16::from(header.header_words)),
@@ -223,7 +223,7 @@ fn announced(ip: &Ip) -> Option<usize> {
     (total != 0).then(|| total.saturating_sub(own).into())
 }
 
-// What is behind the header; `None` of a fragment.
+// What follows the header; `None` for a fragment.
 fn transport(ip: &Ip) -> Option<u8> {
     match ip {
         Ip::V4 { header, .. } => {
@@ -241,7 +241,7 @@ fn addresses(ip: &Ip) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-// A datagram to the port of RoCEv2, and what lies behind it.
+// Dissects a datagram to the port of RoCEv2, and returns what follows it.
 fn datagram<'o>(
     ip: &Ip,
     octets: &'o [u8],

@@ -1,4 +1,4 @@
-//! The form of a capture into the octets that it came from.
+//! Encodes the form of a capture back into bytes.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ use crate::form::{
     Side, Start, TcpPayload, Unit, Verdict,
 };
 
-/// Why a form has no octets.
+/// Why a form cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// The headers are not those of the opcode.
+    /// The headers do not match the opcode.
     #[error("packet {0}: its headers are not those of its opcode")]
     Headers(u64),
-    /// A stretch of a stream that no unit has.
+    /// A range of a stream is in no unit.
     #[error("packet {0}: nothing has the octets of this stretch of its stream")]
     Stream(u64),
     /// More than fits into a frame, or markers that the frame does not have.
@@ -28,15 +28,15 @@ pub enum EncodeError {
     Frame {
         /// The connection.
         connection: u32,
-        /// Where the frame is.
+        /// The offset of the frame.
         offset: u64,
     },
 }
 
-/// The octets of each packet.
+/// The bytes of each packet.
 ///
 /// # Errors
-/// A form that contradicts itself, which none that was made here does.
+/// The form contradicts itself, as no form from this crate does.
 pub fn encode(capture: &Capture) -> Result<Vec<Vec<u8>>, EncodeError> {
     let streams = streams(capture)?;
     let packets = capture.packets.iter();
@@ -121,7 +121,7 @@ fn append<H: Header>(out: &mut Vec<u8>, header: &H) {
     header.put(&mut out[at..]);
 }
 
-// The octets of a stream from `offset` on, out of units that lie one behind the other.
+// The bytes of a stream from `offset` on, from adjacent units.
 fn stretch(stream: &[(u64, Vec<u8>)], offset: u64, len: u32) -> Option<Vec<u8>> {
     let len = len as usize;
     let mut out = Vec::new();

@@ -8,12 +8,12 @@ use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption
 use pcap_file::pcapng::{Block, PcapNgReader};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
-/// What a packet's first header is.
+/// The link type of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// Ethernet.
     Ethernet,
-    /// None: an IP header comes first.
+    /// Raw IP: the packet begins with an IP header.
     Raw,
     /// Linux's cooked capture.
     Sll,
@@ -24,13 +24,13 @@ pub enum LinkType {
 /// A packet of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// When it was captured: since the beginning of 1970.
+    /// Time of capture since the Unix epoch.
     pub time: Duration,
-    /// What its first header is.
+    /// The link type.
     pub link_type: LinkType,
-    /// Octets that it had; the file may have fewer.
+    /// Length on the wire; the file may have fewer bytes.
     pub original_len: u32,
-    /// The octets.
+    /// The captured bytes.
     pub octets: Vec<u8>,
 }
 
@@ -38,19 +38,19 @@ pub struct Captured {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// Neither kind of file.
+    /// Neither pcap nor pcapng.
     #[error("it is neither a pcap nor a pcapng file")]
     Kind,
-    /// A kind of link that nothing here knows.
+    /// An unknown link type.
     #[error("its link type is {0}; known are Ethernet, raw IP and Linux's cooked captures")]
     LinkType(u32),
-    /// It ends within a packet.
+    /// The file ends within a packet.
     #[error("it ends within packet {0}")]
     Truncated(u64),
-    /// It contradicts itself.
+    /// The file contradicts itself.
     #[error("it is damaged behind packet {packets}: {what}")]
     Damaged {
-        /// Packets that were read before.
+        /// How many packets were read before.
         packets: u64,
         /// What is wrong.
         what: String,
@@ -82,10 +82,10 @@ const PCAP: [[u8; 4]; 4] = [
 ];
 
 impl<R: Read> CaptureFile<R> {
-    /// Begins to read.
+    /// Opens a file.
     ///
     /// # Errors
-    /// A file of another kind, or of a link type that is not known.
+    /// The format or a link type is unknown.
     pub fn new(mut file: R) -> Result<Self, FileError> {
         let mut magic = Vec::new();
         file.by_ref()
@@ -109,7 +109,7 @@ impl<R: Read> CaptureFile<R> {
     /// The next packet.
     ///
     /// # Errors
-    /// A file that ends within a packet or contradicts itself.
+    /// The file ends within a packet or contradicts itself.
     pub fn next_packet(&mut self) -> Result<Option<Captured>, FileError> {
         let packets = self.packets;
         let captured = match &mut self.kind {
@@ -150,7 +150,7 @@ fn next_of_pcap<R: Read>(
         TsResolution::MicroSecond => 1000,
         TsResolution::NanoSecond => 1,
     };
-    // The raw packet: whether its lengths fit what the file says of itself does not matter here.
+    // The raw packet: whether its lengths match the file's interface does not matter here.
     let Some(packet) = reader.next_raw_packet().transpose()? else {
         return Ok(None);
     };
@@ -198,8 +198,7 @@ fn next_of_pcapng<R: Read>(
     }
 }
 
-// The reader takes every unit for a nanosecond. A resolution is a power of ten, or with the highest bit of two, below a
-// second.
+// The reader takes every unit for a nanosecond. A resolution is a negative power of ten, or, with the highest bit set, of two.
 fn in_units(time: Duration, resolution: u8) -> Duration {
     let units = time.as_nanos();
     let exponent = u32::from(resolution & 0x7f);
@@ -221,7 +220,7 @@ fn link_type(link: DataLink) -> Result<LinkType, FileError> {
         DataLink::LINUX_SLL => Ok(LinkType::Sll),
         other => match u32::from(other) {
             SLL2 => Ok(LinkType::Sll2),
-            // What raw IP is on some systems.
+            // The number of raw IP on some systems.
             12 | 14 => Ok(LinkType::Raw),
             other => Err(FileError::LinkType(other)),
         },
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_capture_says_so() {
+    fn a_file_that_is_no_capture_is_an_error() {
         let open = |octets: &[u8]| {
             CaptureFile::new(octets)
                 .err()

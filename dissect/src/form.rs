@@ -1,4 +1,4 @@
-//! A packet as fields. serde writes and reads it; [`encode`](crate::encode()) makes its octets again.
+//! A packet as fields. serde writes and reads it; [`encode`](crate::encode()) turns it back into bytes.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,10 +23,10 @@ use crate::summary::Summary;
 pub struct Capture {
     /// The packets, in the order of the file.
     pub packets: Vec<Packet>,
-    /// What the streams had left when the capture ended.
+    /// What was left of the streams when the capture ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unfinished: Vec<Pdu>,
-    /// What was seen, counted.
+    /// The summary.
     pub summary: Summary,
 }
 
@@ -36,12 +36,12 @@ pub struct Capture {
 pub struct Packet {
     /// Its number in the capture, from 1.
     pub number: u64,
-    /// When it was captured.
+    /// Time of capture.
     pub time: Time,
-    /// Octets that it had on the wire, where the capture has fewer.
+    /// Length on the wire, where the capture has fewer bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_len: Option<u32>,
-    /// What its first header is.
+    /// The link type.
     pub link: Link,
     /// VLAN tags, the outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -49,39 +49,39 @@ pub struct Packet {
     /// Its IP header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ip>,
-    /// What lies behind.
+    /// What follows the IP header.
     pub content: Content,
-    /// What lies behind that: where links fill up short packets.
+    /// Bytes behind the IP packet: padding of short frames.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
-    /// What is wrong.
+    /// Complaints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub complaints: Vec<String>,
 }
 
-/// A time since the beginning of 1970.
+/// A time since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Time {
-    /// Whole seconds.
+    /// Seconds.
     pub seconds: u64,
-    /// And this many nanoseconds.
+    /// Nanoseconds.
     pub nanoseconds: u32,
 }
 
-/// What a packet's first header is.
+/// The link-layer header of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Link {
     /// Ethernet.
     Ethernet(Ethernet),
-    /// None: an IP header comes first.
+    /// Raw IP: the packet begins with an IP header.
     Raw,
     /// Linux's cooked capture.
     Sll(Sll),
     /// Linux's cooked capture, second version.
     Sll2(Sll2),
-    /// Octets that are too short for the header.
+    /// Bytes that are too short for the header.
     Short,
 }
 
@@ -104,13 +104,13 @@ pub enum Ip {
     },
 }
 
-/// What lies behind the IP header, or behind the first one where there is no IP.
+/// What follows the IP header, or the link-layer header where there is no IP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
     /// A packet of RoCEv2.
     Roce(Box<Roce>),
-    /// A datagram to the port of RoCEv2 that is no packet of it.
+    /// A datagram to the port of RoCEv2 that is no RoCEv2 packet.
     BadRoce(BadRoce),
     /// TCP, with or without iWARP in it.
     Tcp(TcpSegment),
@@ -124,26 +124,26 @@ pub enum Content {
 pub struct Roce {
     /// UDP's header.
     pub udp: Udp,
-    /// The opcode in words; for the reader.
+    /// The opcode's name, for the reader.
     pub opcode: String,
-    /// BTH, and what its opcode has behind it.
+    /// BTH and the extended headers of its opcode.
     pub headers: Headers,
     /// The payload.
     pub payload: Payload,
-    /// The pad, where it is not zeros.
+    /// The pad, if it is not zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
     /// The invariant CRC.
     pub icrc: Checksum,
 }
 
-/// A datagram to the port of RoCEv2 that is no packet of it.
+/// A datagram to the port of RoCEv2 that is no RoCEv2 packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadRoce {
     /// UDP's header.
     pub udp: Udp,
-    /// What is behind it.
+    /// The payload.
     pub octets: Hex,
 }
 
@@ -151,7 +151,7 @@ pub struct BadRoce {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
-    /// The program's octets.
+    /// The program's data.
     Data(Hex),
     /// A management datagram.
     Mad(Box<Management>),
@@ -163,15 +163,14 @@ pub enum Payload {
 pub struct Management {
     /// Its header.
     pub header: MadHeader,
-    /// What is behind.
+    /// The data behind the header.
     pub content: ManagementContent,
-    /// What the private data of a connection manager's message begins with, where that is the RDMA connection
-    /// manager's; for the reader.
+    /// The RDMA connection manager's header at the beginning of the private data, if there is one; for the reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<RdmaCm>,
 }
 
-/// What a management datagram has behind its header.
+/// The data of a management datagram.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // Boxed as a whole.
@@ -186,21 +185,21 @@ pub enum ManagementContent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checksum {
-    /// As captured.
+    /// The value captured.
     pub value: Octets<4>,
-    /// What to think of it.
+    /// Whether it is correct.
     pub verdict: Verdict,
 }
 
-/// What to think of a checksum.
+/// Whether a checksum is correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is what it should be, and is computed anew when the packet is built.
+    /// Correct; computed anew when the packet is encoded.
     Right,
-    /// It is not.
+    /// Incorrect.
     Wrong,
-    /// Both sides agreed not to use it.
+    /// Not in use, as both sides agreed.
     Unused,
 }
 
@@ -213,41 +212,41 @@ pub struct TcpSegment {
     /// Its options.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub options: Hex,
-    /// Its octets.
+    /// Its data.
     pub payload: TcpPayload,
-    /// What it completes in the connection's streams, in their order.
+    /// The units that it completes in the connection's streams, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub completes: Vec<Pdu>,
 }
 
-/// The octets of a segment.
+/// The data of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TcpPayload {
     /// None.
     None,
-    /// A stretch of an MPA stream.
+    /// Part of an MPA stream.
     Stream {
         /// The connection, counted from 0.
         connection: u32,
-        /// Who sends.
+        /// The sender.
         side: Side,
-        /// Octets of the stream before it.
+        /// Their offset in the stream.
         offset: u64,
-        /// Octets.
+        /// Their length in bytes.
         len: u32,
     },
-    /// Of no MPA stream, or of one but not where they fit.
+    /// No part of an MPA stream, or one that does not fit.
     Octets(Hex),
 }
 
-/// An end of a connection.
+/// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// Who opened the connection, or where that was not captured, who was seen first.
+    /// The side that opened the connection, or, if that was not captured, the one seen first.
     Initiator,
-    /// The other.
+    /// The other side.
     Responder,
 }
 
@@ -257,28 +256,28 @@ pub enum Side {
 pub struct Pdu {
     /// The connection, counted from 0.
     pub connection: u32,
-    /// Who sends.
+    /// The sender.
     pub side: Side,
-    /// Octets of the stream before it.
+    /// Its offset in the stream.
     pub offset: u64,
-    /// What it is.
+    /// The unit.
     pub unit: Unit,
 }
 
-/// What a unit of an MPA stream is.
+/// A unit of an MPA stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// A request or reply.
     Start(Start),
-    /// A frame.
+    /// An FPDU.
     Fpdu(Box<Fpdu>),
-    /// What cannot be taken apart.
+    /// Bytes that cannot be parsed.
     Octets {
-        /// Why, where something is wrong.
+        /// The complaint, if something is wrong.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         complaint: Option<String>,
-        /// The octets.
+        /// The bytes.
         octets: Hex,
     },
 }
@@ -287,31 +286,31 @@ pub enum Unit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Start {
-    /// What it begins with.
+    /// Its header.
     pub header: StartHeader,
-    /// With revision 2.
+    /// The fields of revision 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enhanced: Option<Enhanced>,
-    /// The program's.
+    /// The program's private data.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub private_data: Hex,
 }
 
-/// MPA's frame.
+/// An FPDU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fpdu {
-    /// The message in words; for the reader.
+    /// The message's name, for the reader.
     pub opcode: String,
-    /// DDP's header; none where the segment does not parse.
+    /// DDP's header; none where the segment cannot be parsed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<SegmentHeader>,
-    /// What is behind it.
+    /// What follows the header.
     pub body: SegmentBody,
-    /// The markers in the frame, where there are any.
+    /// The markers in the frame, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub markers: Option<Markers>,
-    /// The pad, where it is not zeros.
+    /// The pad, if it is not zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
     /// The checksum.
@@ -322,36 +321,36 @@ pub struct Fpdu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Markers {
-    /// Octets of the stream between the beginning of full operation and the frame.
+    /// Bytes between the beginning of full operation and the frame.
     pub position: u64,
     /// The markers.
     pub markers: Vec<Octets<4>>,
 }
 
-/// What a DDP segment has behind its header.
+/// What follows the header of a DDP segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentBody {
-    /// The program's octets.
+    /// The program's data.
     Data(Hex),
-    /// Of an Atomic Request.
+    /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
-    /// Of an Atomic Response.
+    /// The header of an Atomic Response.
     AtomicResponse(AtomicResponse),
-    /// The program's eight octets.
+    /// The program's eight bytes of Immediate Data.
     Immediate(Octets<8>),
-    /// Of an RDMA Read Request.
+    /// The header of an RDMA Read Request.
     ReadRequest(ReadRequest),
-    /// Of a Terminate.
+    /// A Terminate.
     Terminate(Terminate),
-    /// Of an extension.
+    /// The data of an extension's operation.
     Extension {
-        /// Which.
+        /// The extension.
         header: ExtensionHeader,
-        /// What it has behind.
+        /// Its data.
         data: Hex,
     },
-    /// A whole segment that does not parse.
+    /// A whole segment that cannot be parsed.
     Undecoded(Hex),
 }
 
@@ -359,12 +358,12 @@ pub enum SegmentBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Terminate {
-    /// What it begins with.
+    /// Its header.
     pub control: TerminateControl,
-    /// The code in words; for the reader.
+    /// The code's name, for the reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meaning: Option<String>,
-    /// Octets of the segment that it is about.
+    /// Length of the terminated segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_len: Option<u16>,
     /// DDP's header of that segment.
@@ -373,17 +372,17 @@ pub struct Terminate {
     /// RDMAP's header of that segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdmap: Option<TerminatedRequest>,
-    /// What is behind.
+    /// The rest.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub rest: Hex,
 }
 
-/// Octets, written as hexadecimal digits.
+/// Bytes, as hexadecimal digits.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Hex(pub Vec<u8>);
 
 impl Hex {
-    /// Whether there is none.
+    /// Whether it is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -439,7 +438,7 @@ impl From<Duration> for Time {
 }
 
 impl Packet {
-    /// The packet of RoCEv2, if it is one.
+    /// The RoCEv2 packet, if it is one.
     pub fn roce(&self) -> Option<&Roce> {
         match &self.content {
             Content::Roce(roce) => Some(roce),
@@ -447,7 +446,7 @@ impl Packet {
         }
     }
 
-    /// What it completes in MPA streams.
+    /// The units that it completes in MPA streams.
     pub fn completes(&self) -> &[Pdu] {
         match &self.content {
             Content::Tcp(segment) => &segment.completes,

@@ -1,18 +1,17 @@
-//! Captures of RoCEv2 and iWARP, taken apart into fields, checked, and built again.
+//! Captures of RoCEv2 and iWARP: dissected into fields, checked, and encoded again.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`file`](mod@file) | the packets of a pcap or pcapng file |
 //! | [`form`] | a packet as fields, which serde writes and reads |
 //! | [`Dissector`] | packets into that form, one after the other |
-//! | [`encode`](mod@encode) | that form into the octets it came from |
-//! | [`summary`] | what was seen, counted |
+//! | [`encode`](mod@encode) | that form back into bytes |
+//! | [`summary`] | counts |
 //! | [`line`](mod@line) | a packet in one line |
 //!
-//! Every ICRC and CRC-32C is checked, and whatever does not parse is a complaint of the packet in which that showed. A
-//! form holds fields and payloads and no header as octets; checksums that are right are computed anew when it is
-//! built. TCP streams are put together whatever the order of their segments, so that an MPA frame stands in the packet
-//! that completes it.
+//! Every ICRC and CRC-32C is checked, and whatever cannot be parsed is a complaint of the packet where that showed. A form
+//! holds fields and payloads but no raw headers; correct checksums are computed anew when it is encoded. TCP streams are
+//! reassembled whatever the order of their segments, and an FPDU is shown in the packet that completes it.
 #![forbid(unsafe_code)]
 
 pub mod encode;
@@ -35,10 +34,10 @@ pub use form::{Capture, Packet};
 pub use line::line;
 pub use summary::Summary;
 
-/// Takes a whole file apart.
+/// Dissects a whole file.
 ///
 /// # Errors
-/// A file that is none of the known kinds, or ends within a packet.
+/// The format is unknown, or the file ends within a packet.
 pub fn dissect(file: impl Read) -> Result<Capture, FileError> {
     let mut file = CaptureFile::new(file)?;
     let mut dissector = Dissector::new();

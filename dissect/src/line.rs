@@ -14,8 +14,7 @@ use crate::form::{
     SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
 };
 
-/// The packet in one line, without what is wrong with it: its number, the time since `first`, between whom, its headers,
-/// what it is.
+/// The packet in one line, without complaints: its number, the time since `first`, its endpoints, its headers and its content.
 pub fn line(packet: &Packet, first: Time) -> String {
     let mut line = format!(
         "{:>5} {:>12.6} ",
@@ -34,7 +33,7 @@ pub fn line(packet: &Packet, first: Time) -> String {
     line
 }
 
-/// Between whom a packet is.
+/// The endpoints of a packet.
 pub fn addresses(ip: &Ip) -> (IpAddr, IpAddr) {
     match ip {
         Ip::V4 { header, .. } => (
@@ -90,7 +89,7 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
     names
 }
 
-// What is neither protocol, where it is well known.
+// Well-known protocols other than RoCEv2 and iWARP.
 fn other(packet: &Packet) -> Option<&'static str> {
     const ARP: u16 = 0x0806;
     let number = match &packet.ip {

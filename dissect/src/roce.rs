@@ -10,7 +10,7 @@ use crate::form::{
     BadRoce, Checksum, Content, Ip, Management, ManagementContent, Payload, Roce, Verdict,
 };
 
-/// Takes a datagram apart; what is wrong goes to `complaints`.
+/// Dissects a datagram, and adds to `complaints`.
 pub(crate) fn dissect(
     ip: &Ip,
     udp: &Udp,
@@ -60,7 +60,7 @@ fn fields(ip: &Ip, udp: &Udp, packet: &Packet<'_>, complaints: &mut Vec<String>)
     }
 }
 
-/// The ICRC of a packet in these headers, begun.
+/// The ICRC over the headers of a packet, to be continued.
 pub(crate) fn begin(ip: &Ip, udp: &Udp, bth: &roce::BthView) -> Icrc {
     let udp = udp.to_view();
     match ip {

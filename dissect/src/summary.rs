@@ -1,4 +1,4 @@
-//! What was seen in a capture, counted.
+//! Counts of a capture.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use crate::form::{
     Checksum, Content, Fpdu, Packet, Payload, Pdu, Roce, SegmentBody, TcpPayload, Unit, Verdict,
 };
 
-/// What was seen.
+/// The counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
@@ -14,53 +14,53 @@ pub struct Summary {
     pub packets: u64,
     /// Packets of RoCEv2.
     pub roce: u64,
-    /// Packets with octets of MPA streams.
+    /// Packets with bytes of MPA streams.
     pub iwarp: u64,
     /// Invariant CRCs.
     pub icrc: Tally,
-    /// CRC-32Cs of MPA's frames.
+    /// CRC-32Cs of FPDUs.
     pub crc32c: Tally,
-    /// Packets, and streams at the end, of which something is wrong.
+    /// Packets, and streams at the end, with complaints.
     pub complaints: u64,
-    /// Streams that had the front of a frame when the capture ended, which is no fault.
+    /// Streams that had an incomplete FPDU when the capture ended, which is no fault.
     pub unfinished: u64,
     /// Each opcode.
     pub opcodes: Vec<OpcodeCount>,
 }
 
-/// Checksums by what to think of them.
+/// Checksums by whether they are correct.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
-    /// As they should be.
+    /// Correct.
     pub right: u64,
-    /// Otherwise.
+    /// Incorrect.
     pub wrong: u64,
-    /// Agreed not to be used.
+    /// Not in use, as both sides agreed.
     pub unused: u64,
 }
 
-/// How often an opcode was seen.
+/// The count of an opcode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpcodeCount {
-    /// The protocol that it is of.
+    /// Its protocol.
     pub protocol: Protocol,
     /// The opcode.
     pub opcode: String,
-    /// How often.
+    /// How often it was seen.
     pub count: u64,
-    /// Octets of payload.
+    /// Bytes of payload.
     pub octets: u64,
 }
 
-/// What has opcodes.
+/// Protocols that have opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
     /// Packets of RoCEv2.
     RoceV2,
-    /// Messages of the connection manager, which are payload of those.
+    /// Messages of the connection manager, which are payload of RoCEv2 packets.
     Cm,
     /// Requests and replies of MPA.
     Mpa,
@@ -81,7 +81,7 @@ impl Protocol {
 }
 
 impl Summary {
-    /// Whether all was parsed, and every checksum that is used was right.
+    /// Whether everything was parsed, and every checksum in use was correct.
     pub const fn is_clean(&self) -> bool {
         self.complaints == 0
     }

@@ -51,7 +51,7 @@ fn every_packet_parses_and_every_checksum_is_right() {
 }
 
 #[test]
-fn every_packet_is_built_again_from_json() {
+fn every_packet_is_encoded_again_from_json() {
     for path in captures() {
         let capture = dissect(File::open(&path).unwrap()).unwrap();
         let json = serde_json::to_string(&capture).unwrap();
@@ -68,7 +68,7 @@ fn every_packet_is_built_again_from_json() {
 
 // rxe counts the identification up, and a UDP socket does not show it.
 #[test]
-fn an_identification_that_is_not_seen_is_recovered() {
+fn an_ip_identification_not_in_the_form_is_recovered() {
     let mut recovered = 0;
     for path in captures() {
         let capture = dissect(File::open(path).unwrap()).unwrap();
@@ -102,7 +102,7 @@ fn counted(summary: &Summary, protocol: Protocol) -> Vec<(&str, u64)> {
 }
 
 #[test]
-fn what_is_in_them_is_what_was_done() {
+fn captures_contain_the_operations_that_were_performed() {
     let summary = capture("rxe_nvme.pcap").summary;
     assert_eq!(
         (summary.packets, summary.roce, summary.icrc.right),

@@ -9,8 +9,8 @@ use verbs_api::{Device, Registry};
 pub use polyverbs_links::wire::source_of;
 
 pub use polyverbs_connection::{
-    Accepted, ChannelEvent, ConnectError, Connection, ConnectionOptions, Connector,
-    DatagramListener, DatagramQuestion, DatagramService, EventChannel, Happened, Identifier,
+    Accepted, ChannelEvent, ChannelEventKind, ConnectError, Connection, ConnectionOptions,
+    Connector, DatagramListener, DatagramQuestion, DatagramService, EventChannel, Identifier,
     Incoming, Listener, Phase, PrivateDataLimits, ReadLimits, flush,
 };
 

@@ -1,11 +1,11 @@
-//! `polyverbs capture`: another command, with its packets in a file.
+//! `polyverbs capture`: runs another command and captures its packets to a file.
 
 use std::path::PathBuf;
 
 /// Write the packets of another command to a file
 ///
-/// Runs the command, and writes what its device sends and receives: a device at an address, as `put`, `serve`, `ping` and
-/// `perf` have it. Wireshark reads the file, and so does `polyverbs dissect`.
+/// Runs the command, and writes what its device sends and receives: a device at an address, as for `put`, `serve`, `ping` and
+/// `perf`. Wireshark reads the file, and so does `polyverbs dissect`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

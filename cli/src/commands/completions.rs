@@ -1,4 +1,4 @@
-//! `polyverbs completions`: what a shell completes command lines with.
+//! `polyverbs completions`: completion scripts for shells.
 
 use std::io::Write as _;
 

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::interrupt::{self, Ending};
 use crate::output::{
-    AlreadyTold, BAD, BOLD, DIM, GOOD, count, octets, parse_octets, print_json, progress, rate,
-    say, seconds, width, wrapped,
+    AlreadyReported, BAD, BOLD, DIM, GOOD, count, format_bytes, parse_bytes, print_json, progress,
+    rate, say, seconds, width, wrapped,
 };
 use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
 
@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn parse_piece(text: &str) -> Result<u32, String> {
-    match parse_octets(text)? {
+    match parse_bytes(text)? {
         piece @ 1.. if piece <= u64::from(WINDOW) => Ok(piece as u32),
         _ => Err(format!("a piece has 1 to {WINDOW} bytes")),
     }
@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     if arguments.json {
-        return Err(AlreadyTold.into());
+        return Err(AlreadyReported.into());
     }
     anyhow::bail!(
         "the digests differ: {} was left as it was",
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     )
 }
 
-// A device of its own, so that the link of the others stays as it is.
+// A device of its own, so that the links of registered devices stay as they are.
 fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     crate::output::device(name)?;
     anyhow::ensure!(
@@ -112,7 +112,7 @@ fn faulty(name: &str, faults: FaultSpec) -> anyhow::Result<Device> {
     Ok(emulated::device(name, &options)?)
 }
 
-/// A copy, and what the device counted meanwhile.
+/// A copy, and the device's counters meanwhile.
 pub(crate) struct Run {
     pub(crate) copied: Copied,
     counters: Vec<(&'static str, u64)>,
@@ -133,13 +133,13 @@ pub(crate) fn copy(
     let (shown, whole) = (bar.clone(), total);
     let what = to.display().to_string();
     interrupt::says(Ending::ByItself, move || {
-        let copied = octets(shown.position());
+        let copied = format_bytes(shown.position());
         format!(
             "{copied} of {} copied, and {what} is as it was",
-            octets(whole)
+            format_bytes(whole)
         )
     });
-    let copied = transfer::copy(device, from, to, options, |octets| bar.set_position(octets));
+    let copied = transfer::copy(device, from, to, options, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
     let copied = copied.map_err(anyhow::Error::from_boxed)?;
     let counted = |(name, after): (&'static str, u64)| {
@@ -155,7 +155,7 @@ pub(crate) fn copy(
     })
 }
 
-/// Two lines for people.
+/// The result as text: two lines.
 pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     let Copied {
         bytes,
@@ -169,7 +169,7 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     say!(
         "{BOLD}{}{BOLD:#}  {} in {}, {}; {}, {}",
         device.name(),
-        octets(bytes),
+        format_bytes(bytes),
         seconds(elapsed),
         rate(speed),
         count(windows, "window"),
@@ -187,7 +187,7 @@ pub(crate) fn print(device: &Device, run: &Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both digests: one line where they are equal.
+/// Both digests, in one line if they are equal.
 pub(crate) fn print_digests(client: &Digest, server: &Digest) -> anyhow::Result<()> {
     if client == server {
         say!("sha256 {} {GOOD}equal{GOOD:#}", hexadecimal(server))?;
@@ -237,5 +237,5 @@ fn to_json(device: &Device, arguments: &Arguments, run: &Run) -> Value {
 }
 
 pub(crate) fn hexadecimal(digest: &Digest) -> String {
-    digest.iter().map(|octet| format!("{octet:02x}")).collect()
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

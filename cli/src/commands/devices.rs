@@ -1,4 +1,4 @@
-//! `polyverbs devices`: the devices there are.
+//! `polyverbs devices`: lists the devices.
 
 use std::io::Write as _;
 
@@ -7,7 +7,7 @@ use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 
 use crate::output::{BOLD, DIM, print_json, say, width, wrapped};
 
-/// List the devices there are
+/// List the devices
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
   polyverbs devices --json | jq '.[].name'
   polyverbs devices --json | jq '.[] | {name, transport}'")]
 pub(crate) struct Arguments {
-    /// Print a JSON array with everything that the devices tell about themselves
+    /// Print a JSON array with all attributes of the devices
     #[arg(long)]
     json: bool,
     /// Also say which devices cannot be used, and why
@@ -126,5 +126,5 @@ const HEADERS: [&str; 9] = [
     "FEATURES",
     "GAPS",
 ];
-/// Blanks in front of what belongs to a device.
+/// Indentation of a device's attributes.
 const INDENT: usize = 5;

@@ -1,4 +1,4 @@
-//! `polyverbs dissect`: a capture, packet by packet, everything checked.
+//! `polyverbs dissect`: a capture, packet by packet, with all checks.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use polyverbs_dissect::form::{Content, Pdu, Time, Unit};
 use polyverbs_dissect::summary::Tally;
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, FileError, Packet, Summary, line};
 
-use crate::output::{AlreadyTold, BAD, BOLD, DIM, GOOD, octets, print_json, say};
+use crate::output::{AlreadyReported, BAD, BOLD, DIM, GOOD, format_bytes, print_json, say};
 
 /// Take a capture of RoCEv2 and iWARP apart, and check it
 ///
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if summary.is_clean() {
         Ok(())
     } else {
-        Err(AlreadyTold.into())
+        Err(AlreadyReported.into())
     }
 }
 
@@ -142,7 +142,7 @@ fn table(summary: &Summary) -> Table {
             known.protocol.name().to_owned(),
             known.opcode.clone(),
             known.count.to_string(),
-            octets(known.octets),
+            format_bytes(known.octets),
         ]);
     }
     for column in table.column_iter_mut().skip(2) {

@@ -1,4 +1,4 @@
-//! `polyverbs matrix`: what each device can do, side by side.
+//! `polyverbs matrix`: what each device supports, side by side.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use polyverbs::Device;
 
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyTold, progress, width};
+use crate::output::{AlreadyReported, progress, width};
 
 /// Show what each device can do, side by side
 ///
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     match matrix.mismatches().next() {
         None => Ok(()),
-        Some(_) => Err(AlreadyTold.into()),
+        Some(_) => Err(AlreadyReported.into()),
     }
 }
 
@@ -136,7 +136,7 @@ fn chosen(arguments: &Arguments) -> anyhow::Result<Vec<Device>> {
     Ok(chosen)
 }
 
-/// Why nothing is shown: there is no device of these providers, or none at all.
+/// Why nothing is shown: no device of these providers, or no device at all.
 fn none_of(providers: &[String]) -> String {
     let none = match providers {
         [] => "there is no device".to_owned(),
@@ -145,7 +145,7 @@ fn none_of(providers: &[String]) -> String {
     format!("{none}; `polyverbs devices --verbose` says what there is, and why not more")
 }
 
-// A file is replaced when all of it is written.
+// A file is replaced once all of it is written.
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Ok(std::fs::write(path, text)?);
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn providers_are_named_where_some_were_asked_for() {
+    fn a_failed_provider_filter_names_the_providers() {
         let asked = ["libibverbs", "acme"].map(str::to_owned);
         assert!(none_of(&asked).starts_with("there is no such device of libibverbs, acme; "));
         assert!(none_of(&[]).starts_with("there is no device; "));

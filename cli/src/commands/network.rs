@@ -1,4 +1,4 @@
-//! What the commands that reach other processes have in common: a device at an address.
+//! Devices at an address, for the commands that reach other processes.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -38,7 +38,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// A host, by name or address, and perhaps a port.
+/// A host, by name or address, and optionally a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) host: String,
@@ -66,7 +66,7 @@ impl FromStr for Host {
     }
 }
 
-// Colons belong to an address of IPv6, which then has brackets.
+// An IPv6 address, which contains colons, needs brackets.
 fn unbracketed(host: &str) -> Option<&str> {
     let host = match host.strip_prefix('[') {
         Some(host) => host.strip_suffix(']')?,
@@ -76,11 +76,11 @@ fn unbracketed(host: &str) -> Option<&str> {
     (!host.is_empty()).then_some(host)
 }
 
-/// The addresses of a host, those that the system prefers first.
+/// The addresses of a host, in the system's order of preference.
 pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
     let found = match (host, port).to_socket_addrs() {
         Ok(found) => found.collect::<Vec<_>>(),
-        // Where no table of hosts is; what this name means is fixed (RFC 6761, 6.3).
+        // For systems without a hosts file; the meaning of this name is fixed (RFC 6761, 6.3).
         Err(_) if host.eq_ignore_ascii_case("localhost") => vec![
             (Ipv4Addr::LOCALHOST, port).into(),
             (Ipv6Addr::LOCALHOST, port).into(),
@@ -98,13 +98,13 @@ pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAd
 }
 
 impl Endpoint {
-    /// Where to listen: at the first of its addresses.
+    /// The address at which to listen: the first.
     pub(crate) fn own(&self) -> anyhow::Result<SocketAddr> {
         Ok(addresses_of(&self.host, self.port)?[0])
     }
 }
 
-/// A port for examples: that of NVMe over fabrics.
+/// A port for examples: the one of NVMe over fabrics.
 const PORT: u16 = 4420;
 
 /// Where the device is, and what its link does
@@ -119,8 +119,8 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// The device at an address of this machine. One that is not emulated has its own, and is reached through those that lead
-    /// to it.
+    /// The device at an address of this machine. One that is not emulated has its own addresses, and is found by those that
+    /// route to it.
     pub(crate) fn at(&self, address: IpAddr) -> anyhow::Result<Device> {
         if emulated::kind(&self.device).is_none() {
             let device = crate::output::device(&self.device)?;
@@ -131,7 +131,7 @@ impl DeviceOptions {
             );
             return Ok(device);
         }
-        // One that is registered there is as good, unless its link is to be bad.
+        // A registered device is used as it is, unless its link should have faults.
         if self.fault.is_none() && CAPTURE.get().is_none() {
             let registry = polyverbs::registry()?;
             let there = devices_at(&registry, address);
@@ -147,7 +147,7 @@ impl DeviceOptions {
         Ok(emulated::device_at(&self.device, address, &options)?)
     }
 
-    /// The device from which `to` is reached: at `from`, where that is named.
+    /// The device from which `to` is reached: the one at `from`, if given.
     pub(crate) fn reaching(&self, to: SocketAddr, from: Option<IpAddr>) -> anyhow::Result<Device> {
         match from {
             Some(from) => self.at(from),
@@ -155,8 +155,8 @@ impl DeviceOptions {
         }
     }
 
-    /// The first address of an endpoint where a device answers, and the device from which it is reached. Of an endpoint with
-    /// one address nobody is asked.
+    /// The first address of an endpoint at which a device answers, and the device from which it is reached. A single address is
+    /// not tried.
     pub(crate) fn choose(
         &self,
         to: &Endpoint,
@@ -172,7 +172,7 @@ impl DeviceOptions {
             );
         }
         for &address in addresses.iter().skip_while(|_| addresses.len() == 1) {
-            // The own device, made there, would answer for others.
+            // A local device, created there, would answer for others.
             let is_own = way_to(address).is_ok_and(|way| way == address.ip());
             if is_own && !ping::is_held(address.ip()) {
                 continue;
@@ -192,7 +192,7 @@ pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))
 }
 
-/// Where what the devices of this command send and receive goes.
+/// The capture of the devices of this command.
 static CAPTURE: OnceLock<Arc<OctetCapture>> = OnceLock::new();
 
 /// Captures what `work` sends and receives to a file.

@@ -13,13 +13,13 @@ use serde_json::json;
 
 use super::network::{DeviceOptions, Host, addresses_of, way_to};
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyTold, say, seconds};
+use crate::output::{AlreadyReported, say, seconds};
 
 /// Find out whether an RDMA device answers at an address, and how soon
 ///
-/// Over RoCE the connection manager there is asked for a service that nobody has, and answers at once: the port does not
-/// matter. Over iWARP a request that can only be refused goes to the port; without one, to that of Polyverbs' own devices.
-/// No program there hears of either.
+/// Over RoCE, asks the connection manager there for an unused service; it answers at once, whatever the port. Over iWARP, sends
+/// a request that is always rejected to the port, by default to the one of Polyverbs' own devices. No program there notices
+/// either.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     to: Host,
     #[command(flatten)]
     device: DeviceOptions,
-    /// The own address, if not that of the way there
+    /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
     /// How often
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .copied()
         .filter(|to| of_kind(&to))
         .peekable();
-    // Of several addresses the last is asked whatever comes of it.
+    // The last address is used even if it does not answer.
     loop {
         let to = candidates.next();
         let to = to.ok_or_else(|| anyhow::anyhow!("{host} has no address of that kind"))?;
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// Whether a device answers there, soon.
+/// Whether a device answers there in time.
 pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
     let context = device.open(&Requirements::new());
     let ping = context.map_err(anyhow::Error::new).and_then(|context| {
@@ -100,7 +100,7 @@ pub(super) fn answers(device: &Device, to: SocketAddr) -> bool {
 
 type Answer = (Duration, Result<(), ConnectError>);
 
-// What came of it and when; `None` where nothing has.
+// The outcome and its time; `None` where there is none.
 fn ping(
     connector: &Connector,
     context: &Context,
@@ -110,7 +110,7 @@ fn ping(
     let (sender, receiver) = mpsc::sync_channel(1);
     let began = Instant::now();
     connector.ping(context, to).on_done(move |answer| {
-        // Nobody waits any more where this fails.
+        // If this fails the receiver is gone.
         let _ = sender.send((began.elapsed(), answer));
     });
     receiver.recv_timeout(patience).ok()
@@ -130,7 +130,7 @@ impl Pinger {
             Some(from) => from,
             None => apart(way_to(to)?, to.ip()),
         };
-        // The own device would answer for the others.
+        // A local device would answer for the others.
         let is_own = from == to.ip();
         anyhow::ensure!(
             !is_own || is_held(to.ip()),
@@ -148,7 +148,7 @@ impl Pinger {
         })
     }
 
-    /// How soon it answers; `None` where nobody does.
+    /// The time until it answers; `None` if it does not.
     fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
         match ping(&self.connector, &self.context, self.to, timeout.min(SOON)) {
             None => {}
@@ -159,7 +159,7 @@ impl Pinger {
             "no RDMA device is at {}: its kernel refuses UDP port {PORT}",
             self.to.ip()
         );
-        // What has been sent may have been lost.
+        // The message may have been lost.
         let rest = timeout.saturating_sub(SOON);
         let again = ping(&self.connector, &self.context, self.to, rest);
         self.outcome(again)
@@ -191,7 +191,7 @@ impl Pinger {
         }
     }
 
-    /// Whether the kernel there says that nobody has the port of RoCEv2.
+    /// Whether the kernel there reports the port of RoCEv2 as closed.
     fn is_refused(&self) -> bool {
         let refused = || {
             let socket = UdpSocket::bind((self.from, 0))?;
@@ -235,13 +235,13 @@ impl Pinger {
             false => say!("{tally}")?,
         }
         match tally.times.is_empty() {
-            true => Err(AlreadyTold.into()),
+            true => Err(AlreadyReported.into()),
             false => Ok(()),
         }
     }
 }
 
-/// What has come of all.
+/// The outcome of all pings.
 #[derive(Default)]
 struct Tally {
     sent: u64,
@@ -249,7 +249,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// The shortest, the one in the middle, the longest.
+    /// Minimum, median, maximum.
     fn spread(&self) -> Option<[Duration; 3]> {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -287,7 +287,7 @@ fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An own address other than `to`: every address in 127.0.0.0/8 is this machine's.
+/// A local address other than `to`: every address in 127.0.0.0/8 is this machine's.
 fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
     if from != to || !to.is_ipv4() {
         return from;
@@ -296,12 +296,12 @@ fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
     Ipv4Addr::new(127, 128 | (high & 0x3f), middle, low).into()
 }
 
-/// Whether a process has the port of RoCEv2 there, or of Polyverbs' iWARP devices.
+/// Whether a process has the port of RoCEv2, or of Polyverbs' iWARP devices, there.
 pub(super) fn is_held(at: IpAddr) -> bool {
     let is_in_use = |error: std::io::Error| error.kind() == ErrorKind::AddrInUse;
     UdpSocket::bind((at, PORT)).is_err_and(is_in_use)
         || TcpListener::bind((at, PORT)).is_err_and(is_in_use)
 }
 
-/// A device of this network answers within this.
+/// The time in which a device of this network answers.
 const SOON: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! `polyverbs plan`: what a portable operation becomes on a device, before anything is posted.
+//! `polyverbs plan`: the requests of a portable operation on a device, before anything is posted.
 
 use std::io::Write as _;
 
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-// What the plan does not say about the memory.
+// A note about memory that the plan does not contain.
 fn note(operation: Operation, context: &Context) -> Option<String> {
     match operation {
         Operation::ReadAndInvalidate => {

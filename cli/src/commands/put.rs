@@ -1,4 +1,4 @@
-//! `polyverbs put`: a file to another process or machine.
+//! `polyverbs put`: sends a file to another process or machine.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -9,7 +9,9 @@ use serde_json::json;
 use super::copy::{hexadecimal, print_digests};
 use super::network::{DeviceOptions, Endpoint};
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyTold, BOLD, count, octets, print_json, progress, rate, say, seconds};
+use crate::output::{
+    AlreadyReported, BOLD, count, format_bytes, print_json, progress, rate, say, seconds,
+};
 use crate::transfer::network;
 
 /// Send a file to `polyverbs serve`, and compare what arrived
@@ -29,7 +31,7 @@ pub(crate) struct Arguments {
     to: Endpoint,
     #[command(flatten)]
     device: DeviceOptions,
-    /// The own address, if not that of the way there
+    /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
     /// Print a JSON object
@@ -46,11 +48,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     );
     let shown = bar.clone();
     interrupt::says(Ending::ByItself, move || {
-        let sent = octets(shown.position());
-        format!("{sent} of {} sent, and nothing is stored", octets(total))
+        let sent = format_bytes(shown.position());
+        format!(
+            "{sent} of {} sent, and nothing is stored",
+            format_bytes(total)
+        )
     });
-    let copied = network::put(&device, &arguments.file, to, |octets| {
-        bar.set_position(octets);
+    let copied = network::put(&device, &arguments.file, to, |bytes| {
+        bar.set_position(bytes);
     });
     bar.finish_and_clear();
     let copied = copied.map_err(anyhow::Error::from_boxed)?;
@@ -79,12 +84,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "bytes_per_second": speed,
             "counters": counters,
         }))?;
-        return copied.is_intact().then_some(()).ok_or(AlreadyTold.into());
+        return copied
+            .is_intact()
+            .then_some(())
+            .ok_or(AlreadyReported.into());
     }
     say!(
         "{BOLD}{}{BOLD:#}  {} in {}, {}; {}",
         device.name(),
-        octets(copied.bytes),
+        format_bytes(copied.bytes),
         seconds(copied.elapsed),
         rate(speed),
         count(copied.windows, "window"),

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::copy::{hexadecimal, parse_piece};
 use super::network::{DeviceOptions, Endpoint};
 use crate::interrupt::{self, Ending};
-use crate::output::{BOLD, GOOD, complain, count, octets, rate, say, seconds};
+use crate::output::{BOLD, GOOD, complain, count, format_bytes, rate, say, seconds};
 use crate::transfer::network::{Store, Stored, clean};
 use crate::transfer::{CopyOptions, requirements};
 
@@ -104,19 +104,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for thread in running {
         failures += u64::from(!thread.join().unwrap_or(false));
     }
-    anyhow::ensure!(!interrupt::happened(), "interrupted");
+    anyhow::ensure!(!interrupt::is_interrupted(), "interrupted");
     anyhow::ensure!(failures == 0, "{} did not arrive", count(failures, "file"));
     Ok(())
 }
 
-// The next request; `None` where the command was interrupted.
+// The next request; `None` if the command was interrupted.
 fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     listener.next().on_done(move |incoming| {
-        // Nobody takes any more where this fails.
+        // If this fails the receiver is gone.
         let _ = sender.send(incoming);
     });
-    while !interrupt::happened() {
+    while !interrupt::is_interrupted() {
         if let Ok(incoming) = receiver.recv_timeout(Duration::from_millis(100)) {
             return incoming.map(Some);
         }
@@ -124,7 +124,7 @@ fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
     Ok(None)
 }
 
-// What fails is told at once, and does not end the others.
+// A failure is reported at once, and does not end the others.
 fn take(store: &Store, incoming: Incoming, is_json: bool) -> bool {
     let stored = store.take(incoming, |_| ());
     let told = match &stored {
@@ -162,7 +162,7 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
         say!(
             "{}  {} in {}, {}\n  sha256 {} {verdict}",
             path.display(),
-            octets(copied.bytes),
+            format_bytes(copied.bytes),
             seconds(copied.elapsed),
             rate(speed),
             hexadecimal(&copied.server_digest),

@@ -1,11 +1,11 @@
-//! No command: what there is, what it can do, and a file copied over each device.
+//! Without a command: the devices, what they support, and a file copied over each.
 
 use std::io::Write as _;
 
 use capability_matrix::{Matrix, Section};
 
 use crate::commands::{copy, devices};
-use crate::output::{BOLD, DIM, GOOD, octets, progress, say, width, wrapped};
+use crate::output::{BOLD, DIM, GOOD, format_bytes, progress, say, width, wrapped};
 use crate::transfer::CopyOptions;
 
 const FILE: usize = 64 << 20;
@@ -28,7 +28,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
     say!(
         "{BOLD}One program, a file of {}, every device{BOLD:#}  {DIM}polyverbs copy{DIM:#}\n",
-        octets(FILE as u64)
+        format_bytes(FILE as u64)
     )?;
     let folder = tempfile::tempdir()?;
     let from = folder.path().join("file");
@@ -86,7 +86,7 @@ fn next(one: &str, other: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-// Bytes without a pattern that a fault could hide in.
+// Bytes without a pattern that could hide a fault.
 fn generate(path: &std::path::Path) -> anyhow::Result<()> {
     let bar = progress(FILE as u64, "{bar:32.cyan/dim} generating a file");
     let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);

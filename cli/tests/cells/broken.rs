@@ -30,7 +30,7 @@ fn the_table_names_every_rule() {
 }
 
 #[test]
-fn a_broken_rule_changes_the_cells_that_rest_on_it() {
+fn a_broken_rule_changes_exactly_its_cells() {
     let table = Table::read();
     let rules = Mutex::new(resting(&table).into_iter());
     let wrong = Mutex::new(Vec::new());

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use table::{Table, Verdict, verify};
 
 #[test]
-fn the_devices_are_what_the_table_says() {
+fn the_devices_verify_as_the_table_says() {
     let table = Table::read();
     let found = verify(&table, None);
     assert!(found.success, "no mismatch, and the command failed");
@@ -29,7 +29,7 @@ fn the_devices_are_what_the_table_says() {
 }
 
 #[test]
-fn what_must_be_verified_rests_on_a_rule() {
+fn every_cell_that_must_be_verified_has_a_rule() {
     let table = Table::read();
     let bare = table
         .cells
@@ -43,7 +43,7 @@ fn what_must_be_verified_rests_on_a_rule() {
 }
 
 #[test]
-fn a_rule_is_of_one_feature() {
+fn every_rule_belongs_to_one_feature() {
     let table = Table::read();
     let mut of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for cell in &table.cells {

@@ -24,10 +24,10 @@ fn copy(device: &str, length: usize, more: &[&str]) -> Value {
     arguments.extend(more);
     let report = json(&arguments);
     let (sent, came) = (std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
-    assert!(sent == came, "{device}: {length} octets were changed");
+    assert!(sent == came, "{device}: {length} bytes were changed");
     let digest: String = Sha256::digest(&sent)
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     for side in ["client", "server"] {
         assert_eq!(report["digests"][side], digest.as_str(), "{side}");
@@ -88,14 +88,14 @@ fn files_of_every_size_arrive_whole_and_are_accounted_for() {
 #[test]
 fn pieces_and_depth_can_be_chosen() {
     for device in DEVICES {
-        for (piece, octets, depth) in [
+        for (piece, bytes, depth) in [
             ("64k", 64 << 10, "1"),
             ("4097", 4097, "16"),
             ("1M", 1 << 20, "64"),
         ] {
             let length = 2 * WINDOW as usize + 1;
             let report = copy(device, length, &["--piece", piece, "--depth", depth]);
-            assert_counters(&report, length as u64, octets);
+            assert_counters(&report, length as u64, bytes);
         }
         let report = copy(device, 300, &["--piece", "1"]);
         assert_counters(&report, 300, 1);
@@ -103,7 +103,7 @@ fn pieces_and_depth_can_be_chosen() {
 }
 
 #[test]
-fn a_link_that_loses_frames_costs_retransmissions_and_nothing_else() {
+fn lost_frames_cost_only_retransmissions() {
     let report = copy("ib0", 2 << 20, &["--fault", "drop=5%,seed=7"]);
     assert_ne!(report["counters"]["retransmissions"], 0, "{report:#}");
     assert_eq!(report["counters"]["sends_with_invalidate"], 2);
@@ -117,13 +117,13 @@ fn a_link_that_loses_frames_costs_retransmissions_and_nothing_else() {
 }
 
 #[test]
-fn a_stream_that_arrives_in_pieces_and_stalls_is_as_good_as_any() {
+fn a_stream_may_arrive_in_pieces_with_pauses() {
     let report = copy("iw0", 2 << 20, &["--fault", "chunk=64..1460,stall=1%:1ms"]);
     assert_counters(&report, 2 << 20, 256 << 10);
 }
 
 #[test]
-fn what_people_see_has_the_digest_and_the_counters() {
+fn text_output_has_the_digest_and_the_counters() {
     let folder = Folder::new();
     let (from, to) = (folder.file(4097), folder.path("copy"));
     for device in DEVICES {
@@ -146,7 +146,7 @@ fn what_people_see_has_the_digest_and_the_counters() {
 }
 
 #[test]
-fn a_device_file_is_a_target_too() {
+fn a_device_file_may_be_the_target() {
     let folder = Folder::new();
     let from = folder.file(100_000);
     let report = json(&[

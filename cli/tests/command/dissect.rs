@@ -56,13 +56,13 @@ fn json_has_every_packet_and_the_summary() {
 }
 
 #[test]
-fn what_is_wrong_is_shown_and_fails_the_command() {
+fn complaints_are_shown_and_fail_the_command() {
     let folder = Folder::new();
-    let mut octets = std::fs::read(capture("rxe_rping.pcap")).unwrap();
-    let last = octets.len() - 1;
-    octets[last] ^= 1;
+    let mut bytes = std::fs::read(capture("rxe_rping.pcap")).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
     let damaged = folder.path("damaged.pcap");
-    std::fs::write(&damaged, octets).unwrap();
+    std::fs::write(&damaged, bytes).unwrap();
     for arguments in [&["dissect"][..], &["dissect", "--json"]] {
         let output = run(&[arguments, &[damaged.to_str().unwrap()]].concat());
         assert_eq!(output.status.code(), Some(1));
@@ -74,7 +74,7 @@ fn what_is_wrong_is_shown_and_fails_the_command() {
 }
 
 #[test]
-fn a_file_that_is_no_capture_gets_one_line() {
+fn a_file_that_is_no_capture_is_reported_in_one_line() {
     let folder = Folder::new();
     let read = |path: &Path| complaint(&["dissect", path.to_str().unwrap()]);
     let gone = folder.path("gone.pcap");
@@ -83,9 +83,9 @@ fn a_file_that_is_no_capture_gets_one_line() {
     let text = folder.path("text");
     std::fs::write(&text, "no capture").unwrap();
     assert!(read(&text).ends_with("text: it is neither a pcap nor a pcapng file"));
-    let octets = std::fs::read(capture("rxe_rping.pcap")).unwrap();
+    let bytes = std::fs::read(capture("rxe_rping.pcap")).unwrap();
     let cut = folder.path("cut.pcap");
-    std::fs::write(&cut, &octets[..octets.len() - 1]).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() - 1]).unwrap();
     let output = run(&["dissect", cut.to_str().unwrap()]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());

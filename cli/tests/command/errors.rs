@@ -3,7 +3,7 @@
 use super::{DEVICES, Folder, complaint, run};
 
 #[test]
-fn an_unknown_device_names_those_there_are() {
+fn an_unknown_device_is_reported_with_the_existing_ones() {
     let complaints = [
         complaint(&["copy", "Cargo.toml", "--device", "ib7", "--to", "/dev/null"]),
         complaint(&[
@@ -29,7 +29,7 @@ fn an_unknown_device_names_those_there_are() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_or_written_is_named() {
+fn an_unreadable_or_unwritable_file_is_named() {
     let folder = Folder::new();
     let (file, gone) = (folder.file(1000), folder.path("gone"));
     let (file, gone) = (file.to_str().unwrap(), gone.to_str().unwrap());
@@ -51,7 +51,7 @@ fn a_file_that_cannot_be_read_or_written_is_named() {
 }
 
 #[test]
-fn a_full_disk_ends_both_sides() {
+fn a_full_disk_fails_both_sides() {
     let folder = Folder::new();
     for length in [1, 5 << 20] {
         let file = folder.file(length);
@@ -94,7 +94,7 @@ fn faults_of_the_other_kind_of_link_are_refused() {
 }
 
 #[test]
-fn a_connection_that_breaks_ends_the_copy() {
+fn a_broken_connection_ends_the_copy() {
     let folder = Folder::new();
     let file = folder.file(3 << 20);
     let broken = [
@@ -111,7 +111,7 @@ fn a_connection_that_breaks_ends_the_copy() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_in_one_line() {
+fn an_invalid_command_line_is_reported_in_one_line() {
     assert!(complaint(&["fly"]).contains("unrecognized subcommand 'fly'"));
     assert!(complaint(&["copy", "Cargo.toml", "--device", "ib0"]).contains("--to <PATH>"));
     assert!(complaint(&["plan", "--device", "ib0", "teleport"]).contains("read-and-invalidate"));

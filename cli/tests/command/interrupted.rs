@@ -114,7 +114,7 @@ fn a_copy_leaves_its_target_as_it_was() {
 }
 
 #[test]
-fn neither_side_of_a_put_leaves_anything() {
+fn an_interrupted_put_leaves_no_file_on_either_side() {
     for (device, interrupts_put) in [("ib0", true), ("iw0", true), ("ib0", false), ("iw0", false)] {
         let folder = Folder::new();
         let (from, stored) = (large(&folder), folder.path("stored"));
@@ -152,7 +152,7 @@ fn neither_side_of_a_put_leaves_anything() {
 }
 
 #[test]
-fn measurements_and_probes_end_at_once() {
+fn an_interrupt_ends_measurements_and_probes_at_once() {
     let folder = Folder::new();
     let page = folder.path("page");
     std::fs::write(&page, "old").unwrap();

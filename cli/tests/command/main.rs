@@ -78,17 +78,17 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A file of `length` octets without a pattern.
+    /// A file of `length` bytes without a pattern.
     fn file(&self, length: usize) -> PathBuf {
         let path = self.path("file");
         let mut state = 0x2545_f491_4f6c_dd1du64;
-        let octets = std::iter::repeat_with(|| {
+        let bytes = std::iter::repeat_with(|| {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
             state as u8
         });
-        std::fs::write(&path, octets.take(length).collect::<Vec<_>>()).unwrap();
+        std::fs::write(&path, bytes.take(length).collect::<Vec<_>>()).unwrap();
         path
     }
 }

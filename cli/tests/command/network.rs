@@ -101,10 +101,10 @@ fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> V
     arguments.extend(more);
     let report = json(&arguments);
     let stored = next(&mut server.lines);
-    let octets = std::fs::read(&file).unwrap();
-    let digest: String = Sha256::digest(&octets)
+    let bytes = std::fs::read(&file).unwrap();
+    let digest: String = Sha256::digest(&bytes)
         .iter()
-        .map(|octet| format!("{octet:02x}"))
+        .map(|byte| format!("{byte:02x}"))
         .collect();
     for told in [&report, &stored] {
         assert_eq!(told["bytes"], length as u64);
@@ -112,7 +112,7 @@ fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> V
         assert_eq!(told["digests"]["server"], digest.as_str());
     }
     let there = std::fs::read(server.folder.path("stored").join("file")).unwrap();
-    assert!(there == octets, "{device}: {length} octets were changed");
+    assert!(there == bytes, "{device}: {length} bytes were changed");
     report
 }
 
@@ -130,7 +130,7 @@ fn files_arrive_in_another_process() {
 }
 
 #[test]
-fn what_the_link_does_to_packets_is_made_good() {
+fn link_faults_are_recovered() {
     let faults = ["--fault", "drop=1%,reorder=1%,corrupt=0.1%,seed=3"];
     let mut server = Server::new("ib0", "127.0.31.1:0", &faults);
     let report = arrives(&mut server, "ib0", 8 << 20, &faults);
@@ -141,7 +141,7 @@ fn what_the_link_does_to_packets_is_made_good() {
 }
 
 #[test]
-fn nobody_there_is_one_clear_error() {
+fn an_absent_peer_is_one_clear_error() {
     for device in DEVICES {
         let folder = Folder::new();
         let file = folder.file(10);
@@ -159,7 +159,7 @@ fn nobody_there_is_one_clear_error() {
 }
 
 #[test]
-fn a_server_that_is_killed_ends_in_one_clear_error_in_time() {
+fn a_client_fails_clearly_and_soon_when_its_server_is_killed() {
     for device in DEVICES {
         let folder = Folder::new();
         let file = folder.file(64 << 20);
@@ -177,7 +177,7 @@ fn a_server_that_is_killed_ends_in_one_clear_error_in_time() {
 }
 
 #[test]
-fn a_client_that_is_killed_leaves_nothing_and_others_are_served() {
+fn a_killed_client_leaves_no_file_and_others_are_served() {
     for device in DEVICES {
         let folder = Folder::new();
         let file = folder.file(64 << 20);
@@ -198,7 +198,7 @@ fn a_client_that_is_killed_leaves_nothing_and_others_are_served() {
 }
 
 #[test]
-fn a_device_answers_where_a_process_has_one() {
+fn ping_finds_a_device_of_another_process() {
     for device in DEVICES {
         for at in ["127.0.36.1", "[::1]"] {
             let server = Server::new(device, &format!("{at}:0"), &["--files", "1"]);
@@ -242,7 +242,7 @@ fn a_device_answers_within_one_round_trip() {
 }
 
 #[test]
-fn a_kernel_that_refuses_and_silence_are_no_device() {
+fn refusal_by_the_kernel_and_silence_mean_no_device() {
     let ping = |device, to: &str| {
         let ping = ["ping", to, "--device", device, "--count", "1"];
         complaint(&[&ping[..], &["--timeout", "4"]].concat())
@@ -307,7 +307,7 @@ fn hosts_have_names() {
 }
 
 #[test]
-fn a_capture_has_every_packet_and_each_is_right() {
+fn a_capture_contains_every_packet_with_correct_checksums() {
     let folder = Folder::new();
     let (file, packets) = (folder.file(300_000), folder.path("packets"));
     let named: [(_, &[_]); 2] = [
@@ -341,7 +341,7 @@ fn a_capture_has_every_packet_and_each_is_right() {
 }
 
 #[test]
-fn what_a_killed_server_left_the_next_one_removes() {
+fn a_server_removes_what_a_killed_one_left() {
     let folder = Folder::new();
     let file = folder.file(64 << 20);
     let mut server = Server::new("ib0", "127.0.38.1:0", &[]);
@@ -365,7 +365,7 @@ fn what_a_killed_server_left_the_next_one_removes() {
 }
 
 #[test]
-fn a_stream_that_is_reset_or_damaged_ends_in_one_clear_error() {
+fn a_reset_or_damaged_stream_is_reported_in_one_clear_error() {
     for fault in ["flip=5%,seed=1", "reset-after=40"] {
         let folder = Folder::new();
         let file = folder.file(16 << 20);
@@ -425,7 +425,7 @@ fn every_measurement_is_made_between_processes() {
 }
 
 #[test]
-fn a_measurement_whose_listener_is_killed_ends_in_one_clear_error_in_time() {
+fn a_measurement_fails_clearly_and_soon_when_its_listener_is_killed() {
     for device in DEVICES {
         let listen = ["perf", "--listen", "127.0.41.1:0", "--device", device];
         let mut listening = Running::new(&[&listen[..], &["--json"]].concat());

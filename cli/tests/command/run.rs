@@ -92,7 +92,7 @@ fn a_program_finds_the_libraries_first_and_its_own_arguments() {
 }
 
 #[test]
-fn a_program_ends_as_it_ends_without() {
+fn a_program_has_the_same_exit_status_as_without_run() {
     let installed = Installed::new();
     assert_eq!(
         installed.run(&["/bin/sh", "-c", "exit 7"]).status.code(),
@@ -109,7 +109,7 @@ fn a_program_ends_as_it_ends_without() {
 }
 
 #[test]
-fn a_folder_of_another_user_is_not_insisted_on() {
+fn an_unwritable_runtime_folder_falls_back_to_the_temporary_one() {
     let installed = Installed::new();
     let runs_in = |temporary: &Path| {
         let mut command = installed.command();
@@ -128,7 +128,7 @@ fn a_folder_of_another_user_is_not_insisted_on() {
 }
 
 #[test]
-fn a_folder_of_two_words_is_one() {
+fn a_folder_name_may_contain_a_blank() {
     let installed = Installed::new();
     let moved = installed.folder.path("two: words");
     fs::create_dir(&moved).unwrap();
@@ -186,7 +186,7 @@ fn a_program_sees_devices_below_sys_and_dev() {
 }
 
 #[test]
-fn a_program_that_cannot_be_run_is_named() {
+fn a_program_that_cannot_be_started_is_named() {
     let installed = Installed::new();
     let script = installed.folder.path("script");
     fs::write(&script, "#!/no/such/shell\n").unwrap();
@@ -219,7 +219,7 @@ fn a_program_that_cannot_be_run_is_named() {
 }
 
 #[test]
-fn libraries_that_are_not_there_are_told_with_what_to_do() {
+fn missing_libraries_are_reported_with_a_remedy() {
     let installed = Installed::new();
     fs::remove_dir_all(installed.folder.path("lib")).unwrap();
     let output = installed.run(&["true"]);
@@ -232,7 +232,7 @@ fn libraries_that_are_not_there_are_told_with_what_to_do() {
 }
 
 #[test]
-fn what_is_shown_can_be_changed_and_read_again() {
+fn a_printed_configuration_can_be_edited_and_read() {
     let shown = text(&[
         "run",
         "--show",
@@ -253,7 +253,7 @@ fn what_is_shown_can_be_changed_and_read_again() {
 }
 
 #[test]
-fn what_is_wrong_with_devices_is_told_in_one_line() {
+fn invalid_devices_are_reported_in_one_line() {
     let folder = Folder::new();
     let file = folder.path("devices.toml");
     let path = file.to_str().unwrap();

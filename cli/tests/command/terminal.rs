@@ -150,7 +150,7 @@ fn escape_sequences_are_for_terminals_that_want_them() {
 }
 
 #[test]
-fn what_a_pipe_gets_depends_on_nothing_but_columns() {
+fn output_to_a_pipe_depends_only_on_columns() {
     let shown = |columns: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polyverbs"));
         command.arg("matrix").env_remove("COLUMNS");

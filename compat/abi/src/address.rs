@@ -1,4 +1,4 @@
-//! Addresses of sockets in the room that C programs give them.
+//! Socket addresses in the structures of C.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::rdmacm::Address;
 
-/// The address, unless it is of no family of the internet.
+/// The address; `None` where its family is neither IPv4 nor IPv6.
 pub fn read(address: &Address) -> Option<SocketAddr> {
     // SAFETY: all of it is initialised, and of numbers: each part of the union is a value.
     let (any, v4, v6) = unsafe { (&address.any, &address.v4, &address.v6) };
@@ -24,13 +24,13 @@ pub fn read(address: &Address) -> Option<SocketAddr> {
     }
 }
 
-/// Nothing: of no family.
+/// An address of no family.
 pub const fn none() -> Address {
     // SAFETY: numbers only, for which zero is a value.
     unsafe { std::mem::zeroed() }
 }
 
-/// As programs read it.
+/// The structure, as programs read it.
 pub fn write(address: SocketAddr) -> Address {
     let mut written = none();
     match address {
@@ -59,7 +59,7 @@ pub fn write(address: SocketAddr) -> Address {
     written
 }
 
-/// How long it is.
+/// Its length.
 pub const fn length(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(_) => size_of::<libc::sockaddr_in>(),
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_no_family_is_no_address() {
+    fn addresses_survive_conversion_and_unknown_families_are_none() {
         for address in ["192.0.2.1:7471", "[2001:db8::1%3]:18515"] {
             let address: SocketAddr = address.parse().unwrap();
             assert_eq!(read(&write(address)), Some(address));

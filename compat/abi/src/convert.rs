@@ -1,4 +1,4 @@
-//! Values of C as those of verbs-api, and the other way.
+//! Conversions between structures of C and values of verbs-api.
 
 use std::ffi::c_int;
 
@@ -54,7 +54,7 @@ impl From<&AddressVector> for IbvAhAttr {
     }
 }
 
-/// On an Ethernet, which has no local identifiers, the address is that of the GID.
+/// On Ethernet, which has no LIDs, the GID is the address.
 impl From<&IbvAhAttr> for AddressVector {
     fn from(path: &IbvAhAttr) -> Self {
         let dgid = Gid(path.grh.dgid.raw);
@@ -76,7 +76,7 @@ impl From<&IbvAhAttr> for AddressVector {
     }
 }
 
-/// What is not set is zero; the mask has the bits of C.
+/// Attributes that are not set are zero; the mask has the bits of C.
 impl From<&QpAttributes> for IbvQpAttr {
     fn from(set: &QpAttributes) -> Self {
         Self {

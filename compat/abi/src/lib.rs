@@ -1,5 +1,5 @@
-//! What both sides of rdma-core's C interface see, the library that gives it and the provider that takes it: the
-//! structures of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, field by field, and the numbers in them.
+//! rdma-core's C interface: the structures of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, field by field, and their
+//! constants. Shared by our C libraries and by the provider that uses rdma-core's.
 //!
 //! Every offset that a program compiled against rdma-core 44 relies on is asserted at compile time.
 #![allow(
@@ -9,7 +9,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Where a structure has a table of function pointers, a slot of it.
+/// A slot of a table of function pointers.
 pub type Slot = *const c_void;
 
 macro_rules! layout {
@@ -46,7 +46,7 @@ pub struct IbvDevice {
 layout!(IbvDevice, 664, node_type @ 16, name @ 24, dev_name @ 88, dev_path @ 152, ibdev_path @ 408);
 
 pub const OPS_SLOTS: usize = 32;
-/// Places in `ibv_context_ops` that programs call.
+/// Slots of `ibv_context_ops` that programs call.
 pub mod ops {
     pub const ALLOC_MW: usize = 7;
     pub const BIND_MW: usize = 8;
@@ -71,7 +71,7 @@ pub struct IbvContext {
 layout!(IbvContext, 328, device @ 0, ops @ 8, cmd_fd @ 264, async_fd @ 268, num_comp_vectors @ 272, mutex @ 280, abi_compat @ 320);
 
 pub const VERBS_SLOTS: usize = 39;
-/// Places in `verbs_context` that programs call.
+/// Slots of `verbs_context` that programs call.
 pub mod verbs {
     pub const QUERY_PORT: usize = 0;
     pub const ADVISE_MR: usize = 1;
@@ -101,7 +101,7 @@ pub mod verbs {
     pub const CLOSE_XRCD: usize = 37;
 }
 
-/// `struct verbs_context`: programs hold a pointer to `context` and step back from it.
+/// `struct verbs_context`: programs have a pointer to `context` and subtract its offset.
 #[repr(C)]
 pub struct VerbsContext {
     pub slots: [Slot; VERBS_SLOTS],
@@ -304,7 +304,7 @@ pub struct IbvCqEx {
     pub slots: [Slot; 18],
 }
 layout!(IbvCqEx, 288, comp_mask @ 128, status @ 132, wr_id @ 136, slots @ 144);
-/// Places in the table of `ibv_cq_ex`.
+/// Slots of `ibv_cq_ex`.
 pub mod cq_ex {
     pub const START_POLL: usize = 0;
     pub const NEXT_POLL: usize = 1;
@@ -345,7 +345,7 @@ pub struct IbvWc {
     pub opcode: c_int,
     pub vendor_err: u32,
     pub byte_len: u32,
-    /// Immediate data as it travelled, or the key that was invalidated as a number.
+    /// Immediate data in network order, or the invalidated key as a number.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,
@@ -413,7 +413,7 @@ pub struct IbvQpEx {
     pub slots: [Slot; 21],
 }
 layout!(IbvQpEx, 352, comp_mask @ 160, wr_id @ 168, wr_flags @ 176, slots @ 184);
-/// Places in the table of `ibv_qp_ex`.
+/// Slots of `ibv_qp_ex`.
 pub mod qp_ex {
     pub const ATOMIC_CMP_SWP: usize = 0;
     pub const ATOMIC_FETCH_ADD: usize = 1;
@@ -437,7 +437,7 @@ pub mod qp_ex {
     pub const ATOMIC_WRITE: usize = 20;
 }
 
-/// One stretch of inline octets.
+/// One buffer of inline data.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvDataBuf {
@@ -562,7 +562,7 @@ pub struct IbvAh {
 }
 layout!(IbvAh, 24, handle @ 16);
 
-/// The global routing header before a received datagram.
+/// The global routing header (GRH) in front of a received datagram.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvGrh {
@@ -628,10 +628,10 @@ pub struct IbvSendWr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: u32,
-    /// Immediate data in the order it travels in, or the key to invalidate as a number.
+    /// Immediate data in network order, or the key to invalidate as a number.
     pub imm_data: u32,
     pub wr: SendWr,
-    /// XRC: the number of the shared receive queue that the request is for.
+    /// XRC: the number of the remote shared receive queue.
     pub remote_srqn: u32,
     /// Windows; shares its place with segmentation offload.
     pub bind_mw: BindMw,
@@ -650,7 +650,7 @@ layout!(IbvRecvWr, 32, num_sge @ 24);
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct IbvAsyncEvent {
-    /// A queue pair, a completion queue, a shared receive queue, or a port's number.
+    /// A queue pair, a completion queue, a shared receive queue, or the number of a port.
     pub element: *mut c_void,
     pub event_type: c_int,
 }
@@ -762,10 +762,10 @@ pub mod send_flags {
     pub const INLINE: u32 = 1 << 3;
 }
 
-/// `enum ibv_access_flags`: rights that are only hints here.
+/// `enum ibv_access_flags`: those that are only hints here.
 pub mod access {
     pub const ON_DEMAND: u32 = 1 << 6;
     pub const HUGETLB: u32 = 1 << 7;
-    /// Bits that a device may ignore.
+    /// Optional bits, which a device may ignore.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
 }

@@ -1,4 +1,4 @@
-//! The structures of `<rdma/rdma_cma.h>`, field by field, and the numbers in them.
+//! The structures of `<rdma/rdma_cma.h>`, field by field, and their constants.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -15,12 +15,13 @@ layout!(RdmaEventChannel, 4);
 pub struct RdmaIbAddr {
     pub sgid: IbvGid,
     pub dgid: IbvGid,
-    /// In the order of the network.
+    /// In network order.
     pub pkey: u16,
 }
 layout!(RdmaIbAddr, 40, dgid @ 16, pkey @ 32);
 
-/// An address of any family, with the room that C programs count on. The union is as long as its longest part.
+/// A socket address of any family, with the room that C programs rely on: the longest member determines the length of the
+/// union.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Address {

@@ -6,7 +6,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
-// The addresses of interfaces that are up, with the interfaces' names. None where the system does not tell.
+// The addresses of interfaces that are up, with the names of the interfaces. None where the system does not report them.
 fn all() -> Vec<(String, IpAddr)> {
     let Ok(entries) = getifaddrs() else {
         return Vec::new();
@@ -22,8 +22,8 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     v4.or_else(|| address.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())))
 }
 
-/// Where there are devices without anybody saying so: the loopback address, and every address of an interface that
-/// others may reach without naming the interface too.
+/// The addresses at which there are devices by default: the loopback address, and every address of an interface that is not
+/// link-local.
 pub fn addresses() -> Vec<IpAddr> {
     let mut found = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
     for (_, address) in all() {
@@ -42,7 +42,7 @@ fn reachable(address: IpAddr) -> bool {
     !(local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
-/// The interface that has the address.
+/// The name of the interface with this address.
 pub fn interface_of(address: IpAddr) -> Option<String> {
     let mut known = all().into_iter();
     known.find(|(_, of)| *of == address).map(|(name, _)| name)

@@ -1,4 +1,4 @@
-//! A device that a program sees.
+//! The configuration of a device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use verbs_api::{
 
 use crate::{addresses, text};
 
-/// What a device speaks.
+/// The transport of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportName {
@@ -29,7 +29,7 @@ pub enum TransportName {
 impl TransportName {
     const ALL: [Self; 2] = [Self::Roce, Self::Iwarp];
 
-    /// What the names of its devices begin with.
+    /// Prefix of the names of its devices.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Roce => "ib",
@@ -69,10 +69,10 @@ impl FromStr for TransportName {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkLayer {
-    /// Addresses are GIDs.
+    /// Ethernet: addresses are GIDs.
     #[default]
     Ethernet,
-    /// Addresses may be LIDs as well.
+    /// InfiniBand: addresses may also be LIDs.
     Infiniband,
 }
 
@@ -88,7 +88,7 @@ impl FromStr for LinkLayer {
     }
 }
 
-/// A number that can be made smaller than the device's own, by the name that verbs give it.
+/// A limit that can be reduced, by the name that verbs give it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitName(pub Limit);
 
@@ -140,37 +140,37 @@ impl<'de> Deserialize<'de> for LimitName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Device {
-    /// What programs call it.
+    /// Its name.
     pub name: String,
-    /// What it speaks.
+    /// Its transport.
     pub transport: TransportName,
-    /// The address of this machine at which it is.
+    /// Its address, one of this machine's.
     pub address: IpAddr,
-    /// Whether it reaches devices of other processes. Without a wire the queue pairs of one process reach one another, and
-    /// nothing is sent.
+    /// Whether it reaches devices of other processes. Without a wire it connects only queue pairs of one process, and sends
+    /// nothing.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub wire: bool,
-    /// Whether what processes of this machine send to one another goes through memory that they share; otherwise all of it
-    /// goes over sockets, where it can be watched.
+    /// Whether processes of this machine exchange data through shared memory. Otherwise all traffic goes over sockets, where it
+    /// can be captured.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub shared_memory: bool,
-    /// Whether it asks for checksums, of iWARP. A peer that wants them has them in any case.
+    /// iWARP: whether it requests checksums. If the peer requests them they are used in any case.
     #[serde(skip_serializing_if = "Clone::clone")]
     pub crc: bool,
-    /// Whether it sends before the peer that asked for a connection has, of iWARP. MPA forbids it; Linux's siw as a client of
-    /// a server that speaks first needs it.
+    /// iWARP: whether the passive side may send before the active side. MPA forbids it; Linux's siw as a client of a server
+    /// that sends first needs it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub speaks_first: bool,
-    /// Whether slots of send queues are free only where a completion of the same or a later request was polled, as in hardware.
+    /// Whether a slot of a send queue is freed only by polling a completion of the same or a later request, as in hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub strict_signaling: bool,
-    /// What its port reports, of RoCE.
+    /// RoCE: the link layer that its port reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_layer: Option<LinkLayer>,
-    /// What its link does to what it sends.
+    /// The faults of its link.
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub fault: Option<FaultSpec>,
-    /// Numbers that are to be smaller than its own.
+    /// Reduced limits.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<LimitName, u64>,
 }
@@ -193,7 +193,7 @@ impl Default for Device {
     }
 }
 
-// A place for its name, and the zero behind it.
+// Room for its name and the terminating zero.
 const NAME: usize = 64;
 
 impl Device {
@@ -202,7 +202,7 @@ impl Device {
         self.link_layer.unwrap_or_default()
     }
 
-    /// Its GUID: locally administered, with the end of its address.
+    /// Its GUID: locally administered, ending with its address.
     pub fn guid(&self) -> [u8; 8] {
         let transport = match self.transport {
             TransportName::Roce => Transport::InfiniBand,
@@ -219,7 +219,7 @@ impl Device {
         }
     }
 
-    /// Its LID, where its port reports InfiniBand: the end of its address.
+    /// Its LID, where its port reports InfiniBand: the last part of its address.
     pub fn lid(&self) -> Option<u16> {
         let infiniband = self.link_layer() == LinkLayer::Infiniband;
         infiniband.then(|| match self.address {
@@ -228,7 +228,7 @@ impl Device {
         })
     }
 
-    /// The address behind a LID: its own, with another end.
+    /// The address for a LID: its own address with another last part.
     pub fn neighbour(&self, lid: u16) -> IpAddr {
         match self.address {
             IpAddr::V4(ip) => {
@@ -248,7 +248,7 @@ impl Device {
         let Self {
             name, transport, ..
         } = self;
-        let plain = |octet: u8| octet.is_ascii_alphanumeric() || b"_-.".contains(&octet);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
         if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
             return Err(format!(
                 "a device's name has letters, digits, _, - and ., not {name:?}"
@@ -287,7 +287,8 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Reads `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=yes`, with limits by their names.
+    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=yes`, and limits
+    /// by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();
         for clause in text.split(',').map(str::trim) {

@@ -1,7 +1,7 @@
-//! Which devices an unmodified program sees, and what is written down of what it does.
+//! Which devices an unmodified program sees, and what of its activity is recorded.
 //!
-//! One text says it, in TOML: a user writes it as a file, `polyverbs run` hands it over in [`VARIABLE`], and the C
-//! libraries read it there. Without any text there are the [default devices](default_devices).
+//! The configuration is a text in TOML: a user writes it as a file, `polyverbs run` passes it on in [`VARIABLE`], and the C
+//! libraries read it there. Without it there are the [default devices](default_devices).
 #![forbid(unsafe_code)]
 
 mod addresses;
@@ -19,22 +19,22 @@ use text::Parsed;
 use thiserror::Error;
 use toml::Spanned;
 
-/// The environment variable that has the text.
+/// The environment variable that holds the text.
 pub const VARIABLE: &str = "POLYVERBS_CONFIG";
 
-/// The environment variable that names the folder with what programs look for below `/sys` and `/dev`.
+/// The environment variable that names the folder which stands for paths below `/sys` and `/dev`.
 pub const ROOT_VARIABLE: &str = "POLYVERBS_ROOT";
 
-/// The trace goes to standard error where it has this name.
+/// Name of a trace file that stands for standard error.
 pub const STANDARD_ERROR: &str = "-";
 
-/// All that can be set.
+/// The configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Configuration {
-    /// The file that gets a line for each verb; [`STANDARD_ERROR`] for that.
+    /// The file to which each verb is traced; [`STANDARD_ERROR`] for standard error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// The file that gets what the devices send and receive.
+    /// The file to which packets are captured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcap: Option<PathBuf>,
     /// The devices, in the order in which programs see them.
@@ -42,7 +42,7 @@ pub struct Configuration {
     pub devices: Vec<Device>,
 }
 
-/// The text as it is read: places are known, and what is not said is left open.
+/// The parsed text: with positions, and with unset values left open.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Text {
@@ -57,9 +57,9 @@ struct Text {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}{message}", line.map_or_else(String::new, |line| format!("line {line}: ")))]
 pub struct ConfigurationError {
-    /// The line, counted from 1, where there is one.
+    /// The line, counted from 1, if known.
     pub line: Option<usize>,
-    /// What is wrong there.
+    /// What is wrong with it.
     pub message: String,
 }
 
@@ -81,7 +81,7 @@ impl ConfigurationError {
 }
 
 impl Configuration {
-    /// What there is where nobody says anything.
+    /// The configuration by default.
     pub fn standard() -> Self {
         Self {
             devices: default_devices(),
@@ -89,10 +89,10 @@ impl Configuration {
         }
     }
 
-    /// What a text says.
+    /// Parses a text.
     ///
     /// # Errors
-    /// It is no TOML, names what there is not, or contradicts itself: the error has the line.
+    /// It is not TOML, has unknown names or contradicts itself; the error names the line.
     pub fn parse(text: &str) -> Result<Self, ConfigurationError> {
         let read: Text = toml::from_str(text).map_err(|error| {
             let told = ConfigurationError::new(error.message().replace('\n', ", "));
@@ -116,7 +116,7 @@ impl Configuration {
                 }
             }
         }
-        // What a device says of itself stands.
+        // The device's own setting has priority.
         let said = configuration.devices.clone();
         if let Some(link_layer) = read.link_layer {
             let place = link_layer.span().start;
@@ -136,10 +136,10 @@ impl Configuration {
         Ok(configuration)
     }
 
-    /// What the environment says; the [standard](Self::standard) where it says nothing.
+    /// The configuration in the environment, or the [standard](Self::standard) one.
     ///
     /// # Errors
-    /// As for [`parse`](Self::parse).
+    /// Those of [`parse`](Self::parse).
     pub fn from_environment() -> Result<Self, ConfigurationError> {
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text),
@@ -148,7 +148,7 @@ impl Configuration {
         }
     }
 
-    /// The text that says this.
+    /// The configuration as a text.
     ///
     /// # Errors
     /// A path is not UTF-8.
@@ -156,10 +156,10 @@ impl Configuration {
         toml::to_string(self).map_err(|error| ConfigurationError::new(error.to_string()))
     }
 
-    /// One more device. Without a name it gets the next of its kind.
+    /// Adds a device. Without a name it gets the next one of its kind.
     ///
     /// # Errors
-    /// Its name is taken, or what it says does not fit together.
+    /// The name is taken, or its settings contradict each other.
     pub fn add(&mut self, mut device: Device) -> Result<(), ConfigurationError> {
         if device.name.is_empty() {
             let names = (0..).map(|number| format!("{}{number}", device.transport.prefix()));
@@ -175,15 +175,15 @@ impl Configuration {
         Ok(())
     }
 
-    /// The device of that name.
+    /// The device with this name.
     pub fn device(&self, name: &str) -> Option<&Device> {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// The same.
+    /// The device with this name, to be changed.
     ///
     /// # Errors
-    /// There is none; the error names those there are.
+    /// There is none; the error lists those that exist.
     pub fn named(&self, name: &str) -> Result<&Device, ConfigurationError> {
         self.device(name).ok_or_else(|| {
             let known: Vec<_> = self.devices.iter().map(|known| &*known.name).collect();
@@ -192,7 +192,7 @@ impl Configuration {
         })
     }
 
-    /// The link layer that every RoCE device reports.
+    /// Sets the link layer that every RoCE device reports.
     ///
     /// # Errors
     /// There is no RoCE device.
@@ -211,10 +211,10 @@ impl Configuration {
         Err(ConfigurationError::new(message))
     }
 
-    /// What the links of all devices do that have such a link.
+    /// Sets the faults of the links of all devices that have links.
     ///
     /// # Errors
-    /// No device has.
+    /// No device has one.
     pub fn set_fault(&mut self, fault: FaultSpec) -> Result<(), ConfigurationError> {
         let mut wrong = None;
         let mut found = false;

@@ -8,7 +8,7 @@ fn complaint(text: &str) -> String {
 }
 
 #[test]
-fn without_a_word_there_is_one_device_of_each_kind_at_each_address() {
+fn by_default_there_is_one_device_of_each_kind_at_each_address() {
     let standard = Configuration::standard();
     assert_eq!(Configuration::parse(""), Ok(standard.clone()));
     let names: Vec<_> = standard.devices.iter().map(|it| &*it.name).collect();
@@ -20,7 +20,7 @@ fn without_a_word_there_is_one_device_of_each_kind_at_each_address() {
 }
 
 #[test]
-fn a_text_says_all_of_a_device_and_is_written_back() {
+fn a_configuration_of_a_device_survives_parsing_and_printing() {
     let text = r#"
 trace = "-"
 pcap = "packets"
@@ -62,7 +62,7 @@ strict-signaling = true
 }
 
 #[test]
-fn what_is_wrong_in_a_text_has_its_line() {
+fn configuration_errors_name_their_line() {
     assert_eq!(
         complaint("[[device]]\nname = \"ib0\"\naddress = \"localhost\"\n"),
         "line 3: invalid IP address syntax"
@@ -110,7 +110,7 @@ fn what_is_wrong_in_a_text_has_its_line() {
 }
 
 #[test]
-fn a_device_is_described_in_one_argument() {
+fn a_device_is_parsed_from_one_argument() {
     let device: Device = "name=x,transport=iwarp,address=192.0.2.7,max_qp=3"
         .parse()
         .unwrap();
@@ -133,7 +133,7 @@ fn a_device_is_described_in_one_argument() {
 }
 
 #[test]
-fn names_are_what_paths_and_programs_take() {
+fn device_names_are_valid_in_paths() {
     let mut configuration = Configuration::default();
     for wrong in ["a/b", "..", ".hidden", "two words", &"x".repeat(64)] {
         let device = Device {
@@ -145,7 +145,7 @@ fn names_are_what_paths_and_programs_take() {
 }
 
 #[test]
-fn what_a_device_says_of_itself_stands() {
+fn settings_of_a_device_override_the_defaults() {
     let text = r#"
 fault = "delay=1ms"
 link-layer = "infiniband"
@@ -175,7 +175,7 @@ transport = "iwarp"
 }
 
 #[test]
-fn a_lid_is_the_end_of_an_address() {
+fn a_lid_is_the_last_part_of_an_address() {
     let device: Device = "address=192.0.2.7,link-layer=infiniband".parse().unwrap();
     assert_eq!(device.lid(), Some(0x0207));
     assert_eq!(
@@ -189,7 +189,7 @@ fn a_lid_is_the_end_of_an_address() {
 }
 
 #[test]
-fn faults_go_to_the_links_that_have_them() {
+fn faults_apply_to_devices_with_links() {
     let mut configuration = Configuration::standard();
     configuration.set_fault("drop=5%".parse().unwrap()).unwrap();
     for device in &configuration.devices {

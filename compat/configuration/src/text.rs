@@ -1,11 +1,11 @@
-//! Values that have a text form of their own, as strings of TOML.
+//! Values with a text form of their own, as strings of TOML.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-/// A value that is read from a string.
+/// A value parsed from a string.
 pub(crate) struct Parsed<T>(pub(crate) T);
 
 impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
@@ -15,7 +15,7 @@ impl<'de, T: FromStr<Err: Display>> Deserialize<'de> for Parsed<T> {
     }
 }
 
-/// A value that may be left out.
+/// An optional value.
 pub(crate) mod optional {
     use std::fmt::Display;
     use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What is not there: it answers as such functions do that fail, so that a trace names it.
+//! Functions that are not implemented: they fail as functions of their signature do, and appear in a trace.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -6,30 +6,30 @@ use std::ptr;
 
 use crate::errno::Errno;
 
-/// For functions that answer an error number.
+/// For functions that return an error number.
 pub extern "C" fn number() -> c_int {
     Errno::OPNOTSUPP.set()
 }
 
-/// For functions that answer -1.
+/// For functions that return -1.
 pub extern "C" fn minus_one() -> c_int {
     Errno::OPNOTSUPP.set();
     -1
 }
 
-/// For functions that answer a pointer.
+/// For functions that return a pointer.
 pub extern "C" fn null() -> *mut c_void {
     Errno::OPNOTSUPP.set();
     ptr::null_mut()
 }
 
-/// For functions that answer nothing, or a number that is 0 where there is none.
+/// For functions that return nothing, or a number of which 0 means none.
 pub extern "C" fn nothing() -> c_int {
     Errno::OPNOTSUPP.set();
     0
 }
 
-/// `ibv_post_srq_ops`, of tag matching: the first operation is the one that failed.
+/// `ibv_post_srq_ops`, for tag matching: the first operation fails.
 ///
 /// # Safety
 /// `bad_op` is null or writable.

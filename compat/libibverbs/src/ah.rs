@@ -1,4 +1,4 @@
-//! Address handles, and addresses as programs write them.
+//! Address handles and their attributes in C.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -13,13 +13,13 @@ use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 use crate::pd;
 
-/// A handle as it lies in memory.
+/// The layout of a handle.
 pub type AhObject = Object<IbvAh, Ah>;
 
-/// A path as our devices take it: a GID, or a LID where the port reports InfiniBand.
+/// The path of an address handle: by GID, or by LID where the port reports InfiniBand.
 ///
 /// # Errors
-/// No routing header, as every path on an Ethernet has one, or a GID index that is not there.
+/// There is no GRH, which every path on Ethernet needs, or no such GID index.
 pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno> {
     let port = context.query_port(attr.port_num)?;
     let attributes = context.attributes();
@@ -36,10 +36,10 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     }
     Ok(AddressVector {
         address: port.address.peer(gid),
-        // The LID of a neighbour stands for its GID.
+        // A neighbour's GID is derived from its LID.
         is_global: true,
         dgid: gid,
-        // Its 20 bits, as the kernel takes them: UCX sets more.
+        // Only 20 bits count, as in the kernel: UCX sets more.
         flow_label: attr.grh.flow_label & 0xf_ffff,
         sgid_index,
         ..attr.into()
@@ -49,7 +49,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
 /// `ibv_create_ah`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody frees the domain meanwhile.
+/// `attr` is null or readable, and the domain is not freed meanwhile.
 pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut IbvAh {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
         let public = unsafe { (*pd).context };
         // SAFETY: a domain is live, so its device is.
         let state = unsafe { context::own(public) }?;
-        // iWARP has no datagrams to address.
+        // iWARP has no datagrams.
         if state.context.attributes().transport == Transport::Iwarp {
             return Err(Errno::OPNOTSUPP);
         }
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
 /// `ibv_destroy_ah`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { AhObject::own(ah) }.and_then(|own| {

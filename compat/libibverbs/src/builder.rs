@@ -1,48 +1,48 @@
-//! Requests that a program puts together call by call.
+//! Requests that a program builds call by call.
 
 use std::ffi::c_int;
 use std::ptr;
 
 use crate::abi::{IbvSendWr, IbvSge, send_flags};
 
-/// What a program has put together since `ibv_wr_start`. The lists keep their room, so that nothing is allocated later on.
+/// The requests built since `ibv_wr_start`. The lists keep their capacity, so that later batches allocate nothing.
 #[derive(Default)]
 pub struct Builder {
     requests: Vec<Pending>,
-    // Of all requests, one behind the other.
+    // The SGEs of all requests, one after the other.
     entries: Vec<IbvSge>,
     inlined: Vec<u8>,
 }
 
 struct Pending {
     wr: IbvSendWr,
-    // Where its own begin in the lists of all.
+    // Where its own SGEs and inline data begin in these lists.
     entries: usize,
     inlined: usize,
-    // All its inline octets.
-    octets: IbvSge,
+    // Inline data of all requests.
+    bytes: IbvSge,
 }
 
 impl Builder {
-    /// Forgets them all.
+    /// Removes all requests.
     pub(crate) fn clear(&mut self) {
         self.requests.clear();
         self.entries.clear();
         self.inlined.clear();
     }
 
-    /// Another request, which is the last one from now on.
+    /// Begins another request, which is the last one from now on.
     pub(crate) fn begin(&mut self, wr: IbvSendWr) -> &mut IbvSendWr {
         self.requests.push(Pending {
             wr,
             entries: self.entries.len(),
             inlined: self.inlined.len(),
-            octets: IbvSge::default(),
+            bytes: IbvSge::default(),
         });
         &mut self.requests.last_mut().expect("just added").wr
     }
 
-    /// The entries of the last request, in place of those that it has so far.
+    /// Sets the SGEs of the last request.
     pub(crate) fn set_entries(&mut self, list: impl Iterator<Item = IbvSge>) {
         if let Some(last) = self.requests.last() {
             self.entries.truncate(last.entries);
@@ -50,7 +50,7 @@ impl Builder {
         }
     }
 
-    /// The octets of the last request are inline; those it has so far are forgotten.
+    /// Makes the last request's data inline, and removes what it has so far.
     pub(crate) fn begin_inlined(&mut self) {
         if let Some(last) = self.requests.last_mut() {
             last.wr.send_flags |= send_flags::INLINE;
@@ -58,9 +58,9 @@ impl Builder {
         }
     }
 
-    /// More of them.
-    pub(crate) fn inline(&mut self, octets: &[u8]) {
-        self.inlined.extend_from_slice(octets);
+    /// Appends inline data.
+    pub(crate) fn inline(&mut self, bytes: &[u8]) {
+        self.inlined.extend_from_slice(bytes);
     }
 
     /// The last request.
@@ -68,18 +68,18 @@ impl Builder {
         self.requests.last_mut().map(|pending| &mut pending.wr)
     }
 
-    /// The requests as a list that ends with null.
+    /// The requests as a null-terminated list.
     pub(crate) fn link(&mut self) -> *mut IbvSendWr {
         let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
         let mut next = ptr::null_mut();
         for pending in self.requests.iter_mut().rev() {
-            let (own_entries, own_octets);
+            let (own_entries, own_bytes);
             (entries, own_entries) = entries.split_at(pending.entries);
-            (inlined, own_octets) = inlined.split_at(pending.inlined);
+            (inlined, own_bytes) = inlined.split_at(pending.inlined);
             let list = if pending.wr.send_flags & send_flags::INLINE != 0 {
-                pending.octets.addr = own_octets.as_ptr().expose_provenance() as u64;
-                pending.octets.length = own_octets.len() as u32;
-                std::slice::from_ref(&pending.octets)
+                pending.bytes.addr = own_bytes.as_ptr().expose_provenance() as u64;
+                pending.bytes.length = own_bytes.len() as u32;
+                std::slice::from_ref(&pending.bytes)
             } else {
                 own_entries
             };

@@ -1,4 +1,4 @@
-//! Open devices, and their asynchronous events.
+//! Open devices and their asynchronous events.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -23,31 +23,31 @@ use crate::lock::lock;
 use crate::object;
 use crate::sinks::Sinks;
 
-/// An open device as it lies in memory.
+/// The layout of an open device.
 #[repr(C)]
 pub struct OpenContext {
     verbs: VerbsContext,
     own: State,
 }
 
-/// Ours.
+/// Our part of it.
 pub struct State {
     /// The open device.
     pub context: Context,
-    /// What it has in common with those that imported it.
+    /// What it shares with its imports.
     pub shared: Arc<Shared>,
     cmd_fd: OwnedFd,
 }
 
-/// What an open device and its imports have in common.
+/// What an open device and its imports share.
 pub struct Shared {
     context: Context,
-    /// Which device it is.
+    /// The device.
     pub listed: &'static ListedDevice,
-    // The file that stands for the device: duplicates of its descriptor name the same.
+    // The file that stands for the device: duplicates of its descriptor refer to the same file.
     file: u64,
     events: Arc<Events<AsyncEvent>>,
-    // Where the structures are that events are about.
+    // The structures that events refer to.
     elements: Mutex<HashMap<ObjectId, usize>>,
     unacknowledged: Mutex<Vec<(IbvAsyncEvent, AsyncEvent)>>,
     handles: AtomicU32,
@@ -55,24 +55,24 @@ pub struct Shared {
     pub pds: Mutex<HashMap<u32, Pd>>,
     /// Regions by handle.
     pub mrs: Mutex<HashMap<u32, Mr>>,
-    /// The keys for reads, where the device needs others.
+    /// Second keys for the sinks of reads, on devices that need them.
     pub sinks: Option<Arc<Sinks>>,
     /// Device memory by handle.
     pub dms: Mutex<HashMap<u32, Memory>>,
-    /// Queue pairs by number: a program that connects one may name it so.
+    /// Queue pairs by number: a program may name a queue pair so when it connects.
     pub qps: Mutex<HashMap<u32, Qp>>,
 }
 
-// Every device that is open: what an import looks through.
+// All open devices, among which an import finds its own.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 impl Shared {
-    /// A number for an object that the device has none for.
+    /// An unused number for an object that the device gives none.
     pub fn next_handle(&self) -> u32 {
         self.handles.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The queue pair of this number, and the context that it is of: any that has opened the device.
+    /// The queue pair with this number, and the context that it belongs to: any context of this device.
     pub fn queue_pair(&self, qp_num: u32) -> Option<(Context, Qp)> {
         let open: Vec<_> = lock(&OPEN).iter().filter_map(Weak::upgrade).collect();
         let mut same = open.iter().filter(|open| ptr::eq(open.listed, self.listed));
@@ -83,12 +83,12 @@ impl Shared {
     }
 }
 
-// SAFETY: the pointers in the events are numbers to us.
+// SAFETY: the pointers in the events are used as numbers only.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-// The number of the file behind a descriptor.
+// The inode of the file behind a descriptor.
 fn file_of(fd: c_int) -> Result<u64, Errno> {
     // SAFETY: numbers only, for which zero is a value.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };
@@ -105,7 +105,7 @@ impl State {
     /// Opens a device.
     ///
     /// # Errors
-    /// The device, or a file descriptor, cannot be had.
+    /// The device cannot be opened, or there is no file descriptor left.
     pub fn open(listed: &'static ListedDevice) -> Result<Self, Errno> {
         let context = listed.open()?;
         // SAFETY: a new descriptor; the name is a literal.
@@ -139,10 +139,10 @@ impl State {
         Ok(Self::of(shared, cmd_fd))
     }
 
-    /// The open device that a descriptor, or a duplicate of it, stands for. The descriptor is the library's from then on.
+    /// The open device of a descriptor or of its duplicate. The library owns the descriptor from then on.
     ///
     /// # Errors
-    /// It stands for none.
+    /// It is no open device's.
     pub fn import(cmd_fd: c_int) -> Result<Self, Errno> {
         let file = file_of(cmd_fd)?;
         let open = lock(&OPEN);
@@ -163,16 +163,15 @@ impl State {
         }
     }
 
-    /// Remembers where the structure of an object is.
+    /// Remembers the structure of an object.
     pub fn place<C>(&self, id: ObjectId, at: *mut C) {
         lock(&self.shared.elements).insert(id, at.expose_provenance());
     }
 
-    /// Destroys an object that events may be about, with those that nobody has fetched. It waits for those that were
-    /// fetched and not acknowledged.
+    /// Destroys an object that has events. Discards those not fetched, and waits for those fetched and not acknowledged.
     ///
     /// # Errors
-    /// It is in use.
+    /// The object is in use.
     pub fn end<T: Send + 'static>(
         &self,
         id: ObjectId,
@@ -185,7 +184,7 @@ impl State {
         Ok(())
     }
 
-    /// Where it is.
+    /// The structure of an object.
     pub fn element(&self, id: ObjectId) -> *mut c_void {
         let at = lock(&self.shared.elements)
             .get(&id)
@@ -195,28 +194,29 @@ impl State {
     }
 }
 
-/// Ours, behind a pointer of the program.
+/// Our part of an open device.
 ///
 /// # Errors
+/// The pointer is null, or the device was closed.
 /// It is null, or the device was closed.
 ///
 /// # Safety
-/// Nobody closes the device while the answer is used.
+/// The device is not closed while the result is used.
 pub unsafe fn own<'a>(context: *const IbvContext) -> Result<&'a State, Errno> {
     object::check(context)?;
     // SAFETY: live, so it is what `create` made: the public part lies at that place of it.
     Ok(unsafe { &(*context.byte_sub(CONTEXT).cast::<OpenContext>()).own })
 }
 
-/// What programs call through: a place for each function.
+/// The tables of functions that programs call.
 pub struct Tables {
     /// `ibv_context_ops`, in the context.
     pub ops: [Slot; OPS_SLOTS],
-    /// `verbs_context`, before it.
+    /// `verbs_context`, in front of it.
     pub verbs: [Slot; VERBS_SLOTS],
 }
 
-/// The structure of an open device. The pointer is what the program gets.
+/// Makes the structure of an open device, and returns the program's pointer to it.
 pub fn create(own: State, tables: Tables) -> *mut IbvContext {
     let limits = own.context.limits();
     let open = Box::new(OpenContext {
@@ -240,10 +240,10 @@ pub fn create(own: State, tables: Tables) -> *mut IbvContext {
     object::remember(at.cast::<IbvContext>())
 }
 
-/// Ends the structure.
+/// Frees the structure.
 ///
 /// # Safety
-/// [`create`] made it, it is live, and nobody uses it any more.
+/// [`create`] made it, it is live, and it is not used any more.
 pub unsafe fn destroy(context: *mut IbvContext) {
     object::forget(context);
     // SAFETY: as the caller promises.
@@ -253,7 +253,7 @@ pub unsafe fn destroy(context: *mut IbvContext) {
 /// `ibv_get_async_event`.
 ///
 /// # Safety
-/// `event` is null or writable, and nobody closes the device meanwhile.
+/// `event` is null or writable, and the device is not closed meanwhile.
 pub unsafe extern "C" fn get_async_event(
     context: *mut IbvContext,
     event: *mut IbvAsyncEvent,
@@ -282,16 +282,16 @@ pub unsafe extern "C" fn get_async_event(
     }))
 }
 
-/// `ibv_ack_async_event`. The event does not tell of which open device it is, so all are asked.
+/// `ibv_ack_async_event`. The event does not name its open device: it is looked for on all.
 ///
 /// # Safety
-/// `event` is null or one that [`get_async_event`] filled.
+/// `event` is null, or was filled by [`get_async_event`].
 pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
     // SAFETY: as the caller promises.
     let Some(event) = (unsafe { event.as_ref() }) else {
         return;
     };
-    // Queue pairs, completion queues and shared receive queues all begin with their context.
+    // Queue pairs, completion queues and shared receive queues begin with their context.
     if !matches!(event.event_type, 0..=7 | 14..=16) || object::check(event.element).is_err() {
         return;
     }
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
     }
 }
 
-/// `ibv_fork_init`: memory is not pinned, so forks need no care.
+/// `ibv_fork_init`: does nothing. Memory is not pinned, so forks need no care.
 pub extern "C" fn fork_init() -> c_int {
     0
 }

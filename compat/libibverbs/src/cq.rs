@@ -24,37 +24,37 @@ use crate::lock::lock;
 use crate::object::Object;
 use crate::trace::entry::slot;
 
-/// A channel as it lies in memory.
+/// The layout of a channel.
 type ChannelObject = Object<IbvCompChannel, Arc<Channel>>;
 
 struct Channel {
-    // Where the queues are whose events these are.
+    // The queues by the identity that events have.
     events: Events<usize>,
     queues: AtomicU32,
 }
 
-/// A queue as it lies in memory. All are as long as an extended one.
+/// The layout of a completion queue, always that of an extended one.
 type CqObject = Object<IbvCqEx, State>;
 
-/// Ours.
+/// Our part of it.
 pub struct State {
     /// The queue.
     pub cq: Cq,
     channel: Option<Arc<Channel>>,
-    // Events that were fetched.
+    // Events fetched and not acknowledged.
     unacknowledged: Mutex<u32>,
     acknowledged: Condvar,
-    // Completions that were fetched to find those of a queue pair that was reset.
+    // Completions kept while those of a reset queue pair were searched for.
     kept: Mutex<VecDeque<Completion>>,
     has_kept: AtomicBool,
-    // See `packet_type`; 0 where it is not RoCE.
+    // See `packet_type`; 0 except on RoCE.
     packet_type: u8,
-    // What `ibv_start_poll` found: the program's alone until `ibv_end_poll`.
+    // The completions of `ibv_start_poll`: the program's alone until `ibv_end_poll`.
     current: UnsafeCell<Completion>,
 }
 
 impl State {
-    // What was kept comes first.
+    // Polls; the kept completions come first.
     #[inline(always)]
     fn fetch<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion], Errno> {
         if !self.has_kept.load(Ordering::Acquire) {
@@ -74,7 +74,7 @@ impl State {
         &mut slots[..count]
     }
 
-    /// Drops the completions of a queue pair that was reset, as drivers of hardware do.
+    /// Discards the completions of a queue pair that was reset, as drivers of hardware do.
     pub fn forget(&self, qp_num: Qpn) {
         let mut kept = lock(&self.kept);
         let mut slot = [Completion::default()];
@@ -86,13 +86,14 @@ impl State {
     }
 }
 
-/// Ours, behind a pointer of the program.
+/// Our part of a completion queue.
 ///
 /// # Errors
+/// The pointer is null, or the queue was destroyed.
 /// It is null, or the queue was destroyed.
 ///
 /// # Safety
-/// Nobody destroys the queue while the answer is used.
+/// The queue is not destroyed while the result is used.
 pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
     // SAFETY: as the caller promises.
     unsafe { CqObject::own(cq.cast()) }
@@ -101,7 +102,7 @@ pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
 /// `ibv_create_comp_channel`.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|_| {
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCom
 /// `ibv_destroy_comp_channel`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { ChannelObject::own(channel) }.and_then(|own| {
@@ -187,9 +188,9 @@ unsafe fn make(
     Ok(at)
 }
 
-// What `ibv_wc.sl` says of a datagram that a RoCE device received: which headers it had, as drivers of hardware report it
-// (RoCEv2 has no service level, and IBA A17.4.5.1 wants the completion to tell). UCX drops datagrams whose routing header
-// does not fit. Elsewhere it is the service level, which is 0.
+// The value of `ibv_wc.sl` for a datagram received on RoCE: the headers that it had, as drivers of hardware report them (RoCEv2
+// has no service level, and IBA A17.4.5.1 wants the completion to report this). UCX drops datagrams whose routing header does
+// not match. Elsewhere it is the service level, 0.
 fn packet_type(listed: &ListedDevice) -> u8 {
     const UDP: u8 = 1 << 3;
     const OVER_IPV6: u8 = 1;
@@ -204,7 +205,7 @@ fn packet_type(listed: &ListedDevice) -> u8 {
 /// `ibv_create_cq`.
 ///
 /// # Safety
-/// Nobody closes the device or the channel meanwhile.
+/// Neither the device nor the channel is closed meanwhile.
 pub unsafe extern "C" fn create(
     context: *mut IbvContext,
     cqe: c_int,
@@ -221,10 +222,10 @@ pub unsafe extern "C" fn create(
     pointer(unsafe { make(context, options, cq_context, channel, slots) }).cast()
 }
 
-/// `ibv_destroy_cq`. It waits until every event that was fetched is acknowledged.
+/// `ibv_destroy_cq`. Waits until every fetched event is acknowledged.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(cq) }.and_then(|state| {
@@ -250,7 +251,7 @@ pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
 /// `ibv_resize_cq`.
 ///
 /// # Safety
-/// Nobody destroys the queue meanwhile.
+/// The queue is not destroyed meanwhile.
 pub unsafe extern "C" fn resize(cq: *mut IbvCq, cqe: c_int) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(cq) }.and_then(|state| {
@@ -276,8 +277,8 @@ fn sl(done: &Completion, packet_type: u8) -> u8 {
     }
 }
 
-// Linux's rxe reports a routing header for whatever it received, of connections too, and programs that were written for it
-// compare all of the flags (async-rdma does).
+// Linux's rxe sets the GRH flag on all receives, also of connections, and programs written for it compare all flags (async-rdma
+// does).
 fn wc_flags(done: &Completion, packet_type: u8) -> u32 {
     let is_roce = packet_type != 0;
     let received = match is_roce && done.opcode.is_receive() {
@@ -310,7 +311,7 @@ fn wc(done: &Completion, packet_type: u8) -> IbvWc {
 /// # Safety
 /// The queue is live, and `count` entries from `target` are writable.
 pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) -> c_int {
-    // Programs ask for many and mostly get one: room for many is not laid out each time.
+    // Programs ask for many and mostly get one: do not initialise room for many each time.
     let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
     // SAFETY: as the caller promises.
@@ -318,7 +319,7 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
         let state = CqObject::own_unchecked(cq.cast());
         poll_through(state, &mut slots, target, wanted)
     };
-    // No request of a C program hands buffers over, so that none has come back to be dropped.
+    // C programs post no buffers that come back with completions, so there is none to drop.
     mem::forget(slots);
     found
 }
@@ -365,7 +366,7 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
 /// `ibv_get_cq_event`.
 ///
 /// # Safety
-/// `cq` and `cq_context` are writable, and nobody destroys the channel meanwhile.
+/// `cq` and `cq_context` are writable, and the channel is not destroyed meanwhile.
 pub unsafe extern "C" fn get_event(
     channel: *mut IbvCompChannel,
     cq: *mut *mut IbvCq,
@@ -393,7 +394,7 @@ pub unsafe extern "C" fn get_event(
 /// `ibv_ack_cq_events`.
 ///
 /// # Safety
-/// Nobody destroys the queue without waiting for this.
+/// The queue is not destroyed without waiting for this.
 pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
     // SAFETY: as the caller promises.
     let Ok(state) = (unsafe { own(cq) }) else {
@@ -424,17 +425,17 @@ fn extended() -> [Slot; 18] {
     slots
 }
 
-// Octets, immediate, both queue pairs, LID, service level, path bits.
+// Byte length, immediate data, both queue pairs, LID, service level, path bits.
 const STANDARD_FLAGS: u64 = 0x7f;
 const FLAGS: u32 = 1;
 const PARENT_DOMAIN: u32 = 1 << 1;
-// One thread at a time; overruns are not told.
+// Single-threaded; ignore overruns.
 const KNOWN_FLAGS: u32 = 3;
 
 /// The slot `create_cq_ex`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody ends what it names meanwhile.
+/// `attr` is null or readable, and none of the objects in it is destroyed meanwhile.
 pub unsafe extern "C" fn create_ex(
     context: *mut IbvContext,
     attr: *mut IbvCqInitAttrEx,
@@ -458,7 +459,7 @@ pub unsafe extern "C" fn create_ex(
     pointer(made)
 }
 
-// The next completion becomes the current one.
+// Makes the next completion the current one.
 unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
@@ -541,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_32_bits_of_a_vendor_error_are_handed_on() {
+    fn all_32_bits_of_a_vendor_error_are_reported() {
         let mut done = Completion::default();
         done.vendor_err = 0x8123_4567;
         assert_eq!(wc(&done, 0).vendor_err, 0x8123_4567);

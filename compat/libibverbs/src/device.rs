@@ -1,4 +1,4 @@
-//! The devices that a program sees, and opening them.
+//! The devices that a program sees.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,8 +15,8 @@ use crate::errno::Errno;
 use crate::lock::lock;
 use crate::setup::{self, configuration};
 
-/// A device as programs and the libraries of vendors look at it: vendors compare the pointer behind the public part
-/// with that to their own table.
+/// The layout of a device for programs and for vendors' libraries, which compare the pointer behind the public part with their
+/// own table.
 #[repr(C)]
 pub struct ListedDevice {
     public: IbvDevice,
@@ -28,7 +28,7 @@ pub struct ListedDevice {
     configured: Configured,
     transport: Transport,
     guid: u64,
-    // Made when it is first opened, and again in each child of a fork.
+    // Created when it is first opened, and again in each child of a fork.
     made: Mutex<Option<(u32, Device)>>,
 }
 
@@ -52,8 +52,8 @@ static VENDOR_OPS: VendorOps = VendorOps {
 
 fn fill(target: &mut [c_char], text: &str) {
     let room = target.len() - 1;
-    for (place, octet) in target[..room].iter_mut().zip(text.bytes()) {
-        *place = octet as c_char;
+    for (place, byte) in target[..room].iter_mut().zip(text.bytes()) {
+        *place = byte as c_char;
     }
 }
 
@@ -97,43 +97,43 @@ impl ListedDevice {
         }
     }
 
-    /// The pointer that programs have.
+    /// The program's pointer to it.
     pub fn as_public(&self) -> *mut IbvDevice {
         (&raw const self.public).cast_mut()
     }
 
-    /// The name that programs see.
+    /// Its name.
     pub fn name(&self) -> &CStr {
-        // SAFETY: `fill` leaves the last octet zero.
+        // SAFETY: `fill` leaves the last byte zero.
         unsafe { CStr::from_ptr(self.public.name.as_ptr()) }
     }
 
-    /// Its GUID, in the order that it travels in.
+    /// Its GUID, in network order.
     pub fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// What it speaks.
+    /// Its transport.
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// Whether its port shows Ethernet, over which it speaks InfiniBand's transport.
+    /// Whether it is RoCE: InfiniBand's transport over Ethernet.
     pub(crate) fn is_roce(&self) -> bool {
         self.transport == Transport::InfiniBand && self.configured.lid().is_none()
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> IpAddr {
         self.configured.address
     }
 
-    /// What is configured of it.
+    /// Its configuration.
     pub fn configured(&self) -> &Configured {
         &self.configured
     }
 
-    // The engine's device, which belongs to the process that made it.
+    // The engine's device, which belongs to the process that created it.
     fn device(&self) -> Result<Device, Errno> {
         let mut made = lock(&self.made);
         let process = std::process::id();
@@ -169,15 +169,15 @@ impl ListedDevice {
             setup::complain(format_args!("{error}"));
             Errno(libc::ENODEV)
         })?;
-        // A parent's device has threads that are not here: it must not be ended here.
+        // A device of the parent process has threads that do not exist here: do not drop it.
         std::mem::forget(made.replace((process, device.clone())));
         Ok(device)
     }
 
-    /// Opens it, with all that it has.
+    /// Opens it, with all its features.
     ///
     /// # Errors
-    /// The device cannot be had.
+    /// The device cannot be created.
     pub fn open(&self) -> Result<Context, Errno> {
         let device = self.device()?;
         Ok(device.open(&Requirements::everything_of(&device.attributes()))?)
@@ -193,24 +193,24 @@ pub fn devices() -> &'static [ListedDevice] {
     })
 }
 
-/// The device that an open one is.
+/// The device of a context.
 pub(crate) fn named(name: &str) -> Option<&'static ListedDevice> {
     devices()
         .iter()
         .find(|device| device.configured.name == name)
 }
 
-/// The device behind a pointer of the program.
+/// The device behind a program's pointer.
 ///
 /// # Errors
-/// It is none of the list.
+/// It is not in the list.
 pub fn listed(device: *const IbvDevice) -> Result<&'static ListedDevice, Errno> {
     let mut all = devices().iter();
     all.find(|known| ptr::eq(&raw const known.public, device))
         .ok_or(Errno::INVAL)
 }
 
-/// `ibv_get_device_list`: an array that ends with null.
+/// `ibv_get_device_list`: a null-terminated array.
 ///
 /// # Safety
 /// `count` is null or writable.
@@ -237,16 +237,16 @@ pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevi
 /// `ibv_free_device_list`.
 ///
 /// # Safety
-/// The list is one that [`get_device_list`] answered, or null.
+/// The list is null, or was returned by [`get_device_list`].
 pub unsafe extern "C" fn free_device_list(list: *mut *mut IbvDevice) {
     // SAFETY: `calloc` made it.
     unsafe { libc::free(list.cast()) };
 }
 
-/// `ibv_get_device_name`: what the structure says, which may be one that a program has made for its tests.
+/// `ibv_get_device_name`: the name in the structure, which a program may have made itself for its tests.
 ///
 /// # Safety
-/// `device` is null or a structure of a device, whose name is read as long as the answer is in use.
+/// `device` is null or the structure of a device, whose name is read as long as the result is in use.
 pub unsafe extern "C" fn get_device_name(device: *const IbvDevice) -> *const c_char {
     if device.is_null() {
         Errno::INVAL.set();
@@ -283,7 +283,7 @@ pub extern "C" fn get_sysfs_path() -> *const c_char {
 /// `ibv_read_sysfs_file`: the few attributes that programs read through the library.
 ///
 /// # Safety
-/// `dir` and `file` are texts, and `size` octets from `target` are writable.
+/// `dir` and `file` are strings, and `size` bytes from `target` are writable.
 pub unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -307,16 +307,16 @@ pub unsafe extern "C" fn read_sysfs_file(
     length as c_int
 }
 
-/// `ibv_register_driver` and `verbs_register_driver_34`: libraries of vendors call it when they are loaded.
+/// `ibv_register_driver` and `verbs_register_driver_34`: vendors' libraries call them when they are loaded.
 pub extern "C" fn register_driver(_: *const c_void) {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    // As sideway's test-suite does.
+    // As sideway's test suite does.
     #[test]
-    fn a_device_that_a_program_has_made_has_its_own_name() {
+    fn a_device_structure_made_by_a_program_keeps_its_name() {
         let mut made = ListedDevice::new(devices()[0].configured.clone());
         fill(&mut made.public.name, "mock7\0");
         // SAFETY: `made` is there until the end of the test.

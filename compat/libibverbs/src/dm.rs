@@ -1,4 +1,4 @@
-//! Device memory: memory that only copies and requests reach, and no pointer of the program.
+//! Device memory: reached by copies and requests, not by pointers.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -13,13 +13,13 @@ use crate::object::Object;
 use crate::trace::entry::slot;
 use crate::{context, mr, pd};
 
-/// Octets of one stretch at most.
+/// Most bytes of one allocation.
 pub const MAX_SIZE: u64 = 1 << 20;
 
 // Copies begin and end at multiples of this.
 const ALIGNMENT: u64 = 4;
 
-/// A stretch as it lies in memory.
+/// The layout of an allocation.
 type DmObject = Object<IbvDm, State>;
 
 struct State {
@@ -47,7 +47,7 @@ fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bo
 /// The slot `alloc_dm`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody closes the device meanwhile.
+/// `attr` is null or readable, and the device is not closed meanwhile.
 pub unsafe extern "C" fn alloc(
     context: *mut IbvContext,
     attr: *const IbvAllocDmAttr,
@@ -69,10 +69,10 @@ pub unsafe extern "C" fn alloc(
     }))
 }
 
-/// The slot `free_dm`. Regions that were made of it keep the memory.
+/// The slot `free_dm`. Regions of it keep the memory.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { DmObject::own(dm) }.and_then(|state| {
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
 /// `ibv_import_dm`.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut I
 /// `ibv_unimport_dm`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn unimport(dm: *mut IbvDm) {
     // SAFETY: as the caller promises.
     if unsafe { DmObject::own(dm) }.is_ok_and(|state| state.is_imported) {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn unimport(dm: *mut IbvDm) {
     }
 }
 
-// A stretch that may be copied.
+// The part of an allocation that a copy covers.
 fn place(offset: u64, length: usize) -> Result<usize, Errno> {
     if !offset.is_multiple_of(ALIGNMENT) || !(length as u64).is_multiple_of(ALIGNMENT) {
         return Err(Errno::INVAL);
@@ -130,7 +130,7 @@ unsafe extern "C" fn copy_to(
     // SAFETY: the program frees it after this.
     code(unsafe { DmObject::own(dm) }.and_then(|state| {
         let offset = place(offset, length)?;
-        // SAFETY: as many octets of the program's, which it does not write meanwhile.
+        // SAFETY: as many bytes of the program's, which it does not write meanwhile.
         let source = unsafe { slice::from_raw_parts(source.cast::<u8>(), length) };
         state.memory.write(offset, source).map_err(|_| Errno::INVAL)
     }))
@@ -145,16 +145,16 @@ unsafe extern "C" fn copy_from(
     // SAFETY: the program frees it after this.
     code(unsafe { DmObject::own(dm) }.and_then(|state| {
         let offset = place(offset, length)?;
-        // SAFETY: as many octets of the program's, which it uses after this only.
+        // SAFETY: as many bytes of the program's, which it uses after this only.
         let target = unsafe { slice::from_raw_parts_mut(target.cast::<u8>(), length) };
         state.memory.read(offset, target).map_err(|_| Errno::INVAL)
     }))
 }
 
-/// The slot `reg_dm_mr`: addresses of such a region are offsets.
+/// The slot `reg_dm_mr`: addresses in such a region are offsets.
 ///
 /// # Safety
-/// Nobody frees the domain or the memory meanwhile.
+/// Neither the domain nor the memory is freed meanwhile.
 pub unsafe extern "C" fn register(
     pd: *mut IbvPd,
     dm: *mut IbvDm,

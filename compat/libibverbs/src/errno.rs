@@ -1,4 +1,4 @@
-//! One table from what went wrong to the error number that the manual pages give for it.
+//! The one table from errors to the error numbers that the manual pages give for them.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -10,18 +10,18 @@ use verbs_api::{DestroyError, ErrorKind, OpenError, PostError, VerbError, memory
 pub struct Errno(pub c_int);
 
 impl Errno {
-    /// An argument is not allowed.
+    /// EINVAL: an invalid argument.
     pub const INVAL: Self = Self(libc::EINVAL);
-    /// There is no memory at an address.
+    /// EFAULT: no memory at an address.
     pub const FAULT: Self = Self(libc::EFAULT);
-    /// There is no such thing here.
+    /// EOPNOTSUPP: not supported.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
-    /// No room.
+    /// ENOMEM: no room.
     pub const NOMEM: Self = Self(libc::ENOMEM);
-    /// In use.
+    /// EBUSY: in use.
     pub const BUSY: Self = Self(libc::EBUSY);
 
-    /// What `errno` says.
+    /// The current `errno`.
     pub fn last() -> Self {
         Self(
             std::io::Error::last_os_error()
@@ -51,7 +51,7 @@ impl From<ErrorKind> for Errno {
             ErrorKind::Resources => libc::ENOMEM,
             ErrorKind::Unsupported => libc::EOPNOTSUPP,
             ErrorKind::WouldDeadlock => libc::EDEADLK,
-            // Internal faults, and kinds that are not known yet.
+            // Internal errors, and kinds that are not known yet.
             _ => libc::EIO,
         })
     }
@@ -93,12 +93,12 @@ impl From<OpenError> for Errno {
     }
 }
 
-/// What a function answers that returns the error number.
+/// The result of a function that returns the error number.
 pub fn code(result: Result<(), Errno>) -> c_int {
     result.map_or_else(Errno::set, |()| 0)
 }
 
-/// What a function answers that returns a pointer.
+/// The result of a function that returns a pointer.
 pub fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     result.unwrap_or_else(|errno| {
         errno.set();
@@ -106,7 +106,7 @@ pub fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
     })
 }
 
-/// What a function answers that returns -1 where it failed.
+/// The result of a function that returns -1 on failure.
 pub fn minus_one(result: Result<c_int, Errno>) -> c_int {
     result.unwrap_or_else(|errno| {
         errno.set();
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_the_system_keeps_its_number() {
+    fn a_system_error_keeps_its_number() {
         for errno in [libc::EMFILE, libc::ENETUNREACH, libc::EACCES] {
             let error = std::io::Error::from_raw_os_error(errno);
             let error = VerbError::os("eventfd", error);

@@ -1,5 +1,4 @@
-//! Events behind a file descriptor that a C program may wait for in any way: it reads, polls, or makes it one that does
-//! not wait.
+//! Event queues behind a file descriptor that a C program may read, poll or make non-blocking.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -11,8 +10,8 @@ use std::sync::Mutex;
 use crate::errno::Errno;
 use crate::lock::lock;
 
-/// A queue whose descriptor is readable once for each event in it, and never writable, as a kernel's are: programs wait for
-/// both (InfiniStore). It is the end of a pipe that has one octet for each event.
+/// A queue whose descriptor is readable while there are events in it, and never writable, as a kernel's is: programs wait for
+/// both (InfiniStore). It is the read end of a pipe with one byte for each event.
 pub struct Events<T> {
     queue: Mutex<Queue<T>>,
     readable: OwnedFd,
@@ -21,7 +20,7 @@ pub struct Events<T> {
 
 struct Queue<T> {
     events: VecDeque<T>,
-    /// How many of them the pipe had no room for.
+    /// Events for which the pipe had no room.
     untold: usize,
 }
 
@@ -29,7 +28,7 @@ impl<T> Events<T> {
     /// An empty queue.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// There is no file descriptor left.
     pub fn new() -> Result<Self, Errno> {
         let mut ends = [-1; 2];
         // SAFETY: room for two descriptors.
@@ -59,22 +58,22 @@ impl<T> Events<T> {
 
     /// Adds an event.
     pub fn push(&self, event: T) {
-        // Who takes it back finds it told.
+        // In this order: an event that is taken back has its byte in the pipe.
         let mut queue = lock(&self.queue);
         queue.events.push_back(event);
         queue.untold += 1;
         self.tell(&mut queue);
     }
 
-    /// The next event: waits for it, unless the descriptor is one that does not wait.
+    /// The next event. Waits for it, unless the descriptor is non-blocking.
     ///
     /// # Errors
-    /// There is none and the descriptor does not wait, or a signal came.
+    /// There is no event and the descriptor is non-blocking, or a signal arrived.
     pub fn next(&self) -> Result<T, Errno> {
         loop {
-            let mut octet = 0_u8;
-            // SAFETY: room for an octet.
-            let read = unsafe { libc::read(self.fd(), (&raw mut octet).cast(), 1) };
+            let mut byte = 0_u8;
+            // SAFETY: room for a byte.
+            let read = unsafe { libc::read(self.fd(), (&raw mut byte).cast(), 1) };
             if read < 0 {
                 return Err(Errno::last());
             }
@@ -88,11 +87,11 @@ impl<T> Events<T> {
     }
 
     fn tell(&self, queue: &mut Queue<T>) {
-        let octet = 0_u8;
+        let byte = 0_u8;
         while queue.untold > 0 {
-            // SAFETY: an octet. It does not wait.
+            // SAFETY: a byte. It does not wait.
             let written =
-                unsafe { libc::write(self.writable.as_raw_fd(), (&raw const octet).cast(), 1) };
+                unsafe { libc::write(self.writable.as_raw_fd(), (&raw const byte).cast(), 1) };
             if written < 1 {
                 return;
             }
@@ -100,12 +99,12 @@ impl<T> Events<T> {
         }
     }
 
-    /// Takes back what has not been fetched.
+    /// Discards the matching events that were not fetched.
     pub fn remove(&self, what: impl FnMut(&T) -> bool) {
         drop(self.take(what));
     }
 
-    /// The same, for who wants them.
+    /// Removes the matching events that were not fetched, and returns them.
     pub fn take(&self, what: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut queue = lock(&self.queue);
         let (taken, left) = queue.events.drain(..).partition(what);
@@ -121,15 +120,15 @@ impl<T> Events<T> {
         taken.into()
     }
 
-    /// How many of them wait.
+    /// How many matching events wait.
     pub fn count(&self, what: impl FnMut(&&T) -> bool) -> usize {
         lock(&self.queue).events.iter().filter(what).count()
     }
 
-    // Whoever polls is not to be told of what was taken back. Whoever reads just now has its octet already, so that this must
-    // not wait, although the program may have left the descriptor as one that does.
+    // Polling must not report events that were taken back. A concurrent reader may have read the byte already, so this read
+    // must not block, although the program may have made the descriptor blocking.
     fn forget_one(&self) {
-        // Not kept open: what the process has does not grow with what it once did.
+        // Not kept open, so that a process does not collect descriptors.
         if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
             let (from, to) = (self.fd(), nowhere.as_raw_fd());
             let (here, there) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn more_events_than_the_pipe_has_room_for_are_all_told() {
+    fn events_beyond_the_capacity_of_the_pipe_are_delivered() {
         const COUNT: usize = 70_000;
         let events = Events::new().unwrap();
         (0..COUNT).for_each(|event| events.push(event));

@@ -1,10 +1,10 @@
-//! Which network interface has an address.
+//! The network interface of an address.
 #![allow(unsafe_code)]
 
 use std::net::IpAddr;
 use std::ptr;
 
-/// The index of the interface that has the address, or 0.
+/// The index of the interface with this address, or 0.
 pub(crate) fn index_of(address: IpAddr) -> u32 {
     let mut first = ptr::null_mut();
     // SAFETY: the list is freed below.

@@ -1,8 +1,8 @@
-//! The verbs of rdma-core's C interface over Polyverbs' safe objects.
+//! rdma-core's verbs in C over Polyverbs' safe objects.
 //!
-//! Each function is what the symbol of the same meaning, or the slot of a table that programs call through, does: it looks
-//! at pointers, turns structures into arguments, and answers an error number. What a device does is the engine's matter,
-//! and the rules of verbs are those of `verbs-api`. Which symbol is which function stands in the crate `polyverbs-compat`.
+//! Each function implements a symbol, or a slot of a table that programs call through: it checks pointers, converts structures
+//! to arguments, and returns an error number. The engine implements the devices, and `verbs-api` the rules of verbs. The crate
+//! `polyverbs-compat` maps symbols to functions.
 
 pub mod absent;
 pub mod ah;

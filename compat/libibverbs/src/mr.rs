@@ -13,7 +13,7 @@ use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{context, pd};
 
-/// A region as it lies in memory.
+/// The layout of a region.
 type MrObject = Object<IbvMr, State>;
 
 struct State {
@@ -22,7 +22,7 @@ struct State {
     sink: Mutex<Sink>,
 }
 
-/// The same memory for reads, where the device needs that.
+/// A second region of the same memory, as the sink of reads, on devices that need it.
 struct Sink {
     rights: Access,
     mr: Option<Mr>,
@@ -35,28 +35,28 @@ impl Sink {
     };
 }
 
-// What a process may have: the lower half of 48 bits.
+// The end of a process's address space: the lower half of 48 bits.
 const ADDRESS_SPACE: usize = 1 << 47;
 
-// Programs keep the remote key of a region whose rights they change later: it is the local one, whether a peer may use it
-// yet or not.
+// The remote key is always that of the region, even before peers may use it: programs keep it and change the access later.
 
-/// Ours, behind a pointer of the program.
+/// Our part of a region.
 ///
 /// # Errors
+/// The pointer is null, or the region was deregistered.
 /// It is null, or the region was deregistered.
 ///
 /// # Safety
-/// Nobody deregisters the region while the answer is used.
+/// The region is not deregistered while the result is used.
 pub unsafe fn own<'a>(mr: *const IbvMr) -> Result<&'a Mr, Errno> {
     // SAFETY: as the caller promises.
     Ok(&unsafe { MrObject::own(mr) }?.mr)
 }
 
-/// Rights as the program gave them; what is only a hint is taken away.
+/// The access flags of C, without those that are only hints.
 ///
 /// # Errors
-/// A bit is no right.
+/// Unknown bits.
 pub fn rights(flags: u32) -> Result<Access, Errno> {
     let hints = access::OPTIONAL | access::HUGETLB | access::ON_DEMAND;
     Access::from_bits(flags & !hints).ok_or(Errno::INVAL)
@@ -71,9 +71,10 @@ fn options(rights: Access, iova: u64) -> MrOptions {
     }
 }
 
-/// A kernel's device pins the pages of a region, and so refuses memory that is not mapped.
+/// Checks that memory is mapped: a kernel device pins the pages of a region, and refuses memory that is not.
 ///
 /// # Errors
+/// Some of it is not.
 /// It is not, or not all of it.
 fn check_mapped(addr: *mut c_void, length: usize) -> Result<(), Errno> {
     // SAFETY: it asks for a number.
@@ -98,7 +99,7 @@ unsafe fn register(
     let own = unsafe { pd::own(pd) }?;
     let rights = rights(flags)?;
     let is_implicit = addr.is_null() && length == usize::MAX;
-    // All of the program's memory, much of which is not there: for requests of its own only.
+    // The whole address space, most of which is not mapped: the region is for local requests only.
     if is_implicit && (flags & access::ON_DEMAND == 0 || rights.exposes()) {
         return Err(Errno::OPNOTSUPP);
     }
@@ -125,7 +126,7 @@ unsafe fn register(
     Ok(made)
 }
 
-// Gives a live region another key for reads, where the device needs that, in place of one that it had.
+// Gives a live region another key for the sinks of reads, on devices that need it, in place of its previous one.
 unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
@@ -152,7 +153,7 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The structure for a region of a live domain.
+/// Makes the structure of a region in a live domain.
 ///
 /// # Errors
 /// The device was closed.
@@ -192,7 +193,7 @@ pub unsafe fn made(
 /// `ibv_reg_mr`.
 ///
 /// # Safety
-/// `length` octets from `addr` are the program's until the region is deregistered.
+/// `length` bytes from `addr` belong to the program until the region is deregistered.
 pub unsafe extern "C" fn reg(
     pd: *mut IbvPd,
     addr: *mut c_void,
@@ -236,7 +237,7 @@ pub unsafe extern "C" fn reg_iova2(
 /// `ibv_dereg_mr`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { MrObject::own(mr) }.and_then(|state| {
@@ -257,10 +258,10 @@ pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
     }))
 }
 
-/// `ibv_import_mr`: the region of a handle; where its memory is, is not told.
+/// `ibv_import_mr`: the region of a handle; its address is not reported.
 ///
 /// # Safety
-/// Nobody frees the domain meanwhile.
+/// The domain is not freed meanwhile.
 pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|_| {
@@ -293,7 +294,7 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
 /// `ibv_unimport_mr`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn unimport(mr: *mut IbvMr) {
     // SAFETY: as the caller promises.
     if unsafe { MrObject::own(mr) }.is_ok_and(|state| state.is_imported) {
@@ -305,14 +306,14 @@ pub unsafe extern "C" fn unimport(mr: *mut IbvMr) {
 const CHANGE_TRANSLATION: c_int = 1;
 const CHANGE_PD: c_int = 1 << 1;
 const CHANGE_ACCESS: c_int = 1 << 2;
-// The answers of a re-registration: an argument is wrong, and the region as it was; or the device has failed.
+// Results of a re-registration: an argument is invalid and the region unchanged, or the device has failed.
 const WRONG_ARGUMENT: c_int = -1;
 const FAILED: c_int = -4;
 
 /// `ibv_rereg_mr`.
 ///
 /// # Safety
-/// As for [`reg`], and nobody deregisters the region meanwhile.
+/// As for [`reg`], and the region is not deregistered meanwhile.
 pub unsafe extern "C" fn rereg(
     mr: *mut IbvMr,
     flags: c_int,
@@ -381,7 +382,7 @@ pub unsafe extern "C" fn rereg(
     }
 }
 
-// The key for reads follows what was changed of a region that had another key before.
+// Replaces the key for the sinks of reads of a region whose access or memory has changed.
 unsafe fn change_sink(
     mr: *mut IbvMr,
     before: u32,
@@ -403,7 +404,7 @@ unsafe fn change_sink(
     unsafe { add_sink(mr, rights) }
 }
 
-/// The slot `advise_mr`: memory is where it is, so that nothing need be fetched ahead.
+/// The slot `advise_mr`: does nothing. Memory is used in place, so there is nothing to prefetch.
 ///
 /// # Safety
 /// `count` entries from `list` are readable.

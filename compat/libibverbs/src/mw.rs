@@ -12,13 +12,13 @@ use crate::mr::{self, rights};
 use crate::object::Object;
 use crate::pd;
 
-/// A window as it lies in memory.
+/// The layout of a window.
 pub type MwObject = Object<IbvMw, Mw>;
 
 /// The slot `alloc_mw`.
 ///
 /// # Safety
-/// Nobody frees the domain meanwhile.
+/// The domain is not freed meanwhile.
 pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
 /// The slot `dealloc_mw`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { MwObject::own(mw) }.and_then(|own| {
@@ -54,13 +54,13 @@ pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
     }))
 }
 
-/// The posted bind of a window, with the low byte of `rkey` in its key.
+/// The posted bind of a window, whose new key ends with the low byte of `rkey`.
 ///
 /// # Errors
-/// A right that is none, a window or region that is gone, or the key of another window.
+/// Unknown access bits, a window or region that was destroyed, or another window's key.
 ///
 /// # Safety
-/// Nobody deallocates the window or deregisters the region meanwhile.
+/// Neither the window nor the region is destroyed meanwhile.
 pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
     // SAFETY: as the caller promises.
     let window = unsafe { MwObject::own(bind.mw) }?;
@@ -73,18 +73,18 @@ pub unsafe fn posted<'a>(bind: &BindMw) -> Result<wr::BindWindow<'a>, Errno> {
     Ok(request.key_byte(key.key_byte()))
 }
 
-/// A bind; nothing bound where no region is named.
+/// The arguments of a bind; without a region the window is unbound.
 ///
 /// # Errors
-/// A right that is none, or a region that is gone.
+/// Unknown access bits, or a region that was deregistered.
 ///
 /// # Safety
-/// Nobody deregisters the region meanwhile.
+/// The region is not deregistered meanwhile.
 pub unsafe fn request<'a>(
     window: &'a Mw,
     info: &IbvMwBindInfo,
 ) -> Result<wr::BindWindow<'a>, Errno> {
-    // A window gives remote rights only; that to write here goes without saying.
+    // A window grants remote access only; local write is implied.
     let access = rights(info.mw_access_flags)? - Access::LOCAL_WRITE;
     let request = if info.mr.is_null() {
         wr::BindWindow::unbind(window)

@@ -1,4 +1,4 @@
-//! Texts and rates.
+//! Names of constants, and static rates.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -93,7 +93,7 @@ pub extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     text(TEXTS, status, c"unknown")
 }
 
-// Codes of static rates, and what they stand for in Mb/s.
+// Codes of static rates, and their values in Mb/s.
 const RATES: [(c_int, c_int); 23] = [
     (2, 2_500),
     (5, 5_000),

@@ -1,7 +1,7 @@
-//! How an object of a C program stands for one of ours: the structure that the program sees comes first, ours behind it.
+//! The layout of objects: the structure that a C program sees, then our object.
 //!
-//! The addresses of live objects are known, so that a control verb with a pointer to something that was destroyed, or
-//! that was never ours, is an error and not a crash. The data path looks no pointer up.
+//! The addresses of live objects are recorded, so that a control verb with a pointer to a destroyed object, or to none of ours,
+//! fails and does not crash. The data path looks up no pointers.
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::errno::Errno;
 use crate::lock::lock;
 
-/// An object as it lies in memory.
+/// The layout of an object.
 #[repr(C)]
 pub struct Object<C, T> {
     c: C,
@@ -23,23 +23,23 @@ fn live() -> MutexGuard<'static, Option<HashSet<usize>>> {
     lock(&LIVE)
 }
 
-/// Remembers the address of a live object.
+/// Records the address of a live object.
 pub(crate) fn remember<C>(at: *mut C) -> *mut C {
     live().get_or_insert_default().insert(at as usize);
     at
 }
 
-/// Forgets an address. Answers whether it was known.
+/// Removes an address. Returns whether it was recorded.
 pub(crate) fn forget<C>(at: *mut C) -> bool {
     live()
         .as_mut()
         .is_some_and(|known| known.remove(&(at as usize)))
 }
 
-/// The pointer itself, where it is one to a live object.
+/// The pointer itself, if it is one to a live object.
 ///
 /// # Errors
-/// It is null, or nothing of ours is there any more.
+/// It is null, or no live object is there.
 pub fn check<C>(at: *const C) -> Result<*const C, Errno> {
     let known = live()
         .as_ref()
@@ -48,39 +48,39 @@ pub fn check<C>(at: *const C) -> Result<*const C, Errno> {
 }
 
 impl<C, T> Object<C, T> {
-    /// A new object. The pointer is what the program gets.
+    /// Allocates an object, and returns the program's pointer to it.
     pub fn create(c: C, own: T) -> *mut C {
         remember(Box::into_raw(Box::new(Self { c, own })).cast())
     }
 
-    /// Ours, behind a pointer of the program.
+    /// Our object behind a program's pointer.
     ///
     /// # Errors
-    /// As [`check`].
+    /// Those of [`check`].
     ///
     /// # Safety
-    /// Where something live is at that address, [`create`](Self::create) of this type made it, and it is not destroyed
-    /// while the answer is used.
+    /// If a live object is at that address, [`create`](Self::create) of this type made it, and it is not destroyed while the
+    /// result is used.
     pub unsafe fn own<'a>(at: *const C) -> Result<&'a T, Errno> {
         let at = check(at)?;
         // SAFETY: live, and of this type, as the caller promises.
         Ok(unsafe { Self::own_unchecked(at) })
     }
 
-    /// The same without a look: for the data path.
+    /// Our object behind a program's pointer, without a look-up: for the data path.
     ///
     /// # Safety
-    /// [`create`](Self::create) of this type made it, and it is not destroyed while the answer is used.
+    /// [`create`](Self::create) of this type made it, and it is not destroyed while the result is used.
     #[inline]
     pub unsafe fn own_unchecked<'a>(at: *const C) -> &'a T {
         // SAFETY: the object that `create` made begins there; only its first part is written by the program.
         unsafe { &(*at.cast::<Self>()).own }
     }
 
-    /// Ends the object that is at the address.
+    /// Frees the object at the address.
     ///
     /// # Safety
-    /// As for [`own`](Self::own), and nobody uses the object any more.
+    /// As for [`own`](Self::own), and the object is not used any more.
     pub unsafe fn destroy(at: *mut C) {
         if forget(at) {
             // SAFETY: `create` made it, it was live until now, and nobody else has it.

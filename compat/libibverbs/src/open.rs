@@ -1,4 +1,4 @@
-//! Opening devices and closing them: what a program gets, with the tables of verbs that it calls through.
+//! Opening and closing devices: fills the tables of verbs that programs call through.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -41,7 +41,7 @@ fn tables() -> Tables {
     long[verbs::QUERY_DEVICE_EX] = slot!("ibv_query_device_ex" => query::query_device_ex);
     long[verbs::CREATE_CQ_EX] = slot!("ibv_create_cq_ex" => cq::create_ex);
     long[verbs::CREATE_QP_EX] = slot!("ibv_create_qp_ex" => qp_ex::create);
-    // An empty place would answer the same, but no trace would tell. What is left empty takes an object of these.
+    // An empty slot would fail the same way, but not appear in a trace. The slots left empty take an object of these.
     long[verbs::ALLOC_NULL_MR] = slot!("ibv_alloc_null_mr" => absent::null);
     long[verbs::CREATE_COUNTERS] = slot!("ibv_create_counters" => absent::null);
     long[verbs::CREATE_FLOW_ACTION_ESP] = slot!("ibv_create_flow_action_esp" => absent::null);
@@ -64,16 +64,16 @@ pub extern "C" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
     pointer(opened.map(|own| context::create(own, tables())))
 }
 
-/// `ibv_import_device`: the open device that a descriptor, or a duplicate of it, stands for.
+/// `ibv_import_device`: the open device of a descriptor or of its duplicate.
 pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
     pointer(State::import(cmd_fd).map(|own| context::create(own, tables())))
 }
 
-/// `ibv_close_device`. An engine's device is closed with the last that shares it. What a program has not destroyed does not
-/// keep it open, as it does not with a kernel's device: it stays until the process ends.
+/// `ibv_close_device`. The engine's device is closed with the last context that shares it. As on a kernel device, objects that
+/// a program has not destroyed do not keep a device open: they stay until the process ends.
 ///
 /// # Safety
-/// Nobody uses the device any more.
+/// The device is not used any more.
 pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { context::own(context) }.and_then(|state| {
@@ -98,8 +98,8 @@ mod tests {
     use crate::errno::Errno;
 
     #[test]
-    fn what_is_not_there_says_so_through_the_table() {
-        type Two<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
+    fn unimplemented_slots_return_an_error_and_are_traced() {
+        type TwoPointers<T> = extern "C" fn(*mut c_void, *mut c_void) -> T;
         let long = tables().verbs;
         for place in [
             verbs::ALLOC_NULL_MR,
@@ -110,7 +110,8 @@ mod tests {
             verbs::CREATE_FLOW,
         ] {
             // SAFETY: a function that makes something of two pointers at most.
-            let make = unsafe { std::mem::transmute::<Slot, Two<*mut c_void>>(long[place]) };
+            let make =
+                unsafe { std::mem::transmute::<Slot, TwoPointers<*mut c_void>>(long[place]) };
             assert!(make(ptr::null_mut(), ptr::null_mut()).is_null());
             assert_eq!(Errno::last(), Errno::OPNOTSUPP);
         }
@@ -120,7 +121,7 @@ mod tests {
             verbs::QUERY_RT_VALUES,
         ] {
             // SAFETY: a function of two pointers that answers an error number.
-            let ask = unsafe { std::mem::transmute::<Slot, Two<c_int>>(long[place]) };
+            let ask = unsafe { std::mem::transmute::<Slot, TwoPointers<c_int>>(long[place]) };
             assert_eq!(ask(ptr::null_mut(), ptr::null_mut()), libc::EOPNOTSUPP);
         }
         let (mut op, mut bad) = (0_u8, ptr::null_mut());

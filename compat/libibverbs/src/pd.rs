@@ -1,4 +1,4 @@
-//! Protection domains, and the parent domains and imported ones that are other names of them.
+//! Protection domains, and the parent domains and imported domains that are other names for them.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -12,14 +12,14 @@ use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
 
-/// A domain as it lies in memory.
+/// The layout of a domain.
 type PdObject = Object<IbvPd, State>;
 
-/// Ours.
+/// Our part of it.
 struct State {
     pd: Pd,
     kind: Kind,
-    // Parent domains that were made of it.
+    // Parent domains made of it.
     parents: AtomicU32,
 }
 
@@ -29,13 +29,13 @@ enum Kind {
     ParentOf(*mut IbvPd),
 }
 
-/// Ours, behind a pointer of the program.
+/// Our part of a domain.
 ///
 /// # Errors
-/// It is null, or the domain was freed.
+/// The pointer is null, or the domain was freed.
 ///
 /// # Safety
-/// Nobody frees the domain while the answer is used.
+/// The domain is not freed while the result is used.
 pub unsafe fn own<'a>(pd: *const IbvPd) -> Result<&'a Pd, Errno> {
     // SAFETY: as the caller promises.
     Ok(&unsafe { PdObject::own(pd) }?.pd)
@@ -50,7 +50,7 @@ fn create(context: *mut IbvContext, pd: Pd, kind: Kind) -> *mut IbvPd {
 /// `ibv_alloc_pd`.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
 /// `ibv_dealloc_pd`.
 ///
 /// # Safety
-/// Nobody uses the domain any more.
+/// The domain is not used any more.
 pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { PdObject::own(pd) }.and_then(|state| {
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
 /// `ibv_import_pd`: the domain of a handle, under another name.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut I
 /// `ibv_unimport_pd`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn unimport(pd: *mut IbvPd) {
     // SAFETY: as the caller promises.
     let is_imported =
@@ -129,10 +129,10 @@ pub unsafe extern "C" fn unimport(pd: *mut IbvPd) {
 const ALLOCATORS: u32 = 1;
 const PD_CONTEXT: u32 = 1 << 1;
 
-/// The slot `alloc_parent_domain`. Queues lie in memory of the device, so that allocators of the program are not asked.
+/// The slot `alloc_parent_domain`. Queues lie in the device's memory: allocators of the program are not called.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody frees the domain meanwhile.
+/// `attr` is null or readable, and the domain is not freed meanwhile.
 pub unsafe extern "C" fn alloc_parent(
     context: *mut IbvContext,
     attr: *const IbvParentDomainInitAttr,
@@ -153,10 +153,10 @@ pub unsafe extern "C" fn alloc_parent(
     )
 }
 
-/// The slot `alloc_td`: a promise of the program to use what is made with it from one thread, which nothing here needs.
+/// The slot `alloc_td`: the program promises to use objects made with it from one thread only, which needs nothing here.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn alloc_td(context: *mut IbvContext, _attr: *const c_void) -> *mut IbvTd {
     // SAFETY: as the caller promises.
     let checked = unsafe { context::own(context) };
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut IbvContext, _attr: *const c_void
 /// The slot `dealloc_td`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn dealloc_td(td: *mut IbvTd) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { Object::<IbvTd, ()>::own(td) }.map(|()| {

@@ -1,4 +1,4 @@
-//! Posting: from the requests of a C program to ours, without a look at anything that was looked at before.
+//! Posting: converts requests of C to ours, without checking again what was checked before.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -46,12 +46,12 @@ fn data<'a>(list: &'a [Sge]) -> Data<'a> {
     }
 }
 
-fn octets<'a>(sge: &Sge) -> &'a [u8] {
+fn bytes<'a>(sge: &Sge) -> &'a [u8] {
     if sge.length() == 0 {
         return &[];
     }
     let at = std::ptr::with_exposed_provenance(sge.addr() as usize);
-    // SAFETY: inline octets are read while posting, from memory that the program names and nobody writes meanwhile.
+    // SAFETY: inline bytes are read while posting, from memory that the program names and nobody writes meanwhile.
     unsafe { slice::from_raw_parts(at, sge.length() as usize) }
 }
 
@@ -59,23 +59,23 @@ fn remote(rdma: Rdma) -> RemoteAddress {
     RemoteAddress::new(rdma.remote_addr, RKey::new(rdma.rkey))
 }
 
-/// What a request points to that is made for it.
+/// Objects made for a request that it refers to.
 #[derive(Default)]
-struct Made {
+struct RequestObjects {
     inlined: Vec<u8>,
     sink: Vec<Sge>,
     destination: Option<UdDestination>,
 }
 
-// Ours for one of the program's. `made` must be empty.
+// Converts a request. `made` must be empty.
 unsafe fn request<'a>(
     wr: &IbvSendWr,
     kind: c_int,
     sinks: Option<&Sinks>,
-    made: &'a mut Made,
+    made: &'a mut RequestObjects,
 ) -> Result<WorkRequest<'a>, Errno> {
     let entries = list(wr.sg_list, wr.num_sge)?;
-    let Made {
+    let RequestObjects {
         inlined,
         sink,
         destination,
@@ -96,9 +96,9 @@ unsafe fn request<'a>(
     let data: Data<'a> = if wr.send_flags & send_flags::INLINE == 0 {
         data(entries)
     } else if let [one] = entries {
-        Data::Inline(octets(one))
+        Data::Inline(bytes(one))
     } else {
-        entries.iter().for_each(|sge| inlined.extend(octets(sge)));
+        entries.iter().for_each(|sge| inlined.extend(bytes(sge)));
         Data::Inline(inlined)
     };
     let imm = wr.imm_data.to_ne_bytes();
@@ -161,7 +161,7 @@ unsafe fn request<'a>(
     Ok(request)
 }
 
-// The flags of a request, without that for inline octets, which says how its data is given.
+// The flags of a request, without the one for inline data.
 fn flags(given: u32) -> SendFlags {
     let known = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED;
     SendFlags::from_bits_truncate(given as u8) & known
@@ -208,8 +208,8 @@ fn refused<T>(errno: Errno, at: *mut T, bad: *mut *mut T) -> c_int {
     errno.set()
 }
 
-// The short way for what nearly every request is: alone, on a connection, with octets in one place. It is built where it
-// is posted, because moving it costs as much as all else here; what is none of these is left to `request`.
+// The fast path for nearly all requests: a single request with one SGE on a connection. It is built in place, because moving it
+// costs as much as everything else here; all other requests go through `request`.
 #[inline]
 unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(), PostError>> {
     if !matches!(kind, qp_type::RC | qp_type::UC) || wr.num_sge != 1 || !wr.next.is_null() {
@@ -218,7 +218,7 @@ unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(),
     let entries = list(wr.sg_list, wr.num_sge).ok()?;
     match entries {
         _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, entries),
-        [only] => plain_of(state, wr, octets(only)),
+        [only] => plain_of(state, wr, bytes(only)),
         _ => None,
     }
 }
@@ -232,7 +232,7 @@ fn plain_of<'a>(
     let flags = flags(wr.send_flags);
     // SAFETY: which part of the union there is, the opcode says; all are plain numbers.
     let remote = || remote(unsafe { wr.wr.rdma });
-    // It borrows all that it names, so that nothing is left to drop.
+    // It only borrows, so there is nothing to drop.
     let mut request = ManuallyDrop::new(match wr.opcode {
         wr_opcode::SEND => WorkRequest::Send(wr::Send::new(data).flags(flags).wr_id(wr.wr_id)),
         wr_opcode::RDMA_WRITE => {
@@ -253,7 +253,7 @@ unsafe fn one(
     first: *mut IbvSendWr,
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
-    let mut made = Made::default();
+    let mut made = RequestObjects::default();
     // SAFETY: as the caller promises.
     let request = match unsafe { request(&*first, kind, state.sinks.as_deref(), &mut made) } {
         Ok(request) => request,
@@ -265,7 +265,7 @@ unsafe fn one(
     }
 }
 
-// One doorbell for the list. What comes before a request that is none of ours is posted all the same.
+// Posts a list with one doorbell. Requests in front of an invalid one are posted all the same.
 #[inline(never)]
 unsafe fn several(
     state: &State,
@@ -280,8 +280,8 @@ unsafe fn several(
         count += 1;
         next = wr.next;
     }
-    let mut all: Vec<Made> = Vec::new();
-    all.resize_with(count, Made::default);
+    let mut all: Vec<RequestObjects> = Vec::new();
+    all.resize_with(count, RequestObjects::default);
     let mut batch = Batch::with_capacity(count);
     let mut unknown = None;
     next = first;
@@ -312,7 +312,7 @@ unsafe fn several(
     }
 }
 
-// Posts each receive of a list that ends with null.
+// Posts the receives of a null-terminated list.
 // SAFETY of the callers: the list is one, and `bad` is null or writable.
 #[inline]
 unsafe fn each_receive(
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn srq_recv(
 /// The slot `bind_mw`, for windows of type 1.
 ///
 /// # Safety
-/// The structures are the program's, and nobody ends any meanwhile.
+/// The structures are the program's, and none of the objects in them is destroyed meanwhile.
 pub unsafe extern "C" fn bind_mw(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { qp::own(qp) }.and_then(|state| {

@@ -27,58 +27,58 @@ use crate::object::Object;
 use crate::sinks::Sinks;
 use crate::{ah, context, cq, mr, pd, srq};
 
-/// A queue pair as it lies in memory. All are as long as an extended one.
+/// The layout of a queue pair, always that of an extended one.
 pub type QpObject = Object<IbvQpEx, State>;
 
-/// Ours.
+/// Our part of it.
 pub struct State {
     /// The queue pair.
     pub qp: Qp,
-    /// Whether every request is signaled.
+    /// Whether every request is signaled (`sq_sig_all`).
     pub sq_sig_all: bool,
     /// Whether it was made with send operations.
     pub is_extended: bool,
-    /// The keys for reads, where the device needs others.
+    /// Second keys for the sinks of reads, on devices that need them.
     pub sinks: Option<Arc<Sinks>>,
     /// What `ibv_wr_start` began: the program's alone until `ibv_wr_complete`.
     pub builder: UnsafeCell<Builder>,
 }
 
-/// Ours, behind a pointer of the program.
+/// Our part of a queue pair.
 ///
 /// # Errors
-/// It is null, or the queue pair was destroyed.
+/// The pointer is null, or the queue pair was destroyed.
 ///
 /// # Safety
-/// Nobody destroys the queue pair while the answer is used.
+/// The queue pair is not destroyed while the result is used.
 pub unsafe fn own<'a>(qp: *const IbvQp) -> Result<&'a State, Errno> {
     // SAFETY: as the caller promises.
     unsafe { QpObject::own(qp.cast()) }
 }
 
-/// What decides how a queue pair is made.
-pub struct Plan<'a> {
-    /// The short attributes.
+/// How a queue pair is to be made.
+pub struct CreateArguments<'a> {
+    /// The basic attributes.
     pub init: &'a mut IbvQpInitAttr,
-    /// The operations, where the program named them.
+    /// The send operations, if the program named any.
     pub operations: Option<Operations>,
-    /// Whether its multicasts are kept from it.
+    /// Whether it does not receive its own multicasts.
     pub blocks_loopback: bool,
-    /// The table of an extended one.
+    /// The table of an extended queue pair.
     pub slots: [Slot; 21],
 }
 
-/// Makes one.
+/// Makes a queue pair.
 ///
 /// # Errors
-/// Something named is not there, or what is asked for does not fit the device.
+/// An object in the attributes does not exist, or the device lacks something.
 ///
 /// # Safety
-/// Nobody ends what the attributes name meanwhile.
-pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno> {
+/// None of the objects in the attributes is destroyed meanwhile.
+pub unsafe fn make(pd: *mut IbvPd, arguments: CreateArguments<'_>) -> Result<*mut IbvQpEx, Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { pd::own(pd) }?;
-    let init = plan.init;
+    let init = arguments.init;
     // SAFETY: as the caller promises.
     let send_cq = unsafe { cq::own(init.send_cq) }?;
     let recv_cq = match init.qp_type {
@@ -101,8 +101,8 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         _ => return Err(Errno::OPNOTSUPP),
     };
     let mut cap = QpCap::from(&init.cap);
-    // An atomic write carries its octets in the request.
-    if plan
+    // An atomic write carries its data in the request.
+    if arguments
         .operations
         .is_some_and(|all| all.contains(Operations::ATOMIC_WRITE))
     {
@@ -113,7 +113,7 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
         // SAFETY: as the caller promises.
         options = options.srq(unsafe { srq::own(init.srq) }?);
     }
-    if plan.blocks_loopback {
+    if arguments.blocks_loopback {
         let block: BlockLoopback = device.context.extension().map_err(|_| Errno::OPNOTSUPP)?;
         options = options.with(&block);
     }
@@ -121,9 +121,9 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     if sq_sig_all {
         options = options.sq_sig_all();
     }
-    let is_extended = plan.operations.is_some();
-    // A program that names no operations may use all that the device has.
-    let operations = plan
+    let is_extended = arguments.operations.is_some();
+    // Without named operations a program may use all that the device has.
+    let operations = arguments
         .operations
         .unwrap_or_else(|| everything(kind, &device.context));
     let qp = own.create_qp(options.operations(operations)).wait()?;
@@ -134,11 +134,11 @@ pub unsafe fn make(pd: *mut IbvPd, plan: Plan<'_>) -> Result<*mut IbvQpEx, Errno
     let mut public = public_part(public, &qp, init.qp_type, init.qp_context);
     (public.qp.pd, public.qp.srq) = (pd, init.srq);
     (public.qp.send_cq, public.qp.recv_cq) = (init.send_cq, init.recv_cq);
-    public.slots = plan.slots;
+    public.slots = arguments.slots;
     Ok(place(device, public, qp, sq_sig_all, is_extended))
 }
 
-/// iWARP knows no state before the one that connections begin in, where receives may be posted: verbs call it INIT. On a
+/// iWARP has no state before the one in which connections begin and receives may be posted, which verbs call INIT. With a
 /// completion queue that has overrun it is never reached.
 fn make_idle(qp: &Qp) -> Result<(), Errno> {
     let idle = QpAttributes::new().qp_state(QpState::Init);
@@ -149,13 +149,13 @@ fn make_idle(qp: &Qp) -> Result<(), Errno> {
     }
 }
 
-/// The structure of a target, which has neither domain nor queues of its own.
+/// Makes the structure of a target, which has neither a domain nor queues.
 ///
 /// # Errors
 /// The device was closed.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe fn target(
     context: *mut IbvContext,
     qp: Qp,
@@ -231,7 +231,7 @@ fn everything(kind: QpType, context: &verbs_api::Context) -> Operations {
         .collect()
 }
 
-// What a device with a gap does not do.
+// Operations that a device with a gap lacks.
 const CLOSED: [(BaselineGaps, Operations); 3] = [
     (
         BaselineGaps::NO_SEND_WITH_IMMEDIATE,
@@ -250,28 +250,28 @@ const CLOSED: [(BaselineGaps, Operations); 3] = [
 /// `ibv_create_qp`.
 ///
 /// # Safety
-/// `init` is null or writable, and nobody ends what it names meanwhile.
+/// `init` is null or writable, and none of the objects in it is destroyed meanwhile.
 pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mut IbvQp {
     // SAFETY: as the caller promises.
     let made = unsafe { init.as_mut() }
         .ok_or(Errno::INVAL)
         .and_then(|init| {
-            let plan = Plan {
+            let arguments = CreateArguments {
                 init,
                 operations: None,
                 blocks_loopback: false,
                 slots: [ptr::null(); 21],
             };
             // SAFETY: as the caller promises.
-            unsafe { make(pd, plan) }
+            unsafe { make(pd, arguments) }
         });
     pointer(made).cast()
 }
 
-/// `ibv_destroy_qp`. It waits until every event that was fetched is acknowledged.
+/// `ibv_destroy_qp`. Waits until every fetched event is acknowledged.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|state| {
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
     }))
 }
 
-// A control request that is under way is the connection manager's, about which the program knows nothing: it is waited for.
+// Waits for a control verb of the connection manager, about which the program does not know.
 fn destruction(qp: &Qp) -> Started<(), DestroyError<Qp>> {
     let began = Instant::now();
     loop {
@@ -328,7 +328,7 @@ fn attributes(
         wanted.cur_qp_state = Some(state_of(attr.cur_qp_state)?);
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
-        // A right without its partner is a mistake at a region and none here.
+        // Access without its prerequisite is an error for a region, but not here.
         wanted.qp_access_flags = Some(mr::rights(attr.qp_access_flags)?);
     }
     if has(QpAttrMask::AV) {
@@ -348,7 +348,7 @@ fn attributes(
     wanted.rnr_retry = has(QpAttrMask::RNR_RETRY).then_some(attr.rnr_retry);
     wanted.rq_psn = has(QpAttrMask::RQ_PSN).then_some(Psn::new(attr.rq_psn));
     wanted.max_rd_atomic = has(QpAttrMask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
-    // A packet has five bits for it, and a kernel's device cuts off what programs set above them.
+    // The field has five bits in a packet, and a kernel device ignores the others.
     wanted.min_rnr_timer = has(QpAttrMask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer & 0x1f);
     wanted.sq_psn = has(QpAttrMask::SQ_PSN).then_some(Psn::new(attr.sq_psn));
     wanted.max_dest_rd_atomic =
@@ -360,7 +360,7 @@ fn attributes(
 /// `ibv_modify_qp`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody destroys the queue pair meanwhile.
+/// `attr` is null or readable, and the queue pair is not destroyed meanwhile.
 pub unsafe extern "C" fn modify(qp: *mut IbvQp, attr: *mut IbvQpAttr, given: c_int) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|state| {
@@ -389,7 +389,7 @@ pub unsafe extern "C" fn modify(qp: *mut IbvQp, attr: *mut IbvQpAttr, given: c_i
 /// `ibv_query_qp`.
 ///
 /// # Safety
-/// `attr` and `init` are null or writable, and nobody destroys the queue pair meanwhile.
+/// `attr` and `init` are null or writable, and the queue pair is not destroyed meanwhile.
 pub unsafe extern "C" fn query(
     qp: *mut IbvQp,
     attr: *mut IbvQpAttr,
@@ -435,7 +435,7 @@ unsafe fn group(qp: *mut IbvQp, gid: *const IbvGid) -> Result<(Qp, Gid), Errno> 
 /// `ibv_attach_mcast`.
 ///
 /// # Safety
-/// `gid` is null or readable, and nobody destroys the queue pair meanwhile.
+/// `gid` is null or readable, and the queue pair is not destroyed meanwhile.
 pub unsafe extern "C" fn attach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: u16) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.attach_multicast(group).wait()?)))
@@ -450,10 +450,10 @@ pub unsafe extern "C" fn detach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: 
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.detach_multicast(group).wait()?)))
 }
 
-/// `ibv_qp_to_qp_ex`: null where the queue pair was made without send operations.
+/// `ibv_qp_to_qp_ex`: null if the queue pair was made without send operations.
 ///
 /// # Safety
-/// Nobody destroys the queue pair meanwhile.
+/// The queue pair is not destroyed meanwhile.
 pub unsafe extern "C" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
     // SAFETY: as the caller promises.
     match unsafe { own(qp) } {
@@ -462,10 +462,10 @@ pub unsafe extern "C" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
     }
 }
 
-/// `ibv_query_ece`: nothing of a vendor's is negotiated.
+/// `ibv_query_ece`: no vendor options are negotiated.
 ///
 /// # Safety
-/// `ece` is null or writable, and nobody destroys the queue pair meanwhile.
+/// `ece` is null or writable, and the queue pair is not destroyed meanwhile.
 pub unsafe extern "C" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|_| {
@@ -476,7 +476,7 @@ pub unsafe extern "C" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     }))
 }
 
-/// `ibv_set_ece`: only the absence of any can be set.
+/// `ibv_set_ece`: only an empty set is accepted.
 ///
 /// # Safety
 /// As for [`query_ece`].
@@ -491,7 +491,7 @@ pub unsafe extern "C" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     })
 }
 
-/// `ibv_query_qp_data_in_order`: octets are written in ascending order, the last one last, but not promised so.
+/// `ibv_query_qp_data_in_order`: data are written in ascending order, the last byte last, but this is not guaranteed.
 pub extern "C" fn query_data_in_order(_: *mut IbvQp, _op: c_int, _flags: u32) -> c_int {
     minus_one(Ok(0))
 }
@@ -504,7 +504,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_destruction_waits_for_a_request_of_the_connection_manager() {
+    fn destroying_a_queue_pair_waits_for_a_verb_of_the_connection_manager() {
         let options = EmulatedOptions {
             command_latency: Duration::from_millis(20),
             ..EmulatedOptions::default()

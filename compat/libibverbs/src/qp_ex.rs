@@ -1,5 +1,4 @@
-//! Extended queue pairs, whose requests a program puts together call by call and posts with one; targets of extended
-//! reliable connections.
+//! Extended queue pairs, whose requests a program builds call by call and posts in one go; XRC targets.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -15,7 +14,7 @@ use crate::abi::{
 };
 use crate::builder::Builder;
 use crate::errno::{Errno, pointer};
-use crate::qp::{self, Plan, QpObject, make};
+use crate::qp::{self, CreateArguments, QpObject, make};
 use crate::trace::entry::slot;
 use crate::{post, xrc};
 
@@ -56,7 +55,7 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
 /// The slot `create_qp_ex`.
 ///
 /// # Safety
-/// `attr` is null or writable, and nobody ends what it names meanwhile.
+/// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
 pub unsafe extern "C" fn create(
     context: *mut IbvContext,
     attr: *mut IbvQpInitAttrEx,
@@ -100,14 +99,14 @@ pub unsafe extern "C" fn create(
                 qp_type: attr.qp_type,
                 sq_sig_all: attr.sq_sig_all,
             };
-            let plan = Plan {
+            let arguments = CreateArguments {
                 init: &mut init,
                 operations,
                 blocks_loopback: flags & BLOCK_SELF_MCAST_LB != 0,
                 slots: slots(),
             };
             // SAFETY: as the caller promises.
-            let at = unsafe { make(attr.pd, plan) }?;
+            let at = unsafe { make(attr.pd, arguments) }?;
             attr.cap = init.cap;
             Ok(at)
         });
@@ -117,7 +116,7 @@ pub unsafe extern "C" fn create(
 /// The slot `open_qp`: a target of another process or context, by its number.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody closes the domain meanwhile.
+/// `attr` is null or readable, and the domain is not closed meanwhile.
 pub unsafe extern "C" fn open(context: *mut IbvContext, attr: *const IbvQpOpenAttr) -> *mut IbvQp {
     const NUM: u32 = 1;
     const XRCD: u32 = 1 << 1;
@@ -200,13 +199,13 @@ unsafe fn last(qp: *mut IbvQpEx, change: impl FnOnce(&mut IbvSendWr)) {
     }
 }
 
-// Both beginning and calling off forget what was put together.
+// `ibv_wr_start` and `ibv_wr_abort` discard the requests built so far.
 unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
     // SAFETY: see above.
     unsafe { builder(qp) }.clear();
 }
 
-// All or nothing, as the manual page has it.
+// All or nothing, as in the manual page.
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };
@@ -267,7 +266,7 @@ unsafe extern "C" fn atomic_write(
     remote_addr: u64,
     source: *const c_void,
 ) {
-    // SAFETY: see above; the header passes eight octets.
+    // SAFETY: see above; the header passes eight bytes.
     unsafe {
         at(qp, wr_opcode::ATOMIC_WRITE, rkey, remote_addr);
         set_inline_data(qp, source, 8);
@@ -364,8 +363,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: 
         unsafe {
             let IbvDataBuf { addr, length } = *list.add(place);
             if length > 0 {
-                let octets = std::slice::from_raw_parts(addr.cast::<u8>(), length);
-                builder.inline(octets);
+                let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), length);
+                builder.inline(bytes);
             }
         }
     }

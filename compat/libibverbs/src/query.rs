@@ -1,4 +1,4 @@
-//! What open devices answer about themselves, their ports, and the GIDs and partition keys there.
+//! Attributes of open devices and ports, GIDs and partition keys.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -16,7 +16,7 @@ use crate::context::{self, State};
 use crate::errno::{Errno, code, minus_one};
 use crate::{dm, interface};
 
-// Of nobody's: locally administered.
+// A vendor ID of nobody's: locally administered.
 const VENDOR_ID: u32 = 0x02_70_76;
 
 const fn capped(value: u64) -> c_int {
@@ -59,8 +59,8 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
     let attributes = state.context.attributes();
     let limits = &attributes.limits;
     let mut fw_ver = [0; 64];
-    for (place, octet) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *place = octet as c_char;
+    for (place, byte) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *place = byte as c_char;
     }
     IbvDeviceAttr {
         fw_ver,
@@ -128,10 +128,10 @@ const ODP_WRITE: u32 = 1 << 2;
 // Send, receive, write, read, atomics, and receives of shared queues.
 const ODP_RELIABLE: u32 = 0x3f;
 
-/// `ibv_query_device_ex`: as much of the structure as the program knows.
+/// `ibv_query_device_ex`: fills as much of the structure as the program knows.
 ///
 /// # Safety
-/// `size` octets from `attr` are writable; `input` is null or readable.
+/// `size` bytes from `attr` are writable; `input` is null or readable.
 pub unsafe extern "C" fn query_device_ex(
     context: *mut IbvContext,
     input: *const u32,
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn query_device_ex(
         full.phys_port_cnt_ex = u32::from(orig_attr.phys_port_cnt);
         full.orig_attr = orig_attr;
         full.max_dm_size = dm::MAX_SIZE;
-        // Memory is used where it is: every way of using it on demand is there.
+        // Memory is used in place, so every form of on-demand paging is supported.
         full.odp_caps = IbvOdpCaps {
             general_caps: 3,
             rc_odp_caps: ODP_RELIABLE,
@@ -167,11 +167,11 @@ pub unsafe extern "C" fn query_device_ex(
     }))
 }
 
-// Places for GIDs, most of them empty, as kernels have it.
+// The size of the GID table: mostly empty, as in kernels.
 const GID_TABLE: usize = 16;
 
 fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
-    // What iWARP devices answer too: neither InfiniBand nor anything that needs a routing header.
+    // iWARP's port capabilities: neither InfiniBand's nor those that need a GRH.
     const ETHERNET: u8 = 2;
     const INFINIBAND: u8 = 1;
     let lid = state.shared.listed.configured().lid();
@@ -202,10 +202,10 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
     }
 }
 
-/// The function behind the macro `ibv_query_port`: as much of the structure as the program knows.
+/// The function behind the macro `ibv_query_port`: fills as much of the structure as the program knows.
 ///
 /// # Safety
-/// `size` octets from `attr` are writable.
+/// `size` bytes from `attr` are writable.
 pub unsafe extern "C" fn query_port_sized(
     context: *mut IbvContext,
     port: u8,
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn query_port_sized(
 /// `ibv_query_port` as a symbol: the structure ends before the second capability flags.
 ///
 /// # Safety
-/// `attr` is null or 48 octets are writable there.
+/// `attr` is null, or 48 bytes are writable there.
 pub unsafe extern "C" fn query_port(
     context: *mut IbvContext,
     port: u8,
@@ -284,7 +284,7 @@ fn gid_type(state: &State) -> u32 {
     }
 }
 
-// The number of the interface that has the address, or 0.
+// The index of the interface with this address, or 0.
 fn interface(state: &State) -> u32 {
     interface::index_of(state.shared.listed.address())
 }
@@ -313,7 +313,7 @@ fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
 /// `_ibv_query_gid_ex`.
 ///
 /// # Safety
-/// `size` octets from `entry` are writable.
+/// `size` bytes from `entry` are writable.
 pub unsafe extern "C" fn query_gid_ex(
     context: *mut IbvContext,
     port: u32,
@@ -339,10 +339,10 @@ pub unsafe extern "C" fn query_gid_ex(
     }))
 }
 
-/// `_ibv_query_gid_table`: how many entries there are, or an error number below zero.
+/// `_ibv_query_gid_table`: returns the number of entries, or a negative error number.
 ///
 /// # Safety
-/// `max` entries of `size` octets are writable.
+/// `max` entries of `size` bytes are writable.
 pub unsafe extern "C" fn query_gid_table(
     context: *mut IbvContext,
     table: *mut IbvGidEntry,
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn query_gid_table(
     filled.unwrap_or_else(|errno| -(errno.set() as isize))
 }
 
-/// `ibv_query_gid_type`: of the two that the kernel tells apart, InfiniBand or RoCE v1 together, and RoCE v2.
+/// `ibv_query_gid_type`: one of the two types that the kernel tells apart, InfiniBand and RoCE v1 together, or RoCE v2.
 ///
 /// # Safety
 /// `target` is null or writable.
@@ -411,7 +411,7 @@ pub unsafe extern "C" fn query_pkey(
 /// `ibv_get_pkey_index`.
 ///
 /// # Safety
-/// Nobody closes the device meanwhile.
+/// The device is not closed meanwhile.
 pub unsafe extern "C" fn get_pkey_index(context: *mut IbvContext, port: u8, pkey: u16) -> c_int {
     // SAFETY: as the caller promises.
     minus_one(unsafe { context::own(context) }.and_then(|state| {

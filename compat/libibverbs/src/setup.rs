@@ -1,4 +1,4 @@
-//! What `polyverbs run` hands over, as this process uses it.
+//! The configuration from `polyverbs run`, as this process uses it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -10,13 +10,13 @@ use polyverbs_configuration::{Configuration, VARIABLE};
 
 use crate::lock::lock;
 
-/// Tells the user, where standard error is to be had.
+/// Writes a message to standard error, if that is open.
 pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
-    // Nobody is left to be told where this fails.
+    // A failure cannot be reported.
     let _ = writeln!(io::stderr(), "polyverbs: {what}");
 }
 
-/// What is configured. Where that cannot be read there are no devices, and standard error tells why.
+/// The configuration. If it cannot be read there are no devices, and a message on standard error says why.
 pub fn configuration() -> &'static Configuration {
     static READ: OnceLock<Configuration> = OnceLock::new();
     READ.get_or_init(|| {
@@ -27,10 +27,10 @@ pub fn configuration() -> &'static Configuration {
     })
 }
 
-// Room for a packet of the largest datagram, so that each is written with one call.
+// A buffer for the largest packet, so that each is written with one call.
 const LARGEST: usize = 128 << 10;
 
-/// What the devices of this process are captured to. A child of a fork begins its own: a lock of the parent's may be held.
+/// The capture of this process's devices. A child of a fork begins its own, because a lock of the parent's may be held.
 pub(crate) fn tap() -> Option<Tap> {
     static BEGUN: Mutex<Option<(u32, Arc<OctetCapture>)>> = Mutex::new(None);
     let file = configuration().pcap.as_deref()?;

@@ -1,27 +1,27 @@
-//! Where reads may put what they bring, on transports that ask more of it than programs give.
+//! Second keys for the sinks of reads, on transports that need more access there than programs grant.
 //!
-//! On iWARP the answer to a read is a write of the peer's, so its sink is to be open to remote writes. Programs that were
-//! written for InfiniBand register it for themselves only. Such a region has another key for the same memory, which goes
-//! out with reads and is told to nobody else.
+//! On iWARP the response to a read is a write by the peer, so that the sink has to allow remote writes. Programs written for
+//! InfiniBand register it with local access only. Such a region gets a second key for the same memory, which is used by reads
+//! and reported to nobody else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use verbs_api::{Access, Context, Sge, capability::BaselineGaps, ids::LKey};
 
-/// The keys for reads, by the keys that the program has.
+/// The second keys, by the keys that the program has.
 #[derive(Default)]
 pub struct Sinks(RwLock<HashMap<u32, LKey>>);
 
 impl Sinks {
-    /// Of a device that needs any.
+    /// A table, if the device needs one.
     pub fn of(context: &Context) -> Option<Arc<Self>> {
         let gaps = context.attributes().gaps;
         let needed = gaps.contains(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE);
         needed.then(Arc::default)
     }
 
-    /// Whether a region with these rights needs one: it may be written, but not by peers.
+    /// Whether a region with this access needs a second key: it has local write but no remote write.
     pub fn serve(rights: Access) -> bool {
         rights.contains(Access::LOCAL_WRITE) && !rights.contains(Access::REMOTE_WRITE)
     }
@@ -36,7 +36,7 @@ impl Sinks {
         all.remove(&lkey);
     }
 
-    /// An entry of a read's list as the device wants it.
+    /// An SGE of a read, as the device needs it.
     pub fn entry(&self, sge: &Sge) -> Sge {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let lkey = all.get(&sge.lkey().value()).copied().unwrap_or(sge.lkey());

@@ -14,7 +14,7 @@ use crate::errno::{Errno, code, pointer};
 use crate::object::Object;
 use crate::{context, cq, pd, xrc};
 
-/// A queue as it lies in memory.
+/// The layout of a queue.
 type SrqObject = Object<IbvSrq, Kind>;
 
 enum Kind {
@@ -36,19 +36,19 @@ impl Deref for Kind {
 const MAX_WR: c_int = 1;
 const LIMIT: c_int = 1 << 1;
 
-/// Ours, behind a pointer of the program.
+/// Our part of a queue.
 ///
 /// # Errors
-/// It is null, or the queue was destroyed.
+/// The pointer is null, or the queue was destroyed.
 ///
 /// # Safety
-/// Nobody destroys the queue while the answer is used.
+/// The queue is not destroyed while the result is used.
 pub unsafe fn own<'a>(srq: *const IbvSrq) -> Result<&'a Srq, Errno> {
     // SAFETY: as the caller promises.
     unsafe { SrqObject::own(srq) }.map(Deref::deref)
 }
 
-/// The same without a look: for the data path.
+/// Our part of a queue, without a look-up: for the data path.
 ///
 /// # Safety
 /// The queue is live.
@@ -70,7 +70,7 @@ unsafe fn make(
     let public = unsafe { (*pd).context };
     // SAFETY: a domain is live, so its device is.
     let device = unsafe { context::own(public) }?;
-    // The limit of a new queue is not armed, whatever the program left there.
+    // The limit of a new queue is not armed, whatever its attributes say.
     let options = SrqOptions::new(attr.max_wr).max_sge(attr.max_sge.max(1));
     let srq = match of {
         None => Kind::Basic(own.create_srq(options).wait()?),
@@ -102,7 +102,7 @@ unsafe fn make(
 /// `ibv_create_srq`.
 ///
 /// # Safety
-/// `attr` is null or writable, and nobody frees the domain meanwhile.
+/// `attr` is null or writable, and the domain is not freed meanwhile.
 pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *mut IbvSrqInitAttr) -> *mut IbvSrq {
     // SAFETY: as the caller promises.
     let made = unsafe { attr.as_mut() }.ok_or(Errno::INVAL);
@@ -120,7 +120,7 @@ const TYPE_XRC: c_int = 1;
 /// The slot `create_srq_ex`.
 ///
 /// # Safety
-/// `attr` is null or writable, and nobody ends what it names meanwhile.
+/// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
 pub unsafe extern "C" fn create_ex(
     _context: *mut IbvContext,
     attr: *mut IbvSrqInitAttrEx,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn create_ex(
 /// The slot `get_srq_num`.
 ///
 /// # Safety
-/// `number` is null or writable, and nobody destroys the queue meanwhile.
+/// `number` is null or writable, and the queue is not destroyed meanwhile.
 pub unsafe extern "C" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int
 /// `ibv_modify_srq`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody destroys the queue meanwhile.
+/// `attr` is null or readable, and the queue is not destroyed meanwhile.
 pub unsafe extern "C" fn modify(srq: *mut IbvSrq, attr: *const IbvSrqAttr, mask: c_int) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(srq) }.and_then(|own| {
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn modify(srq: *mut IbvSrq, attr: *const IbvSrqAttr, mask:
 /// `ibv_query_srq`.
 ///
 /// # Safety
-/// `attr` is null or writable, and nobody destroys the queue meanwhile.
+/// `attr` is null or writable, and the queue is not destroyed meanwhile.
 pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(srq) }.and_then(|own| {
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int
 /// `ibv_destroy_srq`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(srq: *mut IbvSrq) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { SrqObject::own(srq) }.and_then(|kind| {

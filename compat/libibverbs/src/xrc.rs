@@ -1,4 +1,4 @@
-//! Domains of extended reliable connections.
+//! XRC domains.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,19 +14,19 @@ use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
 
-/// A domain as it lies in memory.
+/// The layout of a domain.
 type XrcdObject = Object<IbvXrcd, Mutex<Option<Xrcd>>>;
 
 const FD: u32 = 1;
 const OFLAGS: u32 = 1 << 1;
 
-/// Does something with the domain behind a pointer of the program.
+/// Calls `what` with the domain behind a program's pointer.
 ///
 /// # Errors
-/// It is null, or the domain was closed; or what is done fails.
+/// The pointer is null, or the domain was closed; and those of the call.
 ///
 /// # Safety
-/// Nobody closes the domain meanwhile.
+/// The domain is not closed meanwhile.
 pub unsafe fn with<T>(
     xrcd: *const IbvXrcd,
     what: impl FnOnce(&Xrcd) -> Result<T, Errno>,
@@ -39,7 +39,7 @@ pub unsafe fn with<T>(
 /// The slot `open_xrcd`.
 ///
 /// # Safety
-/// `attr` is null or readable, and nobody closes the device meanwhile.
+/// `attr` is null or readable, and the device is not closed meanwhile.
 pub unsafe extern "C" fn open(
     context: *mut IbvContext,
     attr: *const IbvXrcdInitAttr,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn open(
 /// The slot `close_xrcd`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { XrcdObject::own(xrcd) }.and_then(|own| {

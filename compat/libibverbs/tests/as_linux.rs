@@ -61,7 +61,7 @@ fn register(pd: *mut IbvPd, addr: *mut u8, length: usize, flags: c_int) -> *mut 
 }
 
 #[test]
-fn memory_that_is_not_mapped_is_refused_as_by_a_kernel() {
+fn unmapped_memory_is_refused_as_by_a_kernel() {
     let context = open();
     let pd = call!(pd::alloc(context));
     let first = pages_with_a_hole();
@@ -174,7 +174,7 @@ impl Drop for Loop {
 
 /// DLSlime asks for 32, where five bits go into the packet.
 #[test]
-fn a_min_rnr_timer_is_cut_to_its_five_bits_as_by_a_kernel() {
+fn a_min_rnr_timer_is_truncated_to_five_bits() {
     let connection = Loop::new(32 + 5);
     let mut init: IbvQpInitAttr = zeroed();
     let mut known: IbvQpAttr = zeroed();
@@ -185,7 +185,7 @@ fn a_min_rnr_timer_is_cut_to_its_five_bits_as_by_a_kernel() {
 
 /// async-rdma takes a completion for one with immediate data if these are its flags, and no others.
 #[test]
-fn what_a_connection_receives_has_a_routing_header_as_with_rxe() {
+fn receives_of_connections_have_the_grh_flag_as_with_rxe() {
     const GRH: u32 = 1;
     const WITH_IMM: u32 = 2;
     const SEND_WITH_IMM: c_int = 3;
@@ -214,7 +214,7 @@ fn what_a_connection_receives_has_a_routing_header_as_with_rxe() {
 
 // covers 2.44 2.47
 #[test]
-fn a_posted_bind_takes_a_window_and_a_key_of_that_window() {
+fn a_posted_bind_needs_a_window_and_a_key_of_that_window() {
     const BIND_MW: c_int = 8;
     const SIGNALED: u32 = 2;
     const MW_BIND: c_int = 1 << 4;

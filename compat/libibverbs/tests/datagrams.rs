@@ -90,7 +90,7 @@ impl Loop {
         }
     }
 
-    /// Sends itself 16 octets; both requests complete into the queue.
+    /// Sends itself 16 bytes; both requests complete into the queue.
     fn send(&self, memory: &mut [u8; 64]) {
         let mut gid = IbvGid { raw: [0; 16] };
         assert_eq!(call!(query::query_gid(self.context, 1, 0, &raw mut gid)), 0);
@@ -205,7 +205,7 @@ fn read(name: &str) -> [u8; 2] {
 
 // RoCEv2 has no service level: as drivers of hardware do, the completion tells UDP (8) over IPv4 (2) or IPv6 (1). UCX looks.
 #[test]
-fn a_datagram_over_roce_tells_which_headers_it_had() {
+fn a_completion_of_a_datagram_over_roce_has_its_packet_type() {
     for (name, sl) in [("v4", 0xa), ("v6", 0x9)] {
         assert_eq!(told(name), [0, sl], "{name}");
         assert_eq!(read(name), [0, sl], "{name}, extended");
@@ -213,7 +213,7 @@ fn a_datagram_over_roce_tells_which_headers_it_had() {
 }
 
 #[test]
-fn a_datagram_over_infiniband_tells_its_service_level() {
+fn a_completion_of_a_datagram_over_infiniband_has_its_service_level() {
     assert_eq!(told("subnet"), [0, 0]);
     assert_eq!(read("subnet"), [0, 0]);
 }

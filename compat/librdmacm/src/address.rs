@@ -1,4 +1,4 @@
-//! Addresses of sockets as programs write them.
+//! Socket addresses as programs write them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -8,13 +8,13 @@ use polyverbs_libibverbs::errno::Errno;
 
 pub use polyverbs_abi::address::{length, none, write};
 
-/// The address behind a pointer of the program.
+/// The address behind a program's pointer.
 ///
 /// # Errors
-/// It is null, or of no family of the internet.
+/// The pointer is null, or the address is neither IPv4 nor IPv6.
 ///
 /// # Safety
-/// It is null or an address, as long as its family says.
+/// The pointer is null, or an address of its family's length is readable.
 pub unsafe fn read(address: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: as the caller promises.
     let family = unsafe { address.as_ref() }.ok_or(Errno::INVAL)?.sa_family;

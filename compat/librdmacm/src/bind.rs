@@ -1,4 +1,4 @@
-//! An identifier's own address: binding to it, and listening there.
+//! Binding and listening.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,12 +16,12 @@ use crate::id::{self, Own};
 use crate::ports::{Port, some_port};
 use crate::state::{Data, DeviceListener, Inner, Part};
 
-/// Gives the identifier an address, and, where that is one of a device, the device. The loopback address names no device yet
-/// where calls wait: libfabric takes an identifier that has one for one that others can reach. Elsewhere it does, other than
-/// with the kernel: pyverbs asks the device at once, and takes no care that there is none.
+/// Gives the identifier an address, and the device that has the address: unlike with the kernel, also for loopback, because
+/// pyverbs uses the device at once and does not expect that there is none. A synchronous identifier may be bound to loopback
+/// without a device there.
 ///
 /// # Errors
-/// It has one; no device has the address; an identifier of this process has the port.
+/// The identifier is bound; no device has the address; another identifier of this process has the port.
 pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Result<(), Errno> {
     let mut state = own.inner.lock();
     if state.local.is_some() || !matches!(state.part, Part::Nothing) {
@@ -52,8 +52,8 @@ fn bind_at(
     if is_nowhere {
         show_local(public, own, local);
         if local.ip().is_unspecified() && own.inner.lock().has_assigned_port {
-            // The port is told to peers now. qperf does so before it listens: who asks meanwhile waits, and is not refused.
-            // Where there is no device to listen at, listening says so.
+            // The port is taken now: qperf tells its peers before it listens, and a peer that connects meanwhile has to wait,
+            // not to be refused. Without a device to listen on, listening fails.
             let reserved = listeners_at(public, own, local, 0).unwrap_or_default();
             own.inner.lock().reserved = reserved;
         }
@@ -63,7 +63,7 @@ fn bind_at(
     id::bound(public, own, &device, local)
 }
 
-// The own address is another now.
+// The address of the identifier has changed.
 fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
     public.route.addr.src = address::write(local);
     own.inner.lock().local = Some(local);
@@ -72,7 +72,7 @@ fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
 /// `rdma_bind_addr`.
 ///
 /// # Safety
-/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr)
 /// `rdma_listen`.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -122,13 +122,13 @@ pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
     }))
 }
 
-// Tries of other ports, where one was assigned that is in use.
+// How many other ports are tried if an assigned one is in use.
 const MORE_PORTS: usize = 8;
 
-/// Listeners at each device of the identifier's address. Where its port is an assigned one it may become another.
+/// Listens on each device at the identifier's address. An assigned port may change.
 ///
 /// # Errors
-/// There is no device at its address, or the port is somebody's.
+/// There is no device at its address, or the port is in use.
 fn listeners_at(
     public: &mut RdmaCmId,
     own: &Own,
@@ -138,12 +138,12 @@ fn listeners_at(
     let service = id::service(public);
     let at = (!local.ip().is_unspecified()).then(|| local.ip());
     let same_family = |device: &Arc<CmDevice>| device.address().is_ipv4() == local.is_ipv4();
-    // One that listens everywhere takes both families, unless it is told otherwise.
+    // A listener at any address accepts both families, unless told otherwise.
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
     let mut listeners = self::listeners(&devices, service, local.port(), backlog);
-    // An assigned port may be somebody's already.
+    // An assigned port may be in use by another process.
     for _ in 0..MORE_PORTS {
         let in_use = matches!(listeners, Err(ConnectError::AddressInUse(_)));
         if !in_use || !own.inner.lock().has_assigned_port {
@@ -154,7 +154,7 @@ fn listeners_at(
         listeners = self::listeners(&devices, service, other.port(), backlog);
     }
     let listeners = listeners.map_err(|error| errno::of(&error))?;
-    // Everywhere may be nowhere: a family without a device is listened to in vain, as with the kernel.
+    // If no device has the family, listening at any address succeeds without effect, as with the kernel.
     if listeners.is_empty() && at.is_some() {
         return Err(Errno(libc::ENODEV));
     }
@@ -186,7 +186,7 @@ fn listeners(
         .collect()
 }
 
-// The next request, and so on.
+// Reports the listener's requests, one after the other.
 fn hear(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Listener>) {
     let weak = Arc::downgrade(listener);
     listener.next().on_done(move |incoming| {

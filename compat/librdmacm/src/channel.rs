@@ -1,4 +1,4 @@
-//! Channels, and events as they lie in the hands of programs.
+//! Channels, and events as programs see them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -12,10 +12,10 @@ use crate::abi::{RdmaCmEvent, RdmaEventChannel};
 use crate::errno::done;
 use crate::state::{Inner, Queued};
 
-/// A channel as it lies in memory.
+/// The layout of a channel.
 type ChannelObject = Object<RdmaEventChannel, Arc<Events<Queued>>>;
 
-/// An event as it lies in memory.
+/// The layout of an event.
 type EventObject = Object<RdmaCmEvent, Fetched>;
 
 struct Fetched {
@@ -24,10 +24,10 @@ struct Fetched {
     _private_data: Box<[u8]>,
 }
 
-/// A channel of its own.
+/// A new channel.
 ///
 /// # Errors
-/// The process has no descriptor left.
+/// There is no file descriptor left.
 pub fn make() -> Result<*mut RdmaEventChannel, Errno> {
     let events = Arc::new(Events::new()?);
     Ok(ChannelObject::create(
@@ -36,13 +36,13 @@ pub fn make() -> Result<*mut RdmaEventChannel, Errno> {
     ))
 }
 
-/// The queue behind a pointer of the program.
+/// The queue behind a program's pointer.
 ///
 /// # Errors
-/// It is null, or the channel was destroyed.
+/// The pointer is null, or the channel was destroyed.
 ///
 /// # Safety
-/// Nobody destroys the channel meanwhile.
+/// The channel is not destroyed meanwhile.
 pub unsafe fn events(channel: *const RdmaEventChannel) -> Result<Arc<Events<Queued>>, Errno> {
     // SAFETY: as the caller promises.
     unsafe { ChannelObject::own(channel) }.cloned()
@@ -56,11 +56,11 @@ pub extern "C" fn create() -> *mut RdmaEventChannel {
 /// `rdma_destroy_event_channel`.
 ///
 /// # Safety
-/// Nobody uses the structure any more.
+/// The structure is not used any more.
 pub unsafe extern "C" fn destroy(channel: *mut RdmaEventChannel) {
     // SAFETY: as the caller promises.
     if let Ok(events) = unsafe { events(channel) } {
-        // Requests that nobody looked at are refused.
+        // Requests that were not fetched are refused.
         for queued in events.take(|_| true) {
             queued.of.acknowledged();
         }
@@ -71,14 +71,14 @@ pub unsafe extern "C" fn destroy(channel: *mut RdmaEventChannel) {
     }
 }
 
-/// An event in the hands of the program: until it is acknowledged, what it points to is there, and its identifier.
+/// An event that a program has fetched: until it is acknowledged, its identifier and what it points to stay valid.
 pub(crate) fn make_event(
     of: Arc<Inner>,
     mut public: RdmaCmEvent,
     private_data: Box<[u8]>,
 ) -> *mut RdmaCmEvent {
     if !private_data.is_empty() {
-        // Both kinds of parameters begin with it.
+        // Both kinds of parameters begin with the private data.
         public.param.conn.private_data = private_data.as_ptr().cast();
         public.param.conn.private_data_len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
     }
@@ -92,7 +92,7 @@ pub(crate) fn make_event(
 /// `rdma_ack_cm_event`.
 ///
 /// # Safety
-/// Nobody uses the event any more.
+/// The event is not used any more.
 pub unsafe extern "C" fn ack_event(event: *mut RdmaCmEvent) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { EventObject::own(event) }.map(|fetched| {

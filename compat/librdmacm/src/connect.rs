@@ -1,4 +1,4 @@
-//! Connecting, accepting and their ends.
+//! Connecting, accepting and disconnecting.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -25,8 +25,8 @@ use crate::{events, id};
 const REJECTED_BY_PROGRAM: c_int = 28;
 const NO_SUCH_SERVICE: c_int = 8;
 
-// What a program passes with a connection.
-struct Wanted {
+// The parameters of a connection.
+struct ConnParams {
     private_data: Vec<u8>,
     reads: ReadLimits,
     retry_count: u8,
@@ -34,9 +34,9 @@ struct Wanted {
     qp_num: u32,
 }
 
-impl Wanted {
+impl ConnParams {
     /// # Safety
-    /// `param` is null or readable, as is the private data that it names.
+    /// `param` is null or readable, and so are its private data.
     unsafe fn read(
         param: *const RdmaConnParam,
         public: &RdmaCmId,
@@ -81,11 +81,11 @@ impl Wanted {
         })
     }
 
-    fn options(&self, state: &State, named: &Named, device: &CmDevice) -> ConnectionOptions {
+    fn options(&self, state: &State, named: &ConnectingQp, device: &CmDevice) -> ConnectionOptions {
         let mut qp_options = qp_options(state)
             .retry_cnt(self.retry_count)
             .rnr_retry(self.rnr_retry_count);
-        // What the program has granted when it brought its queue pair to INIT.
+        // The access that the program granted when it modified its queue pair to INIT.
         if named.is_programs
             && let Ok(now) = named.qp.query()
         {
@@ -103,10 +103,10 @@ impl Wanted {
     }
 }
 
-// A busy machine is not a dead one: 0.27 s.
+// An ACK timeout of 0.27 s: a busy machine is not a dead one.
 const ACK_TIMEOUT: u8 = 16;
 
-// What Linux's connection manager grants peers; its programs are asked nothing about it.
+// The access that Linux's connection manager grants to peers, without asking its programs.
 const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -125,20 +125,20 @@ unsafe fn said(private_data: *const c_void, length: u8) -> Result<Vec<u8>, Errno
     if private_data.is_null() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: so many octets are readable, as the caller promises.
+    // SAFETY: so many bytes are readable, as the caller promises.
     Ok(unsafe { std::slice::from_raw_parts(private_data.cast(), length.into()) }.to_vec())
 }
 
 /// The queue pair of an identifier, or the one that the program names by its number.
-struct Named {
-    /// Whose queue pair it is: of the second kind any that has opened the device.
+struct ConnectingQp {
+    /// The context of a queue pair named by its number: any that has opened the device.
     context: Context,
     qp: Qp,
-    /// It is of the second kind, and the program brings it up by itself.
+    /// Whether the queue pair is named by its number, and the program modifies it.
     is_programs: bool,
 }
 
-impl Named {
+impl ConnectingQp {
     unsafe fn of(public: &RdmaCmId, device: &CmDevice, qp_num: u32) -> Result<Self, Errno> {
         if !public.qp.is_null() {
             return Ok(Self {
@@ -162,7 +162,7 @@ impl Named {
 /// `rdma_connect`.
 ///
 /// # Safety
-/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -175,13 +175,13 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
         }
         drop(state);
         // SAFETY: as the caller promises.
-        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if id::service(public) == Service::Datagrams {
             own.inner.lock().part = Part::Busy;
             ask(&own.inner, &device, to, &wanted.private_data)?;
         } else {
             // SAFETY: as the caller promises.
-            let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
+            let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
             let mut state = own.inner.lock();
             let options = wanted.options(&state, &named, &device);
             state.part = Part::Busy;
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -
     }))
 }
 
-// An error of what was asked is one of the call where it is there at once: nothing has left.
+// An invalid argument fails the call at once: nothing has been sent.
 fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<Errno> {
     let error = error?;
     let is_argument = matches!(
@@ -210,7 +210,7 @@ fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<E
 fn begin(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
-    named: &Named,
+    named: &ConnectingQp,
     to: SocketAddr,
     options: ConnectionOptions,
 ) -> Result<(), Errno> {
@@ -219,7 +219,7 @@ fn begin(
         Ok(accepted) => answered(this, accepted, is_programs, transport),
         Err(error) => failed(this, &error, transport),
     };
-    let Named { context, qp, .. } = named;
+    let ConnectingQp { context, qp, .. } = named;
     let asked = device.connector.connect(context, qp, to, options);
     if asked.is_done() {
         let asked = asked.wait();
@@ -244,7 +244,7 @@ fn answered(this: &Arc<Inner>, accepted: Accepted, is_programs: bool, transport:
         reads: accepted.reads(),
         qp_num: accepted.remote_qpn().value(),
     };
-    // Over iWARP the device brings it up, and there is nothing left to say.
+    // On iWARP the device has brought it up, and nothing is left to do.
     if is_programs && transport == Transport::InfiniBand {
         let mut state = this.lock();
         state.steps = accepted.steps().ok();
@@ -279,8 +279,8 @@ fn established(
     }
 }
 
-// A peer over iWARP has gone behind its reply, or has gone, or said nothing, before its first message. Linux takes a
-// connection for established once there is a reply, and programs that serve many end where they hear of anything else.
+// On iWARP the peer has gone behind its reply, or has gone or sent nothing before its first message. Linux takes a connection
+// for established once there is a reply, and servers of many connections exit on any other event.
 fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.lock().part = Part::Nothing;
     flush_stream(this);
@@ -288,7 +288,8 @@ fn came_and_went(this: &Arc<Inner>, data: Data) {
     this.end();
 }
 
-// A stream has ended. As Linux's devices do: programs that wait for a completion only would wait for ever.
+// A stream has ended: flushes the queue pair, as Linux's devices do. Programs that wait only for a completion would wait for
+// ever.
 fn flush_stream(this: &Arc<Inner>) {
     let state = this.lock();
     let named = state.qp.clone();
@@ -300,9 +301,9 @@ fn flush_stream(this: &Arc<Inner>) {
     }
 }
 
-// There is a connection. What is told of its beginning comes before what is told of its end.
+// A connection is established. Its beginning is reported before its end.
 fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
-    let (ended, lingered) = (connection.disconnected(), connection.lingered());
+    let (ended, timewait_exit) = (connection.disconnected(), connection.timewait_exit());
     let mut state = this.lock();
     state.part = Part::Connected(Arc::new(connection));
     let device = state.device.clone();
@@ -320,7 +321,7 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
     });
     if transport == Transport::InfiniBand {
         let weak = Arc::downgrade(this);
-        lingered.on_done(move |outcome| {
+        timewait_exit.on_done(move |outcome| {
             if let (Ok(()), Some(this)) = (outcome, weak.upgrade()) {
                 this.post(event::TIMEWAIT_EXIT, 0, Data::None);
             }
@@ -355,7 +356,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     this.post(event, status, data);
 }
 
-// Which queue pair takes datagrams there.
+// The queue pair that receives datagrams.
 fn ask(
     inner: &Arc<Inner>,
     device: &Arc<CmDevice>,
@@ -404,10 +405,10 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
     }
 }
 
-/// `rdma_establish`: for who connects a queue pair that it brought up by itself.
+/// `rdma_establish`: for a program that has brought its queue pair up itself.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
@@ -437,14 +438,14 @@ pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
 /// `rdma_accept`.
 ///
 /// # Safety
-/// `param` is null or readable, as is the private data that it names, and nobody destroys the identifier meanwhile.
+/// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let inner = &own.inner;
         let device = inner.lock().device.clone().ok_or(Errno::INVAL)?;
         // SAFETY: as the caller promises.
-        let wanted = unsafe { Wanted::read(param, public, &device) }?;
+        let wanted = unsafe { ConnParams::read(param, public, &device) }?;
         if !matches!(inner.lock().part, Part::Asked(_) | Part::Questioned(_)) {
             return Err(Errno::INVAL);
         }
@@ -456,7 +457,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
             return Err(Errno::INVAL);
         }
         // SAFETY: as the caller promises.
-        let named = unsafe { Named::of(public, &device, wanted.qp_num) }?;
+        let named = unsafe { ConnectingQp::of(public, &device, wanted.qp_num) }?;
         let mut state = inner.lock();
         match std::mem::replace(&mut state.part, Part::Busy) {
             Part::Questioned(question) => {
@@ -499,7 +500,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
 /// `rdma_reject`.
 ///
 /// # Safety
-/// `length` octets of private data are readable, and nobody destroys the identifier meanwhile.
+/// `length` bytes of private data are readable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn reject(
     id: *mut RdmaCmId,
     private_data: *const c_void,
@@ -545,7 +546,7 @@ pub unsafe extern "C" fn reject(
 /// `rdma_disconnect`.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
@@ -556,13 +557,13 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
             return Err(Errno::INVAL);
         };
         let connection = Arc::clone(connection);
-        // Whoever waits has been told already, or is going to be.
+        // The end of the connection has been reported, or will be.
         let was_told = state.is_over && state.is_sync && state.waiting(inner) == 0;
         drop(state);
         // SAFETY: as the caller promises.
         match unsafe { qp::own(public.qp) } {
             Ok(qp) if device.transport() == Transport::InfiniBand => {
-                // What is outstanding ends now, whether the peer answers or not.
+                // Outstanding requests are flushed at once, whether the peer answers or not.
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
                 qp.qp.modify(flushed).wait()?;
                 connection.end(&device.context).on_done(|_| {});
@@ -583,10 +584,10 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
     }))
 }
 
-/// `rdma_init_qp_attr`: how a program brings the queue pair of a connection up by itself.
+/// `rdma_init_qp_attr`: the attributes with which a program brings the queue pair of a connection up itself.
 ///
 /// # Safety
-/// `attr` and `mask` are null or writable, and nobody destroys the identifier meanwhile.
+/// `attr` and `mask` are null or writable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn init_qp_attr(
     id: *mut RdmaCmId,
     attr: *mut IbvQpAttr,
@@ -612,7 +613,7 @@ pub unsafe extern "C" fn init_qp_attr(
                     _ => step,
                 }
             }
-            // A stream becomes the queue pair's when it is accepted or established.
+            // A queue pair gets its stream when the connection is accepted or established.
             (QpState::Rtr | QpState::Rts, _, Transport::Iwarp) => QpAttributes::new(),
             (QpState::Rtr, ..) => steps(&state, &device)?[1],
             (QpState::Rts, ..) => steps(&state, &device)?[2],

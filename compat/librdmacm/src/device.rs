@@ -1,4 +1,4 @@
-//! The devices that connections are made with: opened once for the process, when the first identifier needs them.
+//! The devices of connections: opened once for the process, when the first identifier needs them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -21,13 +21,13 @@ use verbs_api::{Context, Transport};
 /// An open device. It stays open until the process ends.
 pub struct CmDevice {
     listed: &'static ListedDevice,
-    /// What programs see of it.
+    /// The program's pointer to it.
     pub public: *mut IbvContext,
-    /// The same, as ours.
+    /// The same as a context of ours.
     pub context: Context,
-    /// What makes its connections.
+    /// Its connector.
     pub connector: Connector,
-    // The domain of queue pairs for which a program names none.
+    // The domain of queue pairs for which the program names none.
     pd: Mutex<*mut IbvPd>,
 }
 
@@ -56,12 +56,12 @@ impl CmDevice {
         }))
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> IpAddr {
         self.listed.address()
     }
 
-    /// A path from it as programs see it, from the GID of its address.
+    /// A path record from the GID of its address.
     pub fn path(&self, path: &AddressVector) -> IbvAhAttr {
         let port = self.context.query_port(path.port_num);
         IbvAhAttr::from(&AddressVector {
@@ -70,15 +70,15 @@ impl CmDevice {
         })
     }
 
-    /// What it speaks.
+    /// Its transport.
     pub fn transport(&self) -> Transport {
         self.listed.transport()
     }
 
-    /// The domain of queue pairs for which a program names none.
+    /// The domain of queue pairs for which the program names none.
     ///
     /// # Errors
-    /// The device has no room for another.
+    /// The device has no room for another domain.
     pub fn pd(&self) -> Result<*mut IbvPd, Errno> {
         let mut pd = lock(&self.pd);
         if pd.is_null() {
@@ -94,14 +94,14 @@ impl CmDevice {
 
 type Opened = (u32, Vec<Arc<CmDevice>>);
 
-// Those of this process: a child that a fork made opens its own.
+// The devices of this process: a child of a fork opens its own.
 static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
 
 fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
     let mut opened = lock(&OPENED);
     let own = std::process::id();
     if opened.as_ref().is_none_or(|(process, _)| *process != own) {
-        // A parent's devices have threads that are not here: they must not be ended here.
+        // Devices of the parent process have threads that do not exist here: do not drop them.
         std::mem::forget(opened.replace((own, Vec::new())));
     }
     let (_, devices) = opened.get_or_insert_default();
@@ -114,12 +114,12 @@ fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
     Ok(device)
 }
 
-/// What an identifier is for.
+/// The service of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Connections.
     Connections,
-    /// Datagrams, which iWARP does not have.
+    /// Datagrams, which iWARP lacks.
     Datagrams,
 }
 
@@ -135,10 +135,10 @@ pub fn is_at(address: IpAddr, service: Service) -> bool {
     fitting(Some(address), service).next().is_some()
 }
 
-/// The device at an address: the first where there are several.
+/// The first device at an address.
 ///
 /// # Errors
-/// There is none, or none that has datagrams.
+/// There is none, or none with datagrams.
 pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
     let none = if is_at(address, Service::Connections) {
         Errno::OPNOTSUPP
@@ -148,7 +148,7 @@ pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
     open(fitting(Some(address), service).next().ok_or(none)?)
 }
 
-/// All devices at an address, or everywhere.
+/// All devices at an address, or at any.
 ///
 /// # Errors
 /// There is none, or none of them can be opened.
@@ -156,7 +156,7 @@ pub fn all(at: Option<IpAddr>, service: Service) -> Result<Vec<Arc<CmDevice>>, E
     those_that_open(fitting(at, service), open)
 }
 
-/// Devices, without those that cannot be opened.
+/// These devices, without those that cannot be opened.
 ///
 /// # Errors
 /// There is none, or none of them can be opened.
@@ -178,29 +178,29 @@ pub(crate) fn those_that_open<L, D>(
     Ok(opened)
 }
 
-/// The address from which the way to a destination begins.
+/// The source address of the route to a destination.
 ///
 /// # Errors
-/// There is no way there.
+/// There is no route.
 pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
-    // Port 0 is no destination.
+    // Port 0 is no valid destination.
     let there = SocketAddr::new(to.ip(), to.port().max(1));
     let from = source_of(there).map_err(|_| Errno(libc::ENETUNREACH))?;
     let has_device = |ip| fitting(Some(ip), Service::Connections).next().is_some();
-    // The way to any address of this machine's own may begin at another of them, at loopback for one.
+    // The route to an address of this machine may begin at another of its addresses, such as loopback.
     if !has_device(from) && has_device(to.ip()) {
         return Ok(to.ip());
     }
     Ok(from)
 }
 
-/// The device from which the way to a destination begins.
+/// The device of the route to a destination.
 ///
 /// # Errors
-/// There is no way there, or no device where it begins.
+/// There is no route, or no device at its source address.
 pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
     match source_towards(to).and_then(|from| at(from, service)) {
-        // Where groups are is not a matter of routes.
+        // Groups are not routed.
         Err(_) if to.ip().is_multicast() => {
             let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();
             let first = fitting(None, service).find(same);
@@ -210,7 +210,7 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
     }
 }
 
-/// `rdma_get_devices`: open devices, and null behind them; null where there is none.
+/// `rdma_get_devices`: a null-terminated list of open devices; null where there is none.
 ///
 /// # Safety
 /// `count` is null or writable.
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext 
 /// `rdma_free_devices`.
 ///
 /// # Safety
-/// The list is one that [`get_devices`] answered, or null.
+/// The list is null, or was returned by [`get_devices`].
 pub unsafe extern "C" fn free_devices(list: *mut *mut IbvContext) {
     // SAFETY: `calloc` made it.
     unsafe { libc::free(list.cast()) };

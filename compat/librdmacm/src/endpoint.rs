@@ -1,4 +1,4 @@
-//! Endpoints: identifiers whose calls wait, made with everything that they need at once.
+//! Endpoints: synchronous identifiers, created with everything that they need.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -18,8 +18,8 @@ const TIMEOUT_MS: c_int = 2000;
 /// `rdma_create_ep`.
 ///
 /// # Safety
-/// `id` is null or writable, `info` is null or what `rdma_getaddrinfo` answered, `init` is null or writable, and nobody
-/// ends what they name meanwhile.
+/// `id` is null or writable, `info` is null or was returned by `rdma_getaddrinfo`, `init` is null or writable, and none of the
+/// objects in them is destroyed meanwhile.
 pub unsafe extern "C" fn create(
     id: *mut *mut RdmaCmId,
     info: *mut RdmaAddrinfo,
@@ -61,7 +61,7 @@ unsafe fn prepare(
     pd: *mut IbvPd,
     init: *mut IbvQpInitAttr,
 ) -> Result<(), Errno> {
-    // A function that answers -1 has set the number.
+    // A function that returns -1 has set `errno`.
     let checked = |answer: c_int| {
         if answer == 0 {
             Ok(())
@@ -110,7 +110,7 @@ fn copied(init: &IbvQpInitAttr) -> IbvQpInitAttr {
 /// `rdma_destroy_ep`.
 ///
 /// # Safety
-/// Nobody uses the identifier any more.
+/// The identifier is not used any more.
 pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
@@ -132,11 +132,11 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
     }
 }
 
-/// `rdma_get_request`: who asks a listener whose calls wait, with a queue pair where the listener was made with
+/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if the listener was created with
 /// attributes of one.
 ///
 /// # Safety
-/// `id` is null or writable, and nobody destroys the listener meanwhile.
+/// `id` is null or writable, and the listener is not destroyed meanwhile.
 pub unsafe extern "C" fn get_request(listener: *mut RdmaCmId, id: *mut *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(listener) }.and_then(|(public, own)| {

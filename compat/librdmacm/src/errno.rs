@@ -1,9 +1,9 @@
-//! Error numbers of connections: one table.
+//! The one table from errors of connections to error numbers.
 
 use polyverbs_connection::ConnectError;
 use polyverbs_libibverbs::errno::Errno;
 
-/// What a call answers that failed so, and, negative, what an event tells.
+/// The error number of a call, and, negated, the status of an event.
 pub fn of(error: &ConnectError) -> Errno {
     Errno(match error {
         ConnectError::Aborted => libc::ECONNABORTED,
@@ -21,7 +21,7 @@ pub fn of(error: &ConnectError) -> Errno {
     })
 }
 
-/// What a function answers that returns 0, or -1 where it failed.
+/// The result of a function that returns 0, or -1 on failure.
 pub fn done(result: Result<(), Errno>) -> std::ffi::c_int {
     polyverbs_libibverbs::errno::minus_one(result.map(|()| 0))
 }

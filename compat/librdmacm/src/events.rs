@@ -1,4 +1,4 @@
-//! Events as programs fetch them, or as calls do that wait for theirs.
+//! Events that programs fetch, and those that synchronous calls wait for.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -18,13 +18,13 @@ use crate::qp::QKEY;
 use crate::state::{Data, Part, Queued};
 use crate::{channel, id};
 
-/// Number of the queue pair that groups are sent to.
+/// Number of the queue pair to which multicasts are sent.
 const GROUP: u32 = 0xff_ffff;
 
 /// `rdma_get_cm_event`.
 ///
 /// # Safety
-/// `event` is null or writable, and nobody destroys the channel meanwhile.
+/// `event` is null or writable, and the channel is not destroyed meanwhile.
 pub unsafe extern "C" fn get_event(
     channel: *mut RdmaEventChannel,
     event: *mut *mut RdmaCmEvent,
@@ -43,15 +43,15 @@ pub unsafe extern "C" fn get_event(
 /// The next event.
 ///
 /// # Errors
-/// There is none and the channel does not wait, or a signal came.
+/// There is no event and the channel is non-blocking, or a signal arrived.
 ///
 /// # Safety
-/// Nobody destroys the channel meanwhile.
+/// The channel is not destroyed meanwhile.
 pub unsafe fn fetch(channel: *mut RdmaEventChannel) -> Result<*mut RdmaCmEvent, Errno> {
     // SAFETY: as the caller promises.
     let events = unsafe { channel::events(channel) }?;
     loop {
-        // What cannot be handed out is given up, and the next one is looked at.
+        // An event that cannot be delivered is dropped in favour of the next.
         if let Ok(fetched) = hand_out(events.next()?) {
             return Ok(fetched);
         }
@@ -170,13 +170,13 @@ const fn ud_param(ah_attr: IbvAhAttr, qp_num: u32, qkey: u32) -> RdmaUdParam {
     }
 }
 
-/// For an identifier whose calls wait: the next event, which stays the identifier's until the next call.
+/// The next event of a synchronous identifier, which keeps it until the next call.
 ///
 /// # Errors
-/// What the event says went wrong.
+/// The status of the event.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe fn complete(public: &mut RdmaCmId, own: &Own) -> Result<(), Errno> {
     if !own.inner.lock().is_sync {
         return Ok(());

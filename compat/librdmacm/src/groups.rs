@@ -1,4 +1,4 @@
-//! The groups that queue pairs of identifiers are in.
+//! Multicast groups of an identifier's queue pair.
 #![allow(unsafe_code)]
 
 use std::net::IpAddr;
@@ -10,22 +10,22 @@ use verbs_api::ids::Gid;
 use crate::abi::RdmaCmId;
 use crate::state::Inner;
 
-/// The global identifier of a group.
+/// The GID of a group.
 pub fn gid(ip: IpAddr) -> Gid {
     match ip {
         IpAddr::V4(ip) => {
-            let mut octets = ip.to_ipv6_mapped().octets();
-            octets[..2].copy_from_slice(&[0xff, 0x0e]);
-            Gid(octets)
+            let mut bytes = ip.to_ipv6_mapped().octets();
+            bytes[..2].copy_from_slice(&[0xff, 0x0e]);
+            Gid(bytes)
         }
         IpAddr::V6(ip) => Gid(ip.octets()),
     }
 }
 
-/// The queue pair takes what is sent to a group.
+/// Attaches the queue pair to a group.
 ///
 /// # Errors
-/// There is none, or the device has no room for another group.
+/// There is no queue pair, or the device has no room for another group.
 pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
     // SAFETY: the program does not destroy the queue pair while it calls.
     let own = unsafe { qp::own(public.qp) }?;
@@ -33,7 +33,7 @@ pub fn attach(public: &RdmaCmId, ip: IpAddr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// It does no more. Where the queue pair is gone, so is what it was in.
+/// Detaches the queue pair. A destroyed queue pair is in no group.
 pub fn detach(public: &RdmaCmId, ip: IpAddr) {
     // SAFETY: the program does not destroy the queue pair while it calls.
     if let Ok(own) = unsafe { qp::own(public.qp) } {
@@ -41,7 +41,7 @@ pub fn detach(public: &RdmaCmId, ip: IpAddr) {
     }
 }
 
-/// The queue pair goes, or the identifier does: it is in no group any more.
+/// Detaches the queue pair from all groups: it or the identifier is being destroyed.
 pub fn detach_all(public: &RdmaCmId, inner: &Inner) {
     let mut attached = Vec::new();
     for (ip, is_attached) in &mut inner.lock().groups {

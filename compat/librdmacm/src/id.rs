@@ -1,4 +1,4 @@
-//! Identifiers: what a program makes first, and what becomes of it a listener, one end of a connection, or datagrams.
+//! Identifiers: a program creates one first; it becomes a listener, one side of a connection, or a datagram service.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -21,10 +21,10 @@ use crate::errno::done;
 use crate::state::{Inner, Part, Queued};
 use crate::{address, groups};
 
-/// An identifier as it lies in memory.
+/// The layout of an identifier.
 type IdObject = Object<RdmaCmId, Own>;
 
-/// Ours, beside the structure.
+/// Our part of it.
 pub struct Own {
     /// What events refer to.
     pub inner: Arc<Inner>,
@@ -32,13 +32,13 @@ pub struct Own {
     path: Mutex<Box<IbvSaPathRec>>,
 }
 
-/// The identifier behind a pointer of the program: the structure and ours.
+/// An identifier behind a program's pointer: the structure and our part.
 ///
 /// # Errors
-/// It is null, or the identifier was destroyed.
+/// The pointer is null, or the identifier was destroyed.
 ///
 /// # Safety
-/// Nobody destroys the identifier while the answer is used.
+/// The identifier is not destroyed while the result is used.
 pub unsafe fn own<'a>(id: *mut RdmaCmId) -> Result<(&'a mut RdmaCmId, &'a Own), Errno> {
     // SAFETY: as the caller promises.
     let own = unsafe { IdObject::own(id) }?;
@@ -53,7 +53,7 @@ fn service_of(ps: c_int) -> Service {
     }
 }
 
-/// What an identifier is for.
+/// The service of an identifier.
 pub fn service(of: &RdmaCmId) -> Service {
     if of.qp_type == qp_type::UD {
         return Service::Datagrams;
@@ -98,13 +98,13 @@ fn public_part(
     }
 }
 
-/// A new identifier; without a channel it gets one of its own, and its calls wait.
+/// A new identifier. Without a channel it gets one of its own, and is synchronous: its calls wait.
 ///
 /// # Errors
-/// The channel was destroyed; the process has no descriptor left.
+/// The channel was destroyed, or there is no file descriptor left.
 ///
 /// # Safety
-/// Nobody destroys the channel meanwhile.
+/// The channel is not destroyed meanwhile.
 pub unsafe fn make(
     channel: *mut RdmaEventChannel,
     context: *mut c_void,
@@ -124,10 +124,10 @@ pub unsafe fn make(
     Ok(at)
 }
 
-/// The identifier for somebody who asks a listener.
+/// The identifier of a connection request.
 ///
 /// # Errors
-/// The listener is gone, or something that it needs is not to be had.
+/// The listener was destroyed, or the identifier lacks a resource.
 pub fn child(
     listener: &Arc<Inner>,
     device: &Arc<CmDevice>,
@@ -167,7 +167,7 @@ pub fn child(
 /// `rdma_create_id`.
 ///
 /// # Safety
-/// `id` is null or writable, and nobody destroys the channel meanwhile.
+/// `id` is null or writable, and the channel is not destroyed meanwhile.
 pub unsafe extern "C" fn create(
     channel: *mut RdmaEventChannel,
     id: *mut *mut RdmaCmId,
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn create(
         let qp_type = match ps {
             port_space::TCP => qp_type::RC,
             port_space::UDP => qp_type::UD,
-            // Without InfiniBand's own addresses there is no other way to say who is meant.
+            // Without InfiniBand's own addresses an IP address is the only way to name a peer.
             port_space::IPOIB | port_space::IB => return Err(Errno(libc::EPROTONOSUPPORT)),
             _ => return Err(Errno::INVAL),
         };
@@ -191,10 +191,10 @@ pub unsafe extern "C" fn create(
     done(made())
 }
 
-/// `rdma_destroy_id`. It waits until every event that was fetched is acknowledged.
+/// `rdma_destroy_id`. Waits until every fetched event is acknowledged.
 ///
 /// # Safety
-/// Nobody uses the identifier any more.
+/// The identifier is not used any more.
 pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { own(id) }.map(|(public, own)| {
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
         let events = Arc::clone(&state.channel);
         let is_sync = state.is_sync;
         drop(state);
-        // Whoever is at the other end is told.
+        // The peer is told.
         drop((part, reserved));
         let is_of = |queued: &Queued| Arc::ptr_eq(&queued.of, &inner);
         for queued in events.take(is_of) {
@@ -228,10 +228,10 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
     }))
 }
 
-/// `rdma_migrate_id`: to another channel, or to one of its own, with the events that wait.
+/// `rdma_migrate_id`: moves to another channel, or to one of its own, with the events that wait.
 ///
 /// # Safety
-/// Nobody destroys the identifier or the channel meanwhile.
+/// Neither the identifier nor the channel is destroyed meanwhile.
 pub unsafe extern "C" fn migrate(id: *mut RdmaCmId, channel: *mut RdmaEventChannel) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { own(id) }.and_then(|(public, own)| {
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn migrate(id: *mut RdmaCmId, channel: *mut RdmaEventChann
     }))
 }
 
-/// The identifier is at this device now.
+/// Gives the identifier its device.
 ///
 /// # Errors
 /// The device has no room for a domain.
@@ -285,7 +285,7 @@ pub(crate) fn bound(
     Ok(())
 }
 
-/// Its peer is there.
+/// Gives the identifier its peer's address.
 pub(crate) fn towards(public: &mut RdmaCmId, own: &Own, device: &CmDevice, remote: SocketAddr) {
     public.route.addr.dst = address::write(remote);
     public.route.addr.ib.dgid.raw = if remote.ip().is_multicast() {
@@ -328,19 +328,19 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
     }
 }
 
-/// `rdma_get_src_port`: in the order of the network.
+/// `rdma_get_src_port`: in network order.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn get_src_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().local))
 }
 
-/// `rdma_get_dst_port`: in the order of the network.
+/// `rdma_get_dst_port`: in network order.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn get_dst_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().remote))

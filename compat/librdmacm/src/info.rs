@@ -1,4 +1,4 @@
-//! Addresses by name.
+//! Address resolution by name.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -10,7 +10,7 @@ use polyverbs_libibverbs::errno::Errno;
 use crate::abi::{RdmaAddrinfo, port_space};
 use crate::errno::done;
 
-/// The address is one to listen at.
+/// The hints ask for an address to listen at.
 pub const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 1 << 1;
 const NOROUTE: c_int = 1 << 2;
@@ -39,7 +39,7 @@ const fn nothing() -> RdmaAddrinfo {
 /// `rdma_getaddrinfo`.
 ///
 /// # Safety
-/// `node` and `service` are null or texts, `hints` is null or readable, and `result` null or writable.
+/// `node` and `service` are null or strings, `hints` is null or readable, and `result` null or writable.
 pub unsafe extern "C" fn get(
     node: *const c_char,
     service: *const c_char,
@@ -103,7 +103,7 @@ unsafe fn copied(
     if copy.is_null() {
         return Err(Errno::NOMEM);
     }
-    // SAFETY: so many octets are readable, as the caller promises, and fit.
+    // SAFETY: so many bytes are readable, as the caller promises, and fit.
     unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), copy.cast(), length as usize) };
     Ok((copy.cast(), length))
 }
@@ -179,7 +179,7 @@ unsafe fn release(info: &mut RdmaAddrinfo) {
 /// `rdma_freeaddrinfo`.
 ///
 /// # Safety
-/// It is null or what [`get`] answered, and nobody uses it any more.
+/// It is null or was returned by [`get`], and is not used any more.
 pub unsafe extern "C" fn free(info: *mut RdmaAddrinfo) {
     let mut next = info;
     while !next.is_null() {

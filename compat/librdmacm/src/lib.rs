@@ -1,8 +1,7 @@
-//! The connection manager of rdma-core's C interface over Polyverbs' connections.
+//! rdma-core's connection manager in C over Polyverbs' connections.
 //!
-//! Each function is what the symbol of the same meaning does. What goes over the wire, and when, is the matter of
-//! `polyverbs-connection`; queue pairs and the objects around them are those of `polyverbs-libibverbs`. Which symbol is
-//! which function stands in the crate `polyverbs-compat`.
+//! Each function implements a symbol. `polyverbs-connection` implements the protocols, `polyverbs-libibverbs` queue pairs and
+//! the objects around them. The crate `polyverbs-compat` maps symbols to functions.
 
 pub mod address;
 pub mod bind;

@@ -1,4 +1,4 @@
-//! Joining groups and leaving them.
+//! Joining and leaving multicast groups.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,7 @@ use crate::{address, events, groups};
 /// `rdma_join_multicast`.
 ///
 /// # Safety
-/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn join(
     id: *mut RdmaCmId,
     addr: *mut libc::sockaddr,
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn join(
 /// `rdma_join_multicast_ex`.
 ///
 /// # Safety
-/// `attr` is null or readable, its address too, and nobody destroys the identifier meanwhile.
+/// `attr` is null or readable, and so is its address; the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn join_ex(
     id: *mut RdmaCmId,
     attr: *mut RdmaCmJoinMcAttrEx,
@@ -87,7 +87,7 @@ unsafe fn join_as(
 /// `rdma_leave_multicast`.
 ///
 /// # Safety
-/// `addr` is null or an address, and nobody destroys the identifier meanwhile.
+/// `addr` is null or an address, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {

@@ -1,4 +1,4 @@
-//! Texts.
+//! Names of events.
 
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,4 +1,4 @@
-//! Options, extensions of vendors, and what a program tells the library.
+//! Options, vendor options (ECE), and notifications from the program.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -24,7 +24,7 @@ const PATH: c_int = 1;
 /// `rdma_set_option`.
 ///
 /// # Safety
-/// `length` octets from `value` are readable, and nobody destroys the identifier meanwhile.
+/// `length` bytes from `value` are readable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn set(
     id: *mut RdmaCmId,
     level: c_int,
@@ -41,10 +41,10 @@ pub unsafe extern "C" fn set(
             if length != size_of::<c_int>() {
                 return Err(Errno::INVAL);
             }
-            // SAFETY: so many octets are readable, as the caller promises.
+            // SAFETY: so many bytes are readable, as the caller promises.
             Ok(unsafe { value.cast::<c_int>().read_unaligned() })
         };
-        let octet = || {
+        let byte = || {
             if length != 1 {
                 return Err(Errno::INVAL);
             }
@@ -53,16 +53,16 @@ pub unsafe extern "C" fn set(
         };
         let mut state = own.inner.lock();
         match (level, name) {
-            (ID, TOS) => state.options.tos = octet()?,
+            (ID, TOS) => state.options.tos = byte()?,
             (ID, ALONE_IN_FAMILY) => state.options.sharing.is_alone_in_family = number()? != 0,
             (ID, REUSE_ADDRESS) => state.options.sharing.reuses_address = number()? != 0,
             (ID, ACK_TIMEOUT) => {
-                state.options.ack_timeout = Some(octet().and_then(|code| match code {
+                state.options.ack_timeout = Some(byte().and_then(|code| match code {
                     0..=31 => Ok(code),
                     _ => Err(Errno::INVAL),
                 })?);
             }
-            // The way there is that of the network's routes.
+            // The path is that of the IP route.
             (IB, PATH) if state.remote.is_some() => state.has_route = true,
             (IB, PATH) => return Err(Errno::INVAL),
             _ => return Err(Errno(libc::ENOSYS)),
@@ -71,10 +71,10 @@ pub unsafe extern "C" fn set(
     }))
 }
 
-/// `rdma_notify`: that traffic has come. The device has seen it itself.
+/// `rdma_notify`: the program reports traffic. The device has noticed it itself.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
     const COMMUNICATION_ESTABLISHED: c_int = 4;
     // SAFETY: as the caller promises.
@@ -87,10 +87,10 @@ pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
     }))
 }
 
-/// `rdma_set_local_ece`: only the absence of any can be offered.
+/// `rdma_set_local_ece`: only an empty set is accepted.
 ///
 /// # Safety
-/// `ece` is null or readable, and nobody destroys the identifier meanwhile.
+/// `ece` is null or readable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     let known = unsafe { (id::own(id), ece.as_ref()) };
@@ -103,10 +103,10 @@ pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c
     })
 }
 
-/// `rdma_get_remote_ece`: nothing of a vendor's is negotiated.
+/// `rdma_get_remote_ece`: no vendor options are negotiated.
 ///
 /// # Safety
-/// `ece` is null or writable, and nobody destroys the identifier meanwhile.
+/// `ece` is null or writable, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn get_remote_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|_| {

@@ -1,5 +1,5 @@
-//! The ports that identifiers of this process are bound to: one of a service has a port, as with the kernel, until it is
-//! destroyed. Of other processes a listener is told.
+//! Ports of this process's identifiers: as with the kernel, an identifier keeps its port until it is destroyed. Conflicts with
+//! other processes show when it listens.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -11,12 +11,12 @@ use polyverbs_libibverbs::lock::lock;
 use crate::device::Service;
 use crate::random::random;
 
-/// With whom an identifier shares its port.
+/// With which other identifiers an identifier shares its port.
 #[derive(Clone, Copy, Default)]
 pub struct Sharing {
-    /// With others that say so too: `RDMA_OPTION_ID_REUSEADDR`.
+    /// With those that do the same: `RDMA_OPTION_ID_REUSEADDR`.
     pub reuses_address: bool,
-    /// With one of the other family that says so too: `RDMA_OPTION_ID_AFONLY`.
+    /// With those of the other family that do the same: `RDMA_OPTION_ID_AFONLY`.
     pub is_alone_in_family: bool,
 }
 
@@ -26,16 +26,16 @@ struct Bound {
     sharing: Sharing,
 }
 
-// Above those that Linux gives to connections: a listener of TCP may have to have the port later.
+// Above the ports that Linux assigns to connections: a TCP listener may need the port later.
 const EPHEMERAL: RangeInclusive<u16> = 61_000..=u16::MAX;
 
-/// A port of those that are assigned.
+/// The next port to assign.
 pub(crate) fn some_port() -> u16 {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
     EPHEMERAL.start() + (random() % count) as u16
 }
 
-// Each port of those that are assigned, in turn from one of them.
+// All ports that may be assigned, beginning with a different one each time.
 fn some_ports() -> impl Iterator<Item = u16> {
     let first = some_port();
     (first..=*EPHEMERAL.end()).chain(*EPHEMERAL.start()..first)
@@ -43,17 +43,17 @@ fn some_ports() -> impl Iterator<Item = u16> {
 
 static BOUND: Mutex<Vec<Bound>> = Mutex::new(Vec::new());
 
-/// A port that is taken until this is dropped.
+/// A port, taken until this is dropped.
 pub(crate) struct Port {
     service: Service,
     at: SocketAddr,
 }
 
 impl Port {
-    /// Takes the port of an address. Two identifiers may have the same where both share it.
+    /// Takes the port of an address. Two identifiers may share it if both allow that.
     ///
     /// # Errors
-    /// An identifier has it: at this address, or one of the two at every address.
+    /// Another identifier has it: at this address, or one of the two at any address.
     pub(crate) fn take(service: Service, at: SocketAddr, sharing: Sharing) -> Result<Self, Errno> {
         let mut bound = lock(&BOUND);
         let of_others = bound.iter().filter(|other| {
@@ -78,10 +78,10 @@ impl Port {
         Ok(Self { service, at })
     }
 
-    /// Takes one of the ports that are assigned, whatever that of the address is.
+    /// Assigns a port, whatever the address says.
     ///
     /// # Errors
-    /// Identifiers have them all.
+    /// All ports are taken.
     pub(crate) fn assign(
         service: Service,
         mut at: SocketAddr,

@@ -17,17 +17,17 @@ use crate::abi::RdmaCmId;
 use crate::errno::done;
 use crate::{groups, id};
 
-/// The key of datagrams in the port space of UDP.
+/// The Q_Key of datagrams in the UDP port space.
 pub const QKEY: u32 = 0x0123_4567;
 /// Bits of `ibv_qp_init_attr_ex`.
 const PD: u32 = 1;
-/// What every device has room for.
+/// Sizes that every device supports.
 const INLINE: u32 = 64;
 
 /// `rdma_create_qp`.
 ///
 /// # Safety
-/// `init` is null or writable, and nobody ends what it names meanwhile, nor the identifier.
+/// `init` is null or writable, and neither the identifier nor an object in the attributes is destroyed meanwhile.
 pub unsafe extern "C" fn create(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
@@ -51,13 +51,13 @@ unsafe fn known<'a, T>(
     Ok((public, init))
 }
 
-/// Makes an identifier's queue pair.
+/// Creates the queue pair of an identifier.
 ///
 /// # Errors
-/// It has one, or is at no device yet; the domain is another device's.
+/// It has one, or no device yet; the domain belongs to another device.
 ///
 /// # Safety
-/// Nobody ends what the attributes name meanwhile.
+/// None of the objects in the attributes is destroyed meanwhile.
 pub unsafe fn make(
     public: &mut RdmaCmId,
     pd: *mut IbvPd,
@@ -70,7 +70,7 @@ pub unsafe fn make(
     if init.srq.is_null() {
         init.srq = public.srq;
     }
-    // Programs count on the room that a request's list of memory takes in any queue.
+    // Programs rely on room for SGEs in any queue.
     let room = init
         .cap
         .max_send_sge
@@ -141,7 +141,7 @@ unsafe fn domain(public: &RdmaCmId, named: *mut IbvPd) -> Result<*mut IbvPd, Err
     Ok(pd)
 }
 
-// Those that the program does not name, each with a channel.
+// Creates the completion queues that the program does not name, each with a channel.
 unsafe fn add_queues(
     public: &mut RdmaCmId,
     cap: &IbvQpCap,
@@ -216,7 +216,7 @@ unsafe fn remove_queues(public: &mut RdmaCmId) {
     }
 }
 
-// A queue pair for connections takes receives; one for datagrams is ready for everything.
+// Modifies a queue pair so that receives can be posted; one for datagrams to RTS.
 unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Result<(), Errno> {
     let begun = || {
         if made.is_null() {
@@ -258,7 +258,7 @@ unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Resu
 /// `rdma_destroy_qp`.
 ///
 /// # Safety
-/// Nobody uses the queue pair any more, nor destroys the identifier meanwhile.
+/// The queue pair is not used any more, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
 /// `rdma_create_srq`.
 ///
 /// # Safety
-/// `init` is null or writable, and nobody frees the domain or the identifier meanwhile.
+/// `init` is null or writable, and neither the domain nor the identifier is destroyed meanwhile.
 pub unsafe extern "C" fn create_srq(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
@@ -351,7 +351,7 @@ pub unsafe extern "C" fn create_srq_ex(id: *mut RdmaCmId, init: *mut IbvSrqInitA
 /// `rdma_destroy_srq`.
 ///
 /// # Safety
-/// Nobody uses the queue any more, nor destroys the identifier meanwhile.
+/// The queue is not used any more, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn destroy_srq(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {

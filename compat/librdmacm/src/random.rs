@@ -1,6 +1,6 @@
-//! Numbers that nobody guesses.
+//! Unpredictable numbers.
 
-/// A number that is not to be guessed by peers.
+/// A number that peers cannot guess.
 pub(crate) fn random() -> u32 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() as u32

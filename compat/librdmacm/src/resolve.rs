@@ -1,4 +1,4 @@
-//! An identifier's peer: its address, and the route there.
+//! Resolving the peer's address and route.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use crate::{address, bind, device, events};
 /// `rdma_resolve_addr`.
 ///
 /// # Safety
-/// `src` and `dst` are null or addresses, and nobody destroys the identifier meanwhile.
+/// `src` and `dst` are null or addresses, and the identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn resolve_addr(
     id: *mut RdmaCmId,
     src: *mut libc::sockaddr,
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn resolve_addr(
         let is_bound = state.local.is_some();
         let reserved = std::mem::take(&mut state.reserved);
         drop(state);
-        // It will not listen.
+        // It is not going to listen.
         drop(reserved);
         if !is_bound && !src.is_null() {
             // SAFETY: as the caller promises.
@@ -88,7 +88,7 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
 /// `rdma_resolve_route`.
 ///
 /// # Safety
-/// Nobody destroys the identifier meanwhile.
+/// The identifier is not destroyed meanwhile.
 pub unsafe extern "C" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {

@@ -1,4 +1,4 @@
-//! What is known of an identifier, and what happens to it: the ground that its verbs stand on.
+//! The state of an identifier, and its events.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -23,100 +23,100 @@ use crate::device::CmDevice;
 use crate::ports::{Port, Sharing};
 use crate::random::random;
 
-/// What requests under way and events refer to.
+/// What pending calls and events refer to.
 pub struct Inner {
-    // Where the structure is.
+    // The address of the structure.
     at: AtomicUsize,
-    // Events that wait or were not acknowledged.
+    // Events that wait or are not acknowledged.
     events: Mutex<usize>,
     is_acknowledged: Condvar,
     state: Mutex<State>,
 }
 
-/// What is known of an identifier.
+/// The state of an identifier.
 pub struct State {
-    /// Where its events go.
+    /// The queue of its events.
     pub channel: Arc<Events<Queued>>,
-    /// Whether calls wait for what they bring about: then the channel is its own.
+    /// Whether it is synchronous: calls wait for their outcome, and the channel is its own.
     pub is_sync: bool,
-    /// Whether nobody is to be told of anything more.
+    /// Whether it gets no more events.
     pub is_destroyed: bool,
-    /// The device, as soon as that is known.
+    /// Its device, once known.
     pub device: Option<Arc<CmDevice>>,
-    /// The own address.
+    /// Its address.
     pub local: Option<SocketAddr>,
     /// Whether the program left the port open.
     pub has_assigned_port: bool,
-    /// The port that it was bound to.
+    /// Its port.
     pub(crate) port: Option<Port>,
-    /// Listeners that nobody hears yet, at such a port.
+    /// Listeners at that port that do not report requests yet.
     pub reserved: Vec<(Arc<CmDevice>, DeviceListener)>,
-    /// The peer's.
+    /// The peer's address.
     pub remote: Option<SocketAddr>,
     /// Whether `rdma_resolve_route` was called.
     pub has_route: bool,
-    /// What it has become.
+    /// Its role.
     pub part: Part,
     /// The queue pair that it connects.
     pub qp: Option<(Context, ObjectId)>,
-    /// Whether the end of its connection was told.
+    /// Whether the end of its connection was reported.
     pub is_over: bool,
     /// Options that the program has set.
     pub options: Options,
-    /// The first packet sequence number that a queue pair takes which the program brings up.
+    /// The PSN that it expects, for a queue pair that the program brings up.
     pub psn: Psn,
-    /// How such a one is brought up, once the peer is known.
+    /// The attributes of such a queue pair, once the peer is known.
     pub steps: Option<[QpAttributes; 3]>,
-    /// What queue pairs are made with for those who ask a listener.
+    /// The attributes of queue pairs for the listener's requests.
     pub template: Option<Template>,
-    /// Groups that were joined, and whether the queue pair is attached.
+    /// Groups that it has joined, and whether the queue pair is attached.
     pub groups: HashMap<IpAddr, bool>,
 }
 
 impl State {
-    /// How many events of its identifier nobody has fetched.
+    /// How many events of this identifier were not fetched.
     pub fn waiting(&self, of: &Arc<Inner>) -> usize {
         self.channel.count(|queued| Arc::ptr_eq(&queued.of, of))
     }
 }
 
-/// What `rdma_set_option` sets.
+/// Options of `rdma_set_option`.
 #[derive(Clone, Copy, Default)]
 pub struct Options {
     /// Type of service.
     pub tos: u8,
-    /// Acknowledge timeout.
+    /// ACK timeout.
     pub ack_timeout: Option<u8>,
-    /// With whom its port may be shared.
+    /// With which identifiers its port is shared.
     pub sharing: Sharing,
 }
 
-/// Attributes of queue pairs that are made later.
+/// The attributes of a queue pair that is created later.
 pub struct Template(pub IbvQpInitAttr, pub *mut IbvPd);
 // SAFETY: the pointers are the program's.
 unsafe impl Send for Template {}
 
-/// What an identifier has become.
+/// The role of an identifier.
 pub enum Part {
-    /// Nothing yet.
+    /// None yet.
     Nothing,
-    /// A listener, at one device or several.
+    /// A listener on one or several devices.
     Listening(Vec<DeviceListener>),
-    /// Somebody asks it for a connection.
+    /// A connection request.
     Asked(Incoming),
-    /// Somebody asks it which queue pair takes datagrams.
+    /// A request for the queue pair that receives datagrams.
     Questioned(DatagramQuestion),
-    /// Something is under way.
+    /// A call is pending.
     Busy,
-    /// The peer has accepted, and the program has to say that it is ready.
+    /// The peer has accepted, and the program has to complete.
     Answered(Accepted),
-    /// One end of a connection.
+    /// One side of a connection.
     Connected(Arc<Connection>),
-    /// It knows how to reach a queue pair for datagrams, or is one.
+    /// A datagram service, or the peer of one.
     Datagrams,
 }
 
-/// One device's part of a listener.
+/// A listener on one device.
 #[derive(Clone)]
 pub enum DeviceListener {
     /// For connections.
@@ -125,49 +125,49 @@ pub enum DeviceListener {
     Datagrams(Arc<DatagramListener>),
 }
 
-/// Something that has happened and nobody has fetched.
+/// An event that was not fetched.
 pub struct Queued {
-    /// To which identifier.
+    /// Its identifier.
     pub of: Arc<Inner>,
-    /// What.
+    /// Its type.
     pub event: c_int,
-    /// 0, or why not.
+    /// 0, or a negative error number.
     pub status: c_int,
-    /// What goes with it.
+    /// Its parameters.
     pub data: Data,
 }
 
-/// What goes with an event.
+/// The parameters of an event.
 pub enum Data {
-    /// Nothing.
+    /// None.
     None,
-    /// Somebody asks for a connection.
+    /// A connection request.
     Request(Arc<CmDevice>, Incoming),
-    /// Somebody asks for the queue pair of datagrams.
+    /// A request for the queue pair that receives datagrams.
     Question(Arc<CmDevice>, DatagramQuestion),
-    /// What the peer of a connection said.
+    /// The peer's parameters of a connection.
     Connection {
-        /// The program's.
+        /// The peer's private data.
         private_data: Vec<u8>,
         /// From this side's point of view.
         reads: ReadLimits,
-        /// Its queue pair.
+        /// The peer's queue pair.
         qp_num: u32,
     },
-    /// How datagrams go there.
+    /// How to reach a datagram queue pair.
     Datagrams {
-        /// The program's.
+        /// The peer's private data.
         private_data: Vec<u8>,
         /// The path.
         ah_attr: IbvAhAttr,
         /// The queue pair.
         qp_num: u32,
-        /// Its key.
+        /// Its Q_Key.
         qkey: u32,
     },
-    /// The same for a group, with what the program named it.
+    /// How to reach a group, and the program's name for it.
     Group {
-        /// The program's.
+        /// The program's context.
         context: *mut c_void,
         /// The path.
         ah_attr: IbvAhAttr,
@@ -178,7 +178,7 @@ pub enum Data {
 unsafe impl Send for Data {}
 
 impl Inner {
-    /// Of an identifier whose structure is not there yet.
+    /// The state of an identifier whose structure does not exist yet.
     pub fn new(channel: Arc<Events<Queued>>, is_sync: bool) -> Arc<Self> {
         Arc::new(Self {
             at: AtomicUsize::new(0),
@@ -207,22 +207,22 @@ impl Inner {
         })
     }
 
-    /// What is known of it.
+    /// Locks the state.
     pub fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    /// The program's structure is there.
+    /// Records the program's structure.
     pub fn place(&self, at: *mut RdmaCmId) {
         self.at.store(at.expose_provenance(), Ordering::Release);
     }
 
-    /// Where the program's structure is.
+    /// The program's structure.
     pub fn public(&self) -> *mut RdmaCmId {
         ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
     }
 
-    /// Something has happened.
+    /// Queues an event.
     pub fn post(self: &Arc<Self>, event: c_int, status: c_int, data: Data) {
         let state = self.lock();
         if state.is_destroyed {
@@ -239,13 +239,13 @@ impl Inner {
         });
     }
 
-    /// An event was acknowledged, or is not handed out any more.
+    /// An event was acknowledged, or will not be delivered.
     pub fn acknowledged(&self) {
         *lock(&self.events) -= 1;
         self.is_acknowledged.notify_all();
     }
 
-    /// Waits until no more events than these are left.
+    /// Waits until at most this many events are left.
     pub fn wait_for_acknowledgement(&self, left: impl Fn() -> usize) {
         let mut events = lock(&self.events);
         while *events > left() {
@@ -266,7 +266,7 @@ impl Inner {
         }
     }
 
-    /// A queue pair's connection has ended.
+    /// The connection of a queue pair has ended.
     pub fn end(self: &Arc<Self>) {
         let mut state = self.lock();
         let was_over = std::mem::replace(&mut state.is_over, true);
@@ -277,7 +277,7 @@ impl Inner {
     }
 }
 
-// Not to be guessed by peers.
+// Peers must not guess it.
 fn some_psn() -> Psn {
     Psn::new(random() & 0xff_ffff)
 }

@@ -32,7 +32,7 @@ fn bound(everywhere: &str) -> *mut RdmaCmId {
 
 // Its port is told to peers, and nobody who asks there is refused.
 #[test]
-fn who_asks_before_the_program_listens_waits() {
+fn a_request_before_listen_waits() {
     let made = bound("0.0.0.0:0");
     // SAFETY: the identifier is live.
     let port = u16::from_be(unsafe { id::get_src_port(made) });
@@ -49,7 +49,7 @@ fn who_asks_before_the_program_listens_waits() {
 
 // As with the kernel: a server of both families has a listener each, and one may have no device.
 #[test]
-fn a_family_without_a_device_is_listened_to_in_vain() {
+fn listening_on_a_family_without_a_device_succeeds_without_effect() {
     const ID: i32 = 0;
     const AF_ONLY: i32 = 2;
     let made = bound("[::]:7474");

@@ -129,7 +129,7 @@ fn every_call_with(gone: *mut RdmaCmId) {
 }
 
 #[test]
-fn pointers_to_nothing_and_to_what_is_gone_are_invalid() {
+fn null_pointers_and_destroyed_objects_are_einval() {
     every_call_with(ptr::null_mut());
     let channel = channel::create();
     let gone = new_id(channel, port_space::TCP);
@@ -162,7 +162,7 @@ fn pointers_to_nothing_and_to_what_is_gone_are_invalid() {
 }
 
 #[test]
-fn what_is_not_there_is_named_by_its_number() {
+fn unsupported_arguments_fail_with_their_error_number() {
     let channel = channel::create();
     let mut made = ptr::null_mut();
     let context = ptr::null_mut();
@@ -355,7 +355,7 @@ fn a_connection_begins_and_ends_with_events_at_both_ends() {
 
 /// MPA's request of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
 const PLAIN: &[u8] = b"MPA ID Req Frame\x40\x01\0\0";
-/// One of revision 2 (RFC 6581, 4), which agrees on a write without octets as the first message: IRD 1, ORD 1.
+/// One of revision 2 (RFC 6581, 4), which agrees on a write without bytes as the first message: IRD 1, ORD 1.
 const ENHANCED: &[u8] = b"MPA ID Req Frame\x50\x02\0\x04\x80\x01\x80\x01";
 
 // What a server hears of a peer over iWARP that has its reply and then goes, and the state that its queue pair has then.
@@ -403,13 +403,13 @@ fn of_a_peer_that_goes(request: &[u8]) -> ([c_int; 2], c_int) {
 }
 
 #[test]
-fn the_end_of_a_stream_flushes() {
+fn the_end_of_a_stream_flushes_the_queue_pair() {
     let heard = [event::ESTABLISHED, event::DISCONNECTED];
     assert_eq!(of_a_peer_that_goes(PLAIN), (heard, QpState::Err as c_int));
 }
 
 #[test]
-fn who_goes_before_the_first_message_was_there() {
+fn a_peer_that_closes_before_its_first_message_was_connected() {
     let heard = [event::ESTABLISHED, event::DISCONNECTED];
     assert_eq!(
         of_a_peer_that_goes(ENHANCED),
@@ -418,7 +418,7 @@ fn who_goes_before_the_first_message_was_there() {
 }
 
 #[test]
-fn who_is_bound_to_loopback_has_its_device_at_once() {
+fn an_identifier_bound_to_loopback_has_its_device_at_once() {
     let channel = channel::create();
     for ps in [port_space::TCP, port_space::UDP] {
         for channel in [channel, ptr::null_mut()] {
@@ -433,7 +433,7 @@ fn who_is_bound_to_loopback_has_its_device_at_once() {
 }
 
 #[test]
-fn who_waits_is_bound_to_loopback_without_a_device_there() {
+fn a_synchronous_identifier_may_be_bound_to_loopback_without_a_device() {
     let channel = channel::create();
     for ps in [port_space::TCP, port_space::UDP] {
         let bind = |channel| {
@@ -454,7 +454,7 @@ fn who_waits_is_bound_to_loopback_without_a_device_there() {
 }
 
 #[test]
-fn who_is_bound_to_loopback_has_the_device_when_a_peer_is_named() {
+fn an_identifier_bound_to_loopback_has_its_device_once_it_resolves_a_peer() {
     for ps in [port_space::TCP, port_space::UDP] {
         let id = new_id(ptr::null_mut(), ps);
         let (mut from, mut to) = (sockaddr("127.0.0.1:0"), sockaddr("127.0.0.1:7471"));
@@ -467,7 +467,7 @@ fn who_is_bound_to_loopback_has_the_device_when_a_peer_is_named() {
 }
 
 #[test]
-fn a_port_of_both_families_is_of_two_that_say_so() {
+fn identifiers_of_two_families_share_a_port_if_both_allow_it() {
     const ONE_FAMILY: c_int = 2;
     let channel = channel::create();
     let bind = |is_of_one_family: bool, text: &str| {
@@ -512,7 +512,7 @@ fn each_identifier_is_assigned_a_port_of_its_own() {
 }
 
 #[test]
-fn a_port_is_of_one_identifier_until_that_is_destroyed() {
+fn a_port_belongs_to_one_identifier_until_it_is_destroyed() {
     let bind = |id, text: &str| {
         let mut at = sockaddr(text);
         call!(bind::bind_addr(id, (&raw mut at).cast()))
@@ -551,7 +551,7 @@ fn gid_at(device: *mut IbvContext, index: c_int) -> Gid {
 
 // covers 7.51
 #[test]
-fn gids_are_those_that_linux_gives_and_each_reaches_its_device() {
+fn gids_are_those_of_linux_and_each_reaches_its_device() {
     let list = call!(device::get_devices(ptr::null_mut()));
     let mut at = list;
     let (mut roce, mut iwarp) = (0, 0);

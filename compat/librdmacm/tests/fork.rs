@@ -13,7 +13,7 @@ fn errno() -> c_int {
 }
 
 #[test]
-fn a_child_is_told_that_sockets_are_its_parents_and_may_close_them() {
+fn a_child_of_a_fork_can_only_close_its_parents_sockets() {
     let bound = |kind| {
         let fd = calls::socket(libc::AF_INET, kind, 0);
         let raw = address::write("127.0.0.1:0".parse().unwrap());
@@ -33,7 +33,7 @@ fn a_child_is_told_that_sockets_are_its_parents_and_may_close_them() {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: nobody asks for the address; one entry; room for an octet. The child ends without its parent's code.
+        // SAFETY: nobody asks for the address; one entry; room for a byte. The child ends without its parent's code.
         unsafe {
             let mut room = 0_u8;
             let told = [

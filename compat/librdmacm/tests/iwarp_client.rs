@@ -21,7 +21,7 @@ transport = "iwarp"
 
 /// MPA's reply of revision 1 (RFC 5044, 7.1), with CRCs: nothing more is said before messages.
 const PLAIN: &[u8] = b"MPA ID Rep Frame\x40\x01\0\0";
-/// One of revision 2 (RFC 6581, 4), which agrees on a write without octets as the first message: IRD 1, ORD 1.
+/// One of revision 2 (RFC 6581, 4), which agrees on a write without bytes as the first message: IRD 1, ORD 1.
 const ENHANCED: &[u8] = b"MPA ID Rep Frame\x50\x02\0\x04\x80\x01\x80\x01";
 
 // The next event, acknowledged: what it was, and how it went.
@@ -84,7 +84,7 @@ fn state_behind_a_server_that_goes(reply: &'static [u8]) -> c_int {
 
 // As with the kernel: there is a connection once there is a reply, whatever comes behind it.
 #[test]
-fn a_server_that_goes_behind_its_reply_was_there() {
+fn a_server_that_closes_right_after_its_reply_was_connected() {
     for reply in [PLAIN, ENHANCED] {
         for _ in 0..10 {
             let state = state_behind_a_server_that_goes(reply);

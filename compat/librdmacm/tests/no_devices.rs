@@ -13,7 +13,7 @@ fn errno() -> c_int {
 }
 
 #[test]
-fn without_devices_there_are_error_numbers() {
+fn without_devices_calls_return_error_numbers() {
     // SAFETY: the only test, before anything looks at the environment.
     unsafe { std::env::set_var("POLYVERBS_CONFIG", "device = []") };
     let mut count = 7;

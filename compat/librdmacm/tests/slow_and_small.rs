@@ -59,13 +59,13 @@ fn connected(kind: c_int, to: SocketAddr) -> c_int {
     fd
 }
 
-fn send(fd: c_int, octets: &[u8]) -> isize {
-    // SAFETY: as many octets as are told.
-    unsafe { calls::send(fd, octets.as_ptr().cast(), octets.len(), 0) }
+fn send(fd: c_int, bytes: &[u8]) -> isize {
+    // SAFETY: as many bytes as are told.
+    unsafe { calls::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) }
 }
 
 fn receive(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
-    // SAFETY: as many octets as are told.
+    // SAFETY: as many bytes as are told.
     unsafe { calls::recv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
 
@@ -94,7 +94,7 @@ fn interrupted(times: u32, then: impl FnOnce()) {
 }
 
 #[test]
-fn a_stream_goes_through_short_queues_and_its_end_is_not_lost_in_signals() {
+fn a_stream_gets_through_short_queues_and_a_signal_does_not_lose_its_end() {
     configure();
     let listener = bound(libc::SOCK_STREAM);
     assert_eq!(calls::listen(listener, 1), 0);
@@ -108,18 +108,18 @@ fn a_stream_goes_through_short_queues_and_its_end_is_not_lost_in_signals() {
         (came, room)
     });
     let fd = connected(libc::SOCK_STREAM, to);
-    let octets: Vec<u8> = (0..300_000_u32).map(|n| (n / 7) as u8).collect();
-    assert_eq!(send(fd, &octets), 300_000);
+    let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n / 7) as u8).collect();
+    assert_eq!(send(fd, &bytes), 300_000);
     let began = Instant::now();
     interrupted(20, || assert_eq!(calls::close(fd), 0));
     assert!(began.elapsed() >= Duration::from_millis(100), "it waited");
     let (came, room) = reader.join().unwrap();
     assert_eq!(came, 300_000);
-    assert!(room == octets);
+    assert!(room == bytes);
 }
 
 #[test]
-fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
+fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
     configure();
     let server = bound(libc::SOCK_DGRAM);
     let client = connected(libc::SOCK_DGRAM, local(server));
@@ -132,9 +132,9 @@ fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
     // What does not fit is lost, which a message tells.
     for (room, cut) in [(100, 0), (60, libc::MSG_TRUNC)] {
         assert_eq!(send(client, &[7; 100]), 100);
-        let mut octets = [0_u8; 100];
+        let mut bytes = [0_u8; 100];
         let mut part = libc::iovec {
-            iov_base: octets.as_mut_ptr().cast(),
+            iov_base: bytes.as_mut_ptr().cast(),
             iov_len: room,
         };
         // SAFETY: zero is a value of it; the part is as long as it says.
@@ -148,7 +148,7 @@ fn datagrams_go_through_short_queues_and_not_through_closed_sockets() {
     }
     let raw = address::write("[::1]:7174".parse().unwrap());
     let length = size_of::<libc::sockaddr_in6>() as socklen_t;
-    // SAFETY: an octet, and an address as long as it says.
+    // SAFETY: a byte, and an address as long as it says.
     let sent = unsafe {
         let to = (&raw const raw).cast();
         calls::sendto(client, b"x".as_ptr().cast(), 1, 0, to, length)

@@ -1,11 +1,11 @@
-//! Stands in front of the C library's functions that take a path, in programs that `polyverbs run` starts: what is looked
-//! for below `/sys/class/infiniband*` and `/dev/infiniband` is found in the folder that `run` has made. Every other path
-//! goes through as it is, for the price of looking at its first letters.
+//! Interposes the C library's functions that take a path, in programs that `polyverbs run` starts: paths below
+//! `/sys/class/infiniband*` and `/dev/infiniband` lead to the folder that `run` has made. All other paths are passed on
+//! unchanged, after a look at their first characters.
 //!
-//! Nothing here allocates or takes a lock, so that it may be called wherever the functions themselves may be.
-// Functions of C, found by name at run time.
+//! This code neither allocates nor locks, so that it may be called wherever the interposed functions may.
+// The C library's functions are looked up by name at run time.
 #![allow(unsafe_code)]
-// Each stands for the C function of its name, and asks for what that does.
+// Each exported function interposes the C function of its name, and has its contract.
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -15,12 +15,12 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Names the folder. `polyverbs run` sets it.
+/// The environment variable that names the folder. `polyverbs run` sets it.
 const ROOT: &CStr = c"POLYVERBS_ROOT";
 
 const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// Room for a path.
+/// A buffer for a path.
 struct Room(MaybeUninit<[u8; LONGEST]>);
 
 impl Room {
@@ -28,7 +28,7 @@ impl Room {
         Self(MaybeUninit::uninit())
     }
 
-    // Both, one behind the other, with the zero at the end. None where they are too long.
+    // Both parts, one after the other, and the terminating zero. `None` where they are too long.
     fn join(&mut self, root: &[u8], path: &[u8]) -> Option<*const c_char> {
         let length = root.len() + path.len();
         if length >= LONGEST {
@@ -47,14 +47,14 @@ impl Room {
 
 fn is_redirected(path: &[u8]) -> bool {
     let behind = |prefix: &[u8]| path.strip_prefix(prefix).map(|rest| rest.first().copied());
-    // Classes of verbs, of management datagrams and others have names that go on.
+    // The names of classes go on: `infiniband_verbs`, `infiniband_mad` and others.
     matches!(
         behind(b"/sys/class/infiniband"),
         Some(None | Some(b'/' | b'_'))
     ) || matches!(behind(b"/dev/infiniband"), Some(None | Some(b'/')))
 }
 
-// The value of `ROOT`, in the environment as it is now.
+// The value of `ROOT` in the current environment.
 fn root<'a>() -> Option<&'a [u8]> {
     // SAFETY: a text, or null; whoever changes the environment meanwhile breaks every use of it.
     let value = unsafe { libc::getenv(ROOT.as_ptr()) };
@@ -68,15 +68,15 @@ unsafe fn redirect(path: *const c_char, room: &mut Room) -> *const c_char {
         return path;
     }
     // SAFETY: as the caller promises.
-    let octets = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !is_redirected(octets) {
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !is_redirected(bytes) {
         return path;
     }
-    let there = root().and_then(|root| room.join(root, octets));
+    let there = root().and_then(|root| room.join(root, bytes));
     there.unwrap_or(path)
 }
 
-/// The function of this name that would have been called.
+/// The interposed function of this name.
 struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -98,7 +98,7 @@ impl Next {
         // SAFETY: the name is a text.
         let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if found.is_null() {
-            // What only programs have that were linked long ago.
+            // Only old programs have it.
             // SAFETY: as above.
             found = unsafe {
                 libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr())
@@ -109,7 +109,7 @@ impl Next {
     }
 }
 
-/// What a function answers that is not there.
+/// The result of a function that does not exist.
 trait Failed {
     const FAILED: Self;
 }
@@ -201,8 +201,8 @@ functions! {
     fn canonicalize_file_name(@path) -> *mut c_char;
 }
 
-// Runs when a program ends by itself. The one that `run` became, whose number the folder has, takes the folder with it;
-// one that is killed leaves it to the next `run`.
+// Runs when a program exits. The process that `run` became, whose number the folder has in its name, removes the folder; the
+// folder of a killed process is removed by the next `run`.
 extern "C" fn ended() {
     let Some(root) = root() else {
         return;
@@ -213,7 +213,7 @@ extern "C" fn ended() {
         .file_name()
         .is_some_and(|name| name.as_bytes().starts_with(b"polyverbs-run."));
     if own && ours {
-        // Nobody is left to be told.
+        // A failure cannot be reported any more.
         let _ = std::fs::remove_dir_all(folder);
     }
 }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_left_alone() {
+    fn a_path_that_is_too_long_is_not_redirected() {
         let mut room = Room::new();
         assert!(
             room.join(&[b'/'; LONGEST / 2], &[b'a'; LONGEST / 2])

@@ -10,6 +10,10 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink,
+    PrivateDataLimits, Question, Sink, Token, ping_by_question,
+};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{
@@ -22,41 +26,37 @@ use super::types::{
     Transport,
 };
 use super::{Manager, ManagerOptions};
-use super::{looks, private};
+use super::{liveness, private};
+use crate::notice::Notice;
 use crate::panics::FirstPanic;
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Question, Sink,
-    Token, Told, ping_by_question,
-};
 
-/// Connections of one device on an IP network, by the messages of InfiniBand's connection manager.
+/// Connects queue pairs of one device on an IP network by InfiniBand's connection manager.
 ///
-/// There is one for a device, however many connectors a program makes: [`of`](Self::of) finds it. It belongs to the
-/// device, and what it is asked once the device has gone fails.
+/// A device has one agent, however many connectors a program makes: [`of`](Self::of) finds it. Its calls fail once the device
+/// was removed.
 pub struct Agent {
     port: Weak<dyn ManagementPort>,
     state: Mutex<State>,
-    /// Whoever sends: messages leave in their order. Taken before the state.
+    /// Held while sending, so that messages leave in order. Locked before the state.
     sending: Mutex<()>,
 }
 
 struct State {
     manager: Manager,
     ends: BTreeMap<CommId, End>,
-    /// Ends of connections that are over, and linger.
-    lingering: BTreeMap<CommId, Arc<dyn Sink>>,
+    /// Sinks of connections in TIMEWAIT.
+    timewait: BTreeMap<CommId, Arc<dyn Sink>>,
     listeners: BTreeMap<ListenerId, Listening>,
-    /// When the port was asked to call.
+    /// The wake-up that was requested of the port.
     wakes_at: Option<Duration>,
     next_port: u16,
-    tellings: VecDeque<Telling>,
-    is_telling: bool,
+    notices: VecDeque<Notice>,
+    is_notifying: bool,
 }
 
-/// Who hears of a connection, or a question.
+/// The sink of a connection or of a question.
 enum End {
-    /// Nobody has answered it yet.
+    /// The program has not answered it yet.
     Asked(Arc<dyn ListenSink<Offer>>),
     Joined(Arc<dyn Sink>),
     Questioned(Arc<dyn ListenSink<Question>>),
@@ -66,28 +66,17 @@ enum End {
 struct Listening {
     at: SocketAddr,
     service_id: u64,
-    sink: Ear,
+    sink: ListenerSink,
 }
 
 #[derive(Clone)]
-enum Ear {
+enum ListenerSink {
     Connections(Arc<dyn ListenSink<Offer>>),
     Datagrams(Arc<dyn ListenSink<Question>>),
 }
 
-/// What is to be told, with no lock held.
-enum Telling {
-    Asked(Arc<dyn ListenSink<Offer>>, Token, Offer),
-    Told(Arc<dyn Sink>, Told),
-    Withdrawn(Arc<dyn ListenSink<Offer>>, Token),
-    Questioned(Arc<dyn ListenSink<Question>>, Token, Question),
-    QuestionWithdrawn(Arc<dyn ListenSink<Question>>, Token),
-    Answered(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
-    Nothing,
-}
-
 impl Agent {
-    /// The one that manages connections through this port.
+    /// The agent of this port.
     pub fn of(port: &Arc<dyn ManagementPort>) -> Result<Arc<Self>, ConnectError> {
         let sink = port.attach(&mut || Self::new(port));
         let foreign = |_| VerbError::argument("device", "its connections are managed otherwise");
@@ -103,13 +92,13 @@ impl Agent {
             hasher.write_u8(what);
             hasher.finish()
         };
-        // A process that is started anew is another adapter: its queue pairs are none of those that were there before.
+        // A process that starts anew is another adapter: it has none of the queue pairs of the one before.
         let manager = Manager::new(ManagerOptions {
-            ca_guid: looks::guid(random(0) as u32),
+            ca_guid: liveness::guid(random(0) as u32),
             comm_id_base,
             comm_id_bits,
             seed: random(1),
-            look_every: Some(LOOK_EVERY),
+            liveness_interval: Some(LIVENESS_INTERVAL),
             ..ManagerOptions::default()
         });
         Arc::new(Self {
@@ -117,12 +106,12 @@ impl Agent {
             state: Mutex::new(State {
                 manager,
                 ends: BTreeMap::new(),
-                lingering: BTreeMap::new(),
+                timewait: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 wakes_at: None,
                 next_port: FIRST_PORT.wrapping_add(random(2) as u16 & 0x3fff),
-                tellings: VecDeque::new(),
-                is_telling: false,
+                notices: VecDeque::new(),
+                is_notifying: false,
             }),
             sending: Mutex::new(()),
         })
@@ -137,7 +126,7 @@ impl Agent {
         port.ok_or_else(|| VerbError::DeviceRemoved.into())
     }
 
-    /// Gives the manager something to do, and does what comes of it.
+    /// Calls the manager, sends its messages and delivers its events.
     fn with<T>(&self, port: &dyn ManagementPort, what: impl FnOnce(&mut State, Time) -> T) -> T {
         let now = Time::default().after(port.now());
         let result = what(&mut self.lock(), now);
@@ -145,14 +134,14 @@ impl Agent {
         result
     }
 
-    // What is brought about has left when this returns, whoever else is at it: the process may end right behind. One
-    // thread tells, in order, and what those who are told bring about is told by it too. A panic of one of them goes on
-    // when all have been told.
+    // All messages have left when this returns, whichever thread sends them: the process may end right behind. One thread at a
+    // time delivers notices, in order, also those that sinks cause meanwhile. If a sink panics, the panic resumes when all
+    // notices are delivered.
     fn settle(&self, port: &dyn ManagementPort, now: Time) {
-        let mut tells = false;
+        let mut notifies = false;
         let mut panicked = FirstPanic::default();
-        while let Some(telling) = self.send(port, now, &mut tells) {
-            panicked.unless(|| self.tell(telling));
+        while let Some(notice) = self.send(port, now, &mut notifies) {
+            panicked.catch(|| self.deliver(notice));
         }
         let mut state = self.lock();
         let due = state
@@ -166,19 +155,19 @@ impl Agent {
         if let Some(due) = due {
             port.wake_at(due);
         }
-        panicked.go_on();
+        panicked.resume();
     }
 
-    // Sends what there is, and answers what is to be told then: an answer to an event is a message, which leaves before
-    // anybody hears of the event.
-    fn send(&self, port: &dyn ManagementPort, now: Time, tells: &mut bool) -> Option<Telling> {
+    // Sends the messages, then returns the next notice to deliver: the answer to an event leaves before a program sees the
+    // event.
+    fn send(&self, port: &dyn ManagementPort, now: Time, notifies: &mut bool) -> Option<Notice> {
         let in_order = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let mut has_sent = false;
-        let telling = loop {
+        let notice = loop {
             let mut state = self.lock();
             state.hear(now);
             let Some(message) = state.manager.poll_message() else {
-                break state.next_telling(tells);
+                break state.next_notice(notifies);
             };
             drop(state);
             let header = cm::header_of(&message.message, message.transaction_id);
@@ -192,27 +181,23 @@ impl Agent {
         if has_sent {
             port.progress();
         }
-        telling
+        notice
     }
 
-    fn tell(&self, telling: Telling) {
-        match telling {
-            Telling::Asked(sink, token, offer) => {
-                sink.asked(token, offer);
-                self.delay(token);
-            }
-            Telling::Told(sink, told) => sink.told(told),
-            Telling::Withdrawn(sink, token) => sink.withdrawn(token),
-            Telling::Questioned(sink, token, question) => sink.asked(token, question),
-            Telling::QuestionWithdrawn(sink, token) => sink.withdrawn(token),
-            Telling::Answered(sink, answer) => sink.answered(answer),
-            Telling::Nothing => {}
+    fn deliver(&self, notice: Notice) {
+        let request = match &notice {
+            Notice::Request(_, token, _) => Some(*token),
+            _ => None,
+        };
+        notice.deliver();
+        if let Some(token) = request {
+            self.delay(token);
         }
     }
 
-    // Who asks is told to be patient where the program has not answered yet.
+    // Sends an MRA while the program has not answered.
     fn delay(&self, token: Token) {
-        // In any other state there is nothing to wait for.
+        // In any other state no answer is awaited.
         let _ = self
             .lock()
             .manager
@@ -221,26 +206,26 @@ impl Agent {
 }
 
 impl State {
-    // What has come of the manager is to be told.
+    // Turns events of the manager into notices.
     fn hear(&mut self, now: Time) {
         while let Some(event) = self.manager.poll_event() {
-            let telling = self.telling(event, now);
-            self.tellings.push_back(telling);
+            let notice = self.notice(event, now);
+            self.notices.extend(notice);
         }
     }
 
-    // For the one thread that tells, or for who becomes it.
-    fn next_telling(&mut self, tells: &mut bool) -> Option<Telling> {
-        if self.is_telling && !*tells {
+    // The next notice, for the thread that delivers them or becomes the one that does.
+    fn next_notice(&mut self, notifies: &mut bool) -> Option<Notice> {
+        if self.is_notifying && !*notifies {
             return None;
         }
-        let next = self.tellings.pop_front();
-        *tells = next.is_some();
-        self.is_telling = *tells;
+        let next = self.notices.pop_front();
+        *notifies = next.is_some();
+        self.is_notifying = *notifies;
         next
     }
 
-    fn telling(&mut self, event: Event, now: Time) -> Telling {
+    fn notice(&mut self, event: Event, now: Time) -> Option<Notice> {
         match event {
             Event::Requested {
                 listener,
@@ -270,10 +255,10 @@ impl State {
                     rnr_retry: reliable(transport, reply.rnr_retry_count),
                     private_data: reply.private_data,
                 };
-                self.told(id, Told::Accepted(offer))
+                self.event(id, CmEvent::Accepted(offer))
             }
             Event::Established { id, .. } | Event::EstablishedByTraffic { id } => {
-                self.told(id, Told::Completed)
+                self.event(id, CmEvent::Completed)
             }
             Event::Rejected {
                 id,
@@ -281,26 +266,26 @@ impl State {
                 private_data,
                 ..
             } => {
-                let told = match reason {
-                    cm::reason::CONSUMER => Told::Rejected(private_data),
-                    cm::reason::TIMEOUT => Told::Aborted,
-                    _ => Told::Rejected(Vec::new()),
+                let last = match reason {
+                    cm::reason::CONSUMER => CmEvent::Rejected(private_data),
+                    cm::reason::TIMEOUT => CmEvent::Aborted,
+                    _ => CmEvent::Rejected(Vec::new()),
                 };
-                self.last(id, told)
+                self.last_event(id, last)
             }
             Event::RequestTimedOut { id } | Event::ReplyTimedOut { id } => {
-                self.last(id, Told::TimedOut)
+                self.last_event(id, CmEvent::TimedOut)
             }
             Event::DisconnectRequested { id, .. } => {
-                // Nothing has to be finished first: the queue pair is the program's.
+                // The program need not finish anything first: the queue pair is its own.
                 let _ = self.manager.confirm_disconnect(now, id, &[]);
-                self.last(id, Told::Disconnected)
+                self.last_event(id, CmEvent::Disconnected)
             }
-            Event::PeerLost { id } => self.last(id, Told::Disconnected),
+            Event::PeerLost { id } => self.last_event(id, CmEvent::Disconnected),
             Event::Disconnected { id, .. } | Event::DisconnectTimedOut { id } => {
-                self.last(id, Told::DisconnectConfirmed)
+                self.last_event(id, CmEvent::DisconnectConfirmed)
             }
-            Event::Withdrawn { id } => self.last(id, Told::Aborted),
+            Event::Withdrawn { id } => self.last_event(id, CmEvent::Aborted),
             Event::ResolutionRequested {
                 listener,
                 id,
@@ -325,11 +310,11 @@ impl State {
                 _ => Err(ConnectError::Refused { private_data }),
             }),
             Event::ResolutionTimedOut { id } => self.answered(id, |_| Err(ConnectError::TimedOut)),
-            Event::Lingered { id } => match self.lingering.remove(&id) {
-                Some(sink) => Telling::Told(sink, Told::Lingered),
-                None => Telling::Nothing,
-            },
-            Event::Delayed { .. } => Telling::Nothing,
+            Event::TimewaitExit { id } => {
+                let sink = self.timewait.remove(&id)?;
+                Some(Notice::Event(sink, CmEvent::TimewaitExit))
+            }
+            Event::Delayed { .. } => None,
         }
     }
 
@@ -340,18 +325,18 @@ impl State {
         from: LinkAddress,
         service_id: u64,
         private_data: &[u8],
-    ) -> Telling {
+    ) -> Option<Notice> {
         let sink = self
             .listeners
             .get(&listener)
             .map(|listening| &listening.sink);
         let said = private::addresses(service_id, private_data);
-        let (Some(Ear::Datagrams(sink)), Some(said)) = (sink, said) else {
-            // It has just come, and can be answered.
+        let (Some(ListenerSink::Datagrams(sink)), Some(said)) = (sink, said) else {
+            // It cannot fail: the question has just arrived.
             let _ = self
                 .manager
                 .resolve_reply(id, &refusal(sidr_status::UNSUPPORTED));
-            return Telling::Nothing;
+            return None;
         };
         let question = Question {
             from: Some(from),
@@ -360,17 +345,17 @@ impl State {
         };
         let sink = Arc::clone(sink);
         self.ends.insert(id, End::Questioned(Arc::clone(&sink)));
-        Telling::Questioned(sink, token(id), question)
+        Some(Notice::Question(sink, token(id), question))
     }
 
     fn answered(
         &mut self,
         id: CommId,
         answer: impl FnOnce(IpAddr) -> Result<Answer, ConnectError>,
-    ) -> Telling {
+    ) -> Option<Notice> {
         match self.ends.remove(&id) {
-            Some(End::Asking(to, sink)) => Telling::Answered(sink, answer(to)),
-            _ => Telling::Nothing,
+            Some(End::Asking(to, sink)) => Some(Notice::Answer(sink, answer(to))),
+            _ => None,
         }
     }
 
@@ -380,19 +365,19 @@ impl State {
         id: CommId,
         request: &Requested,
         now: Time,
-    ) -> Telling {
+    ) -> Option<Notice> {
         let listening = self.listeners.get(&listener);
         let said = private::addresses(request.service_id, &request.private_data);
-        let ear = listening.map(|listening| listening.sink.clone());
-        let (Some(Ear::Connections(sink)), Some(said)) = (ear, said) else {
+        let sink = listening.map(|listening| listening.sink.clone());
+        let (Some(ListenerSink::Connections(sink)), Some(said)) = (sink, said) else {
             let rejection = Rejection {
                 reason: cm::reason::UNSUPPORTED,
                 info: &[],
                 private_data: &[],
             };
-            // It has just come, and can be refused.
+            // It cannot fail: the request has just arrived.
             let _ = self.manager.reject(now, id, &rejection);
-            return Telling::Nothing;
+            return None;
         };
         let offer = Offer {
             from: Some(said.source),
@@ -408,7 +393,7 @@ impl State {
                 Transport::Rc | Transport::Uc => Half::Both,
             },
             takes_psn: Some(request.starting_psn),
-            // The peer's own point of view, which the manager has turned around.
+            // The peer's point of view; the manager reports this side's.
             inbound_reads: request.initiator_depth,
             outbound_reads: request.responder_resources,
             path_mtu: Some(request.path.mtu),
@@ -417,28 +402,28 @@ impl State {
             private_data: said.private_data.to_vec(),
         };
         self.ends.insert(id, End::Asked(Arc::clone(&sink)));
-        Telling::Asked(sink, token(id), offer)
+        Some(Notice::Request(sink, token(id), offer))
     }
 
-    fn told(&mut self, id: CommId, told: Told) -> Telling {
+    fn event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.get(&id) {
-            Some(End::Joined(sink)) => Telling::Told(Arc::clone(sink), told),
-            _ => Telling::Nothing,
+            Some(End::Joined(sink)) => Some(Notice::Event(Arc::clone(sink), event)),
+            _ => None,
         }
     }
 
-    // The end hears of nothing more, but that it lingers no longer.
-    fn last(&mut self, id: CommId, told: Told) -> Telling {
+    // The sink gets no more events than this, and the end of TIMEWAIT.
+    fn last_event(&mut self, id: CommId, event: CmEvent) -> Option<Notice> {
         match self.ends.remove(&id) {
             Some(End::Joined(sink)) => {
                 if self.manager.state(id) == Some(super::State::TimeWait) {
-                    self.lingering.insert(id, Arc::clone(&sink));
+                    self.timewait.insert(id, Arc::clone(&sink));
                 }
-                Telling::Told(sink, told)
+                Some(Notice::Event(sink, event))
             }
-            Some(End::Asked(sink)) => Telling::Withdrawn(sink, token(id)),
-            Some(End::Questioned(sink)) => Telling::QuestionWithdrawn(sink, token(id)),
-            Some(End::Asking(..)) | None => Telling::Nothing,
+            Some(End::Asked(sink)) => Some(Notice::RequestWithdrawn(sink, token(id))),
+            Some(End::Questioned(sink)) => Some(Notice::QuestionWithdrawn(sink, token(id))),
+            Some(End::Asking(..)) | None => None,
         }
     }
 }
@@ -448,7 +433,7 @@ impl Backend for Agent {
         PrivateDataLimits::INFINIBAND
     }
 
-    fn lingers(&self) -> bool {
+    fn has_timewait(&self) -> bool {
         true
     }
 
@@ -457,7 +442,7 @@ impl Backend for Agent {
         at: SocketAddr,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        self.listen_in(port_space::TCP, at, Ear::Connections(sink))
+        self.listen_in(port_space::TCP, at, ListenerSink::Connections(sink))
     }
 
     fn unlisten(&self, at: SocketAddr) {
@@ -469,7 +454,7 @@ impl Backend for Agent {
         at: SocketAddr,
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
-        self.listen_in(port_space::UDP, at, Ear::Datagrams(sink))
+        self.listen_in(port_space::UDP, at, ListenerSink::Datagrams(sink))
     }
 
     fn unlisten_datagrams(&self, at: SocketAddr) {
@@ -520,7 +505,7 @@ impl Backend for Agent {
                 None => refusal(sidr_status::REJECTED),
             };
             let id = comm_id(token);
-            // Where there is nothing left to answer, who asked has gone.
+            // If this fails the peer has given up.
             let _ = state.manager.resolve_reply(id, &resolution);
             state.ends.remove(&id)
         });
@@ -599,7 +584,7 @@ impl Backend for Agent {
 
     fn complete(&self, token: Token) {
         let Ok(port) = self.port() else { return };
-        // Where the peer has gone meanwhile, its end is told to the sink.
+        // If this fails the peer is gone, which the sink is told.
         let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
     }
 
@@ -612,7 +597,7 @@ impl Backend for Agent {
                 info: &[],
                 private_data: &private_data,
             };
-            // Where there is nothing left to refuse, the peer has gone.
+            // If this fails the peer is gone.
             let _ = state.manager.reject(now, id, &rejection);
             state.ends.remove(&id)
         });
@@ -629,7 +614,7 @@ impl Backend for Agent {
             }
         });
         if let Some(End::Joined(sink)) = over {
-            sink.told(Told::DisconnectConfirmed);
+            sink.event(CmEvent::DisconnectConfirmed);
         }
     }
 
@@ -637,16 +622,21 @@ impl Backend for Agent {
         let Ok(port) = self.port() else { return };
         let end = self.with(&*port, |state, now| {
             let id = comm_id(token);
-            // Of a connection that is over nothing is left to end.
+            // If this fails the connection has ended.
             let _ = state.manager.destroy(now, id);
-            (state.ends.remove(&id), state.lingering.remove(&id))
+            (state.ends.remove(&id), state.timewait.remove(&id))
         });
         drop(end);
     }
 }
 
 impl Agent {
-    fn listen_in(&self, space: u16, at: SocketAddr, sink: Ear) -> Result<SocketAddr, ConnectError> {
+    fn listen_in(
+        &self,
+        space: u16,
+        at: SocketAddr,
+        sink: ListenerSink,
+    ) -> Result<SocketAddr, ConnectError> {
         let port = self.port()?;
         let own = port.address();
         if at.is_ipv4() != own.is_ipv4() || !(at.ip() == own || at.ip().is_unspecified()) {
@@ -676,7 +666,7 @@ impl Agent {
                 .iter()
                 .find(|(_, of)| of.at == at && of.service_id == service);
             let id = *found?.0;
-            // It is there, as was just seen.
+            // It cannot fail: the listener was just found.
             let _ = state.manager.unlisten(id);
             state.listeners.remove(&id)
         });
@@ -685,7 +675,7 @@ impl Agent {
         }
     }
 
-    // Port 0: the next that no process at this address answers for.
+    // For port 0, the next port that no process at this address serves.
     fn serve(
         &self,
         port: &dyn ManagementPort,
@@ -759,7 +749,7 @@ const fn qp_type(transport: Transport) -> QpType {
     }
 }
 
-// Of how often a packet is sent again, only messages for reliable connections say something.
+// Only reliable connections have retry counts.
 fn reliable(transport: Transport, count: u8) -> Option<u8> {
     (transport == Transport::Rc).then_some(count)
 }
@@ -788,14 +778,14 @@ mod sidr_status {
     pub(super) const REJECTED: u8 = 2;
 }
 
-/// First of the ports that are assigned.
+/// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49_152;
-/// How soon an answer comes, 1.07 s, and how often it is asked for again: who is not there is known after nine seconds.
+/// Response timeout, 1.07 s, and number of retries: an absent peer is detected after nine seconds.
 const RESPONSE_TIMEOUT: u8 = 18;
 const RETRIES: u8 = 7;
-/// How long a packet may be under way: 4 ms.
+/// Packet lifetime: 4 ms.
 const PACKET_LIFE_TIME: u8 = 10;
-/// How often it is looked whether a peer is there: one that is killed is known to be gone after fifteen seconds.
-const LOOK_EVERY: Duration = Duration::from_secs(4);
-/// How long a program may take to answer before who asks looks again: 4.3 s.
+/// Interval of liveness probes: a killed peer is detected after fifteen seconds.
+const LIVENESS_INTERVAL: Duration = Duration::from_secs(4);
+/// The time that an MRA asks for while the program has not answered: 4.3 s.
 const SERVICE_TIMEOUT: u8 = 20;

@@ -1,4 +1,4 @@
-//! What a program asks of a connection (IBTA 12.9).
+//! The program's calls: connect, reply, reject, disconnect and so on (IBTA 12.9).
 
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
@@ -15,7 +15,7 @@ use super::types::{
 };
 
 impl Manager {
-    /// Asks for a connection: REQ.
+    /// Requests a connection: sends a REQ.
     ///
     /// # Errors
     /// Too much private data, or no room for another connection.
@@ -82,7 +82,7 @@ impl Manager {
             private_data: Octets::padded(request.private_data).unwrap_or_default(),
             ..Req::default()
         };
-        // What an initiator of XRC cannot have, since it has no receive queue (IBTA annex A14).
+        // An XRC initiator has no receive queue, and so none of these (IBTA annex A14).
         if request.transport != Transport::Xrc {
             message.responder_resources = request.responder_resources;
             message.retry_count = request.retry_count.min(7);
@@ -92,10 +92,10 @@ impl Manager {
         message.into()
     }
 
-    /// Agrees to a connection: REP.
+    /// Accepts a connection: sends a REP.
     ///
     /// # Errors
-    /// No request waits for an answer, or too much private data.
+    /// No REQ waits for an answer, or too much private data.
     pub fn reply(&mut self, now: Time, id: CommId, reply: &Reply<'_>) -> Result<(), CmError> {
         let guid = self.options.ca_guid;
         let target_ack_delay = self.options.target_ack_delay.min(31);
@@ -133,10 +133,10 @@ impl Manager {
         Ok(())
     }
 
-    /// The queue pair is ready, and the connection there: RTU.
+    /// Completes the handshake once the queue pair is ready: sends an RTU.
     ///
     /// # Errors
-    /// No reply waits for it, or too much private data.
+    /// No REP waits for it, or too much private data.
     pub fn ready(&mut self, id: CommId, private_data: &[u8]) -> Result<(), CmError> {
         let connection = self.in_state(id, &[State::RepRcvd, State::MraRepSent])?;
         fits(private_data, private::RTU)?;
@@ -151,10 +151,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Traffic has come on a queue pair whose RTU has not: the connection is there.
+    /// Establishes a connection whose queue pair has received traffic before the RTU.
     ///
     /// # Errors
-    /// [`CmError::Connected`] where it was before; a state without a reply under way.
+    /// [`CmError::Connected`] where it is established already; a state in which no REP has been sent.
     pub fn established(&mut self, id: CommId) -> Result<(), CmError> {
         if self.state(id) == Some(State::Established) {
             return Err(CmError::Connected);
@@ -169,15 +169,15 @@ impl Manager {
         Ok(())
     }
 
-    /// Traffic has come on a queue pair: where its RTU has not, the connection is there.
+    /// A queue pair has received traffic: where it still waits for the RTU, the connection is established.
     pub fn handle_traffic(&mut self, qp: Qpn) {
         if let Some(&id) = self.unready.get(&qp.value()) {
-            // Of any other state it tells nothing new.
+            // In any other state there is nothing to do.
             let _ = self.established(CommId(id));
         }
     }
 
-    /// Refuses a request or a reply, or takes a request of one's own back: REJ.
+    /// Refuses a REQ or a REP, or withdraws this side's own REQ or REP: sends a REJ.
     ///
     /// # Errors
     /// Nothing to refuse, or too much private data.
@@ -190,7 +190,9 @@ impl Manager {
         let state = self.in_state(id, REJECTABLE)?.state;
         fits(rejection.private_data, private::REJ)?;
         if rejection.info.len() > 72 {
-            return Err(CmError::Argument("more than 72 octets about the reason"));
+            return Err(CmError::Argument(
+                "more than 72 bytes of reject information",
+            ));
         }
         self.send_rejection(
             id.0,
@@ -199,14 +201,14 @@ impl Manager {
             rejection.private_data,
         );
         if matches!(state, State::RepSent | State::MraRepRcvd) {
-            self.linger(now, id.0);
+            self.enter_timewait(now, id.0);
         } else {
             self.forget(id.0);
         }
         Ok(())
     }
 
-    /// Tells the peer that the answer takes some time: MRA, 4.096 µs x 2^`service_timeout`.
+    /// Asks the peer to wait longer for the answer: sends an MRA. The time is 4.096 µs x 2^`service_timeout`.
     ///
     /// # Errors
     /// Nothing waits for an answer, or too much private data.
@@ -237,7 +239,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection: DREQ.
+    /// Ends a connection: sends a DREQ.
     ///
     /// # Errors
     /// It is not established, or too much private data.
@@ -264,10 +266,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Agrees to the end of a connection: DREP.
+    /// Confirms the end of a connection: sends a DREP.
     ///
     /// # Errors
-    /// The peer has not asked for it, or too much private data.
+    /// No DREQ waits for it, or too much private data.
     pub fn confirm_disconnect(
         &mut self,
         now: Time,
@@ -283,13 +285,13 @@ impl Manager {
         });
         connection.answer = Some(Box::new(message));
         self.send(id.0, message);
-        self.linger(now, id.0);
+        self.enter_timewait(now, id.0);
         Ok(())
     }
 
-    /// The program wants nothing of the connection any more: it ends as its state demands (IBTA 12.9.6).
+    /// Ends a connection in whatever way its state demands (IBTA 12.9.6).
     ///
-    /// Numbers that must not be used again yet stay taken, and [`Event::Lingered`] says when they are free.
+    /// [`Event::TimewaitExit`] reports when its communication ID may be used again.
     ///
     /// # Errors
     /// There is no such connection.
@@ -335,10 +337,10 @@ impl Manager {
         }
     }
 
-    /// Asks which queue pair serves datagrams of a service: SIDR_REQ. An answer may take 4.096 µs x 2^`response_timeout`.
+    /// Asks for the datagram queue pair of a service: sends a SIDR_REQ. The answer may take 4.096 µs x 2^`response_timeout`.
     ///
     /// # Errors
-    /// Too much private data, or no room for another question.
+    /// Too much private data, or no room for another resolution.
     pub fn resolve(
         &mut self,
         now: Time,
@@ -370,10 +372,10 @@ impl Manager {
         Ok(CommId(id))
     }
 
-    /// Says which queue pair serves them: SIDR_REP.
+    /// Answers with the datagram queue pair of a service: sends a SIDR_REP.
     ///
     /// # Errors
-    /// There is no such question, or too much private data.
+    /// No SIDR_REQ waits for it, or too much private data.
     pub fn resolve_reply(&mut self, id: CommId, answer: &Resolution<'_>) -> Result<(), CmError> {
         let connection = self.in_state(id, &[State::SidrReqRcvd])?;
         fits(answer.private_data, private::SIDR_REP)?;

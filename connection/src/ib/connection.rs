@@ -1,4 +1,4 @@
-//! One connection: its state, what was agreed, and what is repeated until it is answered.
+//! One connection: its state, what both sides agreed on, and the message that is repeated until it is answered.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use verbs_api::{
 
 use super::types::{ListenerId, Path, State, Transport};
 
-/// A peer's address, its adapter, and a number that the adapter gave out. An adapter that names itself as another one
-/// does, at an address of its own, is none the less another.
+/// A peer's address, the GUID of its adapter, and a number that the adapter assigned. Adapters with the same GUID at different
+/// addresses are different adapters.
 pub(super) type PeerKey = (LinkAddress, u64, u32);
 
 #[derive(Clone, Debug)]
@@ -36,20 +36,20 @@ pub(super) struct Connection {
     pub(super) retry_count: u8,
     pub(super) rnr_retry_count: u8,
     pub(super) ack_timeout: u8,
-    /// How long an answer may take.
+    /// How long the peer may take to answer.
     pub(super) response: Duration,
     pub(super) max_cm_retries: u8,
     pub(super) retries_left: u8,
-    /// Repeated until it is answered.
+    /// The message that is repeated until it is answered.
     pub(super) repeated: Option<Box<Message>>,
-    /// Repeated when the peer repeats itself.
+    /// The answer that is repeated when the peer repeats its message.
     pub(super) answer: Option<Box<Message>>,
     pub(super) due: Option<Time>,
-    /// When no answer is waited for any more, whatever the peer says.
+    /// When to give up, whatever the peer says.
     pub(super) patient_until: Time,
-    /// Until then a peer where nobody listens is asked again.
+    /// Until then a REQ that was refused because nobody listens is repeated.
     pub(super) listens_by: Time,
-    /// What is repeated next was refused, not unanswered.
+    /// The repeated message was refused, not left unanswered.
     pub(super) is_refused: bool,
 }
 
@@ -85,12 +85,12 @@ impl Connection {
         }
     }
 
-    /// How the peer's adapter names something: by this number of its own.
+    /// The key of something to which the peer's adapter assigned this number.
     pub(super) fn peer_key(&self, number: u32) -> PeerKey {
         (self.path.address, self.remote_guid, number)
     }
 
-    /// An XRC target outlives its connection, and other connections may use it.
+    /// An XRC target outlives its connection, and other initiators may use it.
     pub(super) fn is_xrc_target(&self) -> bool {
         self.transport == Transport::Xrc && self.listener.is_some()
     }
@@ -99,7 +99,7 @@ impl Connection {
         self.transport == Transport::Xrc && self.listener.is_none()
     }
 
-    /// Attributes for the queue pair to go to `to`; `None` while the handshake has not come that far.
+    /// Attributes that bring the queue pair to `to`; `None` while the handshake has not come that far.
     pub(super) fn qp_attributes(&self, to: QpState) -> Option<QpAttributes> {
         let attributes = QpAttributes::new().qp_state(to);
         match to {

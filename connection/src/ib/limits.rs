@@ -1,4 +1,4 @@
-//! What a manager keeps at most, and what it counts.
+//! Options, limits and counters of a manager.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use super::types::CmError;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ManagerOptions {
-    /// Names the adapter in messages. Unique in the network.
+    /// GUID of the adapter. Unique in the network.
     pub ca_guid: u64,
-    /// The numbers of connections: those of `comm_id_bits` bits, with this above them.
+    /// Upper bits of the communication IDs; the lower `comm_id_bits` are zero here.
     pub comm_id_base: u32,
-    /// Bits of a number of a connection that are the manager's to choose, 1 to 32.
+    /// Lower bits of a communication ID that the manager chooses, 1 to 32.
     pub comm_id_bits: u32,
-    /// What is hard to guess from outside: where numbers begin.
+    /// Where communication IDs begin. Hard to guess from outside.
     pub seed: u64,
     /// How long the adapter takes to acknowledge: 4.096 µs x 2^n.
     pub target_ack_delay: u8,
-    /// Connections in any state.
+    /// Most connections, in any state.
     pub max_connections: usize,
-    /// Requests that no program has answered, for each listener.
+    /// Most requests of each listener that the program has not answered.
     pub backlog: usize,
-    /// Answers that have not left yet.
+    /// Most messages that wait to be sent.
     pub max_outgoing: usize,
-    /// Longest time that a peer can have anything wait for, whatever it encodes and however often it asks for more; and
-    /// how long the program may take to answer a request that is not repeated.
+    /// Longest time that this side waits for a peer, whatever timeouts the peer encodes and however often it asks for more;
+    /// and how long the program may take to answer a request that the peer does not repeat.
     pub patience: Duration,
-    /// How often the adapters are looked for that connections are with; never where there is none.
-    pub look_every: Option<Duration>,
-    /// The own port that connections which come in are of.
+    /// How often a peer's adapter is probed; `None` for never.
+    pub liveness_interval: Option<Duration>,
+    /// Local port of incoming connections.
     pub port_num: u8,
-    /// Index of the partition key of those.
+    /// Their partition key, as an index.
     pub pkey_index: u16,
-    /// Index of the own identifier of those.
+    /// Their local GID, as an index.
     pub sgid_index: u8,
 }
 
@@ -49,7 +49,7 @@ impl Default for ManagerOptions {
             backlog: 1024,
             max_outgoing: 4096,
             patience: Duration::from_secs(120),
-            look_every: None,
+            liveness_interval: None,
             port_num: 1,
             pkey_index: 0,
             sgid_index: 0,
@@ -57,20 +57,20 @@ impl Default for ManagerOptions {
     }
 }
 
-/// What a manager counted.
+/// Counters of a manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages that fit no connection, or not its state.
+    /// Messages of no connection, or not allowed in its state.
     pub stray: u64,
     /// Messages from another address than the connection's.
     pub misdirected: u64,
-    /// Messages that came again.
+    /// Messages received more than once.
     pub duplicates: u64,
-    /// Messages that were sent again because no answer came.
+    /// Messages sent again for want of an answer.
     pub retries: u64,
-    /// Requests refused because there was no room.
+    /// Requests refused for want of room.
     pub refused: u64,
-    /// Answers that were not sent because too many waited.
+    /// Messages not sent because too many waited.
     pub unsent: u64,
 }
 

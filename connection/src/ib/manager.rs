@@ -1,4 +1,4 @@
-//! The connections of one address, and what they have in common: numbers, listeners, timers, queues.
+//! The connections of one address, and what they share: communication IDs, listeners, timers, queues.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -11,38 +11,36 @@ use verbs_api::qp::{QpAttributes, QpState};
 
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
-use super::looks::Looks;
+use super::liveness::Liveness;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
-/// Service ids that are assigned where a program names none begin here (IBTA annex A3).
+/// First service ID that is assigned to a program that names none (IBTA annex A3).
 const LOCAL_SERVICES: u64 = 0x0200_0000_0000_0000;
 
-/// Every connection of one address, as a state machine.
+/// InfiniBand's connection manager for one address, as a state machine.
 ///
-/// *In*: [`handle_message`](Self::handle_message) and [`handle_timeout`](Self::handle_timeout), and what a program
-/// calls. *Out*: [`poll_message`](Self::poll_message), [`poll_event`](Self::poll_event), and
-/// [`next_due`](Self::next_due), to be asked in this order after everything that went in. A call that does not fit the
-/// state of its connection changes nothing and sends nothing.
+/// *In*: [`handle_message`](Self::handle_message), [`handle_timeout`](Self::handle_timeout), and the program's calls. *Out*:
+/// [`poll_message`](Self::poll_message), [`poll_event`](Self::poll_event) and [`next_due`](Self::next_due): poll them in this
+/// order after each input. A call that is not allowed in the connection's state changes nothing and sends nothing.
 ///
-/// An event that ends a connection ([`Event::Rejected`], the ones for what timed out, [`Event::Lingered`]) may be the
-/// last that is heard of its number.
+/// After [`Event::Rejected`], a timeout or [`Event::TimewaitExit`] a communication ID may be used for another connection.
 #[derive(Debug)]
 pub struct Manager {
     pub(super) options: ManagerOptions,
     pub(super) listeners: BTreeMap<ListenerId, Listening>,
     pub(super) connections: BTreeMap<u32, Connection>,
-    /// By the peer and its number of the connection.
+    /// By the peer and its communication ID.
     pub(super) by_request: BTreeMap<PeerKey, u32>,
-    /// By the peer and its queue pair: those that are connected, or linger.
+    /// By the peer and its queue pair: connections that are established, or in TIMEWAIT.
     pub(super) by_qpn: BTreeMap<PeerKey, u32>,
-    /// By the own queue pair: those whose RTU has not come.
+    /// By the local queue pair: connections that wait for the RTU.
     pub(super) unready: BTreeMap<u32, u32>,
     pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
-    /// Requests and questions that no program has answered.
+    /// REQs and SIDR_REQs that the program has not answered.
     pub(super) open: BTreeSet<(ListenerId, u32)>,
     pub(super) counts: Counts,
-    pub(super) looks: Looks,
+    pub(super) liveness: Liveness,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
@@ -72,7 +70,7 @@ impl Manager {
             questions: BTreeMap::new(),
             open: BTreeSet::new(),
             counts: Counts::default(),
-            looks: Looks::default(),
+            liveness: Liveness::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
@@ -83,10 +81,10 @@ impl Manager {
         }
     }
 
-    /// Takes requests for services whose bits under `mask` are those of `service_id`. Service 0 has one assigned.
+    /// Listens for services whose bits under `mask` are those of `service_id`. For service 0 an ID is assigned.
     ///
     /// # Errors
-    /// Another listener takes some of them.
+    /// Another listener has some of these services.
     pub fn listen(&mut self, service_id: u64, mask: u64) -> Result<(ListenerId, u64), CmError> {
         let (service_id, mask) = match service_id {
             0 => {
@@ -105,7 +103,7 @@ impl Manager {
         Ok((id, service_id))
     }
 
-    /// Takes no more requests. Those that have been told of are still to be answered.
+    /// Stops listening. Requests that were reported are still to be answered.
     ///
     /// # Errors
     /// There is no such listener.
@@ -114,7 +112,7 @@ impl Manager {
         removed.map(drop).ok_or(CmError::Unknown)
     }
 
-    /// The requests of this listener that no program has answered.
+    /// The requests of this listener that the program has not answered.
     pub(super) fn unanswered(&self, listener: ListenerId) -> impl Iterator<Item = u32> {
         let all = (listener, 0)..=(listener, u32::MAX);
         self.open.range(all).map(|(_, id)| *id)
@@ -124,7 +122,7 @@ impl Manager {
         self.unanswered(listener).count() >= self.options.backlog
     }
 
-    /// The request has been answered, or is gone.
+    /// The request does not wait for the program any more.
     pub(super) fn close(&mut self, id: u32) {
         let listener = self.connections.get(&id).and_then(|of| of.listener);
         if let Some(listener) = listener {
@@ -150,27 +148,27 @@ impl Manager {
         self.connections.len()
     }
 
-    /// What was counted.
+    /// The counters.
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Attributes for the queue pair of a connection to go to `to`.
+    /// Attributes that bring the queue pair of a connection to `to`.
     ///
     /// # Errors
-    /// The handshake has not come that far, or the connection is over.
+    /// The handshake has not come that far, or the connection has ended.
     pub fn qp_attributes(&self, id: CommId, to: QpState) -> Result<QpAttributes, CmError> {
         let connection = self.connections.get(&id.0).ok_or(CmError::Unknown)?;
         let attributes = connection.qp_attributes(to);
         attributes.ok_or(CmError::State(connection.state))
     }
 
-    /// The next message that is to leave.
+    /// The next message to send.
     pub fn poll_message(&mut self) -> Option<Outgoing> {
         self.outgoing.pop_front()
     }
 
-    /// The next thing that has happened.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -178,12 +176,12 @@ impl Manager {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn next_due(&self) -> Option<Time> {
         let timer = self.timers.first().map(|(due, _)| *due);
-        timer.into_iter().chain(self.looks.next_due()).min()
+        timer.into_iter().chain(self.liveness.next_due()).min()
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.look(now);
+        self.probe_adapters(now);
         while let Some(&(due, id)) = self.timers.first() {
             if due > now {
                 return;
@@ -202,7 +200,7 @@ impl Manager {
         };
         if connection.state == State::TimeWait {
             self.forget(id);
-            return self.tell(Event::Lingered { id: CommId(id) });
+            return self.tell(Event::TimewaitExit { id: CommId(id) });
         }
         if !std::mem::take(&mut connection.is_refused) {
             if connection.retries_left == 0 || connection.patient_until <= now {
@@ -231,7 +229,7 @@ impl Manager {
                 return self.tell(Event::Withdrawn { id: comm_id });
             }
             State::DreqSent => {
-                self.linger(now, id);
+                self.enter_timewait(now, id);
                 return self.tell(Event::DisconnectTimedOut { id: comm_id });
             }
             _ => Event::ResolutionTimedOut { id: comm_id },
@@ -243,7 +241,7 @@ impl Manager {
         self.tell(event);
     }
 
-    /// Tells a peer that may still come that it is too late; the adapter's GUID says who.
+    /// Sends a REJ for a timeout, with the adapter's GUID: the peer's answer may still be under way.
     pub(super) fn send_timeout(&mut self, id: u32) {
         let guid = self.options.ca_guid.to_be_bytes();
         self.send_rejection(id, reason::TIMEOUT, &guid, &[]);
@@ -307,7 +305,7 @@ impl Manager {
         self.wake(id, due);
     }
 
-    /// Asks once more, though nobody listened for the request; `false` where that has been going on for long enough.
+    /// Repeats a REQ that was refused because nobody listens yet; `false` where that has been tried for long enough.
     pub(super) fn ask_again(&mut self, now: Time, id: u32) -> bool {
         let at = now.after(AGAIN);
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -321,7 +319,7 @@ impl Manager {
         true
     }
 
-    /// The program has so long to answer a request before the peer is taken to have gone.
+    /// Limits how long the program may take to answer a request.
     pub(super) fn wait_for_answer(&mut self, now: Time, id: u32) {
         let until = now.after(self.options.patience);
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -346,7 +344,7 @@ impl Manager {
         }
     }
 
-    /// What was repeated has been answered.
+    /// Stops the timer: the repeated message has been answered.
     pub(super) fn cancel(&mut self, id: u32) {
         if let Some(connection) = self.connections.get_mut(&id)
             && let Some(due) = connection.due.take()
@@ -355,14 +353,14 @@ impl Manager {
         }
     }
 
-    /// 4.096 µs x 2^code, and what the way there and back takes; never longer than a peer may have anybody wait.
+    /// 4.096 µs x 2^code and twice the packet lifetime, but no longer than the longest patience.
     pub(super) fn response_time(&self, code: u8, packet_life_time: u8) -> Duration {
         let time = time::decoded(code) + time::decoded(packet_life_time) * 2;
         time.min(self.options.patience)
     }
 
-    /// The connection is over. Its numbers stay its own until no packet of it can be under way.
-    pub(super) fn linger(&mut self, now: Time, id: u32) {
+    /// The connection has ended: its communication ID stays reserved until all of its packets have left the network.
+    pub(super) fn enter_timewait(&mut self, now: Time, id: u32) {
         self.cancel(id);
         self.close(id);
         let patience = self.options.patience;
@@ -371,7 +369,7 @@ impl Manager {
         };
         connection.state = State::TimeWait;
         connection.repeated = None;
-        let time = time::lingering(connection.ack_timeout).min(patience);
+        let time = time::timewait(connection.ack_timeout).min(patience);
         let qpn = connection.local_qpn.value();
         remove_own(&mut self.unready, qpn, id);
         self.wake(id, now.after(time));
@@ -405,11 +403,11 @@ impl Manager {
     pub(super) fn free_id(&mut self) -> Option<u32> {
         let bits = self.options.comm_id_bits.clamp(1, 32);
         let mask = u32::MAX >> (32 - bits);
-        // One turn through all numbers; 0 is nobody's.
+        // Tries all numbers once; 0 is invalid.
         for _ in 0..=self.connections.len() + 2 {
             self.next_id = self.next_id.wrapping_add(1);
             let id = self.options.comm_id_base & !mask | self.next_id & mask;
-            if id != 0 && id != self.looks.id && !self.connections.contains_key(&id) {
+            if id != 0 && id != self.liveness.unused_id && !self.connections.contains_key(&id) {
                 return Some(id);
             }
         }
@@ -429,7 +427,7 @@ pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
     }
 }
 
-/// How long a peer where nobody listens is asked again, and how often: a server may tell its client that it is ready, lose
-/// the processor, and only then listen.
+/// How long a REQ is repeated to a peer where nobody listens, and how often: a server may report to its client that it is ready,
+/// lose the processor, and listen only then.
 const LISTENS_BY: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(5);

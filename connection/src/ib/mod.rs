@@ -1,13 +1,13 @@
 //! InfiniBand's connection manager (IBTA 12), without clock, socket or thread.
 //!
-//! Read [`types`], then [`Manager`]. What it is for is an address of one device; who carries its messages as management
-//! datagrams to queue pair 1 is another's business.
+//! Read [`types`], then [`Manager`]. A manager serves one address of one device; [`Agent`] carries its messages as management
+//! datagrams to and from queue pair 1.
 
 mod agent;
 mod calls;
 mod connection;
 mod limits;
-mod looks;
+mod liveness;
 mod manager;
 pub mod private;
 mod receive;

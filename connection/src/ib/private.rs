@@ -1,6 +1,6 @@
-//! Private data: how much each message has, and how much of it is the program's.
+//! Private data: how much room each message has, and how much of it is the program's.
 //!
-//! With the RDMA connection manager a REQ and a SIDR_REQ begin with its header of 36 octets (IBTA annex A11).
+//! With the RDMA connection manager, the private data of REQ and SIDR_REQ begin with a header of 36 bytes (IBTA annex A11).
 
 use std::net::SocketAddr;
 
@@ -29,28 +29,28 @@ pub const DREP: usize = 224;
 pub const SIDR_REQ: usize = 216;
 /// Octets of a SIDR_REP.
 pub const SIDR_REP: usize = 136;
-/// Octets that the RDMA connection manager takes of a REQ and a SIDR_REQ.
+/// Bytes of the RDMA connection manager's header in a REQ and a SIDR_REQ.
 pub const RDMA_CM: usize = RdmaCm::LEN;
 
-// What programs are promised of it.
+// What the API promises to programs.
 const _: () = {
     let limits = PrivateDataLimits::INFINIBAND;
     assert!(limits.connect == REQ - RDMA_CM && limits.accept == REP && limits.reject == REJ);
     assert!(limits.resolve == SIDR_REQ - RDMA_CM && limits.answer == SIDR_REP);
 };
 
-/// Between whom a connection of the RDMA connection manager is, and what the program says.
+/// Private data that begin with the RDMA connection manager's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addressed<'a> {
-    /// Who asks.
+    /// The active side.
     pub source: SocketAddr,
-    /// Whom.
+    /// The passive side.
     pub destination: SocketAddr,
     /// The program's, padded with zeros.
     pub private_data: &'a [u8],
 }
 
-/// Private data of a message of `room` octets, with the header in front.
+/// Private data of at most `room` bytes, with the header in front.
 ///
 /// # Errors
 /// More private data than fits, or addresses of two families.
@@ -63,12 +63,12 @@ pub fn with_addresses(
     let header = RdmaCm::new(source.ip(), source.port(), destination.ip())
         .ok_or(CmError::Argument("addresses of two families"))?;
     super::limits::fits(private_data, room.saturating_sub(RDMA_CM))?;
-    let mut octets = header.to_view().0.to_vec();
-    octets.extend_from_slice(private_data);
-    Ok(octets)
+    let mut bytes = header.to_view().0.to_vec();
+    bytes.extend_from_slice(private_data);
+    Ok(bytes)
 }
 
-/// Takes the header off; `None` where there is none that is understood, or the service is not a port.
+/// Splits the header off; `None` where it is missing or invalid, or the service is not a port.
 pub fn addresses(service_id: u64, private_data: &[u8]) -> Option<Addressed<'_>> {
     let (header, private_data) = RdmaCm::split(private_data)?;
     let (source, destination) = header.addresses()?;
@@ -88,7 +88,7 @@ mod tests {
 
     // covers 7.52 7.53
     #[test]
-    fn a_program_has_what_the_header_leaves() {
+    fn private_data_has_the_room_that_the_header_leaves() {
         let (source, destination) = (
             "10.0.0.1:5000".parse().unwrap(),
             "10.0.0.2:4420".parse().unwrap(),
@@ -100,17 +100,17 @@ mod tests {
         );
         assert!(with_addresses(SIDR_REQ, source, destination, &[1; 180]).is_ok());
         assert!(with_addresses(SIDR_REQ, source, destination, &[1; 181]).is_err());
-        let octets = with_addresses(REQ, source, destination, &[1; 56]).unwrap();
-        assert_eq!(octets.len(), REQ);
-        let found = addresses(service, &octets).unwrap();
+        let bytes = with_addresses(REQ, source, destination, &[1; 56]).unwrap();
+        assert_eq!(bytes.len(), REQ);
+        let found = addresses(service, &bytes).unwrap();
         assert_eq!((found.source, found.destination), (source, destination));
         assert_eq!(found.private_data, [1; 56]);
 
-        let mut other = octets.clone();
+        let mut other = bytes.clone();
         other[0] = 1;
         assert_eq!(addresses(service, &other), None);
-        assert_eq!(addresses(7, &octets), None);
-        assert_eq!(addresses(service, &octets[..35]), None);
+        assert_eq!(addresses(7, &bytes), None);
+        assert_eq!(addresses(service, &bytes[..35]), None);
         let six = "[::1]:1".parse().unwrap();
         assert!(with_addresses(REQ, source, six, &[]).is_err());
     }

@@ -1,4 +1,4 @@
-//! What a message that has come does to its connection (IBTA 12.9.7, 12.9.8).
+//! Received messages (IBTA 12.9.7, 12.9.8).
 
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
@@ -18,7 +18,7 @@ use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, State, T
 /// APR's status where alternate paths are not supported (IBTA 12.8.2).
 const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;
 
-/// Who sent a message, and in which exchange.
+/// The sender of a message, and the transaction that the message belongs to.
 #[derive(Clone, Copy)]
 struct Sender {
     address: LinkAddress,
@@ -26,7 +26,7 @@ struct Sender {
 }
 
 impl Manager {
-    /// A message has come from `from`.
+    /// Handles a message received from `from`.
     pub fn handle_message(
         &mut self,
         now: Time,
@@ -84,10 +84,10 @@ impl Manager {
         }
     }
 
-    /// The peer has made its queue pair anew and does not know of the connection any more.
+    /// The peer uses its queue pair anew: its old connection is stale.
     fn end_stale(&mut self, now: Time, old: u32) {
         if self.state(CommId(old)) == Some(State::Established) {
-            // In this state it is allowed, and nothing is too long.
+            // It cannot fail: the state allows it, and there is no private data.
             let _ = self.disconnect(now, CommId(old), &[]);
         }
     }
@@ -116,9 +116,9 @@ impl Manager {
             remote_guid: req.ca_guid,
             listener: Some(listener),
             remote_qpn: Qpn::new(req.qpn),
-            // Each tells the other where it begins (IBTA 12.7.31).
+            // Each side chooses the PSN at which the other begins (IBTA 12.7.31).
             sq_psn: Psn::new(req.starting_psn),
-            // What the peer starts, this side serves, and the other way round (IBTA 12.7.29).
+            // The peer's initiator depth is this side's responder resources, and vice versa (IBTA 12.7.29).
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
             retry_count: req.retry_count,
@@ -186,7 +186,7 @@ impl Manager {
             Ok(id) => {
                 self.by_request.insert(named, id);
                 self.by_qpn.insert(peer, id);
-                self.look_for(now, from.address, req.ca_guid);
+                self.watch_adapter(now, from.address, req.ca_guid);
                 self.open.insert((listener, id));
                 self.wait_for_answer(now, id);
                 let id = CommId(id);
@@ -203,7 +203,7 @@ impl Manager {
         }
     }
 
-    /// Refuses a request that has no connection.
+    /// Refuses a REQ for which there is no connection.
     fn refuse(&mut self, from: Sender, req: &Req, reason: u16) {
         let rej = Rej {
             remote_comm_id: req.local_comm_id,
@@ -213,7 +213,7 @@ impl Manager {
         self.send_to(from.address, from.transaction_id, rej.into());
     }
 
-    /// The connection that a message is of: both numbers and the address must be right.
+    /// The connection of a message: both communication IDs and the address must match.
     fn find(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
         let Some(connection) = self.connections.get_mut(&own) else {
             self.counts.stray += 1;
@@ -230,7 +230,7 @@ impl Manager {
         Some(connection)
     }
 
-    /// The same before the peer's number is known, while the request is under way.
+    /// The same, also while the peer's communication ID is not known yet because the REQ is unanswered.
     fn find_asking(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
         let is_asking = |connection: &Connection| {
             matches!(connection.state, State::ReqSent | State::MraReqRcvd)
@@ -273,7 +273,7 @@ impl Manager {
         {
             return self.refuse_stale_rep(now, id, rep, old);
         }
-        self.look_for(now, from.address, rep.ca_guid);
+        self.watch_adapter(now, from.address, rep.ca_guid);
         self.accept_rep(id, qpn, from, rep);
     }
 
@@ -359,8 +359,7 @@ impl Manager {
         };
         connection.state = next;
         let packet_life_time = connection.path.packet_life_time;
-        // The peer's timer is put off; no retry is used up (IBTA 12.9.8.5). However often it asks for more time, there
-        // is an end.
+        // The timer is extended and no retry is used up (IBTA 12.9.8.5), up to a limit however often the peer asks.
         let wait = self.response_time(mra.service_timeout, packet_life_time);
         self.wake(id, now.after(wait));
         self.tell(Event::Delayed {
@@ -387,17 +386,17 @@ impl Manager {
                 self.forget(id);
             }
             Some(State::ReqRcvd | State::MraReqSent) => {
-                // No queue pair of this side was ever in it: no packet of one is under way.
+                // No local queue pair was connected: TIMEWAIT may be short.
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.ack_timeout = 0;
                 }
-                self.linger(now, id);
+                self.enter_timewait(now, id);
             }
             None | Some(State::TimeWait | State::SidrReqSent | State::SidrReqRcvd) => {
                 self.counts.stray += 1;
                 return;
             }
-            Some(_) => self.linger(now, id),
+            Some(_) => self.enter_timewait(now, id),
         }
         let info_len = usize::from(rej.info_length).min(rej.info.0.len());
         self.tell(Event::Rejected {
@@ -408,7 +407,7 @@ impl Manager {
         });
     }
 
-    /// The connection that a REJ is of. A peer that gave up while it knew no number of ours names its adapter.
+    /// The connection of a REJ. A peer that timed out before it knew our communication ID names its adapter's GUID instead.
     fn rejected(&mut self, from: Sender, rej: &Rej) -> Option<u32> {
         if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 {
             let [a, b, c, d, e, f, g, h, ..] = rej.info.0;
@@ -433,10 +432,10 @@ impl Manager {
             .is_some_and(|connection| connection.remote_comm_id == dreq.local_comm_id);
         if !is_known {
             self.counts.stray += 1;
-            if self.is_for_another(dreq) {
+            if self.is_probe_for_another(dreq) {
                 return;
             }
-            // Whoever asks may stop asking.
+            // So that the peer stops repeating its DREQ.
             let drep = Drep {
                 local_comm_id: dreq.remote_comm_id,
                 remote_comm_id: dreq.local_comm_id,
@@ -477,7 +476,7 @@ impl Manager {
         }
     }
 
-    /// The DREP was lost, or the other side ended the connection too.
+    /// Sends the DREP again: it was lost, or both sides sent a DREQ.
     fn confirm_again(&mut self, from: Sender, id: u32) {
         let Some(connection) = self.connections.get(&id) else {
             return;
@@ -495,7 +494,7 @@ impl Manager {
     }
 
     fn on_drep(&mut self, now: Time, from: Sender, drep: &Drep) {
-        if self.has_found(now, from.address, from.transaction_id, drep) {
+        if self.answers_probe(now, from.address, from.transaction_id, drep) {
             return;
         }
         let id = drep.remote_comm_id;
@@ -506,7 +505,7 @@ impl Manager {
             self.counts.stray += 1;
             return;
         }
-        self.linger(now, id);
+        self.enter_timewait(now, id);
         self.tell(Event::Disconnected {
             id: CommId(id),
             private_data: drep.private_data.0.to_vec(),

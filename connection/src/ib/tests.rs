@@ -14,7 +14,7 @@ use super::*;
 mod calls;
 mod faults;
 mod handshake;
-mod looks;
+mod liveness;
 mod peers;
 
 const SERVICE: u64 = 0x0106_1144;

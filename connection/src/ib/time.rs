@@ -7,7 +7,7 @@ pub fn decoded(code: u8) -> Duration {
     Duration::from_nanos(4096 << code.min(31))
 }
 
-/// The acknowledge timeout of a path, as a code: the adapter's delay and twice the life time of a packet.
+/// The local ACK timeout of a path, as a code: the adapter's delay and twice the packet lifetime.
 ///
 /// The sum of two powers is the next one where they are equal, and nearer to it where they are next to each other
 /// (IBTA 12.7.34).
@@ -18,8 +18,8 @@ pub fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
     longer.saturating_add(u8::from(are_near)).min(31)
 }
 
-/// How long a connection that has ended keeps its numbers: until no packet of it can be under way.
-pub fn lingering(ack_timeout: u8) -> Duration {
+/// How long a connection that has ended keeps its communication ID: until all of its packets have left the network.
+pub fn timewait(ack_timeout: u8) -> Duration {
     Duration::from_millis(1 << ack_timeout.min(31).saturating_sub(8))
 }
 
@@ -29,7 +29,7 @@ mod tests {
 
     // covers 7.15
     #[test]
-    fn an_ack_timeout_is_the_longer_part_and_rounded_up_where_they_are_near() {
+    fn an_ack_timeout_is_its_longer_part_rounded_up_where_both_are_close() {
         assert_eq!(ack_timeout(0, 14), 15);
         assert_eq!(ack_timeout(20, 14), 20);
         assert_eq!(ack_timeout(15, 14), 16);
@@ -39,11 +39,11 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_lingers_for_milliseconds_by_its_timeout() {
-        assert_eq!(lingering(3), Duration::from_millis(1));
-        assert_eq!(lingering(8), Duration::from_millis(1));
-        assert_eq!(lingering(14), Duration::from_millis(64));
-        assert_eq!(lingering(200), Duration::from_millis(1 << 23));
+    fn timewait_takes_milliseconds_by_the_ack_timeout() {
+        assert_eq!(timewait(3), Duration::from_millis(1));
+        assert_eq!(timewait(8), Duration::from_millis(1));
+        assert_eq!(timewait(14), Duration::from_millis(64));
+        assert_eq!(timewait(200), Duration::from_millis(1 << 23));
     }
 
     #[test]

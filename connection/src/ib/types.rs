@@ -1,4 +1,4 @@
-//! What goes into a [`Manager`](super::Manager) and what comes out of it, besides messages.
+//! Arguments and events of a [`Manager`](super::Manager).
 
 use polyverbs_wire::mad::cm::Message;
 use thiserror::Error;
@@ -7,44 +7,44 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Port, Psn, Qpn},
 };
 
-/// A connection's number: the *local communication id* of the messages.
+/// A connection's *local communication ID*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CommId(pub u32);
 
-/// A listener.
+/// The identity of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub(super) u32);
 
-/// The state of a connection (IBTA 12.9.5). One that is idle does not exist.
+/// The state of a connection (IBTA 12.9.5). An idle connection does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// REQ has left.
+    /// REQ sent.
     ReqSent,
-    /// REQ has come.
+    /// REQ received.
     ReqRcvd,
-    /// REQ has come, and an MRA has left.
+    /// REQ received, MRA sent.
     MraReqSent,
-    /// REQ has left, and an MRA has come.
+    /// REQ sent, MRA received.
     MraReqRcvd,
-    /// REP has left.
+    /// REP sent.
     RepSent,
-    /// REP has come.
+    /// REP received.
     RepRcvd,
-    /// REP has come, and an MRA has left.
+    /// REP received, MRA sent.
     MraRepSent,
-    /// REP has left, and an MRA has come.
+    /// REP sent, MRA received.
     MraRepRcvd,
     /// Connected.
     Established,
-    /// DREQ has left.
+    /// DREQ sent.
     DreqSent,
-    /// DREQ has come.
+    /// DREQ received.
     DreqRcvd,
-    /// Over; its numbers are kept until no packet can be under way.
+    /// Ended; its communication ID stays reserved until all of its packets have left the network.
     TimeWait,
-    /// SIDR_REQ has left.
+    /// SIDR_REQ sent.
     SidrReqSent,
-    /// SIDR_REQ has come.
+    /// SIDR_REQ received.
     SidrReqRcvd,
 }
 
@@ -89,28 +89,28 @@ pub enum Transport {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Extended reliable connection: who asks is the initiator, who is asked the target.
+    /// Extended reliable connection: the active side is the initiator, the passive side the target.
     Xrc,
 }
 
-/// The way to a peer, as messages describe it.
+/// The path to a peer, as messages describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The peer's address on the link.
     pub address: LinkAddress,
-    /// The own identifier.
+    /// The local GID.
     pub local_gid: Gid,
-    /// The peer's identifier.
+    /// The peer's GID.
     pub remote_gid: Gid,
-    /// The own port.
+    /// The local port.
     pub port_num: Port,
     /// Index of the partition key.
     pub pkey_index: u16,
     /// The partition key.
     pub p_key: u16,
-    /// Index of the own identifier.
+    /// Index of the local GID.
     pub sgid_index: u8,
-    /// Payload octets of one packet.
+    /// Path MTU.
     pub mtu: Mtu,
     /// Flow label: 20 bits.
     pub flow_label: u32,
@@ -122,12 +122,12 @@ pub struct Path {
     pub sl: u8,
     /// Static rate.
     pub static_rate: u8,
-    /// How long a packet may be under way: 4.096 µs x 2^n.
+    /// Packet lifetime: 4.096 µs x 2^n.
     pub packet_life_time: u8,
 }
 
 impl Path {
-    /// From `local_gid` to `remote_gid` at `address`; port 1 and what RoCE has for the rest.
+    /// From `local_gid` to `remote_gid` at `address`, by port 1; the rest as RoCE has it.
     pub const fn new(address: LinkAddress, local_gid: Gid, remote_gid: Gid) -> Self {
         Self {
             address,
@@ -148,41 +148,41 @@ impl Path {
     }
 }
 
-/// What a REQ asks for.
+/// The contents of a REQ to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Whom the connection is for.
+    /// The service to connect to.
     pub service_id: u64,
     /// The service of the queue pairs.
     pub transport: Transport,
-    /// The way there.
+    /// The path to the peer.
     pub path: Path,
-    /// The own queue pair.
+    /// The local queue pair.
     pub qpn: Qpn,
-    /// The number of the first packet that it takes: the peer begins with that.
+    /// The PSN at which the peer is to begin.
     pub starting_psn: Psn,
-    /// Reads and atomics that it serves at one time.
+    /// Incoming reads and atomics that the local queue pair serves at one time.
     pub responder_resources: u8,
-    /// Reads and atomics that it has outstanding at one time.
+    /// Reads and atomics that the local queue pair has outstanding at one time.
     pub initiator_depth: u8,
-    /// Retries of a packet.
+    /// Retries after a timeout or a sequence error.
     pub retry_count: u8,
-    /// Retries of a packet that met no receive: for the peer.
+    /// RNR retries, for the peer to use.
     pub rnr_retry_count: u8,
-    /// Its receives come from a shared queue.
+    /// The local queue pair has a shared receive queue.
     pub srq: bool,
     /// How soon the peer is to answer: 4.096 µs x 2^n.
     pub remote_response_timeout: u8,
-    /// How soon this side answers.
+    /// How soon this side answers: 4.096 µs x 2^n.
     pub local_response_timeout: u8,
-    /// Repetitions of a message that is not answered, 0 to 15.
+    /// How often an unanswered message is repeated, 0 to 15.
     pub max_cm_retries: u8,
-    /// Up to 92 octets.
+    /// Up to 92 bytes.
     pub private_data: &'a [u8],
 }
 
 impl Request<'_> {
-    /// Of a reliable connection; times and retries as the RDMA connection manager has them.
+    /// For a reliable connection, with the times and retries that librdmacm uses.
     pub const fn new(service_id: u64, path: Path, qpn: Qpn, starting_psn: Psn) -> Self {
         Self {
             service_id,
@@ -203,27 +203,27 @@ impl Request<'_> {
     }
 }
 
-/// What a REP agrees to.
+/// The contents of a REP to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
-    /// The own queue pair; of XRC the target.
+    /// The local queue pair; with XRC, the target.
     pub qpn: Qpn,
-    /// The number of the first packet that it takes: the peer begins with that.
+    /// The PSN at which the peer is to begin.
     pub starting_psn: Psn,
-    /// Reads and atomics that it serves at one time.
+    /// Incoming reads and atomics that the local queue pair serves at one time.
     pub responder_resources: u8,
-    /// Reads and atomics that it has outstanding at one time.
+    /// Reads and atomics that the local queue pair has outstanding at one time.
     pub initiator_depth: u8,
-    /// Retries of a packet that met no receive: for the peer.
+    /// RNR retries, for the peer to use.
     pub rnr_retry_count: u8,
-    /// Its receives come from a shared queue.
+    /// The local queue pair has a shared receive queue.
     pub srq: bool,
-    /// Up to 196 octets.
+    /// Up to 196 bytes.
     pub private_data: &'a [u8],
 }
 
 impl Reply<'_> {
-    /// With the depths that a request showed.
+    /// With the depths that the request asks for.
     pub const fn new(qpn: Qpn, starting_psn: Psn, request: &Requested) -> Self {
         Self {
             qpn,
@@ -237,244 +237,244 @@ impl Reply<'_> {
     }
 }
 
-/// Why there will be no connection.
+/// The contents of a REJ to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Rejection<'a> {
     /// See [`reason`](polyverbs_wire::mad::cm::reason).
     pub reason: u16,
-    /// More about the reason: up to 72 octets.
+    /// Additional reject information: up to 72 bytes.
     pub info: &'a [u8],
-    /// Up to 148 octets.
+    /// Up to 148 bytes.
     pub private_data: &'a [u8],
 }
 
-/// What the answer to a SIDR_REQ says.
+/// The contents of a SIDR_REP to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Resolution<'a> {
     /// 0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.
     pub status: u8,
-    /// The queue pair for datagrams.
+    /// The datagram queue pair.
     pub qpn: Qpn,
-    /// Its queue key.
+    /// Its Q_Key.
     pub q_key: u32,
-    /// Up to 136 octets.
+    /// Up to 136 bytes.
     pub private_data: &'a [u8],
 }
 
-/// A request that has come. Depths are from the own point of view: what the peer wants to start, this side serves.
+/// A REQ that was received. Depths are from this side's point of view: the reads that the peer starts, this side serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
-    /// Whom it is for.
+    /// The service that the peer wants.
     pub service_id: u64,
     /// The service of the queue pairs.
     pub transport: Transport,
-    /// The way to who asks.
+    /// The path to the peer.
     pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The number of the first packet that this side sends.
+    /// The PSN at which this side begins to send.
     pub starting_psn: Psn,
-    /// The peer's adapter.
+    /// GUID of the peer's adapter.
     pub remote_guid: u64,
     /// Reads and atomics to serve at one time: the peer's `initiator_depth`.
     pub responder_resources: u8,
     /// Reads and atomics to have outstanding at one time: the peer's `responder_resources`.
     pub initiator_depth: u8,
-    /// Retries of a packet.
+    /// Retries after a timeout or a sequence error.
     pub retry_count: u8,
-    /// Retries of a packet that met no receive.
+    /// RNR retries.
     pub rnr_retry_count: u8,
-    /// The peer's receives come from a shared queue.
+    /// The peer has a shared receive queue.
     pub srq: bool,
-    /// 92 octets.
+    /// 92 bytes.
     pub private_data: Vec<u8>,
 }
 
-/// A reply that has come. Depths are from the own point of view.
+/// A REP that was received. Depths are from this side's point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replied {
-    /// The way to who was asked.
+    /// The path to the peer.
     pub path: Path,
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The number of the first packet that this side sends.
+    /// The PSN at which this side begins to send.
     pub starting_psn: Psn,
     /// Reads and atomics to serve at one time.
     pub responder_resources: u8,
     /// Reads and atomics to have outstanding at one time.
     pub initiator_depth: u8,
-    /// Retries of a packet that met no receive.
+    /// RNR retries.
     pub rnr_retry_count: u8,
-    /// The peer's receives come from a shared queue.
+    /// The peer has a shared receive queue.
     pub srq: bool,
-    /// 196 octets.
+    /// 196 bytes.
     pub private_data: Vec<u8>,
 }
 
-/// What has happened.
+/// An event of a connection or of service ID resolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// REQ: answer with [`reply`](super::Manager::reply) or [`reject`](super::Manager::reject).
+    /// REQ received: answer with [`reply`](super::Manager::reply) or [`reject`](super::Manager::reject).
     Requested {
-        /// Who listened for it.
+        /// The listener of the service.
         listener: ListenerId,
         /// The connection.
         id: CommId,
-        /// What is asked for.
+        /// What the REQ says.
         request: Box<Requested>,
     },
-    /// REP: go on with [`ready`](super::Manager::ready) or `reject`.
+    /// REP received: go on with [`ready`](super::Manager::ready) or `reject`.
     Replied {
         /// The connection.
         id: CommId,
-        /// What is agreed to.
+        /// What the REP says.
         reply: Box<Replied>,
     },
-    /// RTU: the connection is there.
+    /// RTU received: the connection is established.
     Established {
         /// The connection.
         id: CommId,
-        /// 224 octets.
+        /// 224 bytes.
         private_data: Vec<u8>,
     },
-    /// Traffic came before the RTU: the connection is there.
+    /// The queue pair received traffic before the RTU: the connection is established.
     EstablishedByTraffic {
         /// The connection.
         id: CommId,
     },
-    /// REJ: there will be no connection, or it is over.
+    /// REJ received: the connection is refused, or has ended.
     Rejected {
         /// The connection.
         id: CommId,
         /// See [`reason`](polyverbs_wire::mad::cm::reason).
         reason: u16,
-        /// More about the reason.
+        /// Additional reject information.
         info: Vec<u8>,
-        /// 148 octets.
+        /// 148 bytes.
         private_data: Vec<u8>,
     },
-    /// MRA: the answer takes some time.
+    /// MRA received: the peer needs more time to answer.
     Delayed {
         /// The connection.
         id: CommId,
         /// How long: 4.096 µs x 2^n.
         service_timeout: u8,
-        /// 222 octets.
+        /// 222 bytes.
         private_data: Vec<u8>,
     },
-    /// DREQ: answer with [`confirm_disconnect`](super::Manager::confirm_disconnect).
+    /// DREQ received: answer with [`confirm_disconnect`](super::Manager::confirm_disconnect).
     DisconnectRequested {
         /// The connection.
         id: CommId,
-        /// 220 octets.
+        /// 220 bytes.
         private_data: Vec<u8>,
     },
-    /// DREP: the peer knows that it is over.
+    /// DREP received: the peer knows that the connection has ended.
     Disconnected {
         /// The connection.
         id: CommId,
-        /// 224 octets.
+        /// 224 bytes.
         private_data: Vec<u8>,
     },
-    /// Nobody answered the REQ: there is no connection.
+    /// The REQ was not answered: there is no connection.
     RequestTimedOut {
         /// The connection.
         id: CommId,
     },
-    /// Nobody answered the REP: there is no connection.
+    /// The REP was not answered: there is no connection.
     ReplyTimedOut {
         /// The connection.
         id: CommId,
     },
-    /// Nobody answered the DREQ: the connection is over all the same.
+    /// The DREQ was not answered: the connection has ended all the same.
     DisconnectTimedOut {
         /// The connection.
         id: CommId,
     },
-    /// The peer is not there any more: the connection is over.
+    /// The peer's process is gone: the connection has ended.
     PeerLost {
         /// The connection.
         id: CommId,
     },
-    /// No packet of the old connection can be under way any more: its numbers are free.
-    Lingered {
+    /// TIMEWAIT is over: the communication IDs may be used again.
+    TimewaitExit {
         /// The connection.
         id: CommId,
     },
-    /// Who asked is taken to have gone, since the program has not answered for so long: nothing is left to answer.
+    /// The program took so long to answer that the peer is assumed to be gone: an answer is not possible any more.
     Withdrawn {
-        /// The connection, or the question.
+        /// The connection, or the resolution.
         id: CommId,
     },
-    /// SIDR_REQ: answer with [`resolve_reply`](super::Manager::resolve_reply).
+    /// SIDR_REQ received: answer with [`resolve_reply`](super::Manager::resolve_reply).
     ResolutionRequested {
-        /// Who listened for it.
+        /// The listener of the service.
         listener: ListenerId,
-        /// The question.
+        /// The resolution.
         id: CommId,
-        /// Who asks.
+        /// The peer's address.
         from: LinkAddress,
-        /// Whom it is for.
+        /// The service that the peer wants.
         service_id: u64,
-        /// 216 octets.
+        /// 216 bytes.
         private_data: Vec<u8>,
     },
-    /// SIDR_REP.
+    /// SIDR_REP received.
     Resolved {
-        /// The question.
+        /// The resolution.
         id: CommId,
-        /// 0 where queue pair and key may be used.
+        /// 0 where queue pair and key are valid.
         status: u8,
         /// The queue pair.
         qpn: Qpn,
-        /// Its queue key.
+        /// Its Q_Key.
         q_key: u32,
-        /// 136 octets.
+        /// 136 bytes.
         private_data: Vec<u8>,
     },
-    /// Nobody answered the SIDR_REQ.
+    /// The SIDR_REQ was not answered.
     ResolutionTimedOut {
-        /// The question.
+        /// The resolution.
         id: CommId,
     },
 }
 
-/// A message that is to leave.
+/// A message to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outgoing {
-    /// To whom.
+    /// The destination.
     pub to: LinkAddress,
-    /// Transaction id of the management datagram.
+    /// Transaction ID of the management datagram.
     pub transaction_id: u64,
-    /// What.
+    /// The message.
     pub message: Message,
 }
 
-/// Why a call was refused: nothing was changed, nothing is sent.
+/// Why a call was refused. It has changed and sent nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CmError {
     /// There is no such connection or listener.
     #[error("there is no such connection")]
     Unknown,
-    /// Not in this state.
+    /// Not allowed in this state.
     #[error("not allowed in state {0:?}")]
     State(State),
-    /// The connection is there already.
+    /// The connection is established already.
     #[error("connected already")]
     Connected,
     /// More private data than the message has room for.
-    #[error("{len} octets of private data, where there may be {max}")]
+    #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
         /// What was given.
         len: usize,
         /// What fits.
         max: usize,
     },
-    /// Another listener is there for such a service.
+    /// Another listener has the service.
     #[error("another listener is there for this service")]
     InUse,
-    /// No room for another connection.
+    /// No communication ID, or no room for another connection.
     #[error("too many connections")]
     TooMany,
     /// A wrong argument.

@@ -1,5 +1,4 @@
-//! Connections of one device by MPA: a [`Negotiation`] for each stream, between a program's connectors and the device's
-//! streams.
+//! Connections of one device by MPA: a [`Negotiation`] on each stream, between a program's connectors and the device's streams.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +10,9 @@ use polyverbs_wire::iwarp::terminate::TerminateCode;
 use polyverbs_wire::iwarp::{
     self as wire, Framing, Opcode, SegmentBuffer, SegmentHeader, Untagged, ddp,
 };
+use verbs_api::provider::backend::{
+    Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token,
+};
 use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
 };
@@ -21,13 +23,10 @@ use verbs_api::{
 };
 
 use super::ping;
-use super::{Depth, Depths, Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{
-    Backend, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token, Told,
-};
+use super::{Depth, Depths, Failure, Negotiation, Output, StartOptions, StartReply, Started};
+use crate::notice::Notice;
 
-/// Connections of one device on an IP network, by MPA's requests and replies on its streams.
+/// Connects queue pairs of one device on an IP network by MPA requests and replies on its streams.
 pub struct Agent {
     port: Weak<dyn StreamPort>,
     state: Mutex<State>,
@@ -41,7 +40,7 @@ struct State {
 }
 
 impl Agent {
-    /// Over these streams.
+    /// An agent that uses these streams.
     pub fn new(port: &Arc<dyn StreamPort>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             port: Arc::downgrade(port),
@@ -67,64 +66,58 @@ impl Agent {
         self.lock().ends.remove(&token)
     }
 
-    fn add(&self, peer: SocketAddr, course: Course) -> Arc<End> {
-        let mut state = self.lock();
-        state.made += 1;
-        let token = Token(state.made);
-        let end = Arc::new(End {
+    fn add(&self, peer: SocketAddr, state: EndState) -> Arc<End> {
+        let mut own = self.lock();
+        own.made += 1;
+        let token = Token(own.made);
+        let end = Arc::new_cyclic(|me| End {
+            me: me.clone(),
             agent: self.me.clone(),
             port: self.port.clone(),
             token,
             peer,
-            state: Mutex::new(course),
+            state: Mutex::new(state),
         });
-        state.ends.insert(token, Arc::clone(&end));
+        own.ends.insert(token, Arc::clone(&end));
         end
     }
 }
 
-/// One end of a connection.
+/// One side of a connection.
 struct End {
+    me: Weak<Self>,
     agent: Weak<Agent>,
     port: Weak<dyn StreamPort>,
     token: Token,
     peer: SocketAddr,
-    state: Mutex<Course>,
+    state: Mutex<EndState>,
 }
 
-struct Course {
+struct EndState {
     phase: Phase,
     negotiation: Negotiation,
     stream: Option<Qpn>,
     is_connected: bool,
     sink: Option<Arc<dyn Sink>>,
     listener: Option<Arc<dyn ListenSink<Offer>>>,
-    /// What to begin anew with, where the peer has only revision 1.
-    again: Option<(SocketAddr, Offer)>,
-    /// When the peer must have completed.
-    until: Option<Duration>,
+    /// What to connect anew with by revision 1, if the peer supports no other.
+    fallback: Option<(SocketAddr, Offer)>,
+    /// When the active side must have completed.
+    complete_by: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Request and reply are exchanged.
-    Starts,
-    /// Frames may travel; the active side has not completed.
+    /// Request and reply are being exchanged.
+    Negotiating,
+    /// FPDUs may be sent; the active side has not completed.
     Agreed,
-    /// There is a connection.
+    /// The connection is established.
     Open,
-    /// This side has ended it.
+    /// This side has closed the connection.
     Closing,
-    /// It is over.
+    /// The connection has ended.
     Over,
-}
-
-/// What is to be done with no lock held.
-enum Step {
-    Nothing,
-    Tell(Arc<dyn Sink>, Told),
-    Ask(Arc<dyn ListenSink<Offer>>, Offer),
-    Withdraw(Arc<dyn ListenSink<Offer>>),
 }
 
 fn options_of(port: &dyn StreamPort, depths: Depths) -> StartOptions {
@@ -145,20 +138,18 @@ fn depths_of(offer: &Offer) -> Depths {
     }
 }
 
+fn deliver(notice: Option<Notice>) {
+    if let Some(notice) = notice {
+        notice.deliver();
+    }
+}
+
 fn as_time(now: Duration) -> Time {
     Time::default().after(now)
 }
 
-fn forms(rtr: Rtr) -> ReadyForms {
-    let mut forms = ReadyForms::empty();
-    forms.set(ReadyForms::SEND, rtr.contains(Rtr::SEND));
-    forms.set(ReadyForms::WRITE, rtr.contains(Rtr::WRITE));
-    forms.set(ReadyForms::READ, rtr.contains(Rtr::READ));
-    forms
-}
-
 impl End {
-    fn lock(&self) -> MutexGuard<'_, Course> {
+    fn lock(&self) -> MutexGuard<'_, EndState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -191,40 +182,31 @@ impl End {
         }
     }
 
-    fn do_step(&self, step: Step) {
-        match step {
-            Step::Nothing => {}
-            Step::Tell(sink, told) => sink.told(told),
-            Step::Ask(listener, offer) => listener.asked(self.token, offer),
-            Step::Withdraw(listener) => listener.withdrawn(self.token),
+    // The connection has ended: `last` is its last event.
+    fn finish(&self, state: &mut EndState, last: CmEvent) -> Option<Notice> {
+        if state.phase == Phase::Over {
+            return None;
+        }
+        state.phase = Phase::Over;
+        match (state.sink.take(), state.listener.take()) {
+            (Some(sink), _) => Some(Notice::Event(sink, last)),
+            (None, Some(listener)) => Some(Notice::RequestWithdrawn(listener, self.token)),
+            (None, None) => None,
         }
     }
 
-    // It is over: whoever waits is told.
-    fn finish(&self, course: &mut Course, told: Told) -> Step {
-        if course.phase == Phase::Over {
-            return Step::Nothing;
-        }
-        course.phase = Phase::Over;
-        match (course.sink.take(), course.listener.take()) {
-            (Some(sink), _) => Step::Tell(sink, told),
-            (None, Some(listener)) => Step::Withdraw(listener),
-            (None, None) => Step::Nothing,
-        }
-    }
-
-    fn leave(&self) {
+    fn remove_from_agent(&self) {
         if let Some(agent) = self.agent.upgrade() {
             drop(agent.remove(self.token));
         }
     }
 
-    fn began(&self, stream: Qpn) {
-        let mut course = self.lock();
-        course.stream = Some(stream);
-        let is_connected = course.is_connected;
-        let due = course.negotiation.next_due();
-        drop(course);
+    fn begun_as(&self, stream: Qpn) {
+        let mut state = self.lock();
+        state.stream = Some(stream);
+        let is_connected = state.is_connected;
+        let due = state.negotiation.next_due();
+        drop(state);
         if let (Some(port), Some(due)) = (self.port.upgrade(), due) {
             port.wake_at(stream, Duration::from_nanos(due.0));
         }
@@ -233,85 +215,78 @@ impl End {
         }
     }
 
-    // The request of revision 2 made the peer close: it may have nothing but revision 1.
-    fn begin_again(self: &Arc<Self>, course: &mut Course) -> bool {
-        let (Some((_, offer)), Some(port)) = (course.again.take(), self.port.upgrade()) else {
+    // The peer closed upon a request of revision 2: it may support only revision 1.
+    fn fall_back(&self, state: &mut EndState) -> bool {
+        let (Some((_, offer)), Some(port)) = (state.fallback.take(), self.port.upgrade()) else {
             return false;
         };
         let options = StartOptions {
             revision: 1,
-            rtr: Rtr::empty(),
+            rtr: ReadyForms::empty(),
             ..options_of(&*port, depths_of(&offer))
         };
         let now = as_time(port.now());
         let Ok(negotiation) = Negotiation::initiator(now, options, &offer.private_data) else {
             return false;
         };
-        course.negotiation = negotiation;
-        course.stream = None;
-        course.is_connected = false;
+        state.negotiation = negotiation;
+        state.stream = None;
+        state.is_connected = false;
         true
     }
 
-    fn took(&self, output: Output, course: &mut Course) -> Step {
-        let Some(stream) = course.stream else {
-            return Step::Nothing;
-        };
+    fn on_output(&self, output: Output, state: &mut EndState) -> Option<Notice> {
+        let stream = state.stream?;
         match output {
-            Output::Pending => Step::Nothing,
+            Output::Pending => None,
             Output::Requested { private_data } if private_data == ping::PRIVATE_DATA => {
-                // Nothing is wanted of the program.
-                let refused = course.negotiation.answer(StartReply::Reject, b"");
-                let reply = course.negotiation.poll_octets();
+                // A ping: the program does not see it.
+                let refused = state.negotiation.answer(StartReply::Reject, b"");
+                let reply = state.negotiation.poll_bytes();
                 if let (Some(port), true) = (self.port.upgrade(), refused.is_ok()) {
                     port.send(stream, &reply);
                     port.close(stream, StreamClose::Graceful);
                 }
-                course.phase = Phase::Over;
-                Step::Nothing
+                state.phase = Phase::Over;
+                None
             }
             Output::Requested { private_data } => {
-                let offer = self.offer(stream, course.negotiation.asked(), private_data);
-                match course.listener.clone() {
-                    Some(listener) => Step::Ask(listener, offer),
-                    None => Step::Nothing,
-                }
+                let offer = self.offer(stream, state.negotiation.asked(), private_data);
+                let listener = state.listener.clone()?;
+                Some(Notice::Request(listener, self.token, offer))
             }
             Output::Started {
                 started,
                 private_data,
             } => {
-                let rest = course.negotiation.take_rest();
+                let rest = state.negotiation.take_rest();
                 let agreed = StreamAgreed {
                     crc: started.settings.crc,
                     sends_markers: started.settings.initiator_markers,
                     receives_markers: started.settings.responder_markers,
-                    says: started.rtr.map_or(ReadyForms::empty(), forms),
+                    says: started.rtr.unwrap_or(ReadyForms::empty()),
                     awaits: ReadyForms::empty(),
                     is_held: false,
                 };
-                course.phase = Phase::Agreed;
-                course.again = None;
+                state.phase = Phase::Agreed;
+                state.fallback = None;
                 if let Some(port) = self.port.upgrade() {
                     port.agree(stream, agreed, b"", &rest);
                 }
                 let offer = self.offer(stream, started.peer, private_data);
-                match course.sink.clone() {
-                    Some(sink) => Step::Tell(sink, Told::Accepted(offer)),
-                    None => Step::Nothing,
-                }
+                Some(Notice::Event(state.sink.clone()?, CmEvent::Accepted(offer)))
             }
             Output::Rejected { private_data } => {
                 if let Some(port) = self.port.upgrade() {
                     port.close(stream, StreamClose::Graceful);
                 }
-                self.finish(course, Told::Rejected(private_data))
+                self.finish(state, CmEvent::Rejected(private_data))
             }
         }
     }
 
-    fn failed(&self, failure: &Failure, course: &mut Course) -> Step {
-        if let (Some(stream), Some(port)) = (course.stream, self.port.upgrade()) {
+    fn on_failure(&self, failure: &Failure, state: &mut EndState) -> Option<Notice> {
+        if let (Some(stream), Some(port)) = (state.stream, self.port.upgrade()) {
             let how = match failure {
                 Failure::Terminate(code) => {
                     port.send(stream, &terminate(*code));
@@ -321,11 +296,11 @@ impl End {
             };
             port.close(stream, how);
         }
-        let told = match failure {
-            Failure::TimedOut => Told::TimedOut,
-            _ => Told::Aborted,
+        let last = match failure {
+            Failure::TimedOut => CmEvent::TimedOut,
+            _ => CmEvent::Aborted,
         };
-        self.finish(course, told)
+        self.finish(state, last)
     }
 
     fn close(&self, how: StreamClose) {
@@ -340,7 +315,7 @@ impl End {
     }
 }
 
-// The last word to a peer whose offer cannot be met, as a frame (RFC 6581 section 8).
+// A Terminate as an FPDU, for a peer whose offer cannot be met (RFC 6581 section 8).
 fn terminate(code: TerminateCode) -> Vec<u8> {
     let header = Untagged::new(Opcode::TERMINATE, ddp::queue::TERMINATE, 1, 0, true);
     let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header))
@@ -349,136 +324,126 @@ fn terminate(code: TerminateCode) -> Vec<u8> {
         markers: false,
         crc: true,
     };
-    let mut octets = [0; 64];
-    let frame = wire::Sender::new(framing).frame(&[segment.as_octets()], &mut octets);
-    octets[..frame.unwrap_or_default()].to_vec()
+    let mut bytes = [0; 64];
+    let frame = wire::Sender::new(framing).frame(&[segment.as_octets()], &mut bytes);
+    bytes[..frame.unwrap_or_default()].to_vec()
 }
 
-/// What the streams call.
-struct Sunk(Arc<End>);
-
-impl End {
+impl StreamSink for End {
     fn connected(&self) {
-        let mut course = self.lock();
-        course.is_connected = true;
-        let Some(stream) = course.stream else { return };
-        let octets = course.negotiation.poll_octets();
-        drop(course);
-        if let (Some(port), false) = (self.port.upgrade(), octets.is_empty()) {
-            port.send(stream, &octets);
+        let mut state = self.lock();
+        state.is_connected = true;
+        let Some(stream) = state.stream else { return };
+        let bytes = state.negotiation.poll_bytes();
+        drop(state);
+        if let (Some(port), false) = (self.port.upgrade(), bytes.is_empty()) {
+            port.send(stream, &bytes);
         }
     }
-}
 
-impl StreamSink for Sunk {
-    fn connected(&self) {
-        self.0.connected();
-    }
-
-    fn octets(&self, octets: &[u8]) {
-        let mut course = self.0.lock();
-        if course.phase != Phase::Starts {
+    fn octets(&self, bytes: &[u8]) {
+        let mut state = self.lock();
+        if state.phase != Phase::Negotiating {
             return;
         }
-        let step = match course.negotiation.handle_octets(octets) {
-            Ok(output) => self.0.took(output, &mut course),
-            Err(failure) => self.0.failed(&failure, &mut course),
+        let notice = match state.negotiation.handle_bytes(bytes) {
+            Ok(output) => self.on_output(output, &mut state),
+            Err(failure) => self.on_failure(&failure, &mut state),
         };
-        drop(course);
-        self.0.do_step(step);
-        if self.0.is_over() {
-            self.0.leave();
+        drop(state);
+        deliver(notice);
+        if self.is_over() {
+            self.remove_from_agent();
         }
     }
 
     fn has_asked(&self) -> bool {
-        let course = self.0.lock();
-        course.phase != Phase::Starts || course.negotiation.has_request()
+        let state = self.lock();
+        state.phase != Phase::Negotiating || state.negotiation.has_request()
     }
 
     fn begun(&self) {
-        let mut course = self.0.lock();
-        if course.phase != Phase::Agreed || course.until.is_none() {
+        let mut state = self.lock();
+        if state.phase != Phase::Agreed || state.complete_by.is_none() {
             return;
         }
-        course.phase = Phase::Open;
-        course.until = None;
-        let sink = course.sink.clone();
-        drop(course);
+        state.phase = Phase::Open;
+        state.complete_by = None;
+        let sink = state.sink.clone();
+        drop(state);
         if let Some(sink) = sink {
-            sink.told(Told::Completed);
+            sink.event(CmEvent::Completed);
         }
     }
 
     fn ended(&self, end: StreamEnd) {
-        let mut course = self.0.lock();
-        let failure = course.negotiation.handle_close().err();
-        let may_try = course.phase == Phase::Starts
-            && course.is_connected
+        let mut state = self.lock();
+        let failure = state.negotiation.handle_close().err();
+        let may_try = state.phase == Phase::Negotiating
+            && state.is_connected
             && matches!(end, StreamEnd::Closed | StreamEnd::Reset)
-            && failure.is_some_and(|failure| course.negotiation.may_fall_back(&failure));
-        let to = course.again.as_ref().map(|(to, _)| *to);
+            && failure.is_some_and(|failure| state.negotiation.may_fall_back(&failure));
+        let to = state.fallback.as_ref().map(|(to, _)| *to);
         if may_try
             && let Some(to) = to
-            && self.0.begin_again(&mut course)
+            && self.fall_back(&mut state)
         {
-            drop(course);
-            let begun = self
-                .0
-                .port
-                .upgrade()
-                .map(|port| port.connect(to, Arc::new(Self(Arc::clone(&self.0)))));
+            drop(state);
+            let port = self.port.upgrade();
+            let begun = port
+                .zip(self.me.upgrade())
+                .map(|(port, me)| port.connect(to, me));
             match begun {
-                Some(Ok(stream)) => return self.0.began(stream),
-                _ => course = self.0.lock(),
+                Some(Ok(stream)) => return self.begun_as(stream),
+                _ => state = self.lock(),
             }
         }
-        let told = match (course.phase, end) {
-            (Phase::Starts, StreamEnd::Refused) => Told::Rejected(Vec::new()),
-            (_, StreamEnd::TimedOut | StreamEnd::Unreachable) if course.phase != Phase::Open => {
-                Told::TimedOut
+        let last = match (state.phase, end) {
+            (Phase::Negotiating, StreamEnd::Refused) => CmEvent::Rejected(Vec::new()),
+            (_, StreamEnd::TimedOut | StreamEnd::Unreachable) if state.phase != Phase::Open => {
+                CmEvent::TimedOut
             }
-            (Phase::Starts | Phase::Agreed, _) => Told::Aborted,
-            (Phase::Closing, _) => Told::DisconnectConfirmed,
-            _ => Told::Disconnected,
+            (Phase::Negotiating | Phase::Agreed, _) => CmEvent::Aborted,
+            (Phase::Closing, _) => CmEvent::DisconnectConfirmed,
+            _ => CmEvent::Disconnected,
         };
-        let step = self.0.finish(&mut course, told);
-        drop(course);
-        self.0.do_step(step);
-        self.0.leave();
+        let notice = self.finish(&mut state, last);
+        drop(state);
+        deliver(notice);
+        self.remove_from_agent();
     }
 
     fn due(&self) {
-        let Some(port) = self.0.port.upgrade() else {
+        let Some(port) = self.port.upgrade() else {
             return;
         };
         let now = port.now();
-        let mut course = self.0.lock();
-        let is_late = course.phase == Phase::Agreed && course.until.is_some_and(|at| at <= now);
-        let step = match course.phase {
-            Phase::Starts => match course.negotiation.handle_timeout(as_time(now)) {
+        let mut state = self.lock();
+        let is_late = state.phase == Phase::Agreed && state.complete_by.is_some_and(|at| at <= now);
+        let notice = match state.phase {
+            Phase::Negotiating => match state.negotiation.handle_timeout(as_time(now)) {
                 Ok(()) => return,
-                Err(failure) => self.0.failed(&failure, &mut course),
+                Err(failure) => self.on_failure(&failure, &mut state),
             },
-            Phase::Agreed if is_late => self.0.finish(&mut course, Told::TimedOut),
+            Phase::Agreed if is_late => self.finish(&mut state, CmEvent::TimedOut),
             _ => return,
         };
-        drop(course);
-        self.0.do_step(step);
+        drop(state);
+        deliver(notice);
         if is_late {
-            self.0.close(StreamClose::Abrupt);
+            self.close(StreamClose::Abrupt);
         }
-        self.0.leave();
+        self.remove_from_agent();
     }
 }
 
-/// Takes streams for a listener.
-struct Ear {
+/// Accepts streams for a listener.
+struct ListenerSink {
     agent: Weak<Agent>,
     sink: Arc<dyn ListenSink<Offer>>,
 }
 
-impl StreamListener for Ear {
+impl StreamListener for ListenerSink {
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>> {
         let agent = self.agent.upgrade()?;
         let port = agent.port.upgrade()?;
@@ -487,21 +452,21 @@ impl StreamListener for Ear {
         let due = negotiation.next_due();
         let end = agent.add(
             from,
-            Course {
-                phase: Phase::Starts,
+            EndState {
+                phase: Phase::Negotiating,
                 negotiation,
                 stream: Some(stream),
                 is_connected: true,
                 sink: None,
                 listener: Some(Arc::clone(&self.sink)),
-                again: None,
-                until: None,
+                fallback: None,
+                complete_by: None,
             },
         );
         if let Some(due) = due {
             port.wake_at(stream, Duration::from_nanos(due.0));
         }
-        Some(Arc::new(Sunk(end)))
+        Some(end)
     }
 }
 
@@ -515,11 +480,11 @@ impl Backend for Agent {
         at: SocketAddr,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        let ear = Ear {
+        let sink = ListenerSink {
             agent: self.me.clone(),
             sink,
         };
-        let listening = self.port()?.listen(at, Arc::new(ear));
+        let listening = self.port()?.listen(at, Arc::new(sink));
         listening.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse(at),
             _ => VerbError::os("listen", error).into(),
@@ -549,21 +514,21 @@ impl Backend for Agent {
             .map_err(|failure| failed_call(&failure))?;
         let end = self.add(
             to,
-            Course {
-                phase: Phase::Starts,
+            EndState {
+                phase: Phase::Negotiating,
                 negotiation,
                 stream: None,
                 is_connected: false,
                 sink: Some(sink),
                 listener: None,
-                again: Some((to, offer)),
-                until: None,
+                fallback: Some((to, offer)),
+                complete_by: None,
             },
         );
-        match port.connect(to, Arc::new(Sunk(Arc::clone(&end)))) {
-            Ok(stream) => end.began(stream),
+        match port.connect(to, Arc::clone(&end) as _) {
+            Ok(stream) => end.begun_as(stream),
             Err(error) => {
-                end.leave();
+                end.remove_from_agent();
                 return Err(VerbError::os("connect", error).into());
             }
         }
@@ -573,30 +538,30 @@ impl Backend for Agent {
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
         let end = self.find(token).ok_or(ConnectError::Aborted)?;
         let port = self.port()?;
-        let mut course = end.lock();
-        course.negotiation.set_depths(depths_of(&offer));
-        let answered = course
+        let mut state = end.lock();
+        state.negotiation.set_depths(depths_of(&offer));
+        let answered = state
             .negotiation
             .answer(StartReply::Accept, &offer.private_data);
-        let started: Started = match (answered, course.stream) {
+        let started: Started = match (answered, state.stream) {
             (Ok(Some(started)), Some(_)) => started,
             (Err(failure), _) => return Err(failed_call(&failure)),
             _ => return Err(ConnectError::Aborted),
         };
-        let reply = course.negotiation.poll_octets();
-        let rest = course.negotiation.take_rest();
-        course.phase = Phase::Agreed;
-        course.sink = Some(Arc::clone(&sink));
-        course.listener = None;
-        // Without an indication there is nothing that the active side would complete with.
-        let awaits = started.rtr.map_or(ReadyForms::empty(), forms);
+        let reply = state.negotiation.poll_bytes();
+        let rest = state.negotiation.take_rest();
+        state.phase = Phase::Agreed;
+        state.sink = Some(Arc::clone(&sink));
+        state.listener = None;
+        // Without a ready-to-receive indication the active side has nothing to complete with.
+        let awaits = started.rtr.unwrap_or(ReadyForms::empty());
         if started.rtr.is_some() {
-            course.until = Some(port.now() + StartOptions::default().patience);
+            state.complete_by = Some(port.now() + StartOptions::default().patience);
         } else {
-            course.phase = Phase::Open;
+            state.phase = Phase::Open;
         }
-        let (stream, until) = (course.stream, course.until);
-        drop(course);
+        let (stream, until) = (state.stream, state.complete_by);
+        drop(state);
         let agreed = StreamAgreed {
             crc: started.settings.crc,
             sends_markers: started.settings.responder_markers,
@@ -612,16 +577,16 @@ impl Backend for Agent {
             port.agree(stream, agreed, &reply, &rest);
         }
         if until.is_none() {
-            sink.told(Told::Completed);
+            sink.event(CmEvent::Completed);
         }
         Ok(())
     }
 
     fn complete(&self, token: Token) {
         if let Some(end) = self.find(token) {
-            let mut course = end.lock();
-            if course.phase == Phase::Agreed {
-                course.phase = Phase::Open;
+            let mut state = end.lock();
+            if state.phase == Phase::Agreed {
+                state.phase = Phase::Open;
             }
         }
     }
@@ -630,16 +595,16 @@ impl Backend for Agent {
         let Some(end) = self.remove(token) else {
             return;
         };
-        let mut course = end.lock();
-        let answered = course
+        let mut state = end.lock();
+        let answered = state
             .negotiation
             .answer(StartReply::Reject, &private_data)
             .is_ok();
-        let reply = course.negotiation.poll_octets();
-        let stream = course.stream;
-        course.phase = Phase::Over;
-        course.sink = None;
-        drop(course);
+        let reply = state.negotiation.poll_bytes();
+        let stream = state.stream;
+        state.phase = Phase::Over;
+        state.sink = None;
+        drop(state);
         let (Some(stream), Some(port)) = (stream, self.port.upgrade()) else {
             return;
         };
@@ -657,11 +622,11 @@ impl Backend for Agent {
 
     fn disconnect(&self, token: Token) {
         let Some(end) = self.find(token) else { return };
-        let mut course = end.lock();
-        if matches!(course.phase, Phase::Open | Phase::Agreed) {
-            course.phase = Phase::Closing;
+        let mut state = end.lock();
+        if matches!(state.phase, Phase::Open | Phase::Agreed) {
+            state.phase = Phase::Closing;
         }
-        drop(course);
+        drop(state);
         end.close(StreamClose::Graceful);
     }
 
@@ -669,11 +634,11 @@ impl Backend for Agent {
         let Some(end) = self.remove(token) else {
             return;
         };
-        let mut course = end.lock();
-        let was_open = matches!(course.phase, Phase::Open | Phase::Closing);
-        course.phase = Phase::Over;
-        course.sink = None;
-        drop(course);
+        let mut state = end.lock();
+        let was_open = matches!(state.phase, Phase::Open | Phase::Closing);
+        state.phase = Phase::Over;
+        state.sink = None;
+        drop(state);
         end.close(match was_open {
             true => StreamClose::Graceful,
             false => StreamClose::Abrupt,

@@ -1,27 +1,27 @@
-//! How many reads each side may have outstanding: IRD and ORD (RFC 6581 section 9.1).
+//! How many RDMA Reads each side may have outstanding: IRD and ORD (RFC 6581 section 9.1).
 
 use polyverbs_wire::iwarp::start::LEFT_TO_PROGRAM;
 
-/// A depth as a header has it: 14 bits, of which all ones leave it to the program.
+/// A depth in a header: 14 bits; all ones leave the depth to the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// So many reads.
+    /// This many reads.
     Reads(u16),
-    /// The programs agree on it by themselves.
+    /// The programs agree on the depth themselves.
     LeftToProgram,
 }
 
-/// What a side serves, and what it has outstanding.
+/// Both depths of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depths {
-    /// IRD: reads that the side serves at one time.
+    /// IRD: incoming reads that the side serves at one time.
     pub ird: u16,
-    /// ORD: reads that the side has outstanding at one time.
+    /// ORD: outgoing reads that the side has outstanding at one time.
     pub ord: u16,
 }
 
 impl Depth {
-    /// What a field says.
+    /// The depth in this field of a header.
     pub const fn of(field: u16) -> Self {
         if field == LEFT_TO_PROGRAM {
             Self::LeftToProgram
@@ -39,16 +39,16 @@ impl Depth {
 }
 
 impl Depths {
-    /// As fields: one that is too large is the largest that is a number.
+    /// Both depths as fields of a header, capped to the largest number.
     pub(super) fn fields(self) -> (u16, u16) {
         let largest = LEFT_TO_PROGRAM - 1;
         (self.ird.min(largest), self.ord.min(largest))
     }
 
-    /// What a responder takes, of what it can do at most, and the fields IRD and ORD of its reply.
+    /// The depths of a responder and the fields IRD and ORD of its reply, given its own most and the request's.
     ///
-    /// It has no more outstanding than the initiator serves, and serves what the initiator starts, if it can. What the
-    /// initiator leaves to the programs comes back so, in the crossed field, and changes nothing.
+    /// The responder has no more reads outstanding than the initiator serves, and serves as many as the initiator starts, if it
+    /// can. A depth that the initiator leaves to the programs is left to them in the opposite field of the reply.
     pub(super) fn answer(
         self,
         ird_asked: u16,
@@ -75,7 +75,7 @@ impl Depths {
         )
     }
 
-    /// What an initiator takes of a reply; `None` where it cannot serve what the responder will start.
+    /// The depths of an initiator after a reply; `None` where it cannot serve the reads that the responder will start.
     pub(super) fn settle(self, most_ird: u16, ird: u16, ord: u16) -> Option<Self> {
         let mut agreed = self;
         if let Some(served) = Depth::of(ird).reads() {

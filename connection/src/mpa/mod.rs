@@ -1,6 +1,6 @@
-//! MPA's start of a stream: request and reply, before the first FPDU (RFC 5044 section 7, RFC 6581).
+//! MPA connection setup: request and reply before the first FPDU (RFC 5044 section 7, RFC 6581).
 //!
-//! [`Negotiation`] is fed octets and time and says what to send; it knows no socket.
+//! [`Negotiation`] takes bytes and time and returns bytes to send; it knows no socket.
 
 mod agent;
 mod depth;
@@ -9,7 +9,9 @@ mod ping;
 
 pub use agent::Agent;
 pub use depth::{Depth, Depths};
-pub use negotiation::{Failure, Negotiation, Output, Rtr, StartOptions, StartReply, Started};
+pub use negotiation::{Failure, Negotiation, Output, StartOptions, StartReply, Started};
+
+pub use verbs_api::provider::carrier::ReadyForms;
 
 #[cfg(test)]
 mod tests;

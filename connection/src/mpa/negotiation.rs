@@ -1,4 +1,4 @@
-//! One stream's start, as a state machine of either side.
+//! MPA connection setup on one stream, as a state machine for either side.
 
 use std::time::Duration;
 
@@ -8,28 +8,16 @@ use polyverbs_wire::iwarp::start::{
 };
 use polyverbs_wire::iwarp::terminate::TerminateCode;
 use thiserror::Error;
+use verbs_api::provider::carrier::ReadyForms;
 
 use super::depth::{Depth, Depths};
 
-/// The initiator cannot serve what the responder starts (RFC 6581 section 9.1).
+/// The initiator cannot serve the responder's reads (RFC 6581 section 9.1).
 const INSUFFICIENT_IRD: TerminateCode = TerminateCode::new(2, 0, 6);
-/// No form of the ready-to-receive indication that both have (RFC 6581 section 9.2).
+/// The two sides have no form of the ready-to-receive indication in common (RFC 6581 section 9.2).
 const NO_MATCHING_RTR: TerminateCode = TerminateCode::new(2, 0, 7);
 
-bitflags::bitflags! {
-    /// Forms of the ready-to-receive indication (RFC 6581 section 9.2).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Rtr: u8 {
-        /// A send of no octets.
-        const SEND = 1;
-        /// An RDMA Write of no octets.
-        const WRITE = 2;
-        /// An RDMA Read of no octets.
-        const READ = 4;
-    }
-}
-
-/// What a side wants of a stream.
+/// What a side offers for a stream.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct StartOptions {
@@ -39,14 +27,14 @@ pub struct StartOptions {
     pub markers: bool,
     /// Checksums, in both directions.
     pub crc: bool,
-    /// What this side serves and has outstanding.
+    /// This side's depths.
     pub depths: Depths,
-    /// Most reads that this side can serve, where the peer wants more.
+    /// Most incoming reads that this side can serve if the peer wants more.
     pub most_ird: u16,
-    /// Forms of the ready-to-receive indication that it has. An initiator with none sends first; a responder with none
-    /// takes a send.
-    pub rtr: Rtr,
-    /// How long the peer may take for its part.
+    /// Forms of the ready-to-receive indication that this side supports. An initiator that supports none sends first; a
+    /// responder that supports none accepts a send.
+    pub rtr: ReadyForms,
+    /// How long the peer may take.
     pub patience: Duration,
 }
 
@@ -58,49 +46,48 @@ impl Default for StartOptions {
             crc: true,
             depths: Depths { ird: 16, ord: 16 },
             most_ird: 128,
-            rtr: Rtr::all(),
+            rtr: ReadyForms::all(),
             patience: Duration::from_secs(10),
         }
     }
 }
 
-/// What a stream came to.
+/// The outcome of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// 1 or 2.
+    /// Revision: 1 or 2.
     pub revision: u8,
     /// Checksums and markers.
     pub settings: Settings,
-    /// What this side serves and has outstanding.
+    /// This side's depths.
     pub depths: Depths,
-    /// What the peer said of itself, IRD and ORD; with revision 2.
+    /// The peer's IRD and ORD; with revision 2.
     pub peer: Option<(Depth, Depth)>,
-    /// The ready-to-receive indication. The initiator sends it before any other FPDU; the responder waits for it.
-    /// More than one at the responder: the
-    /// initiator chooses. `None`: the responder waits for the initiator's first FPDU.
-    pub rtr: Option<Rtr>,
+    /// The ready-to-receive indication, which the initiator sends before any other FPDU and the responder waits for. If the
+    /// responder has more than one form, the initiator chooses. `None`: the responder waits for the initiator's first FPDU.
+    pub rtr: Option<ReadyForms>,
 }
 
-/// What a responder answers.
+/// A responder's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartReply {
-    /// There is a stream.
+    /// Accept the stream.
     Accept,
-    /// There is none; the connection stays open until somebody closes it.
+    /// Reject it; the TCP connection stays open until either side closes it.
     Reject,
 }
 
-/// Why there is no stream.
+/// Why the negotiation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// What came is no request or reply: close without an answer.
+    /// Neither request nor reply: close without an answer.
     #[error("the peer does not speak MPA: {0}")]
     Malformed(#[from] start::Reject),
-    /// Two initiators, or two responders: close.
+    /// Both sides are initiators or both are responders: close.
     #[error("both sides are of the same role")]
     SameRole,
-    /// A revision that was not asked for.
+    /// A revision that was not requested.
     #[error("the peer answers with revision {0}")]
     Revision(u8),
     /// A reply is enhanced if and only if the request was (RFC 6581 section 7).
@@ -112,42 +99,42 @@ pub enum Failure {
     /// The peer closed the connection. To a request of revision 2 that may mean that it has revision 1 only.
     #[error("the peer closed the connection")]
     Closed,
-    /// A Terminate with this code goes out, then the connection is closed.
+    /// Send a Terminate with this code, then close.
     #[error("the peer's offer cannot be met: {0:?}")]
     Terminate(TerminateCode),
-    /// The call does not fit: nothing was changed.
+    /// The call is not allowed in this state, and has changed nothing.
     #[error("not now")]
     State,
-    /// Too much private data: nothing was changed.
-    #[error("{len} octets of private data, where there may be {max}")]
+    /// Too much private data; nothing was changed.
+    #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
-        /// What was given.
+        /// The length given.
         len: usize,
-        /// What fits.
+        /// The most that fits.
         max: usize,
     },
 }
 
-/// What came of input.
+/// The outcome of input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// More has to come.
+    /// More input is needed.
     Pending,
-    /// A request has come: answer it with [`Negotiation::answer`].
+    /// A request was received: answer it with [`Negotiation::answer`].
     Requested {
-        /// The program's.
+        /// The program's private data.
         private_data: Vec<u8>,
     },
-    /// There is a stream.
+    /// The stream is negotiated.
     Started {
-        /// What it came to.
+        /// What both sides agreed on.
         started: Started,
-        /// The program's.
+        /// The program's private data.
         private_data: Vec<u8>,
     },
-    /// The peer does not want a stream.
+    /// The peer rejects the stream.
     Rejected {
-        /// The program's.
+        /// The program's private data.
         private_data: Vec<u8>,
     },
 }
@@ -165,11 +152,11 @@ enum State {
     Over,
 }
 
-/// The start of one stream, from the one side or the other.
+/// MPA connection setup of one stream, for either side.
 ///
-/// *In*: [`handle_octets`](Self::handle_octets), [`handle_close`](Self::handle_close),
-/// [`handle_timeout`](Self::handle_timeout). *Out*: what these answer, [`poll_octets`](Self::poll_octets),
-/// [`next_due`](Self::next_due). After [`Output::Started`] the octets left over are FPDUs.
+/// *In*: [`handle_bytes`](Self::handle_bytes), [`handle_close`](Self::handle_close), [`handle_timeout`](Self::handle_timeout).
+/// *Out*: their results, [`poll_bytes`](Self::poll_bytes), [`next_due`](Self::next_due). The bytes left over after
+/// [`Output::Started`] are FPDUs.
 #[derive(Debug)]
 pub struct Negotiation {
     options: StartOptions,
@@ -180,7 +167,7 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// The side that asks: the request is what leaves first.
+    /// The initiator: sends the request first.
     ///
     /// # Errors
     /// Too much private data.
@@ -207,7 +194,7 @@ impl Negotiation {
         Ok(this)
     }
 
-    /// The side that is asked.
+    /// The responder.
     pub fn responder(now: Time, options: StartOptions) -> Self {
         Self::new(now, options, State::AwaitsRequest)
     }
@@ -223,14 +210,14 @@ impl Negotiation {
     }
 
     fn push(&mut self, start: &Start<'_>) {
-        let mut octets = [0; MAX_START_LEN];
-        if let Some(len) = start.encode(&mut octets) {
-            self.leaving.extend_from_slice(&octets[..len]);
+        let mut bytes = [0; MAX_START_LEN];
+        if let Some(len) = start.encode(&mut bytes) {
+            self.leaving.extend_from_slice(&bytes[..len]);
         }
     }
 
-    /// Octets that are to leave, once.
-    pub fn poll_octets(&mut self) -> Vec<u8> {
+    /// The bytes to send, once.
+    pub fn poll_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.leaving)
     }
 
@@ -239,28 +226,28 @@ impl Negotiation {
         self.due
     }
 
-    /// Octets that came behind the request or reply.
+    /// Bytes received behind the request or reply.
     pub fn take_rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.arrived)
     }
 
-    /// Octets have come, in whatever pieces.
+    /// Handles received bytes, in whatever pieces.
     ///
-    /// While the program has not answered a request, nothing may come: the initiator waits for the reply
-    /// (RFC 5044 section 7.1.2). Octets beyond that are kept up to the length of a request.
+    /// Until the program has answered a request no more bytes are expected: the initiator waits for the reply (RFC 5044 section
+    /// 7.1.2). Further bytes are kept up to the length of a request.
     ///
     /// # Errors
-    /// There will be no stream.
-    pub fn handle_octets(&mut self, octets: &[u8]) -> Result<Output, Failure> {
+    /// The negotiation failed.
+    pub fn handle_bytes(&mut self, bytes: &[u8]) -> Result<Output, Failure> {
         let most = match self.state {
             State::AwaitsReply { .. } => MAX_KEPT,
             _ => MAX_START_LEN,
         };
-        if self.arrived.len() + octets.len() > most {
+        if self.arrived.len() + bytes.len() > most {
             self.end();
             return Err(start::Reject::PrivateDataLength.into());
         }
-        self.arrived.extend_from_slice(octets);
+        self.arrived.extend_from_slice(bytes);
         let outcome = match self.state {
             State::AwaitsRequest => self.on_request(),
             State::AwaitsReply { request } => self.on_reply(&request),
@@ -272,10 +259,10 @@ impl Negotiation {
         outcome
     }
 
-    /// The stream has ended.
+    /// The stream was closed.
     ///
     /// # Errors
-    /// Always, unless all was over.
+    /// Always, unless the negotiation is over.
     pub fn handle_close(&mut self) -> Result<(), Failure> {
         let was_over = self.state == State::Over;
         self.end();
@@ -286,12 +273,12 @@ impl Negotiation {
         }
     }
 
-    /// Whether to connect anew with revision 1: a peer that closed upon revision 2 may have nothing else.
+    /// Whether to connect anew with revision 1: a peer that closed upon revision 2 may support no other.
     pub const fn may_fall_back(&self, failure: &Failure) -> bool {
         matches!(failure, Failure::Closed) && self.options.revision >= 2
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     ///
     /// # Errors
     /// The peer took too long.
@@ -326,12 +313,12 @@ impl Negotiation {
         Ok(Output::Requested { private_data })
     }
 
-    /// Whether the peer's request is there, as a whole.
+    /// Whether the peer's request was received completely.
     pub const fn has_request(&self) -> bool {
         matches!(self.state, State::AwaitsAnswer { .. })
     }
 
-    /// What the peer that asks said of itself, IRD and ORD; with revision 2, until it is answered.
+    /// IRD and ORD of the peer's request; with revision 2, until it is answered.
     pub fn asked(&self) -> Option<(Depth, Depth)> {
         match self.state {
             State::AwaitsAnswer { enhanced, .. } => {
@@ -341,16 +328,16 @@ impl Negotiation {
         }
     }
 
-    /// What this side serves and has outstanding, before it answers.
+    /// Sets this side's depths before it answers.
     pub const fn set_depths(&mut self, depths: Depths) {
         self.options.depths = depths;
         self.options.most_ird = depths.ird;
     }
 
-    /// Answers a request. `None` where it was refused.
+    /// Answers a request. Returns `None` where it was rejected.
     ///
     /// # Errors
-    /// No request has come, or too much private data; nothing was changed.
+    /// There is no request to answer, or too much private data; nothing was changed.
     pub fn answer(
         &mut self,
         reply: StartReply,
@@ -363,7 +350,7 @@ impl Negotiation {
         else {
             return Err(Failure::State);
         };
-        // The reply is of the lower revision, and enhanced if and only if the request is.
+        // The reply has the lower of both revisions, and is enhanced if and only if the request is.
         let revision = header.revision.min(self.options.revision).clamp(1, 2);
         let asked = asked.filter(|_| revision >= 2);
         let (depths, enhanced, rtr) = match asked {
@@ -389,16 +376,16 @@ impl Negotiation {
         }))
     }
 
-    fn meet(&self, asked: &Enhanced) -> (Depths, Enhanced, Option<Rtr>) {
-        // At least one form is named (RFC 6581 section 9.2), even where none matches: a send every device takes.
+    fn meet(&self, asked: &Enhanced) -> (Depths, Enhanced, Option<ReadyForms>) {
+        // A reply names at least one form (RFC 6581 section 9.2), even if none matches: every device accepts a send.
         let own = if self.options.rtr.is_empty() {
-            Rtr::SEND
+            ReadyForms::SEND
         } else {
             self.options.rtr
         };
         let common = rtr_of(asked) & own;
         let rtr = asked.peer_to_peer.then_some(common);
-        let can_be_read = asked.peer_to_peer && common.contains(Rtr::READ);
+        let can_be_read = asked.peer_to_peer && common.contains(ReadyForms::READ);
         let (depths, (ird, ord)) = self
             .options
             .depths
@@ -466,32 +453,33 @@ impl Negotiation {
     }
 }
 
-/// What may wait behind a request or reply: a socket's worth of FPDUs.
+/// How many bytes may wait behind a request or reply: a socket's worth of FPDUs.
 const MAX_KEPT: usize = MAX_START_LEN + (1 << 16);
 
-/// Which of the forms that both have: a write needs nothing at the other side, a read needs room, a send a receive.
-fn chosen(common: Rtr) -> Option<Rtr> {
-    let order = [Rtr::WRITE, Rtr::READ, Rtr::SEND];
+/// The form to use of those that both support: a write needs nothing of the other side, a read needs IRD, a send needs a
+/// receive.
+fn chosen(common: ReadyForms) -> Option<ReadyForms> {
+    let order = [ReadyForms::WRITE, ReadyForms::READ, ReadyForms::SEND];
     order.into_iter().find(|form| common.contains(*form))
 }
 
-fn rtr_of(enhanced: &Enhanced) -> Rtr {
-    let mut rtr = Rtr::empty();
+fn rtr_of(enhanced: &Enhanced) -> ReadyForms {
+    let mut rtr = ReadyForms::empty();
     if enhanced.peer_to_peer {
-        rtr.set(Rtr::SEND, enhanced.rtr_send);
-        rtr.set(Rtr::WRITE, enhanced.rtr_write);
-        rtr.set(Rtr::READ, enhanced.rtr_read);
+        rtr.set(ReadyForms::SEND, enhanced.rtr_send);
+        rtr.set(ReadyForms::WRITE, enhanced.rtr_write);
+        rtr.set(ReadyForms::READ, enhanced.rtr_read);
     }
     rtr
 }
 
-fn enhanced(rtr: Rtr, peer_to_peer: bool, ird: u16, ord: u16) -> Enhanced {
+fn enhanced(rtr: ReadyForms, peer_to_peer: bool, ird: u16, ord: u16) -> Enhanced {
     Enhanced {
         peer_to_peer,
-        rtr_send: peer_to_peer && rtr.contains(Rtr::SEND),
+        rtr_send: peer_to_peer && rtr.contains(ReadyForms::SEND),
         ird,
-        rtr_write: peer_to_peer && rtr.contains(Rtr::WRITE),
-        rtr_read: peer_to_peer && rtr.contains(Rtr::READ),
+        rtr_write: peer_to_peer && rtr.contains(ReadyForms::WRITE),
+        rtr_read: peer_to_peer && rtr.contains(ReadyForms::READ),
         ord,
     }
 }

@@ -1,7 +1,7 @@
-//! Asks whether something that speaks MPA answers at an address.
+//! Ping: whether something that speaks MPA answers at an address.
 //!
-//! The request can only be refused. Its private data says what it is, so that a device of ours refuses it by itself; and it
-//! demands markers, so that Linux's siw does. Any reply is the answer.
+//! The request is made to be rejected. Its private data mark it as a ping, so that our own devices reject it themselves; and it
+//! demands markers, so that Linux's siw rejects it. Any reply counts as an answer.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,14 +14,14 @@ use verbs_api::{VerbError, ids::Qpn};
 use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::PingSink;
 
-/// Private data of a request that is only to be refused.
+/// Private data of a ping.
 pub(super) const PRIVATE_DATA: &[u8] = b"polyverbs ping";
-/// How long an answer may take: as long as TCP waits before it asks a second time, and a half.
+/// How long an answer may take: one and a half times TCP's first retransmission timeout.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// Where the devices of Polyverbs listen for queue pairs that name each other by number.
 const OWN_PORT: u16 = 4791;
 
-/// Sends the request to `to`, and tells the sink what comes of it.
+/// Sends the request to `to`, and reports the outcome to the sink.
 pub(super) fn ping(
     port: &Arc<dyn StreamPort>,
     to: SocketAddr,
@@ -52,13 +52,13 @@ pub(super) fn ping(
 }
 
 fn request() -> Vec<u8> {
-    let mut octets = [0; MAX_START_LEN];
+    let mut bytes = [0; MAX_START_LEN];
     let length = Start::new(Kind::Request, None, PRIVATE_DATA).and_then(|mut start| {
         start.header.markers = true;
         start.header.crc = true;
-        start.encode(&mut octets)
+        start.encode(&mut bytes)
     });
-    octets[..length.unwrap_or_default()].to_vec()
+    bytes[..length.unwrap_or_default()].to_vec()
 }
 
 struct Pinging {
@@ -101,9 +101,9 @@ impl StreamSink for Pinging {
         }
     }
 
-    fn octets(&self, octets: &[u8]) {
+    fn octets(&self, bytes: &[u8]) {
         let mut state = self.lock();
-        state.arrived.extend_from_slice(octets);
+        state.arrived.extend_from_slice(bytes);
         let outcome = match start::decode(&state.arrived) {
             Ok(None) => return,
             Ok(Some((reply, _))) if reply.kind == Kind::Reply => Ok(()),
@@ -116,7 +116,7 @@ impl StreamSink for Pinging {
 
     fn ended(&self, end: StreamEnd) {
         let mut state = self.lock();
-        // Nothing is left to be closed.
+        // There is no stream left to close.
         state.stream = None;
         let error = match end {
             _ if state.is_connected => ConnectError::NoDevice,

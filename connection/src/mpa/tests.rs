@@ -19,15 +19,15 @@ struct Met {
 fn meet_with(near: StartOptions, far: StartOptions, reply: StartReply) -> Met {
     let mut initiator = Negotiation::initiator(START, near, b"hello").unwrap();
     let mut responder = Negotiation::responder(START, far);
-    let request = initiator.poll_octets();
-    let Output::Requested { private_data } = responder.handle_octets(&request).unwrap() else {
+    let request = initiator.poll_bytes();
+    let Output::Requested { private_data } = responder.handle_bytes(&request).unwrap() else {
         panic!("no request came");
     };
     assert_eq!(private_data, b"hello");
     let far = responder.answer(reply, b"well").unwrap();
-    let reply = responder.poll_octets();
+    let reply = responder.poll_bytes();
     Met {
-        near: initiator.handle_octets(&reply),
+        near: initiator.handle_bytes(&reply),
         far,
         request,
         reply,
@@ -66,7 +66,7 @@ fn answered(
     let mut reply = b"MPA ID Rep Frame".to_vec();
     reply.extend([flags, revision, 0, private.len() as u8]);
     reply.extend(private);
-    initiator.handle_octets(&reply)
+    initiator.handle_bytes(&reply)
 }
 
 /// A responder that is asked for this; its reply.
@@ -81,11 +81,11 @@ fn asked(
     request.extend([flags, revision, 0, private.len() as u8]);
     request.extend(private);
     assert!(matches!(
-        responder.handle_octets(&request),
+        responder.handle_bytes(&request),
         Ok(Output::Requested { .. })
     ));
     let started = responder.answer(StartReply::Accept, b"").unwrap();
-    (started, responder.poll_octets())
+    (started, responder.poll_bytes())
 }
 
 fn fields(ird: u16, ord: u16) -> [u8; 4] {
@@ -103,7 +103,7 @@ fn request_and_reply_are_as_the_standard_draws_them() {
     };
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
-        rtr: Rtr::READ,
+        rtr: ReadyForms::READ,
         ..options()
     };
     let met = meet_with(near, far, StartReply::Accept);
@@ -119,7 +119,7 @@ fn request_and_reply_are_as_the_standard_draws_them() {
 
 // covers 7.36 7.38
 #[test]
-fn the_lower_revision_counts_and_the_reply_has_the_form_of_the_request() {
+fn the_lower_revision_is_used_and_the_reply_is_enhanced_if_the_request_is() {
     let of = |revision| StartOptions {
         revision,
         ..options()
@@ -157,7 +157,7 @@ fn a_peer_that_closes_upon_revision_2_may_be_asked_with_revision_1() {
 
 // covers 7.31 7.32
 #[test]
-fn markers_are_for_ones_own_receiving_and_checksums_for_both() {
+fn markers_are_chosen_by_the_receiver_and_checksums_by_either_side() {
     for bits in 0..16 {
         let bit = |n: u8| bits >> n & 1 == 1;
         let near = StartOptions {
@@ -180,7 +180,7 @@ fn markers_are_for_ones_own_receiving_and_checksums_for_both() {
 
 // covers 7.33
 #[test]
-fn a_rejection_brings_its_private_data_and_the_bit_means_nothing_in_a_request() {
+fn a_rejection_carries_private_data_and_a_reject_bit_in_a_request_is_ignored() {
     let met = meet_with(options(), options(), StartReply::Reject);
     assert_eq!(met.far, None);
     assert_eq!(
@@ -195,17 +195,17 @@ fn a_rejection_brings_its_private_data_and_the_bit_means_nothing_in_a_request() 
 
 // covers 7.30 7.34
 #[test]
-fn what_is_no_start_ends_it_without_an_answer() {
-    for octets in [
+fn invalid_input_ends_the_negotiation_without_an_answer() {
+    for bytes in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"MPA ID Req Frame\x40\x01\x02\x01",
     ] {
         let mut responder = Negotiation::responder(START, options());
         assert!(matches!(
-            responder.handle_octets(octets),
+            responder.handle_bytes(bytes),
             Err(Failure::Malformed(_))
         ));
-        assert!(responder.poll_octets().is_empty());
+        assert!(responder.poll_bytes().is_empty());
         assert_eq!(
             responder.answer(StartReply::Accept, b""),
             Err(Failure::State)
@@ -214,10 +214,10 @@ fn what_is_no_start_ends_it_without_an_answer() {
     }
     let mut responder = Negotiation::responder(START, options());
     let reply = b"MPA ID Rep Frame\x40\x01\x00\x00";
-    assert_eq!(responder.handle_octets(reply), Err(Failure::SameRole));
+    assert_eq!(responder.handle_bytes(reply), Err(Failure::SameRole));
     let mut initiator = Negotiation::initiator(START, options(), b"").unwrap();
     let request = b"MPA ID Req Frame\x4f\x01\x00\x00";
-    assert_eq!(initiator.handle_octets(request), Err(Failure::SameRole));
+    assert_eq!(initiator.handle_bytes(request), Err(Failure::SameRole));
     // Reserved bits are not looked at.
     let (started, _) = asked(options(), 0x4f, 1, b"");
     assert!(started.is_some());
@@ -225,7 +225,7 @@ fn what_is_no_start_ends_it_without_an_answer() {
 
 // covers 7.39
 #[test]
-fn each_side_starts_no_more_than_the_other_serves() {
+fn no_side_starts_more_reads_than_the_other_serves() {
     let near = StartOptions {
         depths: Depths { ird: 4, ord: 8 },
         ..options()
@@ -243,7 +243,7 @@ fn each_side_starts_no_more_than_the_other_serves() {
 
 // covers 7.39
 #[test]
-fn what_is_left_to_the_programs_comes_back_in_the_crossed_field() {
+fn a_depth_left_to_the_programs_returns_in_the_opposite_field() {
     let far = StartOptions {
         depths: Depths { ird: 6, ord: 6 },
         ..options()
@@ -261,7 +261,7 @@ fn what_is_left_to_the_programs_comes_back_in_the_crossed_field() {
     assert_eq!(started.unwrap().depths, Depths { ird: 6, ord: 4 });
 
     let one_way = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         ..options()
     };
     let left = fields(LEFT_TO_PROGRAM, LEFT_TO_PROGRAM);
@@ -273,9 +273,9 @@ fn what_is_left_to_the_programs_comes_back_in_the_crossed_field() {
 
 // covers 7.39
 #[test]
-fn an_initiator_serves_what_the_responder_starts_or_says_that_it_cannot() {
+fn an_initiator_serves_the_responders_ord_or_terminates() {
     let one_way = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         depths: Depths { ird: 4, ord: 8 },
         most_ird: 10,
         ..options()
@@ -293,23 +293,29 @@ fn an_initiator_serves_what_the_responder_starts_or_says_that_it_cannot() {
 
 // covers 7.39
 #[test]
-fn a_read_as_indication_needs_a_responder_that_serves_one() {
+fn a_read_as_ready_to_receive_indication_needs_an_ird_of_one() {
     let far = StartOptions {
         depths: Depths { ird: 0, ord: 0 },
-        rtr: Rtr::READ,
+        rtr: ReadyForms::READ,
         ..options()
     };
     let (at_near, at_far) = meet(options(), far);
-    assert_eq!((at_far.depths.ird, at_near.rtr), (1, Some(Rtr::READ)));
+    assert_eq!(
+        (at_far.depths.ird, at_near.rtr),
+        (1, Some(ReadyForms::READ))
+    );
 }
 
 // covers 7.40
 #[test]
-fn the_initiator_picks_a_form_that_both_have() {
+fn the_initiator_chooses_a_ready_to_receive_form_that_both_support() {
     let of = |rtr| StartOptions { rtr, ..options() };
     for near in 1..8 {
         for far in 1..8 {
-            let (near, far) = (Rtr::from_bits_retain(near), Rtr::from_bits_retain(far));
+            let (near, far) = (
+                ReadyForms::from_bits_retain(near),
+                ReadyForms::from_bits_retain(far),
+            );
             let met = meet_with(of(near), of(far), StartReply::Accept);
             let (reply, _) = start::decode(&met.reply).unwrap().unwrap();
             let enhanced = reply.enhanced.unwrap();
@@ -334,9 +340,9 @@ fn the_initiator_picks_a_form_that_both_have() {
 // covers 7.37
 // concerns 7.35
 #[test]
-fn without_the_peer_to_peer_model_there_is_no_indication() {
+fn without_the_peer_to_peer_model_there_is_no_ready_to_receive_indication() {
     let near = StartOptions {
-        rtr: Rtr::empty(),
+        rtr: ReadyForms::empty(),
         ..options()
     };
     let (at_near, at_far) = meet(near, options());
@@ -349,37 +355,37 @@ fn without_the_peer_to_peer_model_there_is_no_indication() {
 
 // covers 7.41
 #[test]
-fn a_peer_that_dribbles_is_not_waited_for() {
+fn a_peer_that_sends_its_request_too_slowly_times_out() {
     let mut responder = Negotiation::responder(START, options());
-    for octet in &b"MPA ID Req Frame\x40\x01\x00"[..] {
-        assert_eq!(responder.handle_octets(&[*octet]), Ok(Output::Pending));
+    for byte in &b"MPA ID Req Frame\x40\x01\x00"[..] {
+        assert_eq!(responder.handle_bytes(&[*byte]), Ok(Output::Pending));
     }
     let due = responder.next_due().unwrap();
     assert_eq!(due, START.after(options().patience));
     assert_eq!(responder.handle_timeout(Time(due.0 - 1)), Ok(()));
     assert_eq!(responder.handle_timeout(due), Err(Failure::TimedOut));
-    assert!(responder.poll_octets().is_empty());
+    assert!(responder.poll_bytes().is_empty());
     let mut initiator = Negotiation::initiator(START, options(), b"").unwrap();
     assert_eq!(initiator.handle_timeout(due), Err(Failure::TimedOut));
 }
 
 // covers 7.42
 #[test]
-fn it_may_come_octet_by_octet_or_with_more_behind_it() {
+fn it_may_come_byte_by_byte_or_with_more_behind_it() {
     let met = meet_with(options(), options(), StartReply::Accept);
     let mut initiator = Negotiation::initiator(START, options(), b"hello").unwrap();
     let (last, front) = met.reply.split_last().unwrap();
-    for octet in front {
-        assert_eq!(initiator.handle_octets(&[*octet]), Ok(Output::Pending));
+    for byte in front {
+        assert_eq!(initiator.handle_bytes(&[*byte]), Ok(Output::Pending));
     }
-    let end = initiator.handle_octets(&[*last, 1, 2, 3]).unwrap();
+    let end = initiator.handle_bytes(&[*last, 1, 2, 3]).unwrap();
     assert!(matches!(end, Output::Started { .. }));
     assert_eq!(initiator.take_rest(), [1, 2, 3]);
 }
 
 // covers 7.48
 #[test]
-fn private_data_has_512_octets_and_4_less_where_the_header_is_enhanced() {
+fn private_data_has_512_bytes_and_4_less_where_the_header_is_enhanced() {
     let big = [1; 513];
     let one = StartOptions {
         revision: 1,
@@ -394,14 +400,14 @@ fn private_data_has_512_octets_and_4_less_where_the_header_is_enhanced() {
 }
 
 #[test]
-fn octets_without_end_are_not_kept() {
+fn endless_bytes_are_not_kept() {
     let mut responder = Negotiation::responder(START, options());
     responder
-        .handle_octets(b"MPA ID Req Frame\x40\x01\x00\x00")
+        .handle_bytes(b"MPA ID Req Frame\x40\x01\x00\x00")
         .unwrap();
     let mut outcome = Ok(Output::Pending);
     for _ in 0..100 {
-        outcome = responder.handle_octets(&[0; 4096]);
+        outcome = responder.handle_bytes(&[0; 4096]);
         if outcome.is_err() {
             break;
         }

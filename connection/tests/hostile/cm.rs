@@ -20,7 +20,7 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
-use verbs_api::provider::backend::{Backend, ListenSink, Offer, Sink, Token, Told};
+use verbs_api::provider::backend::{Backend, CmEvent, ListenSink, Offer, Sink, Token};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -110,24 +110,24 @@ impl Lab {
         heard
     }
 
-    fn connect(&self, to: IpAddr) -> (Arc<Ear>, u32) {
-        let ear = Arc::new(Ear::default());
-        let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+    fn connect(&self, to: IpAddr) -> (Arc<Recorder>, u32) {
+        let recorder = Arc::new(Recorder::default());
+        let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
         self.agent
             .connect(SocketAddr::new(to, PORT), offer(), sink)
             .unwrap();
         let [(_, Message::Req(req))] = self.sent()[..] else {
             panic!("no request left");
         };
-        (ear, req.local_comm_id)
+        (recorder, req.local_comm_id)
     }
 
     /// A connection with a peer that asked for it: the own number.
-    fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Ear>, u32) {
+    fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Recorder>, u32) {
         self.hear(from, req(number));
         let token = heard.asked.lock().unwrap().pop().unwrap();
-        let ear = Arc::new(Ear::default());
-        let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+        let recorder = Arc::new(Recorder::default());
+        let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
         self.agent.accept(token, offer(), sink).unwrap();
         let own = token.0 as u32;
         self.hear(
@@ -138,9 +138,9 @@ impl Lab {
                 ..Rtu::default()
             },
         );
-        assert_eq!(ear.told(), [Told::Completed]);
+        assert_eq!(recorder.events(), [CmEvent::Completed]);
         self.sent();
-        (ear, own)
+        (recorder, own)
     }
 }
 
@@ -161,17 +161,17 @@ impl ListenSink<Offer> for Heard {
 }
 
 #[derive(Default)]
-struct Ear(Mutex<Vec<Told>>);
+struct Recorder(Mutex<Vec<CmEvent>>);
 
-impl Ear {
-    fn told(&self) -> Vec<Told> {
+impl Recorder {
+    fn events(&self) -> Vec<CmEvent> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
-impl Sink for Ear {
-    fn told(&self, what: Told) {
-        self.0.lock().unwrap().push(what);
+impl Sink for Recorder {
+    fn event(&self, event: CmEvent) {
+        self.0.lock().unwrap().push(event);
     }
 }
 
@@ -259,7 +259,7 @@ impl ListenSink<Offer> for Refuses {
 
 // The process may end as soon as the call has returned.
 #[test]
-fn what_a_call_says_has_left_when_it_returns_though_another_thread_is_telling() {
+fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_delivers() {
     let lab = Arc::new(Lab::new());
     let refuses = Arc::new(Refuses {
         lab: Arc::downgrade(&lab),
@@ -300,7 +300,7 @@ fn a_flood_of_requests_is_bounded_and_is_over_when_nobody_repeats_them() {
 
 // covers 7.10 7.47
 #[test]
-fn who_asks_and_gives_up_leaves_nothing_to_look_at() {
+fn a_request_whose_peer_gave_up_is_withdrawn() {
     let lab = Lab::new();
     let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
     let listener = connector.listen(SocketAddr::new(OWN, PORT), 0).unwrap();
@@ -336,7 +336,7 @@ fn rejected_requests_do_not_fill_the_manager() {
 
 // covers 7.18
 #[test]
-fn questions_to_a_listener_for_connections_are_answered_and_take_no_place() {
+fn sidr_requests_to_a_connection_listener_are_refused_and_use_no_backlog() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=5000 {
@@ -361,10 +361,10 @@ fn questions_to_a_listener_for_connections_are_answered_and_take_no_place() {
 
 // covers 7.05
 #[test]
-fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
+fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
     let lab = Lab::new();
     let heard = lab.listen();
-    let (ear, _) = lab.connected(&heard, peer(2), 0x11);
+    let (recorder, _) = lab.connected(&heard, peer(2), 0x11);
     // The same adapter and queue pair, and the same number, from elsewhere.
     let forged = Req {
         qpn: 0x11,
@@ -372,7 +372,7 @@ fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
     };
     lab.hear(peer(3), forged);
     lab.hear(peer(3), req(0x11));
-    assert!(ear.told().is_empty());
+    assert!(recorder.events().is_empty());
     let dreqs = lab.sent();
     assert!(
         !dreqs
@@ -390,9 +390,9 @@ fn who_claims_to_be_another_adapter_ends_none_of_its_connections() {
 
 // covers 7.12
 #[test]
-fn whoever_asks_for_more_time_for_ever_does_not_get_it() {
+fn repeated_mras_extend_the_timeout_only_up_to_a_limit() {
     let lab = Lab::new();
-    let (ear, own) = lab.connect(peer(2));
+    let (recorder, own) = lab.connect(peer(2));
     let mra = Mra {
         local_comm_id: 5,
         remote_comm_id: own,
@@ -400,32 +400,32 @@ fn whoever_asks_for_more_time_for_ever_does_not_get_it() {
         ..Mra::default()
     };
     let mut waited = Duration::ZERO;
-    while ear.0.lock().unwrap().is_empty() {
+    while recorder.0.lock().unwrap().is_empty() {
         lab.hear(peer(2), mra);
         lab.pass(Duration::from_secs(1));
         waited += Duration::from_secs(1);
         assert!(waited < PATIENCE, "it waits still");
     }
-    assert_eq!(ear.told(), [Told::TimedOut]);
+    assert_eq!(recorder.events(), [CmEvent::TimedOut]);
 }
 
 // covers 7.13
 #[test]
-fn times_that_a_peer_names_do_not_keep_an_answer_waiting_for_hours() {
+fn timeouts_that_a_peer_encodes_are_capped() {
     let lab = Lab::new();
     let heard = lab.listen();
     lab.hear(peer(2), req(5));
     let token = heard.asked.lock().unwrap().pop().unwrap();
-    let ear = Arc::new(Ear::default());
-    let sink = Arc::clone(&ear) as Arc<dyn Sink>;
+    let recorder = Arc::new(Recorder::default());
+    let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
     lab.agent.accept(token, offer(), sink).unwrap();
     lab.pass(PATIENCE);
-    assert_eq!(ear.told(), [Told::TimedOut]);
+    assert_eq!(recorder.events(), [CmEvent::TimedOut]);
 }
 
 // covers 7.08 7.10
 #[test]
-fn messages_of_strangers_and_out_of_order_change_nothing() {
+fn messages_of_strangers_or_out_of_order_change_nothing() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (established, own) = lab.connected(&heard, peer(2), 0x11);
@@ -486,17 +486,17 @@ fn messages_of_strangers_and_out_of_order_change_nothing() {
             ..Dreq::default()
         },
     );
-    assert!(established.told().is_empty() && asking.told().is_empty());
+    assert!(established.events().is_empty() && asking.events().is_empty());
     // Whom it was asked of is heard.
     lab.hear(peer(4), rep);
-    assert!(matches!(asking.told()[..], [Told::Accepted(_)]));
+    assert!(matches!(asking.events()[..], [CmEvent::Accepted(_)]));
     // A rejection of what is established ends it, and that is told.
     lab.hear(peer(2), rej(own, 0x11, reason::CONSUMER));
-    assert!(matches!(established.told()[..], [Told::Rejected(_)]));
+    assert!(matches!(established.events()[..], [CmEvent::Rejected(_)]));
 }
 
 #[test]
-fn any_octets_leave_a_manager_that_works() {
+fn arbitrary_bytes_leave_a_manager_that_works() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (_, own) = lab.connected(&heard, peer(2), 0x11);
@@ -526,7 +526,7 @@ fn a_manager_whose_device_has_gone_says_so() {
     let lab = Lab::new();
     let Lab { port, agent } = lab;
     drop(port);
-    let ear = Arc::new(Ear::default());
-    let asked = agent.connect(SocketAddr::new(peer(2), PORT), offer(), ear);
+    let recorder = Arc::new(Recorder::default());
+    let asked = agent.connect(SocketAddr::new(peer(2), PORT), offer(), recorder);
     assert!(matches!(asked, Err(ConnectError::Verb(_))));
 }

@@ -90,9 +90,9 @@ fn request() -> Vec<u8> {
 }
 
 fn encoded(start: &Start<'_>) -> Vec<u8> {
-    let mut octets = [0; 64];
-    let len = start.encode(&mut octets).unwrap();
-    octets[..len].to_vec()
+    let mut bytes = [0; 64];
+    let len = start.encode(&mut bytes).unwrap();
+    bytes[..len].to_vec()
 }
 
 fn reset(stream: TcpStream) {
@@ -104,9 +104,9 @@ fn reset(stream: TcpStream) {
 }
 
 fn is_cut_off(stream: &mut TcpStream) -> bool {
-    let mut octets = [0; 64];
+    let mut bytes = [0; 64];
     loop {
-        match stream.read(&mut octets) {
+        match stream.read(&mut bytes) {
             Ok(0) => return true,
             Ok(_) => {}
             Err(error) => {
@@ -118,7 +118,7 @@ fn is_cut_off(stream: &mut TcpStream) -> bool {
 
 // covers 7.41
 #[test]
-fn whoever_connects_and_says_nothing_or_too_little_is_cut_off() {
+fn a_stream_without_a_complete_request_is_closed() {
     let target = Target::new("127.0.6.1");
     let began = Instant::now();
     let mut silent: Vec<_> = (0..200).map(|_| target.stream()).collect();
@@ -139,7 +139,7 @@ fn whoever_connects_and_says_nothing_or_too_little_is_cut_off() {
 
 // covers 7.41
 #[test]
-fn however_many_connect_and_say_nothing_others_are_let_in() {
+fn silent_connections_do_not_keep_others_out() {
     let target = Target::with("127.0.6.11", |options| options.max_early = 64);
     // One that has asked, and waits for the program: it is not given up for those.
     let mut asking = target.stream();
@@ -154,20 +154,20 @@ fn however_many_connect_and_say_nothing_others_are_let_in() {
     assert!(is_cut_off(&mut silent[0]));
     assert!(began.elapsed() < Duration::from_secs(5));
     incoming.reject(b"seen").unwrap();
-    let mut octets = [0; 16];
-    asking.read_exact(&mut octets).unwrap();
-    assert_eq!(&octets, Kind::Reply.key());
+    let mut bytes = [0; 16];
+    asking.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, Kind::Reply.key());
 }
 
 // covers 7.41
 #[test]
-fn an_octet_now_and_then_buys_no_time() {
+fn single_bytes_now_and_then_extend_no_timeout() {
     let target = Target::new("127.0.6.2");
     let mut stream = target.stream();
     let began = Instant::now();
-    for octet in request() {
+    for byte in request() {
         thread::sleep(Duration::from_secs(1));
-        if stream.write_all(&[octet]).is_err() || began.elapsed() > Duration::from_secs(14) {
+        if stream.write_all(&[byte]).is_err() || began.elapsed() > Duration::from_secs(14) {
             break;
         }
     }
@@ -199,7 +199,7 @@ fn sign() -> Vec<u8> {
 
 // concerns 7.35
 #[test]
-fn who_is_ready_and_gone_before_the_accept_returns_was_there() {
+fn a_peer_that_completes_and_disconnects_during_the_accept_was_connected() {
     let target = Target::new("127.0.6.7");
     let (request, sign) = (request_with_a_sign(), sign());
     for _ in 0..500 {
@@ -221,7 +221,7 @@ fn who_is_ready_and_gone_before_the_accept_returns_was_there() {
 
 // covers 7.34
 #[test]
-fn octets_without_end_are_not_read_for_ever() {
+fn endless_bytes_are_not_read_for_ever() {
     let target = Target::new("127.0.6.3");
     // Behind a request that nobody has answered, and as private data of a request that says so.
     let mut endless = request();
@@ -242,7 +242,7 @@ fn octets_without_end_are_not_read_for_ever() {
 
 // covers 7.44 7.47
 #[test]
-fn resets_at_each_step_disturb_nobody() {
+fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let target = Target::new("127.0.6.4");
     for _ in 0..20 {
         // Before anything, in the middle of the request, and behind it.
@@ -288,7 +288,7 @@ fn resets_at_each_step_disturb_nobody() {
 
 // covers 7.34
 #[test]
-fn replies_that_lie_end_a_connect() {
+fn malformed_replies_fail_a_connect() {
     let target = Target::new("127.0.6.5");
     let listener = std::net::TcpListener::bind("127.0.6.6:0").unwrap();
     let to = listener.local_addr().unwrap();

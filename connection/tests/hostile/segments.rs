@@ -35,17 +35,17 @@ struct Bare<'t> {
 impl<'t> Bare<'t> {
     /// Of revision 1: nothing is agreed on but checksums, and the peer has not sent a frame yet.
     fn new(target: &'t Target) -> Self {
-        let mut octets = [0; 64];
+        let mut bytes = [0; 64];
         let mut start = Start::new(Kind::Request, None, b"").unwrap();
         start.header.crc = true;
-        let len = start.encode(&mut octets).unwrap();
+        let len = start.encode(&mut bytes).unwrap();
         let mut stream = target.stream();
-        stream.write_all(&octets[..len]).unwrap();
+        stream.write_all(&bytes[..len]).unwrap();
         let incoming = target.listener.next().wait().unwrap();
         let qp = target.qp();
         let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
         let connection = accepted.wait().unwrap();
-        stream.read_exact(&mut octets[..20]).unwrap();
+        stream.read_exact(&mut bytes[..20]).unwrap();
         let memory = Memory::zeroed(4096).unwrap();
         let mr = target.pd.register(&memory, Access::LOCAL_WRITE);
         let mr = mr.wait().unwrap();
@@ -67,7 +67,7 @@ impl<'t> Bare<'t> {
         self.stream.write_all(&frame[..len]).unwrap();
     }
 
-    /// A message of two octets.
+    /// A message of two bytes.
     fn say_hello(&mut self) {
         let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
         let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header));
@@ -78,11 +78,11 @@ impl<'t> Bare<'t> {
 
     /// Layer, type and code of the Terminate that comes before the end.
     fn terminate(mut self) -> (u8, u8, u8) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         // It is closed, or reset, behind it.
-        let _ = self.stream.read_to_end(&mut octets);
+        let _ = self.stream.read_to_end(&mut bytes);
         let mut receiver = Receiver::new(FRAMING);
-        let fpdu = receiver.next(&mut octets).unwrap().expect("a frame");
+        let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
         match rdmap::decode(fpdu.ulpdu).unwrap().body {
             Body::Terminate(terminate) => {
                 let control = terminate.control;
@@ -115,16 +115,16 @@ fn answer_to(
 
 // covers 9.49
 #[test]
-fn another_version_draws_the_terminate_of_its_layer() {
+fn an_unknown_version_draws_the_terminate_of_its_layer() {
     let target = Target::new("127.0.7.1");
     let (tagged, untagged) = (
         header(Opcode::WRITE, None),
         header(Opcode::send(false, false), Some(ddp::queue::SEND)),
     );
-    let with = |header: &SegmentHeader, octet: usize, bits: u8| {
-        answer_to(&target, header, |segment| segment[octet] ^= bits)
+    let with = |header: &SegmentHeader, byte: usize, bits: u8| {
+        answer_to(&target, header, |segment| segment[byte] ^= bits)
     };
-    // Version 1 of DDP is the lower two bits of the first octet, of RDMAP the upper two of the second.
+    // Version 1 of DDP is the lower two bits of the first byte, of RDMAP the upper two of the second.
     assert_eq!(with(&tagged, 0, 0x03), (1, 1, 0x04));
     assert_eq!(with(&untagged, 0, 0x03), (1, 2, 0x06));
     assert_eq!(with(&tagged, 1, 0xc0), (0, 2, 0x05));
@@ -134,7 +134,7 @@ fn another_version_draws_the_terminate_of_its_layer() {
 
 // covers 9.50
 #[test]
-fn an_opcode_where_it_does_not_belong_draws_a_terminate() {
+fn an_opcode_on_the_wrong_queue_draws_a_terminate() {
     let target = Target::new("127.0.7.2");
     for code in 0..16 {
         let opcode = Opcode(code);
@@ -154,7 +154,7 @@ fn an_opcode_where_it_does_not_belong_draws_a_terminate() {
 
 // covers 7.35 7.59 7.85
 #[test]
-fn the_passive_side_says_nothing_before_the_active_one_has() {
+fn the_passive_side_sends_nothing_before_the_active_one() {
     let target = Target::new("127.0.7.3");
     let mut bare = Bare::new(&target);
     // Posted with the accept; it waits for the first frame of the other side.
@@ -163,8 +163,8 @@ fn the_passive_side_says_nothing_before_the_active_one_has() {
         .unwrap();
     let while_nothing_comes = Some(Duration::from_millis(300));
     bare.stream.set_read_timeout(while_nothing_comes).unwrap();
-    let mut octets = [0; 256];
-    let nothing = bare.stream.read(&mut octets).unwrap_err();
+    let mut bytes = [0; 256];
+    let nothing = bare.stream.read(&mut bytes).unwrap_err();
     assert!(matches!(
         nothing.kind(),
         ErrorKind::WouldBlock | ErrorKind::TimedOut
@@ -177,8 +177,8 @@ fn the_passive_side_says_nothing_before_the_active_one_has() {
         .unwrap();
     let (mut len, mut receiver) = (0, Receiver::new(FRAMING));
     loop {
-        len += bare.stream.read(&mut octets[len..]).unwrap();
-        if let Some(fpdu) = receiver.next(&mut octets[..len]).unwrap() {
+        len += bare.stream.read(&mut bytes[len..]).unwrap();
+        if let Some(fpdu) = receiver.next(&mut bytes[..len]).unwrap() {
             assert_eq!(
                 rdmap::decode(fpdu.ulpdu).unwrap().body,
                 Body::Data(b"early")

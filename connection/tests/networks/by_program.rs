@@ -27,7 +27,7 @@ fn is_unsupported(error: &ConnectError) -> bool {
 
 // covers 7.21 7.55
 #[test]
-fn a_program_brings_its_queue_pairs_up_by_the_steps_that_it_is_told() {
+fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
     on(&[Flavour::Ib, Flavour::IbFramed, Flavour::IbUdp], |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, by_program(0x70_0007).reads(3, 5));
@@ -100,7 +100,7 @@ fn a_stream_needs_its_queue_pair_brought_up_with_it() {
 
 // covers 7.58 7.77
 #[test]
-fn an_end_by_itself_is_told_and_flushes_nothing() {
+fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -127,7 +127,7 @@ fn an_end_by_itself_is_told_and_flushes_nothing() {
 
 // covers 7.08
 #[test]
-fn who_accepts_hears_of_a_connection_whose_end_overtook_its_beginning() {
+fn an_accept_succeeds_for_a_connection_whose_dreq_overtook_its_rtu() {
     on(&[Flavour::IbUdp], |ends| {
         ends.lose(RTU);
         let (near, far) = (ends.near_qp(), ends.far_qp());

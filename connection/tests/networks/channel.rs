@@ -3,7 +3,7 @@
 use conformance::Flavour;
 use polyverbs::Qp;
 use polyverbs_connection::{
-    ChannelEvent, ConnectError, ConnectionOptions, EventChannel, Happened, Identifier,
+    ChannelEvent, ChannelEventKind, ConnectError, ConnectionOptions, EventChannel, Identifier,
 };
 
 use crate::ends::{Ends, address_of, on, on_each};
@@ -30,13 +30,13 @@ fn asked(ends: &Ends, channel: &EventChannel, qp: &Qp) -> (Identifier, Identifie
 
 // covers 7.14 7.54 7.58 7.60
 #[test]
-fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
+fn events_of_many_identifiers_arrive_in_order_on_one_channel() {
     on_each(|ends| {
         let channel = EventChannel::new();
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (listener, asking, mut event) = asked(ends, &channel, &near);
-        let Happened::ConnectRequest { private_data } = event.happened() else {
-            panic!("{:?}", event.happened());
+        let ChannelEventKind::ConnectRequest { private_data } = event.kind() else {
+            panic!("{:?}", event.kind());
         };
         assert!(private_data.starts_with(b"may I"));
         let asked = event.take_request().unwrap();
@@ -46,8 +46,8 @@ fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
         assert_eq!(asked.reject(b""), Err(ConnectError::NotConnected));
         for _ in 0..2 {
             let event = next(ends, &channel);
-            let Happened::Established { private_data } = event.happened() else {
-                panic!("{:?}", event.happened());
+            let ChannelEventKind::Established { private_data } = event.kind() else {
+                panic!("{:?}", event.kind());
             };
             assert_eq!(event.is_of(&asking), private_data.starts_with(b"yes"));
         }
@@ -58,13 +58,16 @@ fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
         let gone: Vec<_> = (0..2 * each).map(|_| next(ends, &channel)).collect();
         for identifier in [&asking, &asked] {
             let told = gone.iter().filter(|event| event.is_of(identifier));
-            let told: Vec<_> = told.map(ChannelEvent::happened).collect();
-            assert!(matches!(told[0], Happened::Disconnected), "{told:?}");
+            let told: Vec<_> = told.map(ChannelEvent::kind).collect();
+            assert!(
+                matches!(told[0], ChannelEventKind::Disconnected),
+                "{told:?}"
+            );
             // On InfiniBand the numbers of a connection are kept for a while.
             assert!(
                 told[1..]
                     .iter()
-                    .all(|told| matches!(told, Happened::TimewaitExit))
+                    .all(|told| matches!(told, ChannelEventKind::TimewaitExit))
             );
             assert_eq!(told.len(), each);
         }
@@ -78,7 +81,7 @@ fn what_happens_to_many_identifiers_comes_in_its_order_on_one_channel() {
 
 // covers 7.60
 #[test]
-fn an_accepted_connection_comes_before_what_its_peer_asks_next() {
+fn an_accepted_connection_is_reported_before_the_next_request_of_its_peer() {
     // Over sockets the two messages come by themselves.
     on(&[Flavour::Ib, Flavour::Iwarp], |ends| {
         let channel = EventChannel::new();
@@ -102,10 +105,13 @@ fn an_accepted_connection_comes_before_what_its_peer_asks_next() {
         });
         asked.accept(&far, options()).unwrap();
         let told = [next(ends, &channel), next(ends, &channel)];
-        let told = told.each_ref().map(ChannelEvent::happened);
-        assert!(matches!(told[0], Happened::Established { .. }), "{told:?}");
+        let told = told.each_ref().map(ChannelEvent::kind);
         assert!(
-            matches!(told[1], Happened::ConnectRequest { .. }),
+            matches!(told[0], ChannelEventKind::Established { .. }),
+            "{told:?}"
+        );
+        assert!(
+            matches!(told[1], ChannelEventKind::ConnectRequest { .. }),
             "{told:?}"
         );
     });
@@ -125,7 +131,7 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
         drop(event);
         ends.end(destroyed);
         let refused = next(ends, &channel);
-        assert!(matches!(refused.happened(), Happened::Rejected { .. }));
+        assert!(matches!(refused.kind(), ChannelEventKind::Rejected { .. }));
         // Of one that is not handed out nothing waits.
         let destroyed = asking.destroy();
         assert!(!destroyed.is_done());
@@ -137,7 +143,7 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
 
 // covers 7.64
 #[test]
-fn an_identifier_moves_with_what_waits_when_its_events_are_acknowledged() {
+fn an_identifier_moves_with_its_waiting_events_once_the_others_are_acknowledged() {
     on_each(|ends| {
         let (old, new) = (EventChannel::new(), EventChannel::new());
         let near = ends.near_qp();
@@ -169,7 +175,7 @@ fn an_identifier_moves_with_what_waits_when_its_events_are_acknowledged() {
 
 // covers 7.62
 #[test]
-fn every_identifier_of_a_device_that_goes_is_told() {
+fn every_identifier_of_a_removed_device_gets_an_event() {
     on_each(|ends| {
         let channel = EventChannel::new();
         let (near, far) = (ends.near_qp(), ends.far_qp());
@@ -182,7 +188,7 @@ fn every_identifier_of_a_device_that_goes_is_told() {
         ends.rig.settle();
         let of = |identifier: &Identifier, events: &[ChannelEvent]| {
             let removal = |event: &&ChannelEvent| {
-                event.is_of(identifier) && matches!(event.happened(), Happened::DeviceRemoval)
+                event.is_of(identifier) && matches!(event.kind(), ChannelEventKind::DeviceRemoval)
             };
             events.iter().filter(removal).count()
         };

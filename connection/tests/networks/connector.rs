@@ -17,7 +17,7 @@ const RTU: u16 = 0x14;
 
 // covers 7.70
 #[test]
-fn connect_ends_with_the_accept_and_accept_with_the_complete() {
+fn connect_waits_for_the_accept_and_accept_for_the_complete() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -37,7 +37,7 @@ fn connect_ends_with_the_accept_and_accept_with_the_complete() {
 
 // covers 7.71
 #[test]
-fn an_accept_ends_as_the_other_side_decides() {
+fn an_accept_ends_as_the_peer_decides() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -62,7 +62,7 @@ fn an_accept_ends_as_the_other_side_decides() {
 
 // covers 5.02
 #[test]
-fn a_handler_that_panics_keeps_no_other_connection_from_coming_about() {
+fn a_panicking_handler_does_not_prevent_other_connections() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -88,7 +88,7 @@ fn a_handler_that_panics_keeps_no_other_connection_from_coming_about() {
 
 // covers 7.72 7.73
 #[test]
-fn either_side_may_refuse_and_says_why() {
+fn either_side_may_reject_with_a_reason() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -119,7 +119,7 @@ fn either_side_may_refuse_and_says_why() {
 
 // covers 7.74
 #[test]
-fn there_is_nothing_to_complete_where_nothing_was_agreed_on_or_it_is_over() {
+fn a_connection_whose_accept_timed_out_cannot_be_completed() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -136,7 +136,7 @@ fn there_is_nothing_to_complete_where_nothing_was_agreed_on_or_it_is_over() {
 
 // covers 7.75
 #[test]
-fn read_limits_are_the_least_of_both_and_from_the_own_point_of_view() {
+fn read_limits_are_the_minimum_of_both_sides_each_from_its_own_point_of_view() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, ConnectionOptions::new().reads(255, 255));
@@ -167,7 +167,7 @@ fn read_limits_are_the_least_of_both_and_from_the_own_point_of_view() {
 }
 
 #[test]
-fn private_data_is_as_long_on_every_transport() {
+fn private_data_is_padded_to_the_same_length_on_every_transport() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
@@ -193,7 +193,7 @@ fn private_data_is_as_long_on_every_transport() {
 
 // covers 7.52
 #[test]
-fn private_data_is_as_long_as_the_connector_says_and_no_longer() {
+fn private_data_has_the_limits_that_the_connector_reports() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let max = ends.near.connector.max_private_data();
@@ -233,7 +233,7 @@ fn private_data_is_as_long_as_the_connector_says_and_no_longer() {
 
 // covers 7.76
 #[test]
-fn a_buffer_that_is_too_small_gets_what_it_has_room_for() {
+fn a_short_buffer_is_filled_and_reported_as_too_short() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
@@ -246,7 +246,7 @@ fn a_buffer_that_is_too_small_gets_what_it_has_room_for() {
         let mut large = [0xa5; 600];
         assert_eq!(incoming.copy_private_data(&mut large), Ok(whole));
         assert!(large.starts_with(b"may I"));
-        assert!(large[whole..].iter().all(|octet| *octet == 0xa5));
+        assert!(large[whole..].iter().all(|byte| *byte == 0xa5));
         // What else is asked leaves the buffer alone.
         incoming.offered_reads();
         assert!(large.starts_with(b"may I"));
@@ -262,7 +262,7 @@ fn a_buffer_that_is_too_small_gets_what_it_has_room_for() {
 
 // covers 7.77 7.78
 #[test]
-fn the_end_is_told_without_a_flush_and_disconnecting_flushes() {
+fn a_disconnect_by_the_peer_is_reported_without_a_flush_and_disconnecting_flushes() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -293,7 +293,7 @@ fn the_end_is_told_without_a_flush_and_disconnecting_flushes() {
 
 // covers 7.79
 #[test]
-fn a_flush_is_of_one_queue_pair_and_keeps_the_order() {
+fn a_flush_completes_the_requests_of_one_queue_pair_in_order() {
     on_each(|ends| {
         let qps: Vec<_> = (0..2).map(|_| (ends.near_qp(), ends.far_qp())).collect();
         let _connections: Vec<_> = qps
@@ -322,7 +322,7 @@ fn a_flush_is_of_one_queue_pair_and_keeps_the_order() {
 
 // covers 7.07
 #[test]
-fn traffic_before_the_rtu_makes_the_connection() {
+fn traffic_before_the_rtu_establishes_the_connection() {
     on(&[Flavour::IbUdp], |ends: &Ends| {
         ends.lose(RTU);
         let (near, far) = (ends.near_qp(), ends.far_qp());

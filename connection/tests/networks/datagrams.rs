@@ -23,7 +23,7 @@ fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
 
 // covers 7.18 7.17
 #[test]
-fn who_asks_a_port_learns_the_queue_pair_and_its_key_and_sends() {
+fn resolving_a_port_yields_the_queue_pair_and_its_qkey_to_send_to() {
     on(&INFINIBAND, |ends| {
         let (near, far) = (
             datagram_qp(ends, &ends.rig.near, &ends.near),
@@ -66,7 +66,7 @@ fn who_asks_a_port_learns_the_queue_pair_and_its_key_and_sends() {
 
 // covers 7.17 7.63
 #[test]
-fn ports_of_datagrams_are_none_of_those_of_connections() {
+fn datagram_services_and_connections_have_separate_ports() {
     on(&INFINIBAND, |ends| {
         let at = ends.listener.address();
         let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
@@ -93,7 +93,7 @@ fn ports_of_datagrams_are_none_of_those_of_connections() {
 
 // covers 7.18 7.52
 #[test]
-fn what_cannot_be_asked_or_answered_is_an_error() {
+fn invalid_questions_and_answers_are_errors() {
     on_each(|ends| {
         let near = &ends.near.connector;
         let context = &ends.rig.near.context;
@@ -135,7 +135,7 @@ fn what_cannot_be_asked_or_answered_is_an_error() {
 
 // covers 7.18 7.62
 #[test]
-fn questions_to_nobody_and_of_a_device_that_goes_end() {
+fn resolutions_fail_if_either_device_is_removed() {
     on(&[Flavour::IbUdp], |ends| {
         let (near, context) = (&ends.near.connector, &ends.rig.near.context);
         let at = address_of(&ends.rig.far);

@@ -167,9 +167,9 @@ impl StreamPort for GatedStreams {
         self.0.connect(to, sink)
     }
 
-    fn send(&self, stream: Qpn, octets: &[u8]) {
-        let (port, octets) = (Arc::clone(&self.0), octets.to_vec());
-        self.1.say(move || port.send(stream, &octets));
+    fn send(&self, stream: Qpn, bytes: &[u8]) {
+        let (port, bytes) = (Arc::clone(&self.0), bytes.to_vec());
+        self.1.say(move || port.send(stream, &bytes));
     }
 
     fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]) {

@@ -17,13 +17,13 @@ use crate::ends::{Ends, on};
 fn anything(random: &mut SmallRng) -> [u8; 256] {
     let data: [u8; 232] = std::array::from_fn(|_| random.random());
     let attribute = random.random_range(0x10..0x1b);
-    let message = Message::of(attribute, &data).expect("every octet is allowed");
+    let message = Message::of(attribute, &data).expect("every byte is allowed");
     mad::encode(&header_of(&message, random.random()), &data)
 }
 
 // covers 7.04 7.08 7.10
 #[test]
-fn messages_without_end_disturb_neither_what_is_connected_nor_who_connects() {
+fn endless_messages_disturb_neither_established_nor_new_connections() {
     on(&[Flavour::IbUdp], |ends: &Ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let both = ends.connected(&near, &far);

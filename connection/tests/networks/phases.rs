@@ -45,7 +45,7 @@ fn is_gone(error: &ConnectError) -> bool {
 
 // covers 5.13 7.73
 #[test]
-fn a_queue_pair_that_goes_while_its_connect_waits_fails_the_next_phase() {
+fn a_queue_pair_destroyed_during_a_connect_fails_the_next_phase() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -63,7 +63,7 @@ fn a_queue_pair_that_goes_while_its_connect_waits_fails_the_next_phase() {
 
 // covers 5.13 7.71
 #[test]
-fn a_queue_pair_that_goes_while_its_accept_waits_ends_the_connection_for_both() {
+fn a_queue_pair_destroyed_during_an_accept_ends_the_connection_on_both_sides() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -83,7 +83,7 @@ fn a_queue_pair_that_goes_while_its_accept_waits_ends_the_connection_for_both() 
 
 // covers 5.13
 #[test]
-fn a_queue_pair_does_not_go_while_it_is_brought_up() {
+fn a_queue_pair_is_not_destroyed_while_it_is_brought_up() {
     on_each(|ends| {
         let busy = |qp: Qp| match ends.rig.outcome(qp.destroy()) {
             Err(DestroyError::Busy { object, .. }) => object,
@@ -108,7 +108,7 @@ fn a_queue_pair_does_not_go_while_it_is_brought_up() {
 
 // covers 5.13 7.78
 #[test]
-fn a_queue_pair_that_goes_while_it_is_disconnected_fails_the_flush_and_the_end_stands() {
+fn a_queue_pair_destroyed_during_a_disconnect_fails_the_flush_only() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -128,7 +128,7 @@ fn a_queue_pair_that_goes_while_it_is_disconnected_fails_the_flush_and_the_end_s
 
 // covers 5.13 7.71 7.73
 #[test]
-fn a_peer_that_goes_ends_whatever_waits_for_it_in_bounded_time() {
+fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
     // Who asks hears no more.
     on_each(|ends| {
         let near = ends.near_qp();
@@ -162,7 +162,7 @@ fn a_peer_that_goes_ends_whatever_waits_for_it_in_bounded_time() {
 
 // covers 5.13 7.78
 #[test]
-fn a_peer_that_goes_does_not_hold_up_a_disconnect() {
+fn a_vanished_peer_does_not_delay_a_disconnect() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -182,7 +182,7 @@ fn a_peer_that_goes_does_not_hold_up_a_disconnect() {
 
 // covers 5.15 7.62
 #[test]
-fn a_device_that_goes_ends_each_phase_of_each_request() {
+fn removal_of_the_device_ends_each_phase_of_each_request() {
     type Begin = fn(&Ends) -> Box<dyn FnOnce(&Ends)>;
     fn ends_removed<T: Send + 'static>(
         started: polyverbs::Started<T, ConnectError>,
@@ -249,7 +249,7 @@ fn a_device_that_goes_ends_each_phase_of_each_request() {
 
 // covers 5.15 7.62
 #[test]
-fn nobody_waits_for_requests_to_a_device_that_has_gone() {
+fn removal_of_the_device_ends_waiting_for_requests() {
     on_sockets(|ends| {
         let waits = ends.listener.next();
         let at = address_of(&ends.rig.far);
@@ -267,7 +267,7 @@ fn nobody_waits_for_requests_to_a_device_that_has_gone() {
 
 // covers 5.14
 #[test]
-fn what_is_asked_of_a_connection_keeps_its_device_until_it_has_ended_and_no_longer() {
+fn a_pending_call_keeps_its_device_open_until_it_ends() {
     on_each(|ends| {
         let device = Arc::downgrade(&ends.rig.near.device);
         let holders = device.strong_count();
@@ -292,7 +292,7 @@ fn what_is_asked_of_a_connection_keeps_its_device_until_it_has_ended_and_no_long
 
 // covers 5.16
 #[test]
-fn an_accept_that_timed_out_stays_so_when_the_other_side_completes_after_all() {
+fn an_accept_that_timed_out_ignores_a_late_completion() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -318,7 +318,7 @@ fn pending_complete(ends: &Ends, pending: Accepted) -> Result<Connection, Connec
 
 // covers 5.28
 #[test]
-fn slow_devices_do_not_make_connections_stand_in_line() {
+fn connections_on_slow_devices_are_established_concurrently() {
     on_sockets(|ends| {
         let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
         let slow = Duration::from_millis(50);

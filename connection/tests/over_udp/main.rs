@@ -81,7 +81,7 @@ fn devices_that_meet_by_an_address_exchange_messages() {
 }
 
 #[test]
-fn who_manages_no_connections_refuses_them() {
+fn a_device_without_a_manager_refuses_connections() {
     let near = End::new("127.0.20.60:4791");
     let far = "127.0.20.61:4791".parse().unwrap();
     let _device = device_at(far);
@@ -93,7 +93,7 @@ fn who_manages_no_connections_refuses_them() {
 
 // covers 7.21
 #[test]
-fn each_end_says_how_often_packets_are_sent_again() {
+fn each_side_transmits_its_retry_counts() {
     let (near, far) = (End::new("127.0.20.4:4791"), End::new("127.0.20.5:4791"));
     let listener = far.connector.listen(far.at(0), 0).unwrap();
     let retries = |count, rnr| ConnectOptions::new().retry_cnt(count).rnr_retry(rnr);
@@ -120,7 +120,7 @@ fn each_end_says_how_often_packets_are_sent_again() {
 
 // covers 7.01 7.10
 #[test]
-fn a_queue_pair_without_acknowledges_is_asked_for_as_one_and_meets_its_own_kind() {
+fn an_unreliable_connection_connects_only_with_its_own_service() {
     let (near, far) = (End::new("127.0.20.6:4791"), End::new("127.0.20.7:4791"));
     let listener = far.connector.listen(far.at(0), 0).unwrap();
     let ask = |qp| {
@@ -156,7 +156,7 @@ fn a_queue_pair_without_acknowledges_is_asked_for_as_one_and_meets_its_own_kind(
 
 // covers 7.50
 #[test]
-fn nobody_listening_is_a_refusal_and_the_queue_pair_may_ask_again() {
+fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
     let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
     let refused = error(near.connect(far.at(7), ConnectionOptions::new()));
     let nothing = ConnectError::Refused {
@@ -198,7 +198,7 @@ fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
 
 // covers 7.60
 #[test]
-fn a_request_reaches_who_listens_whichever_device_finds_it() {
+fn a_request_reaches_the_listener_through_any_device_of_the_address() {
     let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
     let near: Vec<_> = (0..8).map(|_| End::new("127.0.23.2:4791")).collect();
     let listener = ends[2].connector.listen(ends[2].at(11), 0).unwrap();
@@ -211,7 +211,7 @@ fn a_request_reaches_who_listens_whichever_device_finds_it() {
 
 // covers 7.71 7.50
 #[test]
-fn who_does_not_answer_is_given_up() {
+fn an_unanswered_request_times_out() {
     let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
     let listener = far.connector.listen(far.at(12), 0).unwrap();
     // The active side gives up before it completes.
@@ -228,7 +228,7 @@ fn who_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn a_program_that_takes_its_time_is_waited_for() {
+fn a_slow_program_is_waited_for() {
     let (near, far) = (End::new("127.0.25.1:4791"), End::new("127.0.25.2:4791"));
     let listener = far.connector.listen(far.at(13), 0).unwrap();
     let asked = near.connect(far.at(13), ConnectionOptions::new());
@@ -258,7 +258,7 @@ fn a_request_that_was_taken_outlives_its_listener_and_one_that_waits_is_refused(
 
 // covers 7.62
 #[test]
-fn a_device_that_is_removed_ends_what_is_asked_of_it() {
+fn removal_of_the_device_ends_pending_calls() {
     let (near, far) = (End::new("127.0.26.1:4791"), End::new("127.0.26.2:4791"));
     let _listener = far.connector.listen(far.at(14), 0).unwrap();
     let asked = near.connect(far.at(14), ConnectionOptions::new());
@@ -270,7 +270,7 @@ fn a_device_that_is_removed_ends_what_is_asked_of_it() {
 
 // covers 7.51
 #[test]
-fn addresses_have_identifiers_and_both_ends_see_each_others() {
+fn both_sides_see_each_others_gid_and_address() {
     for (near, far, expected) in [
         ("127.0.27.1:4791", "127.0.27.2:4791", "::ffff:127.0.27.2"),
         ("[::1]:4791", "[::1]:4791", "::1"),
@@ -294,7 +294,7 @@ fn addresses_have_identifiers_and_both_ends_see_each_others() {
 
 // covers 7.54
 #[test]
-fn each_step_is_told_once_and_in_its_order() {
+fn each_event_is_reported_once_and_in_order() {
     let (near, far) = (End::new("127.0.28.1:4791"), End::new("127.0.28.2:4791"));
     let told = Arc::new(Mutex::new(Vec::new()));
     let note = |what: &'static str| {
@@ -331,7 +331,7 @@ fn each_step_is_told_once_and_in_its_order() {
 
 // covers 7.57
 #[test]
-fn code_0_has_a_sender_without_a_receive_wait_655_milliseconds() {
+fn rnr_timer_code_0_delays_655_milliseconds() {
     let (near, far) = (End::new("127.0.29.1:4791"), End::new("127.0.29.2:4791"));
     let listener = far.connector.listen(far.at(0), 0).unwrap();
     let asked = near.connect(listener.address(), ConnectionOptions::new());

@@ -74,7 +74,7 @@ fn packets_are_found_behind_every_link() {
 }
 
 #[test]
-fn what_fills_up_a_short_packet_is_no_part_of_it() {
+fn link_layer_padding_is_no_part_of_a_packet() {
     let octets = [ethernet(ethertype::IPV4), roce_v4(b""), vec![0; 6]].concat();
     let capture = dissected(&[captured(LinkType::Ethernet, octets)]);
     assert_eq!(complaints(&capture), [""; 0]);
@@ -82,7 +82,7 @@ fn what_fills_up_a_short_packet_is_no_part_of_it() {
 }
 
 #[test]
-fn a_wrong_icrc_is_told_and_kept() {
+fn a_wrong_icrc_is_a_complaint_and_kept() {
     let mut octets = [ethernet(ethertype::IPV4), roce_v4(b"hello")].concat();
     let last = octets.len() - 1;
     octets[last] ^= 1;
@@ -98,7 +98,7 @@ fn a_wrong_icrc_is_told_and_kept() {
 }
 
 #[test]
-fn what_a_router_changes_is_none_of_the_icrcs_business() {
+fn fields_that_routers_change_do_not_affect_the_icrc() {
     let mut octets = roce_v4(b"hello");
     octets[1] = 0x03;
     octets[8] = 1;
@@ -108,7 +108,7 @@ fn what_a_router_changes_is_none_of_the_icrcs_business() {
 }
 
 #[test]
-fn what_does_not_parse_on_the_port_of_rocev2_is_told() {
+fn an_invalid_datagram_on_the_port_of_rocev2_is_a_complaint() {
     let packet = roce_v4(b"hello");
     let with = |at: usize, octet: u8| {
         let mut octets = packet.clone();
@@ -134,7 +134,7 @@ fn what_does_not_parse_on_the_port_of_rocev2_is_told() {
 }
 
 #[test]
-fn what_is_of_neither_protocol_is_no_complaint() {
+fn packets_of_other_protocols_are_no_complaint() {
     let arp = octets_of(&Ethernet {
         ethertype: 0x0806,
         ..Ethernet::default()

@@ -74,7 +74,7 @@ fn apply(packets: &mut Vec<Captured>, change: &Change) {
 proptest! {
     // `dissected` builds what it takes apart again, and compares.
     #[test]
-    fn whatever_is_captured_is_built_again(
+    fn every_capture_is_encoded_again(
         which in any::<Index>(),
         changes in proptest::collection::vec(change(), 1..12),
     ) {
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_a_packet(
+    fn arbitrary_bytes_as_a_packet_do_not_panic(
         octets in proptest::collection::vec(any::<u8>(), 0..200),
         link in 0..4,
     ) {
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_a_file_or_not(
+    fn arbitrary_bytes_as_a_file_do_not_panic(
         kind in 0..3,
         octets in proptest::collection::vec(any::<u8>(), 0..400),
     ) {

@@ -132,7 +132,7 @@ fn segments_may_come_in_any_order_and_twice() {
 }
 
 #[test]
-fn what_comes_before_the_request_waits_for_it() {
+fn segments_before_the_request_wait_for_it() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"early"));
     made.send(&frame);
@@ -144,7 +144,7 @@ fn what_comes_before_the_request_waits_for_it() {
 }
 
 #[test]
-fn octets_that_change_when_sent_again_are_told() {
+fn retransmissions_with_other_bytes_are_complaints() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"hello"));
     let at = made.initiator.next;
@@ -159,7 +159,7 @@ fn octets_that_change_when_sent_again_are_told() {
 }
 
 #[test]
-fn a_probe_of_one_octet_is_none_of_the_streams() {
+fn a_keep_alive_of_one_byte_is_no_part_of_the_stream() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"hello"));
     made.send(&frame);
@@ -170,7 +170,7 @@ fn a_probe_of_one_octet_is_none_of_the_streams() {
 }
 
 #[test]
-fn a_wrong_crc_is_told_and_the_next_frame_found() {
+fn a_wrong_crc_is_a_complaint_and_the_next_frame_is_found() {
     let mut made = Made::new(true, true);
     let mut frame = made.frame(&write(b"hello"));
     frame[20] ^= 1;
@@ -195,7 +195,7 @@ fn a_wrong_crc_is_told_and_the_next_frame_found() {
 }
 
 #[test]
-fn behind_a_wrong_marker_nothing_can_be_told_apart() {
+fn frames_behind_a_wrong_marker_are_not_parsed() {
     let mut made = Made::new(true, false);
     let mut frame = made.frame(&write(b"hello"));
     frame[3] = 4;
@@ -212,7 +212,7 @@ fn behind_a_wrong_marker_nothing_can_be_told_apart() {
 }
 
 #[test]
-fn a_segment_that_does_not_parse_is_told() {
+fn an_invalid_segment_is_a_complaint() {
     let mut made = Made::new(false, true);
     for ulpdu in [
         &b""[..],
@@ -233,7 +233,7 @@ fn a_segment_that_does_not_parse_is_told() {
 }
 
 #[test]
-fn what_the_capture_cuts_off_is_no_fault_and_what_the_sender_does_is() {
+fn truncation_by_the_capture_is_no_complaint_but_by_the_sender_is() {
     for ends in [false, true] {
         let mut made = Made::new(false, true);
         let frame = made.frame(&write(b"hello"));
@@ -250,7 +250,7 @@ fn what_the_capture_cuts_off_is_no_fault_and_what_the_sender_does_is() {
 }
 
 #[test]
-fn a_segment_that_was_not_captured_is_missed() {
+fn a_segment_missing_from_the_capture_is_a_complaint() {
     let mut made = Made::new(false, true);
     for _ in 0..3 {
         let frame = made.frame(&write(b"hello"));
@@ -270,7 +270,7 @@ fn a_segment_that_was_not_captured_is_missed() {
 }
 
 #[test]
-fn a_connection_that_is_not_mpas_is_passed_over() {
+fn a_connection_other_than_mpa_is_skipped() {
     let (mut initiator, mut responder) = End::pair();
     let packets = [
         initiator.syn(false),
@@ -287,7 +287,7 @@ fn a_connection_that_is_not_mpas_is_passed_over() {
 }
 
 #[test]
-fn what_is_not_mpas_may_be_sent_again_with_more_behind_it() {
+fn segments_of_other_protocols_may_be_repeated_with_more_bytes() {
     let (mut initiator, mut responder) = End::pair();
     let mut packets = vec![initiator.syn(false), responder.syn(true)];
     let begin = initiator.next;
@@ -299,7 +299,7 @@ fn what_is_not_mpas_may_be_sent_again_with_more_behind_it() {
 }
 
 #[test]
-fn a_connection_without_its_beginning_is_passed_over() {
+fn a_connection_without_its_beginning_is_skipped() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"hello"));
     made.send(&frame);
@@ -309,7 +309,7 @@ fn a_connection_without_its_beginning_is_passed_over() {
 }
 
 #[test]
-fn without_a_reply_nobody_knows_how_frames_look() {
+fn frames_before_the_reply_are_not_parsed() {
     let mut made = Made::new(false, true);
     let frame = made.frame(&write(b"hello"));
     made.send(&frame);
@@ -319,7 +319,7 @@ fn without_a_reply_nobody_knows_how_frames_look() {
 }
 
 #[test]
-fn a_refused_connection_is_left_to_the_program() {
+fn bytes_after_a_rejected_request_are_not_parsed() {
     let (mut initiator, mut responder) = End::pair();
     let mut refusal = start(Kind::Reply, false, false);
     refusal[16] |= 0x20;
@@ -336,7 +336,7 @@ fn a_refused_connection_is_left_to_the_program() {
 }
 
 #[test]
-fn a_request_that_is_wrong_is_told() {
+fn an_invalid_request_is_a_complaint() {
     let (mut initiator, mut responder) = End::pair();
     let mut request = start(Kind::Request, false, true);
     request[18] = 0xff;
@@ -379,7 +379,7 @@ fn the_same_ports_may_serve_another_connection() {
 }
 
 #[test]
-fn a_terminate_says_what_it_means() {
+fn a_terminate_is_shown_with_the_name_of_its_code() {
     let mut made = Made::new(false, true);
     let header = SegmentHeader::Untagged(Untagged::new(Opcode::TERMINATE, 2, 1, 0, true));
     let about = SegmentHeader::Tagged(Tagged::new(Opcode::WRITE, 1, 2, true));

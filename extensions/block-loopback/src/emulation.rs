@@ -10,7 +10,7 @@ use verbs_api::{
 
 use crate::LoopbackFeatures;
 
-/// The emulation.
+/// The emulation of the extension.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.
@@ -29,15 +29,15 @@ impl Emulation for InSoftware {
 
     fn extend_qp(&self, _: &QpExtension, _: &QpHandle<'_>) -> Result<QpHooks, VerbError> {
         Ok(QpHooks {
-            delivery_filter: Some(Box::new(NotMyOwn)),
+            delivery_filter: Some(Box::new(OthersOnly)),
             ..QpHooks::default()
         })
     }
 }
 
-struct NotMyOwn;
+struct OthersOnly;
 
-impl DeliveryFilter for NotMyOwn {
+impl DeliveryFilter for OthersOnly {
     fn takes(&self, sender: Station, receiver: Station, _: Gid) -> bool {
         sender != receiver || rules::is_broken(Rule::LoopbackBlocked)
     }

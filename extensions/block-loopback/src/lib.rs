@@ -1,7 +1,7 @@
-//! Block loopback: a datagram queue pair that does not get what it sends to its own groups.
+//! Block loopback: a datagram queue pair that does not receive its own multicasts.
 //!
-//! Only its own multicasts are kept from it: other queue pairs of the device get them, it gets those of others, and what
-//! is sent to it alone arrives.
+//! Only its own multicasts are filtered: other queue pairs of the device receive them, and it still receives those of others
+//! and all unicasts.
 //!
 //! ```no_run
 //! use block_loopback::{BlockLoopback, LoopbackFeatures};
@@ -33,10 +33,10 @@ pub use emulation::{EMULATION, InSoftware};
 pub use probes::PROBES;
 
 bitflags! {
-    /// What a device can keep from its own queue pairs.
+    /// Which loopback a device can block.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct LoopbackFeatures: u64 {
-        /// A datagram queue pair can be created so that it does not get its own multicasts.
+        /// A datagram queue pair can be created such that it does not receive its own multicasts.
         ///
         /// * Guarantees: what the queue pair sends to a group that it is in is not delivered to itself.
         /// * Limits: none.

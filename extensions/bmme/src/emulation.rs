@@ -5,7 +5,7 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Binding, KeyTable};
 use verbs_api::{Access, Features, PageList, Transport, capability::DeviceAttributes};
 
-/// The emulation, on the key table of the engine.
+/// The emulation of the extension, on the engine's key table.
 pub struct OnKeyTable;
 
 /// The part of the extension that software devices need.
@@ -18,7 +18,7 @@ impl Emulation for OnKeyTable {
             | Features::ZBVA
             | Features::BLOCK_LIST
             | Features::SG_GAPS;
-        // A driver that names a kind of window has a place for it; of type 2 a device has one kind.
+        // The driver determines which types of window the device has; of type 2 it has one kind.
         let windows = match device.features {
             features if features.contains(Features::WINDOW_2A) => Features::WINDOW_2A,
             _ => Features::WINDOW_2B,

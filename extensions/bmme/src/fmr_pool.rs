@@ -1,11 +1,10 @@
-//! A pool of keys that are mapped and unmapped again and again, in the manner of FMR, over fast-register.
+//! A pool of keys that are mapped and unmapped over and over, like FMRs, by fast-register.
 //!
-//! It uses nothing but verbs, so it works on every device that has fast-register, emulated or not.
+//! It uses only verbs, so it works on every device with fast-register.
 //!
-//! Mapping and unmapping are work requests. The pool posts them on a pair of queue pairs of its own
-//! that are connected with each other, never on the program's: neither the program's send queue nor
-//! its completion queues carry anything of the pool. A pair and not one queue pair that is its own
-//! peer, because a stream transport needs two ends; nothing is ever sent between them.
+//! Mapping and unmapping are work requests. The pool posts them on two queue pairs of its own that are connected to each other,
+//! not on the program's: the program's send queue and completion queues are not used. They are two and not one that is its own
+//! peer, because a stream transport needs two sides; nothing is ever sent between them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,11 +20,11 @@ use verbs_api::{
     wr::{self, PostReason, SendFlags, WorkRequest},
 };
 
-/// Requests that a slot has outstanding at most: a mapping invalidates the key of before and registers
-/// the next one, and an unmap may follow before that has ended.
+/// Most outstanding requests of a slot: a mapping invalidates the previous key and registers the next, and an unmap may follow
+/// before these have completed.
 const REQUESTS_PER_SLOT: u32 = 3;
 
-/// What a pool is made of.
+/// Options of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct FmrPoolOptions {
@@ -37,8 +36,8 @@ pub struct FmrPoolOptions {
 }
 
 impl FmrPoolOptions {
-    /// A pool of `pool_size` slots, each for `max_pages` pages, blocks or elements at most; 32 maps
-    /// between two unmaps, peers may read and write.
+    /// A pool of `pool_size` slots of at most `max_pages` pages, blocks or elements each; 32 maps per unmap, remote read and
+    /// write.
     pub const fn new(pool_size: u32, max_pages: u32) -> Self {
         let access = Access::LOCAL_WRITE
             .union(Access::REMOTE_WRITE)
@@ -52,19 +51,19 @@ impl FmrPoolOptions {
         }
     }
 
-    /// How often a slot can be mapped between two unmaps, 1 to 255: a key has 255 successors.
+    /// How often a slot can be mapped before it is unmapped, 1 to 255: a key has 255 successors.
     pub const fn max_maps(mut self, max_maps: u8) -> Self {
         self.max_maps = max_maps;
         self
     }
 
-    /// How many dropped slots are unmapped in one batch. A quarter of the pool unless set.
+    /// How many dropped slots are unmapped in one batch. By default a quarter of the pool.
     pub const fn dirty_watermark(mut self, slots: u32) -> Self {
         self.dirty_watermark = Some(slots);
         self
     }
 
-    /// The rights of every mapping.
+    /// The access of every mapping.
     pub const fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
@@ -78,7 +77,7 @@ impl FmrPoolOptions {
                 reason,
             ));
         }
-        // A bound window would keep its slot from being unmapped.
+        // A bound window would prevent its slot from being unmapped.
         if self.access.contains(Access::MW_BIND) {
             let reason = "windows cannot be bound to what a pool maps";
             return Err(VerbError::argument("access", reason));
@@ -95,20 +94,20 @@ impl FmrPoolOptions {
     }
 }
 
-/// Why a pool refused.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FmrError {
-    /// Every slot is taken, or waits to be unmapped.
+    /// Every slot is in use, or waits to be unmapped.
     #[error("every one of the {pool_size} slots is in use")]
     Exhausted {
         /// Slots of the pool.
         pool_size: u32,
     },
-    /// The slot has to be unmapped first.
+    /// The slot must be unmapped first.
     #[error("mapped {max_maps} times since it was unmapped (max_maps): unmap it first")]
     MaxMapsExceeded {
-        /// Maps between two unmaps.
+        /// Maps per unmap.
         max_maps: u8,
     },
     /// The list has more entries than a slot.
@@ -116,13 +115,13 @@ pub enum FmrError {
     TooManyPages {
         /// Entries of a slot.
         max_pages: u32,
-        /// Entries given.
+        /// Entries of the list.
         given: u32,
     },
     /// A request of the pool was not posted.
     #[error("not posted: {0}")]
     Post(PostReason),
-    /// A request of the pool failed: the pool is of no use any more.
+    /// A request of the pool failed: the pool cannot be used any more.
     #[error("failed with {0:?}: the pool can only be dropped")]
     Failed(WcStatus),
     /// A verb failed.
@@ -130,31 +129,31 @@ pub enum FmrError {
     Verb(#[from] VerbError),
 }
 
-/// What a slot maps now.
+/// The current mapping of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FmrMapping {
     /// The key for peers.
     pub rkey: RKey,
-    /// The address of the first octet, as requests and peers name it.
+    /// The address of the first byte, as requests and peers name it.
     pub iova: u64,
-    /// Octets.
+    /// Length in bytes.
     pub length: u64,
     sge: Sge,
 }
 
 impl FmrMapping {
-    /// What a peer is told to reach the octet at `offset`.
+    /// The remote address of the byte at `offset`.
     pub const fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova.wrapping_add(offset), self.rkey)
     }
 
-    /// A stretch for a request's scatter/gather list.
+    /// An SGE of part of it.
     pub const fn sge(&self, offset: u64, length: u32) -> Sge {
         self.sge.at(self.iova.wrapping_add(offset), length)
     }
 }
 
-/// Slots that are mapped again and again. Cloning shares it; it lives as long as one of its slots.
+/// A pool of slots. Cloning shares it; it lives as long as one of its slots.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd) -> Result<(), Box<dyn std::error::Error>> {
@@ -180,7 +179,7 @@ struct Inner {
     options: FmrPoolOptions,
     state: Mutex<State>,
     qp: Qp,
-    // The other end of a connection that carries nothing.
+    // The other side of a connection that carries no traffic.
     _peer: Qp,
     cq: Cq,
 }
@@ -206,7 +205,7 @@ impl FmrPool {
     /// Makes a pool in a domain. Needs [`Features::BMME`].
     ///
     /// # Errors
-    /// The feature is missing, or a number is 0 or beyond the device's limits.
+    /// The feature is missing, or a number is 0 or exceeds the device's limits.
     pub fn create(pd: &Pd, options: FmrPoolOptions) -> Started<Self> {
         let context = pd.open_device();
         let missing = Features::BMME - context.features();
@@ -278,20 +277,20 @@ impl FmrPool {
         Self { inner }
     }
 
-    /// What it was made of.
+    /// The options of the pool.
     pub fn options(&self) -> FmrPoolOptions {
         self.inner.options
     }
 
-    /// Slots that can be taken without an unmap.
+    /// How many slots can be taken without an unmap.
     pub fn available(&self) -> usize {
         self.inner.state().clean.len()
     }
 
-    /// Takes a slot. Where only dropped slots are left, they are unmapped first.
+    /// Takes a slot. If only dropped slots are left they are unmapped first.
     ///
     /// # Errors
-    /// All are in use, or the unmapping of those that were dropped has not ended.
+    /// All slots are in use, or the unmapping of dropped ones has not completed.
     #[doc(alias = "ib_alloc_fmr")]
     pub fn take(&self) -> Result<Fmr, FmrError> {
         let mut state = self.inner.state();
@@ -310,11 +309,11 @@ impl FmrPool {
         })
     }
 
-    /// Unmaps slots in one batch: when it has ended, every key that they ever had is dead, and each
-    /// can be mapped as often as at first.
+    /// Unmaps slots in one batch: once it has completed, every key that they had is invalid, and each can be mapped as often as
+    /// at first.
     ///
     /// # Errors
-    /// A slot is another pool's, or the batch was not posted.
+    /// A slot belongs to another pool, or the batch was not posted.
     #[doc(alias = "ib_unmap_fmr")]
     pub fn unmap<'f>(&self, slots: impl IntoIterator<Item = &'f mut Fmr>) -> Started<(), FmrError> {
         let mut slots: Vec<_> = slots.into_iter().collect();
@@ -326,7 +325,7 @@ impl FmrPool {
         self.inner.unmap(slots)
     }
 
-    /// Unmaps every slot that was dropped, in one batch; they can be taken again then.
+    /// Unmaps all dropped slots in one batch; they can be taken again afterwards.
     ///
     /// # Errors
     /// The batch was not posted.
@@ -360,16 +359,16 @@ fn fill(
     });
 }
 
-/// A slot of a pool, taken. Dropped, it goes back: its key stays usable until the pool unmaps what
-/// was dropped, with the next batch.
+/// A slot of a pool, in use. Dropping it returns it: its key stays valid until the pool unmaps dropped slots, in the next
+/// batch.
 pub struct Fmr {
     pool: Arc<Inner>,
-    // Taken out when dropped.
+    // `None` once it is dropped.
     slot: Option<Slot>,
 }
 
 impl Fmr {
-    /// Maps `pages` under a new key, the first octet at `iova`; what was mapped before is not any more.
+    /// Maps `pages` under a new key, with the first byte at `iova`; the previous mapping ends.
     ///
     /// # Errors
     /// Mapped too often since the last unmap, or the list is too long.
@@ -381,16 +380,16 @@ impl Fmr {
         }
     }
 
-    /// How often it can still be mapped before it must be unmapped.
+    /// How often it can still be mapped before an unmap.
     pub fn maps_left(&self) -> u8 {
         let maps = self.slot.as_ref().map_or(0, |slot| slot.maps);
         self.pool.options.max_maps - maps
     }
 
-    /// Gives the slot back; it is unmapped first, now and not with a batch.
+    /// Returns the slot, and unmaps it at once instead of in a batch.
     ///
     /// # Errors
-    /// As [`FmrPool::unmap`].
+    /// Those of [`FmrPool::unmap`].
     #[doc(alias = "ib_dealloc_fmr")]
     pub fn dealloc(mut self) -> Started<(), FmrError> {
         let Some(mut slot) = self.slot.take() else {
@@ -462,7 +461,7 @@ impl Inner {
         let (refused, started) = self.post(requests, mapping);
         slot.registered = match refused {
             0 => Some(rkey),
-            // The invalidate before it was posted.
+            // The invalidate in front of it was posted.
             1 => None,
             _ => before,
         };
@@ -498,7 +497,7 @@ impl Inner {
         self.give_back(slots, started)
     }
 
-    // Puts slots back when their unmap has ended: where it failed, they wait for another.
+    // Returns slots whose unmap has completed; where it failed, they wait for another.
     fn give_back(
         self: &Arc<Self>,
         slots: Vec<Slot>,
@@ -521,8 +520,7 @@ impl Inner {
         started
     }
 
-    // Posts requests with one doorbell. Answers how many were refused, and `outcome` when the last
-    // has completed.
+    // Posts requests with one doorbell. Returns how many were refused, and the `outcome` once the last has completed.
     fn post<T: Send + 'static>(
         &self,
         requests: Vec<WorkRequest<'_>>,
@@ -564,7 +562,7 @@ impl Inner {
         id
     }
 
-    // Ends what has completed. The requests of a batch carry one id: the first completion counts.
+    // Handles completions. The requests of a batch share one id: the first completion counts.
     fn reap(&self) {
         let mut slots: [Completion; 16] = Default::default();
         while let Ok(done) = self.cq.poll(&mut slots) {
@@ -581,7 +579,7 @@ impl Inner {
         }
     }
 
-    // Arms the queue for what completes later; whether something has completed meanwhile.
+    // Arms the queue for later completions; returns whether there are any already.
     fn has_missed(&self) -> bool {
         self.cq.arm(Notify::Next).unwrap_or(false)
     }

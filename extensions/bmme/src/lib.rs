@@ -1,8 +1,8 @@
 //! Base memory management: keys without memory, fast-register, local and remote invalidate, windows of type 2.
 //!
-//! The feature bits and the work requests are the core's; this crate is what makes software devices have them, the typed
-//! [handle](Bmme), the [probes](PROBES) that prove each bit, and the [pool](FmrPool) that hands out fresh keys and
-//! invalidates old ones behind the data path. Linking it turns it on: name it once, `use bmme as _;`.
+//! The feature bits and the work requests belong to the core. This crate adds them to software devices, and has the typed
+//! [handle](Bmme), the [probes](PROBES) that verify each bit, and a [pool](FmrPool) that hands out fresh keys and invalidates
+//! old ones off the data path. Link it to enable it: name it once, `use bmme as _;`.
 #![forbid(unsafe_code)]
 
 mod emulation;

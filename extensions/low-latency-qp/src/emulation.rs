@@ -15,7 +15,7 @@ use verbs_api::{
 
 use crate::{Counts, LowLatencyFeatures, Watch};
 
-/// The emulation.
+/// The emulation of the extension.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.

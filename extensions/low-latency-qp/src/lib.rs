@@ -1,10 +1,10 @@
-//! Low-latency queue pairs: completions that are seen without a look at the completion queue.
+//! Low-latency queue pairs: completions that are visible without polling the completion queue.
 //!
-//! A program that waits for one thing spins on a [`Progress`]: two counters that the device moves as soon as a request of
-//! the send queue, or a receive, is over. The completion comes to the completion queue all the same and in its order, so
-//! that nothing else of a program changes: the mode is a hint, and an emulated device promises no number.
+//! A program that waits for one thing spins on a [`Progress`]: two counters that the device advances as soon as a request of
+//! the send queue, or a receive, has completed. The completion arrives in the completion queue all the same, in its order, so
+//! that nothing else changes for the program: the mode is a hint, and an emulated device promises no latency.
 //!
-//! What fails is not counted, and nothing that is flushed behind it: those completions are in the completion queue alone.
+//! Failed and flushed requests are not counted: their completions are in the completion queue only.
 //!
 //! ```no_run
 //! use low_latency_qp::{LowLatency, LowLatencyFeatures, Watch};
@@ -18,7 +18,7 @@
 //! while progress.receives() == seen {
 //!     std::hint::spin_loop();
 //! }
-//! // The octets have been placed; the completion is in `cq`.
+//! // The bytes have been placed; the completion is in `cq`.
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -43,20 +43,20 @@ pub use emulation::{EMULATION, InSoftware};
 pub use probes::PROBES;
 
 bitflags! {
-    /// How a device can show completions.
+    /// Ways in which a device can show completions.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct LowLatencyFeatures: u64 {
-        /// Queue pairs whose completions are seen without a look at the completion queue.
+        /// Queue pairs whose completions are visible without polling the completion queue.
         ///
-        /// * Guarantees: a [`Progress`](crate::Progress) moves when a request or receive is over, and not later than its
-        ///   completion is in the completion queue.
+        /// * Guarantees: a [`Progress`](crate::Progress) advances when a request or receive has completed, and no later than
+        ///   the completion is in the completion queue.
         /// * Limits: no shared receive queue.
         /// * Who: eHCA; emulated devices.
         /// * Source: the low-latency queue pairs of eHCA's driver.
         const LOW_LATENCY = 1;
     }
 
-    /// What of a queue pair is watched.
+    /// Which completions of a queue pair are watched.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Watch: u64 {
         /// Requests of the send queue.
@@ -84,7 +84,7 @@ pub static EXTENSION: ExtensionDescriptor =
 
 link_extension!(EXTENSION);
 
-/// Low-latency queue pairs: makes the [`Progress`] that a queue pair is created with.
+/// Low-latency queue pairs: makes the [`Progress`] with which a queue pair is created.
 #[derive(Clone, Copy, Debug)]
 pub struct LowLatency(());
 
@@ -101,10 +101,10 @@ impl Extension for LowLatency {
 }
 
 impl LowLatency {
-    /// A progress for one queue pair, or the sum of several.
+    /// A progress of one queue pair, or the sum of several.
     ///
     /// # Errors
-    /// Nothing is to be watched, or something that there is not.
+    /// Nothing or something unknown is to be watched.
     pub fn watch(&self, what: Watch) -> Result<Progress, VerbError> {
         if what.is_empty() || !Watch::all().contains(what) {
             return Err(VerbError::argument("watch", "SENDS, RECEIVES or both"));
@@ -114,7 +114,7 @@ impl LowLatency {
     }
 }
 
-/// How far queue pairs have come: pass it to [`QpOptions::with`](verbs_api::QpOptions::with). Cloning shares it.
+/// The progress of queue pairs: pass it to [`QpOptions::with`](verbs_api::QpOptions::with). Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct Progress {
     what: Watch,
@@ -128,14 +128,14 @@ pub(crate) struct Counts {
 }
 
 impl Progress {
-    /// Requests of the send queue that have succeeded, in order, whether they complete with a completion or not. What a
-    /// peer sees of them, it sees before they are counted where the transport acknowledges.
+    /// How many requests of the send queue have succeeded, in order, signaled or not. Where the transport acknowledges, the
+    /// peer sees their effects before they are counted.
     #[inline]
     pub fn sends(&self) -> u64 {
         self.counts.sends.load(Ordering::Acquire)
     }
 
-    /// Receives that have succeeded: their octets have been placed.
+    /// How many receives have succeeded: their data are in place.
     #[inline]
     pub fn receives(&self) -> u64 {
         self.counts.receives.load(Ordering::Acquire)

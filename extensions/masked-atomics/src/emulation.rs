@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 use crate::MaskedFeatures;
 use crate::request::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 
-/// The emulation, with the processor's own atomics.
+/// The emulation of the extension, by the processor's own atomics.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.
@@ -44,7 +44,7 @@ impl MaskedAtomics for InSoftware {
     }
 }
 
-/// What `current` becomes; `None` where it stays (RFC 7306 section 5.1).
+/// The new value for `current`; `None` if it does not change (RFC 7306 section 5.1).
 pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
     match op {
         AtomicOp::FetchAdd { add, mask } => {
@@ -53,7 +53,7 @@ pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
             } else {
                 mask
             };
-            // Without the highest bit of any field no carry leaves its field.
+            // Without the highest bit of each field no carry crosses fields.
             let sum = (current & !mask).wrapping_add(add & !mask);
             Some(sum ^ ((current ^ add) & mask))
         }
@@ -77,7 +77,7 @@ pub(crate) fn apply(op: AtomicOp, current: u64) -> Option<u64> {
 struct CompareSwap;
 struct FetchAdd;
 
-// The original travels in network order; where it is placed it is this machine's (FEATURES 4.25).
+// The original is in network order on the wire, and in host order in the sink (FEATURES 4.25).
 fn carry_out(
     parts: Option<(RemoteAddress, AtomicOp)>,
     memory: &TargetMemory<'_>,
@@ -90,8 +90,8 @@ fn carry_out(
 }
 
 fn to_native(answer: &mut Octets) {
-    if let Ok(octets) = <[u8; 8]>::try_from(&answer[..]) {
-        answer.copy_from_slice(&u64::from_be_bytes(octets).to_ne_bytes());
+    if let Ok(bytes) = <[u8; 8]>::try_from(&answer[..]) {
+        answer.copy_from_slice(&u64::from_be_bytes(bytes).to_ne_bytes());
     }
 }
 
@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    // Bit by bit, the carry dropped behind each bit that ends a field.
+    // Bit by bit; the carry out of the highest bit of a field is dropped.
     fn ripple(current: u64, add: u64, mask: u64) -> u64 {
         let (mut sum, mut carry) = (0, 0);
         for bit in 0..64 {

@@ -7,7 +7,7 @@ use verbs_api::{
 
 use crate::{COMPARE_SWAP, FETCH_ADD, MaskedFeatures};
 
-/// Masked atomics: who has this was granted them. Queue pairs are made with it.
+/// Masked atomics, granted. Pass it to the options of queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct MaskedAtomics(());
 

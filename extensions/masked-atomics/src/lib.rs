@@ -4,8 +4,8 @@
 //! * A [`MaskedFetchAdd`] adds field by field: each bit of its mask is the *highest* bit of a field, and no carry leaves
 //!   a field. Mask 0 is one field of 64 bits, all ones is an exclusive or.
 //!
-//! Both answer what the eight octets were. On iWARP they travel as RFC 7306 has them; InfiniBand has no public encoding,
-//! and there they travel as other extensions do.
+//! Both return the original eight bytes. On iWARP they are encoded as in RFC 7306; InfiniBand has no public encoding, and there
+//! they are encoded like other extensions' operations.
 //!
 //! ```no_run
 //! use masked_atomics::{MaskedAtomics, MaskedFetchAdd, MaskedFeatures};
@@ -40,13 +40,13 @@ pub use probes::PROBES;
 pub use request::{COMPARE_SWAP, FETCH_ADD, MaskedCompareSwap, MaskedFetchAdd};
 
 bitflags! {
-    /// What a device can do with masks.
+    /// Masked operations of a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct MaskedFeatures: u64 {
-        /// Masked compare-and-swap and masked fetch-and-add on eight octets.
+        /// Masked compare-and-swap and masked fetch-and-add on eight bytes.
         ///
         /// * Guarantees: both operations, atomic as far as the device's `masked_atomic_cap` says.
-        /// * Limits: eight octets, 8-aligned; they share `max_qp_rd_atom` and `max_qp_init_rd_atom` with reads.
+        /// * Limits: eight bytes, 8-aligned; they share `max_qp_rd_atom` and `max_qp_init_rd_atom` with reads.
         /// * Who: ConnectX and later in an encoding of their own; iWARP devices with RFC 7306; emulated devices.
         /// * Source: RFC 7306 section 5.1; the verbs that Linux calls masked atomics.
         const MASKED_64 = 1;
@@ -59,7 +59,7 @@ impl FeatureSet for MaskedFeatures {
 
 pub(crate) const MASKED_64: FeatureInfo = feature!(
     MaskedFeatures::MASKED_64,
-    "atomics on some bits, or on several fields, of eight octets"
+    "atomics on some bits, or on several fields, of eight bytes"
 );
 
 /// The extension.

@@ -1,4 +1,4 @@
-//! The work requests: operands in network order, as they travel.
+//! The work requests, with operands in network order.
 
 use polyverbs_engine::operation::AtomicOp;
 use verbs_api::{
@@ -13,13 +13,13 @@ use crate::MASKED_64;
 
 const RESULT: OperationData = OperationData::Sink { least: 8 };
 
-/// The operation of [`MaskedCompareSwap`], whose completions have its opcode.
+/// The operation of [`MaskedCompareSwap`]; its completions have its opcode.
 pub static COMPARE_SWAP: ExtensionOperation =
     ExtensionOperation::new("masked-atomics", "MASKED_ATOMIC_CMP_AND_SWP", 1, &MASKED_64)
         .body(size_of::<MaskedCompareSwap>() as u16)
         .data(RESULT);
 
-/// The operation of [`MaskedFetchAdd`], whose completions have its opcode.
+/// The operation of [`MaskedFetchAdd`]; its completions have its opcode.
 pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
     "masked-atomics",
     "MASKED_ATOMIC_FETCH_AND_ADD",
@@ -29,7 +29,7 @@ pub static FETCH_ADD: ExtensionOperation = ExtensionOperation::new(
 .body(size_of::<MaskedFetchAdd>() as u16)
 .data(RESULT);
 
-/// The eight octets, as a peer is named.
+/// The remote address of the eight bytes.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Target {
@@ -50,7 +50,7 @@ impl Target {
     }
 }
 
-/// Compares some bits of eight remote octets, and replaces some where they are equal; the original comes back whole.
+/// Compares some bits of eight remote bytes, and replaces some if they are equal; returns the original.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedCompareSwap {
@@ -73,21 +73,21 @@ impl MaskedCompareSwap {
         }
     }
 
-    /// Compares only these bits; none always swaps.
+    /// Compares only these bits; with none it always swaps.
     #[must_use]
     pub fn compare_mask(mut self, bits: u64) -> Self {
         self.compare_mask = U64::new(bits);
         self
     }
 
-    /// Replaces only these bits; none changes nothing.
+    /// Replaces only these bits; with none it changes nothing.
     #[must_use]
     pub fn swap_mask(mut self, bits: u64) -> Self {
         self.swap_mask = U64::new(bits);
         self
     }
 
-    /// The request, with the eight octets that the original goes to.
+    /// The request, with the eight bytes that receive the original.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&COMPARE_SWAP, self, result)
     }
@@ -103,7 +103,7 @@ impl MaskedCompareSwap {
     }
 }
 
-/// Adds to eight remote octets field by field; the original comes back whole.
+/// Adds to eight remote bytes field by field; returns the original.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskedFetchAdd {
@@ -122,15 +122,15 @@ impl MaskedFetchAdd {
         }
     }
 
-    /// Each bit of `highest` is the highest bit of a field, which no carry leaves. Bits above the highest one are a
-    /// field of their own.
+    /// Each bit of `highest` is the highest bit of a field, which no carry crosses. Bits above the highest one are a field of
+    /// their own.
     #[must_use]
     pub fn fields(mut self, highest: u64) -> Self {
         self.mask = U64::new(highest);
         self
     }
 
-    /// The request, with the eight octets that the original goes to.
+    /// The request, with the eight bytes that receive the original.
     pub fn request<'a>(&'a self, result: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&FETCH_ADD, self, result)
     }

@@ -109,8 +109,8 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         }
     }
 
-    // Posts the request of `make` against eight far octets of value 0xff, and answers how it ended, what came back and
-    // what the octets are then.
+    // Posts the request of `make` against eight far bytes of value 0xff, and answers how it ended, what came back and
+    // what the bytes are then.
     fn run(
         &self,
         make: impl FnOnce(&Qp, Sge, RemoteAddress) -> Result<(), PostReason>,
@@ -192,7 +192,7 @@ fn add(qp: &Qp, sink: Sge, remote: RemoteAddress) -> Result<(), PostReason> {
 
 // covers 4.26
 #[test]
-fn infiniband_carries_it_as_an_extension() {
+fn infiniband_encodes_masked_atomics_as_an_extension() {
     let lab = infiniband(true);
     assert_eq!(lab.run(add), (WcStatus::Success, 0xff, 0));
     let numbers = (extension_id("masked-atomics"), FETCH_ADD.number());
@@ -218,7 +218,7 @@ fn infiniband_carries_it_as_an_extension() {
 
 // covers 3.43
 #[test]
-fn a_request_that_comes_again_is_answered_from_what_was_noted() {
+fn a_repeated_request_is_answered_from_the_recorded_result() {
     let lab = infiniband(true);
     lab.link.losing.store(2, Ordering::SeqCst);
     let adds = |qp: &Qp, sink: Sge, remote| {
@@ -236,7 +236,7 @@ fn a_request_that_comes_again_is_answered_from_what_was_noted() {
 
 // covers 4.27
 #[test]
-fn iwarp_carries_it_as_its_own() {
+fn iwarp_encodes_masked_atomics_as_in_rfc_7306() {
     let lab = iwarp(true);
     assert_eq!(lab.run(add), (WcStatus::Success, 0xff, 0));
     let swap = |qp: &Qp, sink: Sge, remote| {
@@ -270,7 +270,7 @@ fn iwarp_carries_it_as_its_own() {
 
 // covers 1.07 1.17
 #[test]
-fn a_device_without_it_answers_as_to_an_unknown_opcode() {
+fn a_device_without_the_extension_refuses_its_opcodes_as_unknown() {
     let refused = (WcStatus::RemInvReqErr, 0, 0xff);
     assert_eq!(infiniband(false).run(add), refused);
     let lab = iwarp(false);
@@ -288,7 +288,7 @@ fn a_device_without_it_answers_as_to_an_unknown_opcode() {
 
 // covers 4.28 1.06
 #[test]
-fn the_scope_of_masked_atomics_is_one_of_its_own() {
+fn masked_atomics_have_a_scope_of_their_own() {
     let lab = infiniband(false);
     let (with, without) = (lab.near.attributes(), lab.far.attributes());
     assert_eq!(with.masked_atomic_cap, with.atomic_cap);

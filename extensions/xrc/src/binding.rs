@@ -1,4 +1,4 @@
-//! Extended reliable connections on real devices: domains, queues and queue pairs are the library's.
+//! XRC on real devices: domains, queues and queue pairs of the library.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,7 +13,7 @@ use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
 use crate::XrcFeatures;
 use crate::opening::{FileId, Opening, lock};
 
-/// What devices of rdma-core need of the extension.
+/// The binding of the extension to real devices.
 pub struct OnDevices;
 
 /// The part of the extension that real devices need.
@@ -34,13 +34,13 @@ impl Binding for OnDevices {
 /// The openings of a domain in this process.
 #[derive(Default)]
 struct Openings {
-    /// How many are not given back.
+    /// How many of them are not closed.
     opened: usize,
     all: Vec<Weak<Xrcd>>,
 }
 
 impl Openings {
-    /// What was made in them and lives.
+    /// Live objects that were made in them.
     fn members(&self) -> Vec<Holder> {
         let alive = self.all.iter().filter_map(Weak::upgrade);
         alive.flat_map(|xrcd| xrcd.members()).collect()
@@ -55,7 +55,7 @@ struct Known {
 
 static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
-/// Those of the domain of a file; an anonymous one is opened once.
+/// The openings of a file's domain; an anonymous domain has one of its own.
 fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
     let Some(file) = file else {
         return Arc::default();
@@ -77,13 +77,13 @@ fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {
     openings
 }
 
-/// One of them.
+/// One opening.
 struct OnDevice {
     xrcd: Arc<Xrcd>,
     openings: Arc<Mutex<Openings>>,
 }
 
-/// Opens a domain of the library's.
+/// Opens a domain of the library.
 pub(crate) fn open(
     device: &OpenDevice,
     id: DeviceId,
@@ -121,7 +121,7 @@ impl Opening for OnDevice {
         if openings.opened == 1 && !members.is_empty() {
             return Err(members);
         }
-        // The library's is closed with the last of what was made in this opening.
+        // The library's domain is closed with the last object that was made in this opening.
         if self.xrcd.members().is_empty() {
             match self.xrcd.close() {
                 Err(error) if error.kind() == ErrorKind::Busy => return Err(Vec::new()),

@@ -1,4 +1,4 @@
-//! Domains of emulated devices, and where they live: one per device and file, in one process.
+//! XRC domains of emulated devices: one per device and file, within one process.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,13 +16,13 @@ use polyverbs_engine::rules::{self, Rule};
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::{VerbError, objects::DeviceId};
 
-use crate::emulation::Shared;
 use crate::opening::{FileId, lock};
+use crate::target::SharedTarget;
 
-/// A domain of a device: its shared receive queues by number, and its targets.
+/// A domain: its shared receive queues by number, and its targets by number.
 pub(crate) struct Domain {
     contents: Mutex<Contents>,
-    // Held while the domain lives: no other process has one of this file meanwhile.
+    // Held while the domain lives: no other process has a domain of this file meanwhile.
     _claim: Option<Arc<Claim>>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Domain {
 struct Contents {
     opened: usize,
     srqs: HashMap<u32, (ObjectId, Arc<Target>)>,
-    targets: HashMap<u32, Arc<Shared>>,
+    targets: HashMap<u32, Arc<SharedTarget>>,
 }
 
 struct Known {
@@ -43,29 +43,29 @@ static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 static CLAIMS: Mutex<Vec<(FileId, Weak<Claim>)>> = Mutex::new(Vec::new());
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
-/// Numbers of shared receive queues have 24 bits, and 0 is none.
+/// Numbers of shared receive queues have 24 bits; 0 is invalid.
 const LAST_NUMBER: u32 = 0xff_ffff;
 
 impl Domain {
-    /// A domain that nobody else can open.
+    /// A domain that cannot be opened again.
     pub(crate) fn anonymous() -> Arc<Self> {
         Self::new(None)
     }
 
-    /// The domain of a file, opened or created as `flags` have it.
+    /// The domain of a file, opened or created according to `flags`.
     pub(crate) fn of_file(
         device: DeviceId,
         file: FileId,
         flags: OpenFlags,
     ) -> Result<Arc<Self>, VerbError> {
         let mut known = lock(&KNOWN);
-        // A thread that has just looked at something of a domain may keep it in memory a little longer than it is there.
+        // A thread may hold a reference for a moment after the domain has ended.
         known.retain(|one| one.domain.upgrade().is_some_and(|domain| domain.is_there()));
         let domain = known
             .iter()
             .find(|one| one.device == device && one.file == file)
             .and_then(|one| one.domain.upgrade());
-        // Before the flags: a domain elsewhere is never taken for none.
+        // Checked before the flags: a domain of another process is not taken for none.
         let claim = Claim::of(file)?;
         match domain {
             Some(_) if flags.create && flags.exclusive => Err(VerbError::argument(
@@ -103,7 +103,7 @@ impl Domain {
         })
     }
 
-    /// Gives one opening back. The last one is Busy while something of the domain lives, and tells what.
+    /// Closes one opening. The last one is Busy while objects of the domain live, and returns them.
     pub(crate) fn close(&self) -> Result<(), Vec<Holder>> {
         let mut contents = self.contents();
         if contents.opened == 1 {
@@ -116,13 +116,13 @@ impl Domain {
         Ok(())
     }
 
-    /// Gives one opening back whose handle was dropped. What the domain has goes on.
+    /// Closes one opening whose handle was dropped. Objects of the domain stay.
     pub(crate) fn forget_opening(&self) {
         let mut contents = self.contents();
         contents.opened = contents.opened.saturating_sub(1);
     }
 
-    /// Takes a shared receive queue in: its number.
+    /// Adds a shared receive queue; returns its number.
     pub(crate) fn add_srq(
         &self,
         id: ObjectId,
@@ -142,7 +142,7 @@ impl Domain {
         drop(removed);
     }
 
-    pub(crate) fn add_target(&self, qpn: u32, shared: Arc<Shared>) {
+    pub(crate) fn add_target(&self, qpn: u32, shared: Arc<SharedTarget>) {
         self.contents().targets.insert(qpn, shared);
     }
 
@@ -151,11 +151,11 @@ impl Domain {
         drop(removed);
     }
 
-    pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<Shared>> {
+    pub(crate) fn find_target(&self, qpn: u32) -> Option<Arc<SharedTarget>> {
         self.contents().targets.get(&qpn).cloned()
     }
 
-    // Until everybody has closed it and nothing of it lives.
+    // The domain exists until all openings are closed and no object lives.
     fn is_there(&self) -> bool {
         let contents = self.contents();
         contents.opened > 0 || contents.holders().next().is_some()
@@ -167,7 +167,7 @@ impl Domain {
 }
 
 impl Contents {
-    // What of the domain lives.
+    // Live objects of the domain.
     fn holders(&self) -> impl Iterator<Item = Holder> {
         let holder = |kind| move |id| Holder::new(kind, id);
         let srqs = self.srqs.values().map(|(id, _)| *id);
@@ -197,8 +197,8 @@ impl fmt::Debug for Domain {
     }
 }
 
-/// This process has the domains of a file: a socket that nobody else can bind says so, and says who. The system takes it
-/// back when the process ends, however it ends.
+/// This process has the domain of a file: it has bound a socket that no other process can bind, and that names it. The system
+/// frees the socket when the process ends in any way.
 struct Claim {
     process: u32,
     _listener: UnixListener,
@@ -210,7 +210,7 @@ impl Claim {
         claims.retain(|(_, claim)| claim.strong_count() > 0);
         let mut known = claims.iter().filter(|(known, _)| *known == file);
         if let Some(claim) = known.find_map(|(_, claim)| claim.upgrade()) {
-            // A child of a fork has its parent's claim, and not the domain.
+            // A child of a fork has inherited the claim, but not the domain.
             return match claim.process == std::process::id() {
                 true => Ok(claim),
                 false => Err(elsewhere(claim.process)),
@@ -224,7 +224,7 @@ impl Claim {
     fn take(file: FileId) -> Result<Self, VerbError> {
         let unusable = |error| VerbError::os("claim of a domain", error);
         let address = socket(file).map_err(unusable)?;
-        // Who has it may let go of it between the two looks.
+        // The owner may free the socket between bind and connect.
         for _ in 0..ATTEMPTS {
             match UnixListener::bind_addr(&address) {
                 Ok(listener) => {
@@ -276,9 +276,9 @@ mod tests {
 
     use super::*;
 
-    // A thread that answered a request has it for as long as it takes to end.
+    // The thread that answered a request may hold a reference until it ends.
     #[test]
-    fn a_domain_that_everybody_has_closed_is_not_there_though_a_thread_still_has_it() {
+    fn a_closed_domain_does_not_exist_even_while_a_thread_references_it() {
         let mut simulation = Simulation::new();
         let driver = InfiniBand {
             name: "ib1".to_owned(),

@@ -1,6 +1,6 @@
-//! Extended reliable connections on software devices.
+//! XRC on software devices.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use polyverbs_engine::emulation::{
     Addressing, Emulation, EmulationPart, Gains, NamedSrq, QpHandle, QpHooks, Sharing, SrqParts,
@@ -12,7 +12,6 @@ use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus};
 use verbs_api::{
     Features, Operations, Transport, VerbError,
     capability::DeviceAttributes,
-    event::{EventSubject, EventType},
     extension::{Held, QpExtension, SrqExtension},
     ids::Qpn,
     wr::{PostReason, ReceiveRequest, WorkRequest},
@@ -20,10 +19,10 @@ use verbs_api::{
 
 use crate::XrcFeatures;
 use crate::domain::Domain;
-use crate::opening::lock;
 use crate::qp_types::Role;
+use crate::target::SharedTarget;
 
-/// The emulation.
+/// The emulation of the extension.
 pub struct InSoftware;
 
 /// The part of the extension that software devices need.
@@ -56,7 +55,7 @@ impl Emulation for InSoftware {
             srq: Arc::clone(&queue.srq),
             cq: Arc::clone(&queue.cq),
         })?;
-        Ok(Box::new(Place {
+        Ok(Box::new(SrqInDomain {
             domain: Arc::clone(domain),
             number,
         }))
@@ -76,8 +75,8 @@ impl Emulation for InSoftware {
         let of = extension.held().and_then(Held::get::<TargetOf>);
         let TargetOf { domain, existing } =
             of.ok_or_else(|| VerbError::argument("xrcd", "made by Xrcd"))?;
-        let (shared, is_new) = match existing {
-            None => (Shared::new(domain), true),
+        let (shared, is_new): (Arc<SharedTarget>, _) = match existing {
+            None => (Arc::default(), true),
             Some(qpn) => {
                 let found = domain.find_target(qpn.value());
                 let missing =
@@ -86,7 +85,8 @@ impl Emulation for InSoftware {
             }
         };
         shared.add_handle(handle);
-        let sharing = OneOf {
+        let sharing = NewHandle {
+            domain: Arc::clone(domain),
             shared,
             id: handle.id,
             is_new,
@@ -99,106 +99,49 @@ impl Emulation for InSoftware {
     }
 }
 
-/// The place of a shared receive queue in its domain.
-struct Place {
+/// A shared receive queue in its domain.
+struct SrqInDomain {
     domain: Arc<Domain>,
     number: u32,
 }
 
-impl NamedSrq for Place {
+impl NamedSrq for SrqInDomain {
     fn srq_num(&self) -> u32 {
         self.number
     }
 }
 
-impl Drop for Place {
+impl Drop for SrqInDomain {
     fn drop(&mut self) {
         self.domain.remove_srq(self.number);
     }
 }
 
-/// What a target is made with: its domain, and which one of it where it is there already.
+/// The arguments of a target: its domain, and the number of an existing one to open.
 pub(crate) struct TargetOf {
     pub(crate) domain: Arc<Domain>,
     pub(crate) existing: Option<Qpn>,
 }
 
-/// A target and its handles. It is destroyed with the last of them.
-pub(crate) struct Shared {
+/// A handle being made.
+struct NewHandle {
     domain: Arc<Domain>,
-    parts: Mutex<Parts>,
-}
-
-#[derive(Default)]
-struct Parts {
-    // `None` before it is made, and once it is being destroyed.
-    real: Option<Arc<dyn QpOps>>,
-    handles: Vec<(ObjectId, Arc<dyn EventSink>)>,
-}
-
-impl Shared {
-    fn new(domain: &Arc<Domain>) -> Arc<Self> {
-        Arc::new(Self {
-            domain: Arc::clone(domain),
-            parts: Mutex::default(),
-        })
-    }
-
-    fn add_handle(&self, handle: &QpHandle<'_>) {
-        let events = Arc::clone(handle.events);
-        lock(&self.parts).handles.push((handle.id, events));
-    }
-
-    /// Who has a handle.
-    pub(crate) fn handles(&self) -> Vec<ObjectId> {
-        let parts = lock(&self.parts);
-        parts.handles.iter().map(|(id, _)| *id).collect()
-    }
-
-    fn real(&self) -> Option<Arc<dyn QpOps>> {
-        lock(&self.parts).real.clone()
-    }
-
-    // Takes a handle back: the queue pair where it was the last.
-    fn remove_handle(&self, id: ObjectId) -> Option<Arc<dyn QpOps>> {
-        let mut parts = lock(&self.parts);
-        parts.handles.retain(|(known, _)| *known != id);
-        match parts.handles.is_empty() {
-            true => parts.real.take(),
-            false => None,
-        }
-    }
-}
-
-// What happens to the queue pair concerns every handle.
-impl EventSink for Shared {
-    fn event(&self, event: EventType, _: EventSubject) {
-        let handles = {
-            let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-            parts.handles.clone()
-        };
-        for (id, sink) in handles {
-            sink.event(event, EventSubject::Object(id));
-        }
-    }
-}
-
-struct OneOf {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTarget>,
     id: ObjectId,
     is_new: bool,
 }
 
-impl OneOf {
+impl NewHandle {
     fn handle(&self) -> Arc<dyn QpOps> {
         Arc::new(Handle {
+            domain: Arc::clone(&self.domain),
             shared: Arc::clone(&self.shared),
             id: self.id,
         })
     }
 }
 
-impl Sharing for OneOf {
+impl Sharing for NewHandle {
     fn existing(&mut self) -> Option<Arc<dyn QpOps>> {
         (!self.is_new).then(|| self.handle())
     }
@@ -209,16 +152,16 @@ impl Sharing for OneOf {
 
     fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps> {
         let qpn = made.qp_num().value();
-        lock(&self.shared.parts).real = Some(made);
-        let shared = Arc::clone(&self.shared);
-        self.shared.domain.add_target(qpn, shared);
+        self.shared.set_real(made);
+        self.domain.add_target(qpn, Arc::clone(&self.shared));
         self.handle()
     }
 }
 
 /// One handle of a target.
 struct Handle {
-    shared: Arc<Shared>,
+    domain: Arc<Domain>,
+    shared: Arc<SharedTarget>,
     id: ObjectId,
 }
 
@@ -227,7 +170,7 @@ impl QpOps for Handle {
         self
     }
 
-    // Nothing is posted on a target, and what its peer sends is not this handle's.
+    // A target has no requests, and its peer's are not this handle's.
     fn admit(&self, _: bool) {}
 
     fn qp_num(&self) -> Qpn {
@@ -266,7 +209,7 @@ impl QpOps for Handle {
     fn destroy(&self, reply: Reply<()>) {
         match self.shared.remove_handle(self.id) {
             Some(real) => {
-                self.shared.domain.remove_target(real.qp_num().value());
+                self.domain.remove_target(real.qp_num().value());
                 real.destroy(reply);
             }
             None => reply.send(Ok(())),

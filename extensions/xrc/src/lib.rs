@@ -1,8 +1,8 @@
-//! Extended reliable connections: one connection between two nodes that reaches every process of the peer.
+//! Extended reliable connections (XRC): one connection between two nodes that reaches every process of the peer.
 //!
-//! A [domain](Xrcd) binds shared receive queues to the *targets* that may deliver to them, and contexts share it by a file.
-//! An *initiator* sends; each of its requests names the queue at the peer that it is for. A target has no queues of its
-//! own and belongs to the domain: whoever opens the domain may open the target.
+//! A [domain](Xrcd) joins shared receive queues and the *targets* that may deliver to them; contexts share it by a file. An
+//! *initiator* sends; each of its requests names the shared receive queue at the peer. A target has no queues of its own and
+//! belongs to the domain: every process that opens the domain may open the target.
 //!
 //! ```no_run
 //! use verbs_api::{ConnectOptions, Features, QpOptions, Requirements, SrqOptions, open, wr};
@@ -22,8 +22,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What the target carries out, it carries out in the protection domain of the shared receive queue that the request
-//! names: reads, writes and atomics, too.
+//! A target carries out requests in the protection domain of the shared receive queue that they name; this includes reads,
+//! writes and atomics.
 #![forbid(unsafe_code)]
 
 mod binding;
@@ -33,6 +33,7 @@ mod objects;
 mod opening;
 mod probes;
 mod qp_types;
+mod target;
 
 use bitflags::bitflags;
 use verbs_api::{
@@ -50,15 +51,15 @@ pub use probes::{CARRIED, PROBES};
 pub use qp_types::{INITIATOR, TARGET};
 
 bitflags! {
-    /// What a device can do with extended reliable connections.
+    /// What a device supports of extended reliable connections.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct XrcFeatures: u64 {
         /// Extended reliable connections.
         ///
         /// * Guarantees: domains, their shared receive queues, initiators and targets.
         /// * Limits: those of queue pairs, domains and shared receive queues.
-        /// * Who: devices of `libibverbs` that say `IBV_DEVICE_XRC`, such as ConnectX; emulated InfiniBand devices; never
-        ///   iWARP, whose streams name no receive queue.
+        /// * Who: devices of `libibverbs` with `IBV_DEVICE_XRC`, such as ConnectX; emulated InfiniBand devices; never iWARP,
+        ///   whose streams name no receive queue.
         /// * Source: InfiniBand's annex A14; `ibv_open_xrcd`.
         const XRC = 1;
     }
@@ -82,10 +83,10 @@ pub static EXTENSION: ExtensionDescriptor =
 
 link_extension!(EXTENSION);
 
-/// What each request of an initiator says: the shared receive queue at the peer that it is for.
+/// The shared receive queue at the peer: an attribute of each request of an initiator.
 pub static REMOTE_SRQN: RequestAttributeKind = RequestAttributeKind::new("xrc", "remote_srqn");
 
-/// A request with this is for the shared receive queue of this [number](XrcSrq::number) at the peer.
+/// Directs a request to the shared receive queue with this [number](XrcSrq::number) at the peer.
 pub fn remote_srqn(number: u32) -> RequestAttribute {
     REMOTE_SRQN.with(number)
 }

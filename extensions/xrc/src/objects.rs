@@ -6,7 +6,8 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use libibverbs_provider::{OpenDevice, xrc::OpenFlags};
+use libibverbs_provider::OpenDevice;
+use libibverbs_provider::xrc::{OpenFlags, XrcQp};
 use verbs_api::objects::Holder;
 use verbs_api::provider::Reply;
 use verbs_api::{
@@ -19,7 +20,7 @@ use crate::binding;
 use crate::domain::Domain;
 use crate::emulation::TargetOf;
 use crate::opening::{FileId, Opening};
-use crate::qp_types::{Role, TARGET};
+use crate::qp_types::{INITIATOR, Role, TARGET};
 use crate::{XRC, XrcFeatures};
 
 /// Extended reliable connections: opens domains, and makes a queue pair an initiator by
@@ -43,7 +44,7 @@ impl Extension for Xrc {
     }
 }
 
-/// Which domain is opened, and how.
+/// Which domain to open, and how.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[doc(alias = "ibv_xrcd_init_attr")]
@@ -53,7 +54,7 @@ pub struct OpenXrcd<'f> {
 }
 
 impl<'f> OpenXrcd<'f> {
-    /// A domain of the caller's own, which nobody else can open.
+    /// A domain of the caller's own, which cannot be opened again.
     pub const fn anonymous() -> Self {
         Self {
             file: None,
@@ -64,7 +65,7 @@ impl<'f> OpenXrcd<'f> {
         }
     }
 
-    /// The domain of this file, which is the same through whatever path it was opened. It must be there.
+    /// The domain of this file, whatever its path. It must exist.
     pub const fn of(file: BorrowedFd<'f>) -> Self {
         Self {
             file: Some(file),
@@ -75,14 +76,14 @@ impl<'f> OpenXrcd<'f> {
         }
     }
 
-    /// It is created if it is not there.
+    /// Creates the domain if it does not exist.
     #[doc(alias = "O_CREAT")]
     pub const fn create(mut self) -> Self {
         self.flags.create = true;
         self
     }
 
-    /// With [`create`](Self::create): it must not be there.
+    /// With [`create`](Self::create): the domain must not exist.
     #[doc(alias = "O_EXCL")]
     pub const fn exclusive(mut self) -> Self {
         self.flags.exclusive = true;
@@ -91,15 +92,15 @@ impl<'f> OpenXrcd<'f> {
 }
 
 impl Xrc {
-    pub(crate) fn is_on_real_device(&self) -> bool {
+    fn is_on_real_device(&self) -> bool {
         OpenDevice::of(&self.context).is_some()
     }
 
     /// Opens a domain.
     ///
     /// # Errors
-    /// The file has no domain and none was to be created, or has one and a new one was wanted; or another process has it,
-    /// which is told: emulated devices share domains between the contexts of one process, and real ones between processes.
+    /// The file has no domain and none was to be created, or has one and a new one was wanted; or another process has it, which
+    /// the error names: emulated devices share domains between the contexts of one process, real ones between processes.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open(&self, how: OpenXrcd<'_>) -> Started<Xrcd> {
         let (started, outcome) = self.context.begin();
@@ -140,6 +141,17 @@ impl Xrc {
     }
 }
 
+/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
+impl From<&Xrc> for QpExtension {
+    fn from(xrc: &Xrc) -> Self {
+        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
+        match xrc.is_on_real_device() {
+            true => made.holding(Held::new(XrcQp::Initiator)),
+            false => made,
+        }
+    }
+}
+
 fn file(fd: BorrowedFd<'_>) -> io::Result<(OwnedFd, FileId)> {
     Ok((fd.try_clone_to_owned()?, FileId::of(fd)?))
 }
@@ -165,7 +177,7 @@ impl Opening for Arc<Domain> {
     }
 }
 
-// Given back when dropped.
+// Closed when dropped.
 struct Opened {
     opening: Box<dyn Opening>,
     given_back: bool,
@@ -193,19 +205,19 @@ impl fmt::Debug for Opened {
     }
 }
 
-/// A domain, opened. Dropping it closes it; what was made in it goes on.
+/// An open domain. Dropping it closes it; objects made in it stay.
 #[derive(Debug)]
 #[doc(alias = "ibv_xrcd")]
 pub struct Xrcd {
     domain: Opened,
-    // Of the targets, which have neither: nothing is registered in the one or completes in the other.
+    // For the targets, which use neither: no memory is registered there and nothing completes there.
     pd: Pd,
     cq: Cq,
 }
 
 impl Xrcd {
-    /// Makes a shared receive queue of the domain. Its receives complete in `cq`, whichever target brings them, and their
-    /// memory is that of `pd`; so is the memory that requests for it write, read and operate on.
+    /// Makes a shared receive queue of the domain. Its receives complete in `cq`, whichever target delivers to them. Their
+    /// memory, and the memory that incoming requests write, read and operate on, is that of `pd`.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, pd: &Pd, options: SrqOptions, cq: &Cq) -> Started<XrcSrq> {
         let of_domain = SrqExtension::new("xrc", &XRC, self.domain.opening.srq());
@@ -221,8 +233,7 @@ impl Xrcd {
         self.target(None)
     }
 
-    /// Another handle of a target of the domain, whoever made it. The target is destroyed with the last handle; what
-    /// happens to it is told to all.
+    /// Opens an existing target of the domain. The target is destroyed with its last handle; its events go to all handles.
     ///
     /// # Errors
     /// The domain has no target of this number.
@@ -239,10 +250,10 @@ impl Xrcd {
         self.pd.create_qp(QpOptions::rc(&self.cq).with(target))
     }
 
-    /// Closes the domain: Busy where this is its last opening and it has shared receive queues or targets.
+    /// Closes the domain: Busy if this is its last opening and it has shared receive queues or targets.
     ///
     /// # Errors
-    /// Busy, with what there is, and the domain back.
+    /// Busy, with these objects, and the domain back.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(mut self) -> Result<(), DestroyError<Self>> {
         match self.domain.close() {
@@ -271,13 +282,13 @@ impl XrcSrq {
         Ok(Self { srq, number })
     }
 
-    /// Its number: what a request of the peer names it by. 24 bits, unlike that of any other queue of the domain.
+    /// Its number, by which requests of peers name it. 24 bits, unique in the domain.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Destroys the queue: no request reaches it any more.
+    /// Destroys the queue: requests do not reach it any more.
     pub fn destroy(self) -> Started<(), DestroyError<Srq>> {
         self.srq.destroy()
     }

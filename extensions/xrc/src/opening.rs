@@ -1,4 +1,4 @@
-//! What openings of domains are on every kind of device.
+//! Openings of domains on either kind of device.
 
 use std::fmt;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use verbs_api::objects::Holder;
 use verbs_api::{extension::Held, ids::Qpn};
 
-/// A file, whatever path leads to it.
+/// The identity of a file, whatever its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
     device: u64,
@@ -33,18 +33,18 @@ impl fmt::Display for FileId {
     }
 }
 
-/// An opening of a domain, as devices of one kind have it.
+/// An opening of a domain.
 pub(crate) trait Opening: Send + Sync {
-    /// What a shared receive queue of the domain is made with.
+    /// The argument of a shared receive queue of the domain.
     fn srq(&self) -> Held;
 
-    /// What a target of the domain is made with; or another handle of the one of this number.
+    /// The argument of a target of the domain: a new one, or an existing one with this number.
     fn target(&self, existing: Option<Qpn>) -> Held;
 
-    /// Gives it back. The last one is Busy while something of the domain lives, and tells what.
+    /// Closes it. The last one is Busy while objects of the domain live, and returns them.
     fn close(&self) -> Result<(), Vec<Holder>>;
 
-    /// Gives it back because its handle was dropped. What the domain has goes on.
+    /// Closes it because its handle was dropped. Objects of the domain stay.
     fn forget(&self);
 }
 

@@ -1,20 +1,19 @@
 //! Initiators and targets: variants of the reliable connection.
 
-use libibverbs_provider::xrc::XrcQp;
-use verbs_api::extension::{Held, QpExtension, QpVariant};
+use verbs_api::extension::QpVariant;
 use verbs_api::qp::{QpAttrMask, QpState, QpType, Transition};
 
-use crate::{REMOTE_SRQN, XRC, Xrc};
+use crate::REMOTE_SRQN;
 
-/// The sending end: protection domain, send queue, and no receives. Each request carries [`REMOTE_SRQN`].
+/// The sending end: a protection domain, a send queue, no receives. Each request carries [`REMOTE_SRQN`].
 pub static INITIATOR: QpVariant = QpVariant::new("XRC_INI", QpType::Rc)
     .sends(&REMOTE_SRQN)
     .transition(of_initiator);
 
-/// The receiving end: a domain's, with no queues.
+/// The receiving end: it belongs to a domain and has no queues.
 pub static TARGET: QpVariant = QpVariant::new("XRC_TGT", QpType::Rc).transition(of_target);
 
-// What a responder is told, an initiator need not be.
+// An initiator has no responder attributes.
 fn of_initiator(_: QpState, _: QpState, of_service: Transition) -> Transition {
     without(
         of_service,
@@ -22,7 +21,7 @@ fn of_initiator(_: QpState, _: QpState, of_service: Transition) -> Transition {
     )
 }
 
-// What a requester is told, a target need not be.
+// A target has no requester attributes.
 fn of_target(_: QpState, _: QpState, of_service: Transition) -> Transition {
     without(
         of_service,
@@ -37,21 +36,10 @@ fn without(of_service: Transition, attributes: QpAttrMask) -> Transition {
     }
 }
 
-/// What of the extension a queue pair is made with.
+/// The role of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Role {
     Initiator = 1,
     Target = 2,
-}
-
-/// Makes an initiator: pass it to [`QpOptions::with`](verbs_api::QpOptions::with).
-impl From<&Xrc> for QpExtension {
-    fn from(xrc: &Xrc) -> Self {
-        let made = Self::new("xrc", &XRC, Role::Initiator as u64).variant(&INITIATOR);
-        match xrc.is_on_real_device() {
-            true => made.holding(Held::new(XrcQp::Initiator)),
-            false => made,
-        }
-    }
 }

@@ -140,7 +140,7 @@ fn initiator(lab: &Lab, target: &Qp) -> (Qp, Cq) {
 }
 
 #[test]
-fn an_initiator_is_paired_with_a_target_only() {
+fn an_initiator_connects_only_to_a_target() {
     let lab = Lab::new();
     let (near, far) = (open(&lab.near), open(&lab.far));
     let (pd, cq) = (
@@ -183,7 +183,7 @@ fn object(subject: EventSubject) -> Option<ObjectId> {
 
 // covers 4.01 4.03 4.07 4.11
 #[test]
-fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
+fn contexts_share_the_domain_of_a_file_whatever_its_path() {
     let lab = Lab::new();
     let folder = tempfile::tempdir().unwrap();
     let (path, other_path) = (folder.path().join("a"), folder.path().join("b"));
@@ -198,8 +198,8 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
     let (sender, sends) = initiator(&lab, &target);
     for round in 0..3_u8 {
         for (which, program) in programs.iter().enumerate() {
-            let octets = [round, which as u8];
-            let message = wr::Send::new(&octets).with(remote_srqn(program.srq.number()));
+            let bytes = [round, which as u8];
+            let message = wr::Send::new(&bytes).with(remote_srqn(program.srq.number()));
             sender.post_one(message.signaled(1)).unwrap();
         }
     }
@@ -213,10 +213,10 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
         assert_eq!(done.len(), 3);
         for (round, done) in done.iter().enumerate() {
             assert_eq!(done.qp_num, target.qp_num());
-            let mut octets = [0; 2];
+            let mut bytes = [0; 2];
             let offset = 16 * done.wr_id as usize;
-            program.memory.read(offset, &mut octets).unwrap();
-            assert_eq!(octets, [round as u8, which as u8]);
+            program.memory.read(offset, &mut bytes).unwrap();
+            assert_eq!(bytes, [round as u8, which as u8]);
         }
     }
     // The target outlives the program that made it, as long as another has it.
@@ -236,7 +236,7 @@ fn contexts_share_a_domain_through_whatever_path_they_found_its_file() {
 
 // covers 4.07
 #[test]
-fn each_context_is_told_by_the_name_of_its_own_handle() {
+fn each_context_gets_events_of_its_own_handle() {
     let lab = Lab::new();
     let file = tempfile::tempfile().unwrap();
     let programs = [Program::new(&lab.far, &file), Program::new(&lab.far, &file)];
@@ -267,7 +267,7 @@ fn each_context_is_told_by_the_name_of_its_own_handle() {
 
 // covers 4.01
 #[test]
-fn a_device_has_domains_of_its_own() {
+fn two_devices_have_separate_domains_of_one_file() {
     let lab = Lab::new();
     let file = tempfile::tempfile().unwrap();
     let program = Program::new(&lab.far, &file);
@@ -291,7 +291,7 @@ fn the_completion_queue_of_a_shared_receive_queue_is_busy() {
 
 // covers 3.86 4.03
 #[test]
-fn a_queue_that_overran_ends_the_targets_that_need_it_and_no_others() {
+fn a_completion_queue_overrun_fails_only_the_targets_that_need_it() {
     let lab = Lab::new();
     let file = tempfile::tempfile().unwrap();
     let full = Program::with_entries(&lab.far, &file, 2);
@@ -360,7 +360,7 @@ fn as_second_process(path: &Path) -> Vec<String> {
 
 // covers 4.01
 #[test]
-fn a_second_process_is_told_where_the_domain_is() {
+fn a_second_process_is_told_which_process_has_the_domain() {
     let lab = Lab::new();
     let named = tempfile::NamedTempFile::new().unwrap();
     let first = domain(&open(&lab.far), named.as_file(), true).unwrap();

@@ -14,7 +14,8 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{CompletionSink, CqInit, CqOps, Reply};
 use verbs_api::{VerbError, memory::Loan};
 
-use crate::context::{Context, lock};
+use crate::context::{Context, DeviceEvents};
+use crate::lock::lock;
 use crate::outstanding::{Receives, Retiring, is_receive, named_queue, set_loan};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
@@ -26,7 +27,7 @@ const TAKEN: usize = 16;
 pub(crate) struct CompletionQueue {
     me: Weak<Self>,
     pub(crate) cq: Arc<Live<IbvCq>>,
-    pub(crate) id: ObjectId,
+    id: ObjectId,
     poller: Poller,
     polled: SpinLock<Polled>,
     notices: Arc<Notices>,
@@ -141,7 +142,7 @@ impl CompletionQueue {
             has_overrun: AtomicBool::new(false),
             context,
         });
-        queue.context.add_queue(&queue);
+        queue.context.add(Arc::downgrade(&queue) as _);
         Ok(queue)
     }
 
@@ -213,12 +214,6 @@ impl CompletionQueue {
         self.notices.channel.destroy()
     }
 
-    /// The device is gone: nothing is asked of the library any more.
-    pub(crate) fn close(&self) {
-        self.keep_all();
-        self.polled.lock().is_open = false;
-    }
-
     /// Ends what the queue pair has outstanding here: each request completes as flushed. Nobody posts to it any more.
     pub(crate) fn flush(&self, qp_num: u32, is_of_own_queue: bool) {
         let mut polled = self.polled.lock();
@@ -267,6 +262,18 @@ impl CompletionQueue {
         }
         filled += polled.release(&mut slots[filled..]);
         Ok(filled)
+    }
+}
+
+impl DeviceEvents for CompletionQueue {
+    fn cq_overrun(&self, cq: ObjectId) {
+        self.has_overrun.fetch_or(cq == self.id, Ordering::Relaxed);
+    }
+
+    /// Nothing is asked of the library any more.
+    fn close(&self) {
+        self.keep_all();
+        self.polled.lock().is_open = false;
     }
 }
 

@@ -1,23 +1,18 @@
-//! Open devices: verbs that block are carried out by a thread of the context.
+//! What the objects of an open device share. Verbs that block are carried out by its thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_abi::IbvContext;
 use verbs_api::VerbError;
-use verbs_api::capability::PortAttributes;
-use verbs_api::event::{EventSubject, EventType};
-use verbs_api::ids::Port;
+use verbs_api::capability::Limits;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply};
+use verbs_api::provider::Reply;
 
-use crate::completion_queue::CompletionQueue;
-use crate::device::{self, Properties};
-use crate::domain::{Domain, KeyHistory};
-use crate::queue_pair;
+use crate::keys::KeyHistory;
+use crate::lock::lock;
 use crate::rdmacm::Connections;
-use crate::verbs::{Live, never_waits};
-use crate::watch::{Watch, Watched, guarded};
+use crate::verbs::Live;
 use crate::worker::Worker;
 
 /// What everything of an open device shares.
@@ -28,31 +23,30 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     worker: Worker,
     is_removed: AtomicBool,
-    made: Mutex<Made>,
+    /// In the order in which they were made: completion queues before the queue pairs that complete there.
+    objects: Mutex<Vec<Weak<dyn DeviceEvents>>>,
 }
 
-/// What a removal ends.
-#[derive(Default)]
-struct Made {
-    queues: Vec<Weak<CompletionQueue>>,
-    queue_pairs: Vec<Weak<queue_pair::Own>>,
+/// What the objects of an open device need to know of the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Properties {
+    pub(crate) limits: Limits,
+    /// The flags of a completion of which each says that a key was invalidated.
+    pub(crate) with_inv: u32,
+    /// It has extended reliable connections.
+    pub(crate) has_xrc: bool,
 }
 
-/// A lock whose holders leave nothing half done.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// What events of its device do to an object.
+pub(crate) trait DeviceEvents: Send + Sync {
+    /// A completion queue has lost completions: this one, or another.
+    fn cq_overrun(&self, _cq: ObjectId) {}
 
-/// Adds to a list, without those that are gone.
-fn add<T>(list: &mut Vec<Weak<T>>, made: &Arc<T>) {
-    if list.len() == list.capacity() {
-        list.retain(|known| known.strong_count() > 0);
-    }
-    list.push(Arc::downgrade(made));
-}
+    /// The device was removed: nothing is posted to the object any more.
+    fn close(&self);
 
-fn alive<T>(list: &[Weak<T>]) -> Vec<Arc<T>> {
-    list.iter().filter_map(Weak::upgrade).collect()
+    /// All objects are closed: ends what is outstanding.
+    fn flush(&self) {}
 }
 
 impl Context {
@@ -70,7 +64,7 @@ impl Context {
             connections,
             worker,
             is_removed: AtomicBool::new(false),
-            made: Mutex::default(),
+            objects: Mutex::default(),
         }))
     }
 
@@ -108,49 +102,45 @@ impl Context {
         self.worker.run(job);
     }
 
-    /// Adds what a removal closes. One that was looking while this was being made has not seen it.
-    pub(crate) fn add_queue(&self, queue: &Arc<CompletionQueue>) {
-        let mut made = lock(&self.made);
-        add(&mut made.queues, queue);
-        if self.is_removed.load(Ordering::Acquire) {
-            queue.close();
+    /// Adds an object that events of the device concern.
+    pub(crate) fn add(&self, object: Weak<dyn DeviceEvents>) {
+        let mut objects = lock(&self.objects);
+        if objects.len() == objects.capacity() {
+            objects.retain(|known| known.strong_count() > 0);
+        }
+        objects.push(Weak::clone(&object));
+        // A removal that went through the list before has not seen it.
+        if self.is_removed.load(Ordering::Acquire)
+            && let Some(object) = object.upgrade()
+        {
+            object.close();
         }
     }
 
-    /// The same; nothing is outstanding yet.
-    pub(crate) fn add_queue_pair(&self, queue_pair: &Arc<queue_pair::Own>) {
-        let mut made = lock(&self.made);
-        add(&mut made.queue_pairs, queue_pair);
-        if self.is_removed.load(Ordering::Acquire) {
-            queue_pair.admit(false);
-        }
+    /// Those that live, the newest first.
+    fn objects(&self) -> Vec<Arc<dyn DeviceEvents>> {
+        let objects = lock(&self.objects);
+        objects.iter().rev().filter_map(Weak::upgrade).collect()
     }
 
     /// A completion queue has lost completions. Not every library says so at the next poll too.
-    fn note_overrun(&self, queue: ObjectId) {
-        let queues = alive(&lock(&self.made).queues);
-        for queue in queues.iter().filter(|known| known.id == queue) {
-            queue.has_overrun.store(true, Ordering::Relaxed);
+    pub(crate) fn note_overrun(&self, cq: ObjectId) {
+        for object in self.objects() {
+            object.cq_overrun(cq);
         }
     }
 
     /// The device is gone: what is outstanding ends as flushed. Answers whether this was the first to say so.
-    fn remove(&self) -> bool {
+    pub(crate) fn remove(&self) -> bool {
         if self.is_removed.swap(true, Ordering::AcqRel) {
             return false;
         }
-        let made = lock(&self.made);
-        let (queues, queue_pairs) = (alive(&made.queues), alive(&made.queue_pairs));
-        drop(made);
-        for queue_pair in &queue_pairs {
-            queue_pair.admit(false);
+        let objects = self.objects();
+        for object in &objects {
+            object.close();
         }
-        for queue in &queues {
-            queue.close();
-        }
-        for queue_pair in &queue_pairs {
-            queue_pair.flush();
-            guarded(|| queue_pair.call_off(&VerbError::DeviceRemoved));
+        for object in &objects {
+            object.flush();
         }
         true
     }
@@ -160,165 +150,5 @@ impl Drop for Context {
     fn drop(&mut self) {
         // One that was closed is gone already.
         let _ = self.live.close();
-    }
-}
-
-/// Takes the asynchronous events of an open device.
-struct Events {
-    context: Arc<Context>,
-    sink: Arc<dyn EventSink>,
-    watch: Mutex<Option<Watch>>,
-}
-
-impl Events {
-    fn tell(&self, event: EventType, subject: EventSubject) {
-        if let (EventType::CqErr, EventSubject::Object(id)) = (event, subject) {
-            self.context.note_overrun(id);
-        }
-        guarded(|| self.sink.event(event, subject));
-        if event == EventType::DeviceFatal && self.context.remove() {
-            self.stop();
-            self.sink
-                .event(EventType::DeviceRemoved, EventSubject::Device);
-        }
-    }
-
-    fn stop(&self) {
-        let watch = lock(&self.watch).take();
-        if let (Some(watch), Ok(fd)) = (watch, self.context.live.async_fd()) {
-            watch.stop(fd);
-        }
-    }
-}
-
-impl Watched for Events {
-    fn is_ready(&self) {
-        let taken = self
-            .context
-            .live
-            .take_event(|event, subject| self.tell(event, subject));
-        // A descriptor of no use any more would be ready for ever.
-        if taken.is_err() {
-            self.tell(EventType::DeviceFatal, EventSubject::Device);
-        }
-    }
-}
-
-/// The context as the contract has it.
-pub(crate) struct Open {
-    pub(crate) context: Arc<Context>,
-    events: Arc<Events>,
-}
-
-impl Open {
-    pub(crate) fn new(context: Arc<Context>, sink: Arc<dyn EventSink>) -> Result<Self, VerbError> {
-        never_waits(context.live.async_fd()?)?;
-        let events = Arc::new(Events {
-            context: Arc::clone(&context),
-            sink,
-            watch: Mutex::new(None),
-        });
-        let mut watch = lock(&events.watch);
-        let watched = Arc::clone(&events) as Arc<dyn Watched>;
-        *watch = Some(Watch::level(context.live.async_fd()?, watched)?);
-        drop(watch);
-        Ok(Self { context, events })
-    }
-}
-
-impl ContextOps for Open {
-    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        let ports = self.context.properties.limits.phys_port_cnt;
-        device::port(&self.context.live, port, ports)
-    }
-
-    fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
-        let context = Arc::clone(&self.context);
-        self.context.start(reply, move || {
-            let pd = context.live.alloc_pd()?;
-            Ok(Arc::new(Domain::new(context, pd)) as _)
-        });
-    }
-
-    fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
-        let context = Arc::clone(&self.context);
-        self.context.start(reply, move || {
-            Ok(CompletionQueue::create(context, init)? as _)
-        });
-    }
-
-    fn close(&self) {
-        let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
-        self.context.worker.run(move || {
-            events.stop();
-            // Nobody is left to be told of a failure.
-            let _ = context.live.close();
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use verbs_api::VerbError;
-    use verbs_api::capability::Grant;
-    use verbs_api::extension::Extensions;
-    use verbs_api::provider::{CompletionSink, PostOps as _, Provider as _, QpInit, own};
-    use verbs_api::qp::{QpCap, QpType};
-    use verbs_api::wr::{Operations, PostReason};
-
-    use super::*;
-    use crate::LibIbverbs;
-    use crate::queue_pair::QueuePair;
-
-    struct Nobody;
-
-    impl EventSink for Nobody {
-        fn event(&self, _: EventType, _: EventSubject) {}
-    }
-
-    impl CompletionSink for Nobody {
-        fn notify(&self) {}
-    }
-
-    #[test]
-    fn a_queue_pair_that_is_made_while_the_device_is_removed_takes_no_requests() {
-        let refused = || -> Result<_, VerbError> {
-            let library = LibIbverbs::in_file(built_library::built_apart());
-            let devices = library.devices(&Extensions::new())?;
-            let open = devices[0].open(&Grant::default(), Arc::new(Nobody))?;
-            let context = Arc::clone(&own::<Open, _>(&open, "context")?.context);
-            let pd = context.live.alloc_pd()?;
-            let id = ObjectId::new(0, 0);
-            context.remove();
-            let init = CqInit {
-                id,
-                cqe: 1,
-                comp_vector: 0,
-                sink: Arc::new(Nobody),
-            };
-            let cq = CompletionQueue::create(Arc::clone(&context), init)?;
-            let init = QpInit {
-                id,
-                qp_type: QpType::Rc,
-                send_cq: Arc::clone(&cq) as _,
-                recv_cq: cq,
-                srq: None,
-                cap: QpCap {
-                    max_send_wr: 1,
-                    max_recv_wr: 1,
-                    max_send_sge: 1,
-                    max_recv_sge: 1,
-                    max_inline_data: 0,
-                },
-                reserved_wr: 0,
-                sq_sig_all: true,
-                operations: Operations::empty(),
-                extensions: Vec::new(),
-            };
-            let qp = QueuePair::create(context, &pd, init)?;
-            Ok([qp.post_send(&[]), qp.post_recv(&[])])
-        };
-        let is_gone = Err((0, PostReason::InvalidHandle));
-        assert_eq!(refused(), Ok([is_gone; 2]));
     }
 }

@@ -1,9 +1,9 @@
-//! Real devices: those of `libibverbs.so.1`, rdma-core's library, which is loaded when devices are asked for and is not
+//! Real devices: those of `libibverbs.so.1`, rdma-core's library. It is loaded when the provider is asked for devices, and not
 //! needed to build.
 //!
-//! Its devices are called as the library calls them, `mlx5_0` or `rxe0`, and claim what the library says of them; what it
-//! does not say, a trial tells. One that has no file in `/dev/infiniband`, as those of this project's own C library, is called
-//! `NAME@libibverbs`. [`FILE_VARIABLE`] names another library, and so does [`LibIbverbs::in_file`]:
+//! A device has the library's name, such as `mlx5_0` or `rxe0`, and claims what the library reports. What the library does not
+//! report is found out by a trial. A device without a file in `/dev/infiniband`, such as those of this project's own C library,
+//! is called `NAME@libibverbs`. [`FILE_VARIABLE`] names another library, and so does [`LibIbverbs::in_file`]:
 //!
 //! ```no_run
 //! use libibverbs_provider::LibIbverbs;
@@ -12,35 +12,45 @@
 //! # Ok::<(), verbs_api::provider::RegistryError>(())
 //! ```
 //!
+//! A module uses modules of its row and of the rows above:
+//!
 //! | module | holds |
 //! | --- | --- |
-//! | `library` | the file, loaded, and the functions in it |
-//! | `verbs/` | those functions on objects that live: pointers end here |
-//! | `listing` | which devices there are, and why one cannot be used |
-//! | `device`, `trial` | devices, what they claim, and what only a trial tells |
-//! | `context`, `worker`, `watch` | open devices; who carries out verbs that block; who sees events and notices |
-//! | `domain` | protection domains, regions, address handles |
-//! | `completion_queue`, `outstanding` | completions, and the requests that they are of |
-//! | `spin` | the lock of posting and polling |
-//! | `rdmacm/`, `interface` | connections by librdmacm, and the addresses where they begin |
-//! | `queue_pair`, `request`, `receive_queue`, `window` | posting, and what a request is in C |
-//! | [`binding`], [`xrc`] | what extensions are on these devices; domains of extended reliable connections |
-//! | `open_device` | what extensions reach of an open device |
+//! | `lock`, `spin` | the locks: of control verbs, and of posting and polling |
+//! | `library` | the loaded file and its functions |
+//! | `verbs/` | those functions on live objects: raw pointers end here |
+//! | `interface`, `port` | network interfaces; ports and their GID tables |
+//! | `worker`, `watch` | the thread that carries out blocking verbs; the thread that waits for events |
+//! | [`xrc`] | domains of extended reliable connections |
+//! | `rdmacm/` | connections by librdmacm |
+//! | `keys`, `context` | the local keys in use; what the objects of an open device share |
+//! | `domain`, `region`, `address_handle`, `window` | protection domains, and what is made in them |
+//! | `outstanding`, `completion_queue` | requests that have not completed; completions |
+//! | `request`, `receive_queue`, `queue_pair` | requests in C; posting |
+//! | `pd_ops`, `open_device` | what is made in a protection domain and on an open device; its events |
+//! | [`binding`], `trial`, `device` | what a device claims: extensions, what only a trial shows, the rest |
+//! | `listing` | the list of devices, and why one cannot be used |
 #![deny(unsafe_code)]
 
+mod address_handle;
 pub mod binding;
 mod completion_queue;
 mod context;
 mod device;
 mod domain;
 mod interface;
+mod keys;
 mod library;
 mod listing;
+mod lock;
 mod open_device;
 mod outstanding;
+mod pd_ops;
+mod port;
 mod queue_pair;
 mod rdmacm;
 mod receive_queue;
+mod region;
 mod request;
 mod spin;
 mod trial;
@@ -60,9 +70,9 @@ use verbs_api::extension::Extensions;
 use verbs_api::provider::{Absent, DeviceOps, Provider, link_provider, own};
 
 use binding::Bindings;
-use context::lock;
 use device::Device;
 use library::{File, Library};
+use lock::lock;
 
 pub use open_device::OpenDevice;
 

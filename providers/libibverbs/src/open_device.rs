@@ -1,14 +1,117 @@
-//! What extensions reach of an open device of this provider.
+//! Open devices: what the contract has of them, their asynchronous events, and what extensions reach of them.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use verbs_api::VerbError;
-use verbs_api::provider::{Reply, own};
+use verbs_api::capability::PortAttributes;
+use verbs_api::event::{EventSubject, EventType};
+use verbs_api::ids::Port;
+use verbs_api::provider::{ContextOps, CqInit, CqOps, EventSink, PdOps, Reply, own};
 
-use crate::context::Open;
+use crate::completion_queue::CompletionQueue;
+use crate::context::Context;
+use crate::domain::Domain;
+use crate::lock::lock;
+use crate::port;
+use crate::verbs::never_waits;
+use crate::watch::{Watch, Watched, guarded};
 use crate::xrc::{OpenFlags, Xrcd};
+
+/// Takes the asynchronous events of an open device.
+struct Events {
+    context: Arc<Context>,
+    sink: Arc<dyn EventSink>,
+    watch: Mutex<Option<Watch>>,
+}
+
+impl Events {
+    fn tell(&self, event: EventType, subject: EventSubject) {
+        if let (EventType::CqErr, EventSubject::Object(id)) = (event, subject) {
+            self.context.note_overrun(id);
+        }
+        guarded(|| self.sink.event(event, subject));
+        if event == EventType::DeviceFatal && self.context.remove() {
+            self.stop();
+            self.sink
+                .event(EventType::DeviceRemoved, EventSubject::Device);
+        }
+    }
+
+    fn stop(&self) {
+        let watch = lock(&self.watch).take();
+        if let (Some(watch), Ok(fd)) = (watch, self.context.live.async_fd()) {
+            watch.stop(fd);
+        }
+    }
+}
+
+impl Watched for Events {
+    fn is_ready(&self) {
+        let taken = self
+            .context
+            .live
+            .take_event(|event, subject| self.tell(event, subject));
+        // A descriptor of no use any more would be ready for ever.
+        if taken.is_err() {
+            self.tell(EventType::DeviceFatal, EventSubject::Device);
+        }
+    }
+}
+
+/// The context as the contract has it.
+pub(crate) struct Open {
+    pub(crate) context: Arc<Context>,
+    events: Arc<Events>,
+}
+
+impl Open {
+    pub(crate) fn new(context: Arc<Context>, sink: Arc<dyn EventSink>) -> Result<Self, VerbError> {
+        never_waits(context.live.async_fd()?)?;
+        let events = Arc::new(Events {
+            context: Arc::clone(&context),
+            sink,
+            watch: Mutex::new(None),
+        });
+        let mut watch = lock(&events.watch);
+        let watched = Arc::clone(&events) as Arc<dyn Watched>;
+        *watch = Some(Watch::level(context.live.async_fd()?, watched)?);
+        drop(watch);
+        Ok(Self { context, events })
+    }
+}
+
+impl ContextOps for Open {
+    fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
+        let ports = self.context.properties.limits.phys_port_cnt;
+        port::port(&self.context.live, port, ports)
+    }
+
+    fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
+        let context = Arc::clone(&self.context);
+        self.context.start(reply, move || {
+            let pd = context.live.alloc_pd()?;
+            Ok(Arc::new(Domain::new(context, pd)) as _)
+        });
+    }
+
+    fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
+        let context = Arc::clone(&self.context);
+        self.context.start(reply, move || {
+            Ok(CompletionQueue::create(context, init)? as _)
+        });
+    }
+
+    fn close(&self) {
+        let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
+        self.context.run(move || {
+            events.stop();
+            // Nobody is left to be told of a failure.
+            let _ = context.live.close();
+        });
+    }
+}
 
 /// An open device of this provider, for extensions.
 pub struct OpenDevice(Arc<Open>);
@@ -39,5 +142,72 @@ impl OpenDevice {
             let file = file.as_ref().map(|file| file.as_fd());
             Xrcd::open(&context.live, file, flags)
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_api::VerbError;
+    use verbs_api::capability::Grant;
+    use verbs_api::extension::Extensions;
+    use verbs_api::objects::ObjectId;
+    use verbs_api::provider::{CompletionSink, PostOps as _, Provider as _, QpInit, own};
+    use verbs_api::qp::{QpCap, QpType};
+    use verbs_api::wr::{Operations, PostReason};
+
+    use super::*;
+    use crate::LibIbverbs;
+    use crate::queue_pair::QueuePair;
+
+    struct Nobody;
+
+    impl EventSink for Nobody {
+        fn event(&self, _: EventType, _: EventSubject) {}
+    }
+
+    impl CompletionSink for Nobody {
+        fn notify(&self) {}
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_made_while_the_device_is_removed_takes_no_requests() {
+        let refused = || -> Result<_, VerbError> {
+            let library = LibIbverbs::in_file(built_library::built_apart());
+            let devices = library.devices(&Extensions::new())?;
+            let open = devices[0].open(&Grant::default(), Arc::new(Nobody))?;
+            let context = Arc::clone(&own::<Open, _>(&open, "context")?.context);
+            let pd = context.live.alloc_pd()?;
+            let id = ObjectId::new(0, 0);
+            context.remove();
+            let init = CqInit {
+                id,
+                cqe: 1,
+                comp_vector: 0,
+                sink: Arc::new(Nobody),
+            };
+            let cq = CompletionQueue::create(Arc::clone(&context), init)?;
+            let init = QpInit {
+                id,
+                qp_type: QpType::Rc,
+                send_cq: Arc::clone(&cq) as _,
+                recv_cq: cq,
+                srq: None,
+                cap: QpCap {
+                    max_send_wr: 1,
+                    max_recv_wr: 1,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: 0,
+                },
+                reserved_wr: 0,
+                sq_sig_all: true,
+                operations: Operations::empty(),
+                extensions: Vec::new(),
+            };
+            let qp = QueuePair::create(context, &pd, init)?;
+            Ok([qp.post_send(&[]), qp.post_recv(&[])])
+        };
+        let is_gone = Err((0, PostReason::InvalidHandle));
+        assert_eq!(refused(), Ok([is_gone; 2]));
     }
 }

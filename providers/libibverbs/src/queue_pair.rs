@@ -18,14 +18,16 @@ use verbs_api::wr::{BindWindow, PostReason, ReceiveRequest, SendFlags, WorkReque
 use verbs_api::{ErrorKind, RKey, VerbError};
 
 use crate::completion_queue::CompletionQueue;
-use crate::context::{Context, lock};
-use crate::device;
+use crate::context::{Context, DeviceEvents};
+use crate::lock::lock;
 use crate::outstanding::{Posted, Receives, Sent, send_queue};
+use crate::port;
 use crate::rdmacm::{Connected, Names};
 use crate::receive_queue::{ReceiveQueue, post_all};
 use crate::request::{self, Chain, LONGEST, OPERATIONS};
 use crate::spin::SpinLock;
 use crate::verbs::{Live, Poster, Zero as _, cookie};
+use crate::watch::guarded;
 use crate::xrc::{Member, XrcQp};
 
 pub(crate) struct QueuePair {
@@ -39,7 +41,7 @@ pub(crate) struct QueuePair {
 }
 
 /// What outlives the object for a verb that is under way.
-pub(crate) struct Own {
+struct Own {
     qp: Live<IbvQp>,
     qp_num: u32,
     qp_type: QpType,
@@ -150,7 +152,7 @@ impl QueuePair {
             max_datagram: AtomicU32::new(0),
         });
         let overtakes = own.context.connections.are_brought_up_here();
-        own.context.add_queue_pair(&own);
+        own.context.add(Arc::downgrade(&own) as _);
         if is_alone {
             let weak = Arc::downgrade(&own) as Weak<dyn Connected>;
             own.context.connections.states().insert(qp_num, weak);
@@ -345,7 +347,7 @@ impl Own {
         let (state, _) = self.state()?;
         let to = self.check_step(state, attributes)?;
         if let Some(port) = attributes.port_num {
-            let active_mtu = device::mtu(self.context.live.query_port(port)?.active_mtu);
+            let active_mtu = port::mtu(self.context.live.query_port(port)?.active_mtu);
             self.max_datagram
                 .store(active_mtu.octets(), Ordering::Relaxed);
         }
@@ -415,7 +417,7 @@ impl Own {
     }
 
     /// A connection that is not there yet is not going to be.
-    pub(crate) fn call_off(&self, why: &VerbError) {
+    fn call_off(&self, why: &VerbError) {
         self.context.connections.call_off(self.qp_num, why);
     }
 
@@ -454,17 +456,11 @@ impl Own {
     }
 
     /// Whether requests are taken from now on.
-    pub(crate) fn admit(&self, open: bool) {
+    fn admit(&self, open: bool) {
         self.sends.lock().is_open = open;
         if !self.has_srq {
             self.receives.lock().is_open = open;
         }
-    }
-
-    /// The device is gone, and the queue pair closed: what is outstanding ends.
-    pub(crate) fn flush(&self) {
-        self.send_cq.flush(self.qp_num, !self.has_srq);
-        self.recv_cq.flush(self.qp_num, !self.has_srq);
     }
 
     fn keep_completions(&self) {
@@ -480,6 +476,18 @@ impl Own {
         if !self.has_srq {
             self.receives.lock().clear();
         }
+    }
+}
+
+impl DeviceEvents for Own {
+    fn close(&self) {
+        self.admit(false);
+    }
+
+    fn flush(&self) {
+        self.send_cq.flush(self.qp_num, !self.has_srq);
+        self.recv_cq.flush(self.qp_num, !self.has_srq);
+        guarded(|| self.call_off(&VerbError::DeviceRemoved));
     }
 }
 

@@ -10,7 +10,8 @@ use verbs_api::provider::{Reply, SrqInit, SrqOps, own};
 use verbs_api::wr::{PostReason, ReceiveRequest};
 
 use crate::completion_queue::CompletionQueue;
-use crate::context::{Context, lock};
+use crate::context::Context;
+use crate::lock::lock;
 use crate::outstanding::{Received, Receives};
 use crate::request::{LONGEST, ReceiveChain};
 use crate::spin::SpinLock;

@@ -19,7 +19,8 @@ use verbs_api::wr::{
 };
 use verbs_api::{Access, RKey, VerbError};
 
-use crate::domain::{AddressHandle, Region};
+use crate::address_handle::AddressHandle;
+use crate::region::Region;
 use crate::verbs::{Held, Live, Poster, Zero as _};
 use crate::window::{Bound, Window};
 
@@ -256,7 +257,7 @@ fn named_by(
     let window = window_of(bind)?;
     let mr = match region_of(bind)? {
         Some(region) => gone(region.shared.mr.hold())?,
-        None => gone(window.nameless.hold())?,
+        None => gone(window.null_region.hold())?,
     };
     let info = IbvMwBindInfo {
         mr: mr.pointer(),

@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use verbs_api::VerbError;
 
-use crate::context::lock;
+use crate::lock::lock;
 
 /// What is behind a descriptor that can be read.
 pub(crate) trait Watched: Send + Sync {
@@ -156,9 +156,9 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    struct Told(Sender<()>);
+    struct Notifies(Sender<()>);
 
-    impl Watched for Told {
+    impl Watched for Notifies {
         fn is_ready(&self) {
             self.0.send(()).unwrap_or_default();
         }
@@ -168,7 +168,7 @@ mod tests {
     fn each_edge_is_told_once_and_nothing_after_the_stop() {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         let (sender, told) = mpsc::channel();
-        let watch = Watch::edges(near.as_fd(), Arc::new(Told(sender))).unwrap();
+        let watch = Watch::edges(near.as_fd(), Arc::new(Notifies(sender))).unwrap();
         for byte in 0..2 {
             far.write_all(&[byte]).unwrap();
             told.recv_timeout(PATIENCE).unwrap();

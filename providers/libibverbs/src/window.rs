@@ -8,15 +8,16 @@ use verbs_api::objects::ObjectId;
 use verbs_api::provider::{MwOps, MwType, Reply};
 use verbs_api::{RKey, VerbError};
 
-use crate::context::{Context, lock};
-use crate::domain;
+use crate::context::Context;
+use crate::lock::lock;
+use crate::region;
 use crate::verbs::Live;
 
 pub(crate) struct Window {
     pub(crate) mw: Arc<Live<IbvMw>>,
     rkey: AtomicU32,
-    /// What it is bound to where it is bound to nothing.
-    pub(crate) nameless: Arc<Live<IbvMr>>,
+    /// What it is bound to while it is bound to no region of the program's.
+    pub(crate) null_region: Arc<Live<IbvMr>>,
     bound_to: Arc<BoundTo>,
     context: Arc<Context>,
 }
@@ -24,11 +25,11 @@ pub(crate) struct Window {
 /// The region that a window was bound to last.
 struct BoundTo {
     window: ObjectId,
-    region: Mutex<Weak<domain::Shared>>,
+    region: Mutex<Weak<region::Shared>>,
 }
 
 impl BoundTo {
-    fn set(&self, region: Weak<domain::Shared>) {
+    fn set(&self, region: Weak<region::Shared>) {
         let mut bound_to = lock(&self.region);
         if let Some(before) = bound_to.upgrade() {
             lock(&before.windows).remove(&self.window);
@@ -46,7 +47,7 @@ impl Window {
         pd: &Live<IbvPd>,
         id: ObjectId,
         mw_type: MwType,
-        nameless: Arc<Live<IbvMr>>,
+        null_region: Arc<Live<IbvMr>>,
     ) -> Result<Self, VerbError> {
         let mw = pd.alloc_mw(mw_type)?;
         let bound_to = BoundTo {
@@ -56,7 +57,7 @@ impl Window {
         Ok(Self {
             rkey: AtomicU32::new(mw.rkey()?),
             mw: Arc::new(mw),
-            nameless,
+            null_region,
             bound_to: Arc::new(bound_to),
             context,
         })
@@ -81,7 +82,7 @@ impl MwOps for Window {
 /// What becomes of a window when a bind has succeeded.
 pub(crate) struct Bound {
     pub(crate) window: Arc<Window>,
-    pub(crate) region: Option<Arc<domain::Region>>,
+    pub(crate) region: Option<Arc<region::Region>>,
     /// `None`: the one that the library has chosen.
     pub(crate) rkey: Option<RKey>,
 }

@@ -8,7 +8,7 @@ use std::thread;
 use verbs_api::VerbError;
 use verbs_api::provider::{Help, want_help};
 
-use crate::context::lock;
+use crate::lock::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 

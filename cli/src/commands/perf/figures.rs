@@ -1,4 +1,4 @@
-//! What a measurement comes to, and the loop that takes it.
+//! Results of a measurement, and the loop that takes it.
 
 use std::time::Instant;
 
@@ -10,13 +10,13 @@ use super::yardstick::Yardstick;
 /// Operations that are timed together.
 const BLOCK: u64 = 1000;
 
-/// What a measurement came to. Times are in nanoseconds.
+/// The result of a measurement. Times are in nanoseconds.
 pub(super) struct Figures {
-    /// Of one operation: the median of blocks with no clock in them.
+    /// Time of one operation: the median of blocks without a clock in them.
     pub(super) median: f64,
-    /// Operations measured.
+    /// Number of operations measured.
     pub(super) iterations: u64,
-    /// Each operation by itself, the clock included; none where only the sum says something.
+    /// Each operation by itself, including the clock; `None` where only the total means something.
     pub(super) each: Option<Each>,
     /// The limits, measured in the same run.
     pub(super) yardsticks: Vec<Yardstick>,
@@ -24,13 +24,13 @@ pub(super) struct Figures {
 
 /// Operations timed one by one.
 pub(super) struct Each {
-    /// Picoseconds: half a round trip may take less than two of a clock's steps.
+    /// Picoseconds: half a round trip may take less than two ticks of the clock.
     pub(super) histogram: Histogram<u64>,
     /// What reading the clock adds to each.
     pub(super) clock: f64,
 }
 
-/// Runs `once` in blocks; answers the median time of one.
+/// Runs `once` in blocks; returns the median time of one.
 pub(super) fn in_blocks(
     iterations: u64,
     bar: &ProgressBar,
@@ -51,20 +51,20 @@ pub(super) fn in_blocks(
     Ok(median(&mut blocks))
 }
 
-/// How many times [`in_blocks`] runs what it is given.
+/// How often [`in_blocks`] runs its argument.
 pub(super) fn rounded(iterations: u64) -> u64 {
     let block = BLOCK.min(iterations.div_ceil(8));
     iterations.div_ceil(block) * block
 }
 
-/// Runs `once` and times each by itself; a time counts `parts` operations.
+/// Runs `once` and times each run by itself; a run counts as `parts` operations.
 pub(super) fn one_by_one(
     iterations: u64,
     parts: u64,
     bar: &ProgressBar,
     mut once: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Each> {
-    // A minute is the most that is told apart, to three digits.
+    // Up to a minute, to three digits.
     let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000_000, 3)?;
     let clock = clock();
     let mut before = Instant::now();

@@ -1,4 +1,4 @@
-//! `polyverbs perf`: how fast a device is, each figure beside the limit that it runs into.
+//! `polyverbs perf`: the performance of a device, each figure beside the limit that bounds it.
 
 mod figures;
 mod pair;
@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 
 use super::network::{DeviceOptions, Endpoint};
 use crate::interrupt::{self, Ending};
-use crate::output::{device, parse_octets, print_json, progress};
+use crate::output::{device, parse_bytes, print_json, progress};
 use tests::Job;
 
 /// Measure a device, each figure beside the limit that it runs into
@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// End after so many connections
     #[arg(long, value_name = "N", requires = "listen")]
     connections: Option<u64>,
-    /// The own address, if not that of the way there
+    /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     from: Option<IpAddr>,
     /// Bytes of each operation, up to 1G; atomics have 8 [default: 64 for send-latency and message-rate, 8 for the
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What is measured.
+/// The measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Test {
     /// Half the round trip of a message between two threads
@@ -88,7 +88,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// All, by their numbers.
+    /// All of them, by number.
     const ALL: [Self; 8] = [
         Self::SendLatency,
         Self::WriteLatency,
@@ -108,14 +108,15 @@ impl Test {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    fn counts_octets(self) -> bool {
+    fn counts_bytes(self) -> bool {
         matches!(
             self,
             Self::Bandwidth | Self::ReadBandwidth | Self::SendBandwidth
         )
     }
 
-    // Whether who listens hears of each. Otherwise it has to look all the time: what its device is asked for waits for that.
+    // Whether the listening side notices each operation. Otherwise it has to poll all the time: its device needs that to make
+    // progress.
     fn sends_messages(self) -> bool {
         matches!(self, Self::SendLatency | Self::SendBandwidth)
     }
@@ -129,7 +130,7 @@ impl Test {
     }
 
     fn iterations(self) -> u64 {
-        if self.counts_octets() { 2000 } else { 200_000 }
+        if self.counts_bytes() { 2000 } else { 200_000 }
     }
 
     fn name(self) -> &'static str {
@@ -147,13 +148,13 @@ impl Test {
 }
 
 fn parse_size(text: &str) -> Result<u32, String> {
-    match parse_octets(text)? {
+    match parse_bytes(text)? {
         size @ 1..=LARGEST => Ok(size as u32),
         _ => Err("an operation has 1 byte to 1G".into()),
     }
 }
 
-/// A bar of so many operations.
+/// A progress bar of this many operations.
 fn bar(total: u64) -> ProgressBar {
     let bar = progress(total, "{bar:32.cyan/dim} {percent}%  {eta} left");
     let shown = bar.clone();
@@ -210,5 +211,5 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report::print(&device, test, size, to, &figures)
 }
 
-/// Bytes of the largest operation.
+/// Most bytes of one operation.
 const LARGEST: u64 = 1 << 30;

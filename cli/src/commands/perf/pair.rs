@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one device, each of an open device of its own, with memory that the other may use.
+//! Two connected queue pairs of one device, each with a context of its own and memory that the other may access.
 
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
@@ -9,10 +9,10 @@ use polyverbs::{
     wr::{ReceiveRequest, WorkRequest},
 };
 
-/// Requests that a queue takes.
+/// Requests of each queue.
 pub(super) const DEPTH: u32 = 256;
 
-/// One of the two.
+/// One side.
 pub(super) struct Side {
     pub(super) qp: Qp,
     pub(super) cq: Cq,
@@ -24,7 +24,7 @@ impl Side {
         Self::of(&device.open(&Requirements::new())?, size)
     }
 
-    /// On an open device.
+    /// A side on a context.
     pub(super) fn of(context: &Context, size: u32) -> anyhow::Result<Self> {
         let pd = context.alloc_pd().wait()?;
         let cq = context.create_cq(2 * DEPTH).wait()?;
@@ -39,7 +39,7 @@ impl Side {
         Ok(Self { qp, cq, region })
     }
 
-    /// Whether the queue pair does this.
+    /// Whether the queue pair supports this operation.
     pub(super) fn does(&self, operation: Operations) -> bool {
         self.qp.operations().contains(operation)
     }
@@ -50,13 +50,13 @@ impl Side {
             .map_err(|rejected| anyhow::anyhow!("{rejected}"))
     }
 
-    /// Posts a receive with room for so many bytes.
+    /// Posts a receive of this many bytes.
     pub(super) fn receive(&self, size: u32) -> anyhow::Result<()> {
         let room = self.region.sge(0, size)?;
         Ok(self.qp.post_receive(ReceiveRequest::new(0, room))?)
     }
 
-    /// Polls until something completes, without sleeping.
+    /// Polls until a request completes, without sleeping.
     pub(super) fn next(&self, slots: &mut [Completion]) -> anyhow::Result<usize> {
         loop {
             let found = self.cq.poll(slots)?.len();
@@ -79,9 +79,9 @@ impl Side {
         Ok(())
     }
 
-    /// Ends what the other side waits for.
+    /// Flushes the queue pair, which ends what the other side waits for.
     pub(super) fn hang_up(&self) {
-        // A queue pair that cannot be changed any more has ended already.
+        // A queue pair that cannot be modified any more has ended already.
         drop(
             self.qp
                 .modify(QpAttributes::new().qp_state(QpState::Err))
@@ -97,16 +97,16 @@ pub(super) fn check(done: &Completion) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a side may do with the other's memory.
+/// The access that each side has to the other's memory.
 pub(super) const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Two sides, connected.
+/// Two connected sides.
 pub(super) fn connected(device: &Device, size: u32) -> anyhow::Result<(Side, Side)> {
     let (one, other) = (Side::open(device, size)?, Side::open(device, size)?);
     let (at_one, at_other) = (one.qp.endpoint()?, other.qp.endpoint()?);
-    // Both are started before either is waited for: a stream needs both ends.
+    // Both are started before either is waited for: a stream needs both sides.
     let options = ConnectOptions::new().access(RIGHTS);
     let first = one.qp.connect(&at_other, options);
     let second = other.qp.connect(&at_one, options);

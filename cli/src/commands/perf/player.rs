@@ -1,4 +1,4 @@
-//! One side of a message that goes to and fro, in one process and between two alike.
+//! One side of a ping-pong, within one process or between two.
 
 use polyverbs::{
     Completion,
@@ -7,7 +7,7 @@ use polyverbs::{
 
 use super::pair::{Side, check};
 
-/// One of the two that send to each other; the side has receives already.
+/// One of two that send to each other; receives are posted already.
 pub(super) struct Player<'s> {
     side: &'s Side,
     size: u32,
@@ -17,7 +17,7 @@ pub(super) struct Player<'s> {
 }
 
 impl<'s> Player<'s> {
-    // Only every so many sends complete visibly: a completion tells that those before it have gone too.
+    // Only every few sends are signaled: a completion covers the sends before it.
     const SIGNAL_EVERY: u64 = 32;
 
     pub(super) fn new(side: &'s Side, size: u32) -> Self {
@@ -49,10 +49,10 @@ impl<'s> Player<'s> {
         self.send()
     }
 
-    /// Sends a message; a receive takes the place of the last one that a message took.
+    /// Sends a message; a receive replaces the one that the last message used.
     pub(super) fn send(&mut self) -> anyhow::Result<()> {
         let data = match &self.inline {
-            Some(octets) => Data::from(octets.as_slice()),
+            Some(bytes) => Data::from(bytes.as_slice()),
             None => Data::from(self.side.region.sge(0, self.size)?),
         };
         let mut request = wr::Send::new(data);
@@ -61,7 +61,7 @@ impl<'s> Player<'s> {
             request = request.signaled(0);
         }
         self.side.post(request)?;
-        // Only now: nobody waits for it while the message is on its way.
+        // Posted here, where it does not delay the message.
         self.side.receive(self.size)
     }
 

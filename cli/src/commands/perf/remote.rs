@@ -1,7 +1,7 @@
-//! The same between two processes: one listens, the other measures.
+//! Measurements between two processes: one listens, the other measures.
 //!
-//! The request for a connection says what is measured and how large, its answer where the bytes go. What a send finds no
-//! receive for would end a stream: a side that sends keeps to what the other has receives for.
+//! The connection request carries the measurement and its size, the reply carries the target memory. On iWARP a send without a
+//! receive would end the stream: a sender keeps to the receives that the other side has posted.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -25,22 +25,22 @@ use super::tests::Job;
 use crate::interrupt::{self, Ending};
 use crate::output::{complain, count, say};
 
-/// Private data of a request begins with it.
+/// Prefix of the private data of a request.
 const MAGIC: &[u8; 8] = b"polyperf";
-/// Operations in flight where bytes or messages are counted.
+/// Operations in flight while bytes or messages are counted.
 const IN_FLIGHT: u64 = 64;
-/// Messages that whoever counts them lets the sender know of at a time.
+/// How many messages each report to the sender covers.
 const CREDIT: u64 = 32;
-/// Nothing from the other side for so long is the end.
+/// The connection has ended after this long without anything from the other side.
 const SILENCE: Duration = Duration::from_secs(20);
-/// How long a side that hears nothing goes on looking without a pause, and the pause.
+/// How long a side polls without a pause while nothing arrives, and the pause after that.
 const BUSY: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(200);
-/// How often a side that hears nothing looks whether the other is there.
+/// How often a side checks that the other is still there while nothing arrives.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKED: u64 = u64::MAX;
 
-/// One side, and what becomes of its connection.
+/// One side, and its connection.
 struct End {
     context: Context,
     side: Side,
@@ -51,14 +51,14 @@ impl End {
     fn new(device: &Device, size: u32) -> anyhow::Result<Self> {
         let context = device.open(&Requirements::new())?;
         let side = Side::of(&context, size)?;
-        // Receives are there before the other side can send.
+        // Receives are posted before the other side can send.
         side.qp.init(ConnectOptions::new()).wait()?;
         let end = Self {
             context,
             side,
             is_over: Arc::default(),
         };
-        // Room is left for one more: whoever asks first posts it before anything has come.
+        // One more fits: the active side posts it before anything has arrived.
         (1..DEPTH).try_for_each(|_| end.side.receive(size))?;
         Ok(end)
     }
@@ -70,7 +70,7 @@ impl End {
             .on_done(move |_| is_over.store(true, Ordering::Relaxed));
     }
 
-    /// Polls until something completes.
+    /// Polls until a request completes.
     fn next(&self, slots: &mut [Completion]) -> anyhow::Result<usize> {
         let mut silence = Silence::default();
         loop {
@@ -89,7 +89,7 @@ impl End {
         }
     }
 
-    /// Waits for so many completions; each of them must have succeeded.
+    /// Waits for this many completions; each must be a success.
     fn take(&self, slots: &mut [Completion], count: u64) -> anyhow::Result<()> {
         let mut taken = 0;
         while taken < count {
@@ -101,7 +101,7 @@ impl End {
     }
 }
 
-/// Looks in vain, one after another.
+/// Polls that found nothing, one after another.
 #[derive(Default)]
 struct Silence {
     looks: u32,
@@ -109,10 +109,10 @@ struct Silence {
 }
 
 impl Silence {
-    // What is waited for mostly comes before so many: no clock is read for it.
+    // A completion mostly arrives before this many polls: the clock is not read for them.
     const UNTIMED: u32 = 100;
 
-    /// Counts one more look; answers for how long nothing has come.
+    /// Counts another poll; returns for how long nothing has arrived.
     fn goes_on(&mut self) -> Duration {
         self.looks += 1;
         if self.looks < Self::UNTIMED {
@@ -128,7 +128,7 @@ fn rest(silent: Duration) {
     }
 }
 
-/// Measures against whoever listens at `to`.
+/// Measures against the process that listens at `to`.
 pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> {
     let end = End::new(job.device, job.size)?;
     let connector = Connector::of(&end.context)?;
@@ -144,13 +144,13 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
         .ok_or_else(|| anyhow::anyhow!("{to}: who listens there is no `polyverbs perf`"))?;
     let connection = accepted.complete().wait()?;
     end.watch(&connection);
-    let timed_twice = !job.test.counts_octets() && job.test != Test::MessageRate;
+    let timed_twice = !job.test.counts_bytes() && job.test != Test::MessageRate;
     let total = job.iterations * if timed_twice { 2 } else { 1 };
     let bar = super::bar(total);
     let figures = run(job, &end, remote, &bar);
     bar.finish_and_clear();
     let figures = figures?;
-    // It has been measured, whatever becomes of the connection.
+    // The measurement is complete, whatever happens to the connection.
     drop(connection.disconnect(&end.context, &end.side.qp).wait());
     Ok(figures)
 }
@@ -196,7 +196,7 @@ fn run(
     }
 }
 
-// `once` is so many times what is measured.
+// `once` counts as this many operations.
 fn latency(
     job: &Job<'_>,
     parts: u64,
@@ -239,7 +239,7 @@ fn in_flight(
     })
 }
 
-// The other side says when it has taken some, so that it always has receives.
+// The other side reports what it has received, so that it always has receives.
 fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures> {
     let local = end.side.region.sge(0, job.size)?;
     let mut slots: [Completion; 1] = Default::default();
@@ -263,7 +263,7 @@ fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures>
         sent += 1;
         Ok(())
     })?;
-    // Of what is less than a credit nobody is told.
+    // Less than one credit is not reported.
     settle(sent, CREDIT - 1)?;
     Ok(Figures {
         median,
@@ -273,7 +273,7 @@ fn sends(job: &Job<'_>, end: &End, bar: &ProgressBar) -> anyhow::Result<Figures>
     })
 }
 
-/// Takes part in the measurements of others, after so many connections no more.
+/// Serves measurements of others, for a number of connections.
 pub(super) fn listen(
     device: &Device,
     at: SocketAddr,
@@ -307,7 +307,7 @@ pub(super) fn listen(
         running.retain(|thread| !thread.is_finished());
     }
     for thread in running {
-        // What went wrong has been told.
+        // The error has been reported.
         drop(thread.join());
     }
     Ok(())
@@ -339,7 +339,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
         if found == 0 {
             let silent = silence.goes_on();
             if silent > LOOK {
-                // Whoever is gone does not answer this.
+                // A peer that is gone does not answer this.
                 silence = Silence::default();
                 let look = wr::Write::new((), RemoteAddress::default()).signaled(LOOKED);
                 end.side.post(look)?;
@@ -367,7 +367,7 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
     Ok(())
 }
 
-// On a busy machine the other side may not get its turn for a while: that is a figure, and no failure.
+// On a busy machine the other side may not be scheduled for a while: that is a result, not a failure.
 fn options() -> ConnectionOptions {
     ConnectionOptions::new().qp(ConnectOptions::new().access(RIGHTS).timeout(17))
 }
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_says_what_and_how_large_and_nothing_else_is_one() {
+    fn a_request_names_measurement_and_size_and_others_are_refused() {
         let request = |number, size: u32| [&MAGIC[..], &[number], &size.to_be_bytes()].concat();
         for test in Test::ALL {
             let asked = asked(&request(test.number(), 64));

@@ -1,4 +1,4 @@
-//! How figures are shown.
+//! Results as text and JSON.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::Test;
 use super::figures::{Each, Figures};
-use crate::output::{BOLD, DIM, nanoseconds, octets, rate, say, width, wrapped};
+use crate::output::{BOLD, DIM, format_bytes, nanoseconds, rate, say, width, wrapped};
 
 const QUANTILES: [(&str, f64); 5] = [
     ("p50", 0.5),
@@ -37,10 +37,10 @@ pub(super) fn print(
         test.name(),
         device.name(),
         to.map_or_else(String::new, |to| format!(" to {to}")),
-        octets(u64::from(size)),
+        format_bytes(u64::from(size)),
     )?;
     let figure = match test {
-        _ if test.counts_octets() => rate(f64::from(size) / median * 1e9),
+        _ if test.counts_bytes() => rate(f64::from(size) / median * 1e9),
         Test::MessageRate => format!("{:.2} million messages a second", 1e3 / median),
         _ => nanoseconds(*median),
     };
@@ -94,16 +94,16 @@ fn time(picoseconds: u64) -> String {
     nanoseconds(picoseconds as f64 / 1e3)
 }
 
-// A bar for each of a dozen steps up to the ninety-ninth percentile, and one for what is above.
+// A bar for each of a dozen steps up to the 99th percentile, and one for all above.
 fn bars(histogram: &Histogram<u64>, width: usize) -> Vec<String> {
     const STEPS: u64 = 12;
-    // Beside a label, a percentage and blanks.
+    // Room for a label, a percentage and blanks.
     let longest = (width - 20).min(50) as f64;
     let least = histogram.min();
     let most = histogram.value_at_quantile(0.99).max(least + 1);
     let step = nice((most - least).div_ceil(STEPS));
     let first = least / step;
-    // Each recorded value falls into one bar; the last takes what is above.
+    // Each recorded value counts in one bar; the last takes all above.
     let steps = (most / step - first + 1) as usize;
     let mut counts = vec![0; steps + 1];
     for value in histogram.iter_recorded() {
@@ -132,7 +132,7 @@ fn bars(histogram: &Histogram<u64>, width: usize) -> Vec<String> {
     counts.iter().map(line).collect()
 }
 
-// The next number above that is 1, 2 or 5 times a power of ten.
+// The next larger number that is 1, 2 or 5 times a power of ten.
 fn nice(step: u64) -> u64 {
     let mut power = 1;
     loop {
@@ -174,7 +174,7 @@ pub(super) fn to_json(device: &Device, test: Test, size: u32, figures: &Figures)
         "release": !cfg!(debug_assertions),
     });
     match test {
-        _ if test.counts_octets() => {
+        _ if test.counts_bytes() => {
             object["bytes_per_second"] = json!(f64::from(size) / median * 1e9)
         }
         Test::MessageRate => object["messages_per_second"] = json!(1e9 / median),
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_nice_and_every_value_is_in_a_bar() {
+    fn histogram_steps_are_round_and_every_value_is_in_a_bar() {
         assert_eq!([0, 1, 3, 7, 11, 430].map(nice), [1, 1, 5, 10, 20, 500]);
         let mut histogram = Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
         for value in 1..=1000u64 {

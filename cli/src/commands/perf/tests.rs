@@ -12,7 +12,7 @@ use super::pair::{Side, connected};
 use super::player::Player;
 use super::yardstick::{self, End, Line, Yardstick, around};
 
-/// What is to be measured.
+/// A measurement to be taken.
 pub(super) struct Job<'d> {
     pub(super) device: &'d Device,
     pub(super) test: Test,
@@ -20,9 +20,9 @@ pub(super) struct Job<'d> {
     pub(super) iterations: u64,
 }
 
-/// Writes of one doorbell.
+/// Writes per doorbell.
 const BATCH: usize = 32;
-/// Writes in flight where bytes are counted.
+/// Writes in flight while bytes are counted.
 const IN_FLIGHT: usize = 16;
 
 pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
@@ -60,7 +60,7 @@ pub(super) fn run(job: &Job<'_>) -> anyhow::Result<Figures> {
     figures
 }
 
-// One thread posts and polls; the other side's memory is all that takes part.
+// One thread posts and polls; the other side contributes only memory.
 fn latency(
     job: &Job<'_>,
     side: &Side,
@@ -176,7 +176,7 @@ fn send_latency(
 ) -> anyhow::Result<Figures> {
     let lines = [Line::default(), Line::default()];
     let over = AtomicBool::new(false);
-    // Whoever fails hangs up, so that the other does not spin for ever.
+    // A thread that fails hangs up, so that the other does not spin for ever.
     let guard = |result: anyhow::Result<(f64, f64)>| {
         if result.is_err() {
             over.store(true, Ordering::Relaxed);
@@ -232,7 +232,7 @@ fn send_latency(
     })
 }
 
-// Hands a line to and fro before and after the work, on the thread that does the work.
+// Measures the handover of a cache line before and after the work, on the same thread.
 fn between(
     lines: &[Line; 2],
     end: End,

@@ -1,4 +1,4 @@
-//! The limits of the machine that the figures run into.
+//! The limits of the machine that bound the figures.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::figures::median;
 
-/// A limit: what it is, and how long it took before and after the measurement, in nanoseconds.
+/// A limit: its name, and its time before and after the measurement, in nanoseconds.
 pub(super) struct Yardstick {
     pub(super) name: &'static str,
     pub(super) before: f64,
@@ -37,7 +37,7 @@ pub(super) fn around<T>(
     ))
 }
 
-/// One read-modify-write of a cache line that nobody else uses.
+/// One read-modify-write of an uncontended cache line.
 pub(super) fn read_modify_write() -> f64 {
     const ROUNDS: u64 = 100_000;
     let word = AtomicU64::new(0);
@@ -53,7 +53,7 @@ pub(super) fn read_modify_write() -> f64 {
     median(&mut blocks)
 }
 
-/// One copy of `size` bytes from one buffer to another, both used over and over.
+/// One copy of `size` bytes between two buffers that are used over and over.
 pub(super) fn memcpy(size: usize) -> f64 {
     // At page boundaries, as registered memory is: elsewhere some processors copy much slower.
     let (mut source, mut target) = (vec![1u8; size + PAGE], vec![2u8; size + PAGE]);
@@ -74,9 +74,9 @@ pub(super) fn memcpy(size: usize) -> f64 {
 
 const PAGE: usize = 4096;
 
-fn page_aligned(octets: &mut [u8], size: usize) -> &mut [u8] {
-    let skipped = octets.as_ptr().align_offset(PAGE);
-    &mut octets[skipped..skipped + size]
+fn page_aligned(bytes: &mut [u8], size: usize) -> &mut [u8] {
+    let skipped = bytes.as_ptr().align_offset(PAGE);
+    &mut bytes[skipped..skipped + size]
 }
 
 /// A cache line that two threads hand to each other.
@@ -84,7 +84,7 @@ fn page_aligned(octets: &mut [u8], size: usize) -> &mut [u8] {
 #[derive(Default)]
 pub(super) struct Line(AtomicU64);
 
-/// Of the two threads, which one begins.
+/// Which of the two threads begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     First,
@@ -95,10 +95,10 @@ impl Line {
     const BLOCKS: u64 = 21;
     const ROUNDS: u64 = 1000;
 
-    /// Hands the line to and fro with another thread that does the same; answers the time of one crossing, the
-    /// median of blocks.
+    /// Hands the line to and fro with another thread that does the same; returns the time of one crossing, the median of
+    /// blocks.
     ///
-    /// Returns early once `over` is set: the other thread has failed and will not come.
+    /// Returns early once `over` is set: the other thread has failed.
     pub(super) fn cross(&self, end: End, over: &AtomicBool) -> f64 {
         let mut blocks = Vec::new();
         for block in 0..Self::BLOCKS {

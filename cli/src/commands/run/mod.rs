@@ -1,4 +1,4 @@
-//! `polyverbs run`: an unmodified program on our devices.
+//! `polyverbs run`: runs an unmodified program on our devices.
 
 mod root;
 
@@ -83,11 +83,11 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-// As shells and env have it.
+// The status that shells and env use.
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// Becomes the program. Comes back only where that cannot be done.
+/// Replaces this process by the program. Returns only on failure.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let configuration = configuration(arguments)?;
     if arguments.show {
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let root = root::make(&configuration)?;
     let (folder, redirect) = libraries.named(&root).inspect_err(|_| {
-        // The first error is the one to tell.
+        // Reports the first error.
         let _ = fs::remove_dir_all(&root);
     })?;
     let failed = Command::new(program)
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .env(ROOT_VARIABLE, &root)
         .env(VARIABLE, configuration.to_text()?)
         .exec();
-    // Nothing was started that would need it.
+    // Nothing that would need dropping was started.
     let _ = fs::remove_dir_all(&root);
     let is_there = Path::new(program).exists();
     let program = program.display();
@@ -160,7 +160,7 @@ fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
     if let Some(file) = &arguments.pcap {
         configuration.pcap = Some(file.clone());
     }
-    // The program may be started, or go, elsewhere.
+    // The program may be started in, or change to, another folder.
     for file in [&mut configuration.trace, &mut configuration.pcap]
         .into_iter()
         .flatten()
@@ -181,7 +181,7 @@ fn read(file: &Path) -> anyhow::Result<Configuration> {
     })
 }
 
-// Those that are named, of those that there would be, and new ones.
+// The devices that are named, of the default ones, and new ones.
 fn choose(configuration: &mut Configuration, wanted: &[String]) -> anyhow::Result<()> {
     let mut chosen = Configuration::default();
     for text in wanted {

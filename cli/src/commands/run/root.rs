@@ -1,6 +1,7 @@
-//! The folder of one program: what it would look for below `/sys` and `/dev`.
+//! The folder of one program that stands for `/sys` and `/dev`.
 //!
-//! It has the number of the process, which stays when the process becomes the program. The program takes it away when it
+//! Its name has the number of the process, which stays when the process becomes the program. The program removes the folder
+//! when it exits; the folders of killed programs are removed here.
 //! ends; what programs have left that were killed is taken away here.
 
 use std::env;
@@ -17,7 +18,7 @@ const NAME: &str = "polyverbs-run";
 /// Makes the folder.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
     let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // Who has become another user may have the first one's.
+    // A process that has changed its user may not write to the first user's folder.
     let own = own.and_then(|within| make_within(&within, configuration).ok());
     own.map_or_else(|| make_within(&env::temp_dir(), configuration), Ok)
 }
@@ -31,7 +32,7 @@ fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<P
     Ok(root)
 }
 
-// Numbers of processes are those of a namespace.
+// Process numbers are unique in a namespace only.
 fn namespace() -> String {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let digits = link
@@ -46,7 +47,7 @@ fn namespace() -> String {
     }
 }
 
-// Takes away the folders of processes that are no more. What belongs to others stays, as the system sees to.
+// Removes the folders of processes that no longer exist. The system keeps those of other users.
 fn sweep(within: &Path, namespace: &str) {
     let begin = format!("{NAME}.{namespace}.");
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
@@ -64,7 +65,7 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::create_dir(root)?,
     }
-    // A program may go on as somebody else.
+    // The program may change its user.
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
     let (verbs, dev) = (
         root.join("sys/class/infiniband_verbs"),
@@ -73,7 +74,7 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
     fs::create_dir_all(root.join("sys/class/infiniband"))?;
     fs::create_dir_all(&dev)?;
     write(&verbs, &[("abi_version", "6".to_owned())])?;
-    // What programs ask of these is to be devices that they may open.
+    // Programs expect device files that they may open.
     symlink("/dev/null", dev.join("rdma_cm"))?;
     for device in &configuration.devices {
         symlink("/dev/null", dev.join(&device.name))?;
@@ -126,7 +127,7 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
         ("sm_lid", format!("{lid:#x}")),
         ("lid_mask_count", "0".to_owned()),
         ("sm_sl", "0".to_owned()),
-        // As ibv_query_port tells it: a connection manager, and GIDs that are IP addresses.
+        // The port capabilities of ibv_query_port: a connection manager, and GIDs that are IP addresses.
         ("cap_mask", "0x04010000".to_owned()),
         ("rate", "2.5 Gb/sec (1X SDR)".to_owned()),
     ];
@@ -147,11 +148,11 @@ fn describe(at: &Path, device: &Device) -> io::Result<()> {
     Ok(())
 }
 
-// Hexadecimal, a colon behind each two bytes, as the kernel shows GUIDs and GIDs.
-fn by_fours(octets: &[u8]) -> String {
-    let groups: Vec<String> = octets
+// Hexadecimal with a colon after each two bytes, as the kernel shows GUIDs and GIDs.
+fn by_fours(bytes: &[u8]) -> String {
+    let groups: Vec<String> = bytes
         .chunks(2)
-        .map(|pair| pair.iter().map(|octet| format!("{octet:02x}")).collect())
+        .map(|pair| pair.iter().map(|byte| format!("{byte:02x}")).collect())
         .collect();
     groups.join(":")
 }

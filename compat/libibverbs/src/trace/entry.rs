@@ -1,16 +1,16 @@
-//! The way round: what is called keeps its arguments and its result, and is told of before and after.
+//! The traced call: keeps the arguments and the result of a verb, and reports them before and after it.
 //!
-//! It is written in assembly because one piece of code stands for verbs of any signature: it saves the six registers that
-//! arguments are in, and never looks at what they are.
+//! It is written in assembly because the same code serves verbs of any signature: it saves the six registers that hold
+//! arguments, and does not interpret them.
 
 use std::arch::naked_asm;
 
 use super::{enter, leave};
 
-/// Where a verb goes that is traced: not called from Rust.
+/// The entry of a traced verb: not called from Rust.
 ///
 /// # Safety
-/// `r10` has the function, `r11` its name, as a text of C; everything else is as the function expects it.
+/// `r10` holds the function, `r11` its name as a string of C; everything else is as the function expects it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
@@ -47,10 +47,10 @@ pub unsafe extern "C" fn round() {
     )
 }
 
-/// Where a verb goes that is traced: not called from Rust.
+/// The entry of a traced verb: not called from Rust.
 ///
 /// # Safety
-/// `x16` has the function, `x17` its name, as a text of C; everything else is as the function expects it.
+/// `x16` holds the function, `x17` its name as a string of C; everything else is as the function expects it.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 pub unsafe extern "C" fn round() {
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn round() {
     )
 }
 
-/// What stands in a table that programs call through: the function, or the way round to it where there is a trace.
+/// The entry of a table that programs call through: the function, or the traced call to it while tracing is on.
 macro_rules! slot {
     ($name:literal => $function:path) => {{
         static NAME: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {

@@ -1,8 +1,7 @@
-//! A line for each verb that a program calls, with arguments and result, where that is wanted.
+//! The trace: a line for each verb that a program calls, with arguments and result.
 //!
-//! What programs call by name looks at [`STATE`] and goes on to the function, or round by way of [`entry`]. What they call
-//! through tables goes round only where the trace was on when the table was filled: a data path that is not traced is
-//! what it would be without a trace.
+//! A symbol checks [`STATE`] and jumps to the function, or to [`entry`]. A table slot leads to [`entry`] only if tracing was on
+//! when the table was filled: a data path that is not traced costs nothing.
 #![allow(unsafe_code)]
 
 pub mod entry;
@@ -24,17 +23,17 @@ use crate::errno::Errno;
 use crate::setup::{complain, configuration};
 use signatures::Answer;
 
-/// Whether there is a trace. Verbs go round as long as it is not `OFF`.
+/// Whether tracing is on. Verbs are traced unless it is `OFF`.
 pub static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const OFF: u8 = 0;
 const UNKNOWN: u8 = 1;
 const ON: u8 = 2;
 
-/// A verb's arguments, as far as they are in registers, which is all of every verb.
+/// A verb's arguments in registers, which are all of every verb.
 type Arguments = [u64; 6];
 
-/// Whether there is a trace. The first call looks it up.
+/// Whether tracing is on. The first call reads the configuration.
 pub fn is_on() -> bool {
     match STATE.load(Ordering::Relaxed) {
         UNKNOWN => {
@@ -46,7 +45,7 @@ pub fn is_on() -> bool {
     }
 }
 
-/// Where lines go.
+/// The file of the trace.
 enum Target {
     StandardError,
     File(File),
@@ -70,14 +69,14 @@ fn target() -> Option<&'static Target> {
     target.as_ref()
 }
 
-// One call, so that lines of several threads and processes stay whole.
+// One write for each line, so that lines of several threads and processes stay whole.
 fn write(line: &str) {
     let fd = match target() {
         Some(Target::StandardError) => libc::STDERR_FILENO,
         Some(Target::File(file)) => file.as_raw_fd(),
         None => return,
     };
-    // SAFETY: as many octets as the text has. A trace that cannot be written is no reason to fail.
+    // SAFETY: as many bytes as the text has. A trace that cannot be written is no reason to fail.
     unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) };
 }
 
@@ -88,7 +87,7 @@ struct Call {
 }
 
 thread_local! {
-    // The last call, where it found nothing, and how often it was made again.
+    // The last poll that found nothing, and how often it was repeated.
     static IDLE: Cell<Option<(Call, u64)>> = const { Cell::new(None) };
 }
 
@@ -102,7 +101,7 @@ extern "C" fn enter() {
     is_on();
 }
 
-// Called with what a verb has answered.
+// Called with the result of a verb.
 unsafe extern "C" fn leave(name: *const c_char, arguments: *const Arguments, result: u64) {
     if !is_on() {
         return;
@@ -143,7 +142,7 @@ fn tell(call: Call, name: &str, result: u64, errno: Errno) {
     write(&line);
 }
 
-/// The name and the text of an error number: `EINVAL (Invalid argument)`.
+/// Name and text of an error number: `EINVAL (Invalid argument)`.
 fn error(number: c_int) -> String {
     let name = match number {
         libc::EPERM => "EPERM",

@@ -1,6 +1,7 @@
-//! Arguments as a line of the trace shows them.
+//! Arguments as text for the trace.
 //!
-//! What a program points to is copied by the system, which answers where nothing is: a wrong pointer is shown as such.
+//! Structures behind a program's pointers are copied by the kernel, which fails where no memory is: an invalid pointer is shown
+//! as such.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -14,16 +15,16 @@ use crate::abi::{
 };
 use crate::names;
 
-// Of a list.
+// Most entries of a list.
 const MOST: usize = 4;
-// Of a text.
+// Most characters of a string.
 const LONGEST: usize = 64;
 
-/// What an argument is.
+/// The type of an argument.
 #[derive(Clone, Copy)]
 pub(super) struct Kind(fn(&mut String, Argument));
 
-/// An argument, and what else may say how it is shown.
+/// An argument, and the others that determine how it is shown.
 #[derive(Clone, Copy)]
 struct Argument {
     value: u64,
@@ -66,9 +67,9 @@ const KINDS: &[(&str, Kind)] = &[
         "D",
         Kind(|out, it| {
             given::<IbvDevice>(out, it, |out, device| {
-                // What is no device need not have an end.
-                let name = device.name.map(|octet| octet as u8);
-                let name = name.split(|octet| *octet == 0).next().unwrap_or_default();
+                // The name need not be terminated if the pointer is no device's.
+                let name = device.name.map(|byte| byte as u8);
+                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 put(out, format_args!("{:?}", String::from_utf8_lossy(name)));
             })
         }),
@@ -129,14 +130,14 @@ fn pointer(out: &mut String, value: u64) {
     }
 }
 
-// SAFETY of the callers: any octets are a value of the type.
+// SAFETY of the callers: any bytes are a value of the type.
 unsafe fn read<T>(at: u64) -> Option<T> {
     if at == 0 {
         return None;
     }
     let mut value = MaybeUninit::<T>::uninit();
     copy(at, value.as_mut_ptr().cast(), size_of::<T>()).then(|| {
-        // SAFETY: all of its octets were copied, and any are a value, as the caller promises.
+        // SAFETY: all of its bytes were copied, and any are a value, as the caller promises.
         unsafe { value.assume_init() }
     })
 }
@@ -151,7 +152,7 @@ fn copy(at: u64, target: *mut u8, length: usize) -> bool {
         iov_base: from,
         iov_len: length,
     };
-    // SAFETY: room for as many octets; the system looks at the other side.
+    // SAFETY: room for as many bytes; the system looks at the other side.
     let copied = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0)
     };
@@ -160,14 +161,14 @@ fn copy(at: u64, target: *mut u8, length: usize) -> bool {
 
 // A structure that the program has filled.
 fn given<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
-    // SAFETY: structures of C, which any octets are.
+    // SAFETY: structures of C, which any bytes are.
     match unsafe { read::<T>(it.value) } {
         Some(value) => show(out, &value),
         None => pointer(out, it.value),
     }
 }
 
-// A structure that the verb has filled, if it has.
+// A structure that the verb has filled, if it succeeded.
 fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T)) {
     if it.failed {
         pointer(out, it.value);
@@ -177,18 +178,18 @@ fn filled<T>(out: &mut String, it: Argument, show: impl FnOnce(&mut String, &T))
 }
 
 fn text(out: &mut String, at: u64) {
-    let mut octets = Vec::new();
-    // Octet by octet: what lies behind the end need not be there.
-    // SAFETY: any octet is one.
-    while let Some(octet) = unsafe { read::<u8>(at + octets.len() as u64) } {
-        if octet == 0 || octets.len() == LONGEST {
-            let more = if octet == 0 { "" } else { "…" };
+    let mut bytes = Vec::new();
+    // Byte by byte: what lies behind the end need not be mapped.
+    // SAFETY: any byte is one.
+    while let Some(byte) = unsafe { read::<u8>(at + bytes.len() as u64) } {
+        if byte == 0 || bytes.len() == LONGEST {
+            let more = if byte == 0 { "" } else { "…" };
             return put(
                 out,
-                format_args!("{:?}{more}", String::from_utf8_lossy(&octets)),
+                format_args!("{:?}{more}", String::from_utf8_lossy(&bytes)),
             );
         }
-        octets.push(octet);
+        bytes.push(byte);
     }
     pointer(out, at);
 }
@@ -369,12 +370,12 @@ fn entries(out: &mut String, list: *const IbvSge, count: c_int) {
     out.push_str(if count > MOST { ", …]" } else { "]" });
 }
 
-// A list of structures that name the next.
+// A linked list of structures.
 fn list<T>(out: &mut String, first: u64, show: impl Fn(&mut String, &T) -> u64) {
     let mut next = first;
     let mut before = "[";
     for _ in 0..MOST {
-        // SAFETY: numbers and pointers, which any octets are.
+        // SAFETY: numbers and pointers, which any bytes are.
         let Some(wr) = (unsafe { read::<T>(next) }) else {
             break;
         };
@@ -438,7 +439,7 @@ fn receives(out: &mut String, it: Argument) {
     });
 }
 
-// As many as the verb has answered.
+// As many entries as the verb has returned.
 fn completions(out: &mut String, it: Argument) {
     let count = usize::try_from(it.result as u32 as c_int).unwrap_or(0);
     if count == 0 {
@@ -510,7 +511,7 @@ const CM_EVENTS: [&str; 16] = [
     "TIMEWAIT_EXIT",
 ];
 
-// `rdma_cm_event` begins with the identifier and the listening one; the event and its status follow.
+// `rdma_cm_event` begins with the identifier and the listener; then come event and status.
 fn cm_event(out: &mut String, at: &u64) {
     // SAFETY: numbers.
     let Some((id, _, event, status)) =
@@ -535,14 +536,14 @@ struct CmEvent {
 
 /// The number of a queue pair that was made.
 pub(super) fn qp(at: u64) -> String {
-    // SAFETY: numbers and pointers, which any octets are.
+    // SAFETY: numbers and pointers, which any bytes are.
     let qp = unsafe { read::<IbvQp>(at) };
     qp.map_or_else(String::new, |qp| format!("{{qp_num={:#x}}}", qp.qp_num))
 }
 
 /// The keys of a region that was made.
 pub(super) fn mr(at: u64) -> String {
-    // SAFETY: numbers and pointers, which any octets are.
+    // SAFETY: numbers and pointers, which any bytes are.
     let mr = unsafe { read::<IbvMr>(at) };
     mr.map_or_else(String::new, |mr| {
         format!("{{lkey={:#x}, rkey={:#x}}}", mr.lkey, mr.rkey)
@@ -559,19 +560,19 @@ mod tests {
         out
     }
 
-    // The compiler is not to know that nobody but the system reads there.
+    // The compiler must not know that only the kernel reads there.
     fn at<T>(value: &T) -> u64 {
         (std::hint::black_box(value) as *const T).expose_provenance() as u64
     }
 
     #[test]
-    fn what_is_no_device_has_a_name_that_ends() {
-        let octets = [b'x'; size_of::<IbvDevice>()];
-        assert_eq!(shown("D", at(&octets)), format!("\"{}\"", "x".repeat(64)));
+    fn a_name_behind_an_invalid_device_pointer_is_truncated() {
+        let bytes = [b'x'; size_of::<IbvDevice>()];
+        assert_eq!(shown("D", at(&bytes)), format!("\"{}\"", "x".repeat(64)));
     }
 
     #[test]
-    fn what_is_pointed_to_is_shown_and_what_is_not_there_is_no_crash() {
+    fn structures_are_shown_and_invalid_pointers_do_not_crash() {
         assert_eq!(shown("s", at(b"a file\0")), "\"a file\"");
         let sge = IbvSge {
             addr: 0x1000,

@@ -1,4 +1,4 @@
-//! What each verb takes and answers, as far as a line of the trace shows it.
+//! The arguments and results of each verb, as far as the trace shows them.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -8,12 +8,12 @@ use crate::errno::Errno;
 
 /// How a verb is shown.
 pub(super) struct Signature {
-    // Arguments with blanks between them: the name, a colon, and the letter of what it is; nothing for a pointer.
+    // Arguments, separated by blanks: the name, a colon, and the letter of the type; nothing for a pointer.
     arguments: &'static str,
     pub(super) answer: Answer,
 }
 
-/// What a verb answers.
+/// The result of a verb.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Answer {
     /// 0, or an error number.
@@ -30,7 +30,7 @@ pub(super) enum Answer {
     Qp,
     /// A region, with its keys.
     Mr,
-    /// A text.
+    /// A string.
     Text,
     /// A number that is no error.
     Plain,
@@ -86,7 +86,7 @@ impl Signature {
         shown
     }
 
-    /// Whether the answer says that there was nothing, and the next is likely to be the same.
+    /// Whether the result says that there was nothing, so that the next is likely to be the same.
     pub(super) fn is_idle(&self, result: u64, errno: Errno) -> bool {
         let small = result as u32 as c_int;
         match self.answer {
@@ -101,11 +101,11 @@ impl Signature {
     }
 }
 
-// What waits for sockets, or looks at them: 0 is none.
+// Socket calls that wait or poll: 0 is none.
 const POLL: &str = "fds nfds:z timeout:i";
 
 impl Answer {
-    // Whether what the verb would have filled is not filled.
+    // Whether the verb has not filled its output argument.
     fn failed(self, result: u64) -> bool {
         let small = result as u32 as c_int;
         match self {
@@ -367,7 +367,7 @@ mod tests {
             include_str!("../../../symbols/librdmacm.txt"),
         ];
         for symbol in lists.iter().flat_map(|list| list.lines()) {
-            // What is private is between the library and drivers of the kernel's devices.
+            // Private symbols between the library and drivers of kernel devices.
             if symbol.contains("PRIVATE") {
                 continue;
             }
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_found_nothing_is_idle() {
+    fn only_polls_that_found_nothing_count_as_idle() {
         let idle = |name, result, errno| of(name).unwrap().is_idle(result, Errno(errno));
         let minus_one = u64::MAX;
         assert!(idle("ibv_poll_cq", 0, 0) && !idle("ibv_poll_cq", 1, 0));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_tell_errors_as_each_function_has_them() {
+    fn results_report_errors_in_each_functions_way() {
         let none = Errno(0);
         assert_eq!(
             Answer::Number.show(22, none),

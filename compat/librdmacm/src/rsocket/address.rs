@@ -1,4 +1,4 @@
-//! Addresses of C and ours.
+//! Conversion of socket addresses.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,13 +10,13 @@ use polyverbs_libibverbs::errno::Errno;
 
 use crate::address::{length as length_of, none, read as read_raw, write as write_raw};
 
-/// What a program names.
+/// The address that a program passes.
 ///
 /// # Errors
-/// It is none, shorter than its family says, or of another one.
+/// It is null, too short, or of the wrong family.
 ///
 /// # Safety
-/// `address` is null, or `length` octets are readable there.
+/// `address` is null, or `length` bytes are readable there.
 pub(crate) unsafe fn read(
     address: *const sockaddr,
     length: socklen_t,
@@ -46,13 +46,13 @@ pub(crate) unsafe fn read(
     }
 }
 
-/// Tells a program an address: as much as there is room for, and how long it is.
+/// Returns an address to a program: as much as there is room for, and its length.
 ///
 /// # Errors
-/// The length is null, or the target is and has room.
+/// The length is null, or the target is null although it has room.
 ///
 /// # Safety
-/// `length` is null or writable, and as many octets as it says are writable at `target`.
+/// `length` is null or writable, and as many bytes as it says are writable at `target`.
 pub(crate) unsafe fn write(
     address: SocketAddr,
     target: *mut sockaddr,
@@ -60,7 +60,7 @@ pub(crate) unsafe fn write(
 ) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
-    // Who has no room only asks how long it is, as librspreload does.
+    // Without room only the length is returned, as librspreload expects.
     if target.is_null() && *length > 0 {
         return Err(Errno(libc::EFAULT));
     }
@@ -93,13 +93,13 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_what_they_were() {
+    fn addresses_survive_encoding() {
         there_and_back("10.1.2.3:7471");
         there_and_back("[fe80::1%3]:7471");
     }
 
     #[test]
-    fn what_is_no_address_is_an_error() {
+    fn invalid_addresses_are_errors() {
         let unix: sa_family_t = libc::AF_UNIX as sa_family_t;
         // SAFETY: as long as it says.
         unsafe {

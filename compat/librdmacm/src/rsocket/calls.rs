@@ -1,6 +1,6 @@
-//! The functions that programs call: pointers and numbers of C, and nothing else.
+//! The functions that programs call: they convert the pointers and numbers of C.
 //!
-//! All answer -1 and an error number where they fail.
+//! All return -1 and set `errno` on failure.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_void};
@@ -17,7 +17,7 @@ use polyverbs_libibverbs::errno::{Errno, minus_one};
 use super::address;
 use super::datagram::Datagram;
 use super::poll;
-use super::stream::{Family, How, Received, Stream};
+use super::stream::{Family, Mode, Received, Stream};
 use super::table::{self, Socket};
 use super::waiting::Deadline;
 
@@ -61,7 +61,7 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// `rbind`.
 ///
 /// # Safety
-/// `length` octets are readable at `address`.
+/// `length` bytes are readable at `address`.
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
@@ -79,7 +79,7 @@ pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 /// `raccept`.
 ///
 /// # Safety
-/// `length` is null or writable, and as many octets as it says are writable at `address`.
+/// `length` is null or writable, and as many bytes as it says are writable at `address`.
 pub unsafe extern "C" fn accept(
     fd: c_int,
     address: *mut sockaddr,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn accept(
 /// `rconnect`.
 ///
 /// # Safety
-/// `length` octets are readable at `address`.
+/// `length` bytes are readable at `address`.
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
@@ -125,30 +125,30 @@ pub extern "C" fn close(fd: c_int) -> c_int {
     done(table::close(fd))
 }
 
-fn receives(flags: c_int) -> Result<How, Errno> {
+fn receives(flags: c_int) -> Result<Mode, Errno> {
     let known = libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
     if flags & !known != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    Ok(How {
+    Ok(Mode {
         no_wait: flags & libc::MSG_DONTWAIT != 0,
         peek: flags & libc::MSG_PEEK != 0,
         all: flags & libc::MSG_WAITALL != 0,
     })
 }
 
-fn sends(flags: c_int) -> Result<How, Errno> {
-    // Other flags change nothing, as with sockets.
+fn sends(flags: c_int) -> Result<Mode, Errno> {
+    // Other flags have no effect, as with sockets.
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    Ok(How {
+    Ok(Mode {
         no_wait: flags & libc::MSG_DONTWAIT != 0,
-        ..How::default()
+        ..Mode::default()
     })
 }
 
-// SAFETY of the callers: the octets are readable while the answer is used.
+// SAFETY of the callers: the bytes are readable while the answer is used.
 unsafe fn source<'a>(at: *const c_void, length: size_t) -> Result<&'a [u8], Errno> {
     if length == 0 {
         return Ok(&[]);
@@ -160,7 +160,7 @@ unsafe fn source<'a>(at: *const c_void, length: size_t) -> Result<&'a [u8], Errn
     Ok(unsafe { slice::from_raw_parts(at.cast(), length) })
 }
 
-// SAFETY of the callers: the octets are writable while the answer is used.
+// SAFETY of the callers: the bytes are writable while the answer is used.
 unsafe fn sink<'a>(at: *mut c_void, length: size_t) -> Result<&'a mut [u8], Errno> {
     if length == 0 {
         return Ok(&mut []);
@@ -191,7 +191,7 @@ fn vector_count(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
 }
 
-// SAFETY of the callers: the list is one, whose octets are readable.
+// SAFETY of the callers: the list is one, whose bytes are readable.
 unsafe fn sources<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSlice<'a>>, Errno> {
     // SAFETY: as the caller promises.
     let list = unsafe { vectors(list, count) }?;
@@ -204,7 +204,7 @@ unsafe fn sources<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSlice<'a
         .collect()
 }
 
-// SAFETY of the callers: the list is one, whose octets are writable.
+// SAFETY of the callers: the list is one, whose bytes are writable.
 unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'a>>, Errno> {
     // SAFETY: as the caller promises.
     let list = unsafe { vectors(list, count) }?;
@@ -219,14 +219,14 @@ unsafe fn sinks<'a>(list: *const iovec, count: usize) -> Result<Vec<IoSliceMut<'
 
 fn receive_from(fd: c_int, sinks: &mut [IoSliceMut<'_>], flags: c_int) -> Result<Received, Errno> {
     let socket = table::get(fd)?;
-    let how = receives(flags)?;
+    let mode = receives(flags)?;
     match &socket {
         Socket::Stream(stream) => Ok(Received {
-            octets: stream.receive(sinks, how)?,
+            bytes: stream.receive(sinks, mode)?,
             is_cut: false,
             from: None,
         }),
-        Socket::Datagram(datagram) => datagram.receive(sinks, how),
+        Socket::Datagram(datagram) => datagram.receive(sinks, mode),
     }
 }
 
@@ -237,15 +237,15 @@ fn send_to(
     to: impl FnOnce() -> Result<Option<SocketAddr>, Errno>,
 ) -> Result<usize, Errno> {
     let socket = table::get(fd)?;
-    let how = sends(flags)?;
+    let mode = sends(flags)?;
     match &socket {
-        // An address is not looked at here, as Linux's TCP does not: sockperf names one that is none.
-        Socket::Stream(stream) => stream.send(sources, how),
-        Socket::Datagram(datagram) => datagram.send(sources, how, to()?),
+        // The address is not checked, as in Linux's TCP: sockperf passes an invalid one.
+        Socket::Stream(stream) => stream.send(sources, mode),
+        Socket::Datagram(datagram) => datagram.send(sources, mode, to()?),
     }
 }
 
-// SAFETY of the callers: as many octets as it says are readable at the address, unless that is null.
+// SAFETY of the callers: as many bytes as it says are readable at the address, unless that is null.
 unsafe fn destination(
     address: *const sockaddr,
     length: socklen_t,
@@ -260,7 +260,7 @@ unsafe fn destination(
 /// `rrecv`.
 ///
 /// # Safety
-/// `length` octets are writable at `target`.
+/// `length` bytes are writable at `target`.
 pub unsafe extern "C" fn recv(
     fd: c_int,
     target: *mut c_void,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn recv(
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
         let received = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
-        Ok(received.octets)
+        Ok(received.bytes)
     }))
 }
 
@@ -290,19 +290,19 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: as the caller promises.
     let sink = unsafe { sink(target, length) };
     count(sink.and_then(|sink| {
-        let Received { octets, from, .. } = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
+        let Received { bytes, from, .. } = receive_from(fd, &mut [IoSliceMut::new(sink)], flags)?;
         if let Some(from) = from.filter(|_| !address.is_null()) {
             // SAFETY: as the caller promises.
             unsafe { address::write(from, address, address_length) }?;
         }
-        Ok(octets)
+        Ok(bytes)
     }))
 }
 
-/// `rrecvmsg`: nothing comes beside the octets.
+/// `rrecvmsg`: there are no control messages.
 ///
 /// # Safety
-/// The message, and what it points to, is writable.
+/// The message and its buffers are writable.
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the caller promises.
     let message = unsafe { message.as_mut() }.ok_or(FAULT);
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(message.msg_iov, message.msg_iovlen) }?;
         let Received {
-            octets,
+            bytes,
             is_cut,
             from,
         } = receive_from(fd, &mut sinks, flags)?;
@@ -321,14 +321,14 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             // SAFETY: as the caller promises.
             unsafe { address::write(from, name, &raw mut message.msg_namelen) }?;
         }
-        Ok(octets)
+        Ok(bytes)
     }))
 }
 
 /// `rsend`.
 ///
 /// # Safety
-/// `length` octets are readable at `from`.
+/// `length` bytes are readable at `from`.
 pub unsafe extern "C" fn send(
     fd: c_int,
     from: *const c_void,
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn send(
 /// `rsendto`.
 ///
 /// # Safety
-/// As for [`send`]; `address_length` octets are readable at `address`, unless that is null.
+/// As for [`send`]; `address_length` bytes are readable at `address`, unless that is null.
 pub unsafe extern "C" fn sendto(
     fd: c_int,
     from: *const c_void,
@@ -361,10 +361,10 @@ pub unsafe extern "C" fn sendto(
     }))
 }
 
-/// `rsendmsg`: nothing goes beside the octets.
+/// `rsendmsg`: control messages are ignored.
 ///
 /// # Safety
-/// The message, and what it points to, is readable.
+/// The message and its buffers are readable.
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the caller promises.
     let message = unsafe { message.as_ref() }.ok_or(FAULT);
@@ -392,12 +392,12 @@ pub unsafe extern "C" fn read(fd: c_int, target: *mut c_void, length: size_t) ->
 /// `rreadv`.
 ///
 /// # Safety
-/// The list is one, whose octets are writable.
+/// The list is valid, and its buffers are writable.
 pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(list, length) }?;
-        Ok(receive_from(fd, &mut sinks, 0)?.octets)
+        Ok(receive_from(fd, &mut sinks, 0)?.bytes)
     }))
 }
 
@@ -413,7 +413,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -
 /// `rwritev`.
 ///
 /// # Safety
-/// The list is one, whose octets are readable.
+/// The list is valid, and its buffers are readable.
 pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) ->
 /// `rpoll`.
 ///
 /// # Safety
-/// `entries` is a list of `length`.
+/// `entries` is a list of `length` entries.
 pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_int) -> c_int {
     let deadline = match u64::try_from(timeout) {
         Ok(milliseconds) => Deadline::after(Duration::from_millis(milliseconds)),
@@ -442,10 +442,10 @@ pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_i
     minus_one(found.map(|found| found as c_int))
 }
 
-// More entries than a process can have files are none.
+// A list with more entries than a process can have files is invalid.
 const MOST_FILES: nfds_t = c_int::MAX as nfds_t;
 
-// The sets of a `select`, each with what puts a descriptor in it.
+// The sets of a `select`, each with the condition that puts a descriptor in it.
 const SETS: [(i16, i16); 3] = [
     (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
     (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
@@ -455,7 +455,7 @@ const SETS: [(i16, i16); 3] = [
 /// `rselect`.
 ///
 /// # Safety
-/// The sets are null or sets; `timeout` is null or readable.
+/// The sets are null or valid; `timeout` is null or readable.
 pub unsafe extern "C" fn select(
     length: c_int,
     reads: *mut fd_set,
@@ -561,7 +561,7 @@ pub unsafe extern "C" fn getsockname(
 /// `rsetsockopt`.
 ///
 /// # Safety
-/// `length` octets are readable at `value`.
+/// `length` bytes are readable at `value`.
 pub unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
@@ -604,7 +604,7 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> 
     }
 }
 
-// `struct tcp_info` as rdma-core's rsockets fill it: whether there is a connection, and how much may be under way.
+// `struct tcp_info` as rdma-core's rsockets fill it: whether there is a connection, and the window.
 fn tcp_info(stream: &Stream) -> Vec<u8> {
     const LENGTH: usize = 104;
     const STATE: usize = 0;
@@ -624,7 +624,7 @@ fn tcp_info(stream: &Stream) -> Vec<u8> {
 /// `rgetsockopt`.
 ///
 /// # Safety
-/// `length` is writable, and as many octets as it says are writable at `value`.
+/// `length` is writable, and as many bytes as it says are writable at `value`.
 pub unsafe extern "C" fn getsockopt(
     fd: c_int,
     level: c_int,
@@ -645,7 +645,7 @@ pub unsafe extern "C" fn getsockopt(
     }))
 }
 
-/// `rfcntl`, with whatever argument: what is not O_NONBLOCK is the descriptor's own matter.
+/// `rfcntl`, with whatever argument: everything but O_NONBLOCK is passed on to the descriptor.
 pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     minus_one(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => Ok(match socket.waiting().is_nonblocking() {
@@ -674,7 +674,7 @@ pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
 /// `riomap`.
 ///
 /// # Safety
-/// `length` octets from `at` stay mapped, readable and writable, until `riounmap` or `rclose`.
+/// `length` bytes from `at` stay mapped, readable and writable, until `riounmap` or `rclose`.
 pub unsafe extern "C" fn iomap(
     fd: c_int,
     at: *mut c_void,
@@ -745,12 +745,12 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_are_none_of_ours_are_bad() {
-        let mut octets = [0_u8; 8];
-        let at: *mut c_void = octets.as_mut_ptr().cast();
+    fn descriptors_of_other_files_are_ebadf() {
+        let mut bytes = [0_u8; 8];
+        let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 8;
         for fd in [-1, 0, 9999, c_int::MIN] {
-            // SAFETY: eight octets.
+            // SAFETY: eight bytes.
             unsafe {
                 assert_eq!(failed(send(fd, at, 8, 0)), libc::EBADF);
                 assert_eq!(failed(recv(fd, at, 8, 0)), libc::EBADF);
@@ -774,7 +774,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_of_other_kinds_are_not_made() {
+    fn unsupported_socket_types_are_refused() {
         let kinds = [
             (libc::AF_UNIX, libc::SOCK_STREAM, 0, libc::EAFNOSUPPORT),
             (libc::AF_INET, libc::SOCK_RAW, 0, libc::EPROTONOSUPPORT),
@@ -791,12 +791,12 @@ mod tests {
     }
 
     #[test]
-    fn what_preloaded_programs_ask_of_a_socket_is_answered() {
+    fn socket_calls_of_preloaded_programs_are_answered() {
         let fd = socket(libc::AF_INET, libc::SOCK_STREAM, 0);
         let mut length = 0;
         // SAFETY: room as the length says.
         unsafe {
-            // librspreload asks so which family a socket has.
+            // librspreload asks for the family of a socket in this way.
             let answer = getsockname(fd, std::ptr::null_mut(), &raw mut length);
             assert_eq!((answer, length), (0, 16));
             let mut found = [0_u8; 104];
@@ -821,7 +821,7 @@ mod tests {
                 assert_eq!((value, length), (expected, number));
             }
             assert_eq!(found[0], 7, "no connection");
-            // To a stream an address means nothing, be it one or not.
+            // A stream ignores the address, even an invalid one.
             let none = found.as_ptr().cast();
             let sent = sendto(fd, found.as_ptr().cast(), 1, 0, none, 16);
             assert_eq!(failed(sent as c_int), libc::ENOTCONN);
@@ -830,7 +830,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_a_descriptor_are_real() {
+    fn descriptor_flags_are_those_of_a_real_file() {
         let fd = socket(
             libc::AF_INET,
             libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
@@ -846,12 +846,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_connected_moves_nothing() {
+    fn unconnected_sockets_transfer_nothing() {
         let fd = stream();
-        let mut octets = [0_u8; 8];
-        let at: *mut c_void = octets.as_mut_ptr().cast();
+        let mut bytes = [0_u8; 8];
+        let at: *mut c_void = bytes.as_mut_ptr().cast();
         let mut length = 0;
-        // SAFETY: eight octets, or null, which is told.
+        // SAFETY: eight bytes, or null, which is told.
         unsafe {
             assert_eq!(failed(send(fd, at, 8, 0)), libc::ENOTCONN);
             assert_eq!(failed(recv(fd, at, 8, 0)), libc::ENOTCONN);

@@ -1,7 +1,7 @@
-//! Datagram rsockets: a socket of UDP, and a queue pair for datagrams on each device that it takes.
+//! Datagram rsockets: a UDP socket, and a datagram queue pair on each device that is used.
 //!
-//! Who has not been told a peer's queue pair sends over UDP, with a header that tells its own; the peer answers with a
-//! header alone, and from then on datagrams go from queue pair to queue pair, each with who sent it in front.
+//! Until a sender knows the peer's queue pair it sends over UDP, with a header that names its own queue pair. The peer answers
+//! with a header alone; from then on datagrams go between the queue pairs, each with the sender's address in front.
 //!
 //! ```text
 //!  over UDP                  tag(32)  version  op  length  0  queue pair(32)  address of the sender
@@ -28,7 +28,7 @@ use verbs_api::{
 
 use super::device::{self, Opened};
 use super::options::Options;
-use super::stream::{Family, How, Ready, Received};
+use super::stream::{Family, Mode, Ready, Received};
 use super::waiting::{SLICE, Waiters, Waiting, poll};
 use crate::device::source_towards;
 
@@ -52,20 +52,20 @@ struct State {
     is_closed: bool,
 }
 
-// A queue pair for datagrams, on a device.
+// A datagram queue pair on a device.
 struct Port {
     device: Arc<Opened>,
     qp: Qp,
     cq: Cq,
     most: usize,
-    // Where datagrams come, and where they leave: slots of one length.
+    // Buffers of received datagrams and of those being sent: slots of equal length.
     slot: usize,
     sink: (Memory, Mr),
     source: (Memory, Mr),
     free: Vec<u32>,
 }
 
-// How a peer is reached.
+// The path to a peer.
 struct Route {
     port: usize,
     to: Option<UdDestination>,
@@ -73,11 +73,11 @@ struct Route {
 
 struct Arrived {
     from: SocketAddr,
-    octets: Octets,
+    bytes: Octets,
 }
 
 enum Octets {
-    // Of a port, in a slot of it, from a place on.
+    // A received datagram: of a port, in a slot, at an offset.
     Slot {
         port: usize,
         slot: u32,
@@ -87,28 +87,28 @@ enum Octets {
     Own(Vec<u8>),
 }
 
-/// The queue key of datagrams, as the connection manager of UDP has it.
+/// The Q_Key of datagrams in the UDP port space of the connection manager.
 const QKEY: u32 = 0x0123_4567;
-/// In the identity of a receive.
+/// Bits of a receive's identity.
 const RECEIVE: u64 = 1 << 62;
-/// Datagrams over UDP that wait to be read; more are lost, as datagrams are.
+/// Most UDP datagrams that wait to be read; further ones are lost.
 const MOST_OVER_UDP: usize = 64;
 const GRH: usize = 40;
-/// Slots in each direction, where a device has as many.
+/// Slots in each direction, if the device has as many.
 const SLOTS: u32 = 256;
 const TAG: u32 = 0x5555_5555;
 const LONGEST: usize = 1 << 16;
 
-/// What stands before a datagram.
+/// The header of a datagram.
 mod header {
     use super::{IpAddr, SocketAddr, TAG};
 
-    /// What a datagram over UDP is.
+    /// The kind of a UDP datagram.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Kind {
-        /// Octets of the program follow.
+        /// It carries data.
         Data,
-        /// It tells the queue pair and nothing else.
+        /// It only names the queue pair.
         Control,
     }
 
@@ -126,7 +126,7 @@ mod header {
         if ip.is_ipv4() { 4 } else { 6 }
     }
 
-    /// Of a datagram over UDP.
+    /// Encodes the header of a UDP datagram.
     pub(super) fn put_udp(kind: Kind, qp_num: u32, own: IpAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 16 } else { 28 };
         let op = match kind {
@@ -139,9 +139,9 @@ mod header {
         put(own, target);
     }
 
-    /// What it is, whose queue pair it tells, and what follows.
-    pub(super) fn take_udp(octets: &[u8]) -> Option<(Kind, u32, &[u8])> {
-        let (tag, rest) = octets.split_first_chunk()?;
+    /// Parses it: the kind, the queue pair that it names, and the data.
+    pub(super) fn take_udp(bytes: &[u8]) -> Option<(Kind, u32, &[u8])> {
+        let (tag, rest) = bytes.split_first_chunk()?;
         let (&[version, op, length, _], rest) = rest.split_first_chunk()?;
         let (qp_num, _) = rest.split_first_chunk()?;
         let kind = match op {
@@ -153,11 +153,11 @@ mod header {
         if u32::from_be_bytes(*tag) != TAG || !known {
             return None;
         }
-        let body = octets.get(usize::from(length)..)?;
+        let body = bytes.get(usize::from(length)..)?;
         Some((kind, u32::from_be_bytes(*qp_num) & 0xff_ffff, body))
     }
 
-    /// Of a datagram between queue pairs.
+    /// Encodes the header of a datagram between queue pairs.
     pub(super) fn put_direct(own: SocketAddr, target: &mut Vec<u8>) {
         let length = if own.is_ipv4() { 8 } else { 24 };
         target.extend([version(own.ip()), length]);
@@ -168,9 +168,9 @@ mod header {
         put(own.ip(), target);
     }
 
-    /// Who sent it, and how long the header is.
-    pub(super) fn take_direct(octets: &[u8]) -> Option<(SocketAddr, usize)> {
-        let (&[version, length, high, low], rest) = octets.split_first_chunk()?;
+    /// Parses it: the sender, and the length of the header.
+    pub(super) fn take_direct(bytes: &[u8]) -> Option<(SocketAddr, usize)> {
+        let (&[version, length, high, low], rest) = bytes.split_first_chunk()?;
         let ip: IpAddr = match version {
             4 => IpAddr::from(*rest.first_chunk::<4>()?),
             6 => IpAddr::from(*rest.get(4..)?.first_chunk::<16>()?),
@@ -179,10 +179,10 @@ mod header {
         let length = usize::from(length);
         let least = if ip.is_ipv4() { 8 } else { 24 };
         let port = u16::from_be_bytes([high, low]);
-        (length >= least && length <= octets.len()).then(|| (SocketAddr::new(ip, port), length))
+        (length >= least && length <= bytes.len()).then(|| (SocketAddr::new(ip, port), length))
     }
 
-    /// The most octets of a header between queue pairs.
+    /// The longest header between queue pairs.
     pub(super) const MOST: usize = 24;
 }
 
@@ -192,8 +192,8 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-// A socket of the system that does not wait. By a system call, not by the function of C: librspreload has one in its place,
-// which would make an rsocket, which would want a socket.
+// A non-blocking system socket. Made by a system call, since librspreload replaces the function of C by one that would make an
+// rsocket, which would need a socket.
 fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
     let family = match at {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -248,7 +248,7 @@ impl Port {
         let sge = self.sink.1.sge(slot as usize * self.slot, self.slot as u32);
         if let Ok(sge) = sge {
             let request = ReceiveRequest::new(RECEIVE | u64::from(slot), Data::Sge(sge));
-            // A device that has gone takes none.
+            // A removed device takes no receives.
             let _ = self.qp.post_receive(request);
         }
     }
@@ -263,15 +263,15 @@ impl Port {
         })
     }
 
-    // Answers whether there was room.
-    fn send(&mut self, octets: &[u8], to: &UdDestination) -> Result<bool, Errno> {
+    // Returns whether there was room.
+    fn send(&mut self, bytes: &[u8], to: &UdDestination) -> Result<bool, Errno> {
         let Some(slot) = self.free.pop() else {
             return Ok(false);
         };
         let at = slot as usize * self.slot;
         let outside = |_| Errno::INVAL;
-        self.source.0.write(at, octets).map_err(outside)?;
-        let sge = self.source.1.sge(at, octets.len() as u32);
+        self.source.0.write(at, bytes).map_err(outside)?;
+        let sge = self.source.1.sge(at, bytes.len() as u32);
         let request = wr::Send::new(Data::Sge(sge.map_err(outside)?))
             .to(to)
             .signaled(slot.into());
@@ -317,7 +317,7 @@ impl Datagram {
         &self.waiting
     }
 
-    /// The descriptor of UDP, which has to be waited for besides.
+    /// The UDP socket's descriptor, which has to be polled as well.
     pub(crate) fn file(&self) -> Option<i32> {
         lock(&self.state).udp.as_ref().map(AsRawFd::as_raw_fd)
     }
@@ -380,10 +380,10 @@ impl Datagram {
     pub(crate) fn send(
         &self,
         parts: &[IoSlice<'_>],
-        how: How,
+        mode: Mode,
         to: Option<SocketAddr>,
     ) -> Result<usize, Errno> {
-        self.until(how.no_wait, |state| {
+        self.until(mode.no_wait, |state| {
             let Some(to) = to.or(state.peer) else {
                 return Some(Err(Errno(libc::EDESTADDRREQ)));
             };
@@ -394,17 +394,17 @@ impl Datagram {
         })
     }
 
-    /// Takes a datagram: what does not fit is lost.
+    /// Receives a datagram, truncated to the buffer.
     pub(crate) fn receive(
         &self,
         sinks: &mut [IoSliceMut<'_>],
-        how: How,
+        mode: Mode,
     ) -> Result<Received, Errno> {
-        self.until(how.no_wait, |state| {
+        self.until(mode.no_wait, |state| {
             if let Some(error) = state.error.take() {
                 return Some(Err(error));
             }
-            state.receive(sinks, how.peek).map(Ok)
+            state.receive(sinks, mode.peek).map(Ok)
         })
     }
 
@@ -467,7 +467,7 @@ impl State {
         Ok(())
     }
 
-    // The queue pair at an address, which is made where there is none yet.
+    // The queue pair at an address, created on first use.
     fn port_at(&mut self, address: IpAddr) -> Result<usize, Errno> {
         let known = |port: &Port| port.device.address == address;
         if let Some(place) = self.ports.iter().position(known) {
@@ -480,7 +480,7 @@ impl State {
         Ok(self.ports.len() - 1)
     }
 
-    // How a peer is reached, as far as that is known.
+    // The path to a peer, as far as it is known.
     fn route(&mut self, to: SocketAddr) -> Result<usize, Errno> {
         if let Some(route) = self.routes.get(&to) {
             return Ok(route.port);
@@ -540,7 +540,7 @@ impl State {
                 match header::take_direct(front).filter(|_| read.is_ok()) {
                     Some((from, header)) => self.arrived.push_back(Arrived {
                         from,
-                        octets: Octets::Slot {
+                        bytes: Octets::Slot {
                             port: place,
                             slot,
                             at: at + header,
@@ -553,7 +553,7 @@ impl State {
         }
     }
 
-    // What came over UDP: who sent it is known from then on, and is told of this end.
+    // Handles UDP datagrams: the sender's queue pair is known from then on, and the sender is told of this one.
     fn take_udp(&mut self) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.resize(LONGEST, 0);
@@ -577,7 +577,7 @@ impl State {
         if kind == Kind::Data && self.arrived.len() < MOST_OVER_UDP {
             self.arrived.push_back(Arrived {
                 from,
-                octets: Octets::Own(body.to_vec()),
+                bytes: Octets::Own(body.to_vec()),
             });
         }
         let Ok(place) = self.route(from) else {
@@ -594,12 +594,12 @@ impl State {
         if let (Kind::Data, Some(udp)) = (kind, &self.udp) {
             let mut answer = Vec::new();
             header::put_udp(Kind::Control, own_number, own, &mut answer);
-            // One that is lost is sent again for the next datagram.
+            // If it is lost it is sent again with the next datagram.
             let _ = udp.send_to(&answer, from);
         }
     }
 
-    // `None` where there is no room now.
+    // `None` where there is no room.
     fn send(&mut self, parts: &[IoSlice<'_>], to: SocketAddr) -> Result<Option<usize>, Errno> {
         if self.udp.is_none() {
             self.bind(self.family.unspecified())?;
@@ -644,7 +644,7 @@ impl State {
         let arrived = self.arrived.pop_front()?;
         let mut copied = 0;
         for sink in sinks {
-            match &arrived.octets {
+            match &arrived.bytes {
                 Octets::Slot {
                     port, at, length, ..
                 } => {
@@ -653,23 +653,23 @@ impl State {
                     debug_assert!(read.is_ok());
                     copied += now;
                 }
-                Octets::Own(octets) => {
-                    let now = sink.len().min(octets.len() - copied);
-                    sink[..now].copy_from_slice(&octets[copied..copied + now]);
+                Octets::Own(bytes) => {
+                    let now = sink.len().min(bytes.len() - copied);
+                    sink[..now].copy_from_slice(&bytes[copied..copied + now]);
                     copied += now;
                 }
             }
         }
-        let length = match &arrived.octets {
+        let length = match &arrived.bytes {
             Octets::Slot { length, .. } => *length,
-            Octets::Own(octets) => octets.len(),
+            Octets::Own(bytes) => bytes.len(),
         };
         let received = Received {
-            octets: copied,
+            bytes: copied,
             is_cut: copied < length,
             from: Some(arrived.from),
         };
-        match arrived.octets {
+        match arrived.bytes {
             _ if peek => self.arrived.push_front(arrived),
             Octets::Slot { port, slot, .. } => self.ports[port].post_receive(slot),
             Octets::Own(_) => {}
@@ -683,40 +683,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_over_udp_tells_what_it_is() {
-        let mut octets = Vec::new();
+    fn a_header_over_udp_names_its_kind() {
+        let mut bytes = Vec::new();
         header::put_udp(
             Kind::Data,
             0x12_3456,
             "10.0.0.1".parse().unwrap(),
-            &mut octets,
+            &mut bytes,
         );
         assert_eq!(
-            octets,
+            bytes,
             [
                 0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1
             ]
         );
-        octets.extend(b"hello");
-        let taken = header::take_udp(&octets);
+        bytes.extend(b"hello");
+        let taken = header::take_udp(&bytes);
         assert_eq!(taken, Some((Kind::Data, 0x12_3456, &b"hello"[..])));
         for short in 0..16 {
-            assert_eq!(header::take_udp(&octets[..short]), None);
+            assert_eq!(header::take_udp(&bytes[..short]), None);
         }
-        octets[0] = 0;
-        assert_eq!(header::take_udp(&octets), None);
+        bytes[0] = 0;
+        assert_eq!(header::take_udp(&bytes), None);
     }
 
     #[test]
-    fn a_header_between_queue_pairs_tells_who_sent() {
+    fn a_header_between_queue_pairs_names_the_sender() {
         for (address, length) in [("10.0.0.1:7174", 8), ("[fe80::1]:7174", 24)] {
             let address: SocketAddr = address.parse().unwrap();
-            let mut octets = Vec::new();
-            header::put_direct(address, &mut octets);
-            assert_eq!(octets.len(), length);
-            assert_eq!(header::take_direct(&octets), Some((address, length)));
+            let mut bytes = Vec::new();
+            header::put_direct(address, &mut bytes);
+            assert_eq!(bytes.len(), length);
+            assert_eq!(header::take_direct(&bytes), Some((address, length)));
             for short in 0..length {
-                assert_eq!(header::take_direct(&octets[..short]), None);
+                assert_eq!(header::take_direct(&bytes[..short]), None);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The devices that rsockets are made on: opened once in a process, and again in each child of a fork.
+//! The devices of rsockets: opened once in a process, and again in each child of a fork.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use verbs_api::{Context, Pd, Transport};
 use crate::device::{source_towards, those_that_open};
 use crate::errno;
 
-/// A device that is open.
+/// An open device.
 pub(crate) struct Opened {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
@@ -34,7 +34,7 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     {
         return Ok(Arc::clone(there));
     }
-    // A parent's devices have threads that are not here: they must not be ended here.
+    // Devices of the parent process have threads that do not exist here: do not drop them.
     let mut parents = Vec::new();
     all.retain(|there| {
         let own = there.process == process;
@@ -60,7 +60,7 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     Ok(made)
 }
 
-/// The devices that are at this address, which may be that of any: those that can be opened.
+/// The devices at this address, which may be the wildcard address; without those that cannot be opened.
 ///
 /// # Errors
 /// There is none, or none of them can be opened.
@@ -72,7 +72,7 @@ pub(crate) fn at(address: IpAddr) -> Result<Vec<Arc<Opened>>, Errno> {
     those_that_open(devices().iter().filter(is_there), opened)
 }
 
-/// The devices that a listener at this address listens on; `both`: where that is any, of both families.
+/// The devices on which a listener at this address listens; with `both`, the wildcard address stands for both families.
 ///
 /// # Errors
 /// There is none, or none of them can be opened.
@@ -83,7 +83,7 @@ pub(crate) fn listening(address: IpAddr, both: bool) -> Result<Vec<Arc<Opened>>,
     at(address)
 }
 
-/// The device from which an address is reached: at `from`, where that says one.
+/// The device from which an address is reached: the one at `from`, unless that is the wildcard address.
 ///
 /// # Errors
 /// There is none.

@@ -1,21 +1,21 @@
-//! What may be sent and what has come, counted: no verb, no memory, no clock.
+//! Flow control of a stream: counts what may be sent and what was received. Knows no verbs, memory or clock.
 //!
-//! Numbers of messages are counted in 16 bits and compared modulo 2^16. A ring is used in two halves, each granted as a
-//! whole; the peer fills one before it goes on to the other, so that to the reader the octets lie in one ring.
+//! Message numbers have 16 bits and are compared modulo 2^16. A ring is used in two halves, each granted as a whole; the peer
+//! fills one before the other, so that to the reader the bytes lie in one ring.
 
 use std::collections::VecDeque;
 
 use super::protocol::{Message, Target};
 
-/// Octets of a ring from a place on: up to its end, and the rest from its start.
+/// Bytes of a ring from an offset on: up to its end, and the rest from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct RingRange {
     pub(crate) offset: u32,
     pub(crate) length: u32,
     pub(crate) wrapped: u32,
 }
 
-impl Stretch {
+impl RingRange {
     fn of(offset: u32, length: u32, size: u32) -> Self {
         let first = length.min(size - offset);
         Self {
@@ -26,38 +26,38 @@ impl Stretch {
     }
 }
 
-/// What a message takes until it has completed.
+/// What a message occupies until it has completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
-    /// Octets of the send ring.
-    pub(crate) octets: u32,
+pub(crate) struct Reserved {
+    /// Bytes of the send ring.
+    pub(crate) bytes: u32,
     /// Requests of the send queue.
     pub(crate) requests: u8,
-    /// It is one of those that are kept back for control messages.
+    /// It uses a request reserved for control messages.
     pub(crate) control: bool,
 }
 
 const CONTROL: u64 = 1 << 63;
 
-impl Taken {
-    /// As the identity of the request by whose completion all of it is free again.
+impl Reserved {
+    /// The identity of the request whose completion frees all of it.
     pub(crate) fn to_id(self) -> u64 {
         let control = if self.control { CONTROL } else { 0 };
-        control | u64::from(self.requests) << 32 | u64::from(self.octets)
+        control | u64::from(self.requests) << 32 | u64::from(self.bytes)
     }
 
     pub(crate) fn of_id(id: u64) -> Self {
         Self {
-            octets: id as u32,
+            bytes: id as u32,
             requests: (id >> 32) as u8,
             control: id & CONTROL != 0,
         }
     }
 }
 
-/// The sending end.
+/// The sender's side.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct Sender {
     sent: u16,
     limit: u16,
     requests: u32,
@@ -66,20 +66,20 @@ pub(crate) struct Outgoing {
     ring_size: u32,
     ring_at: u32,
     ring_free: u32,
-    // What is left of the target in use, and which entry of the list is looked at next.
+    // The rest of the target in use, and the next entry of the list of targets.
     target: Target,
     next: usize,
-    // Where octets are sent as a message, there is a request for them and one for the message.
+    // Where data and message are separate requests.
     for_data: u8,
 }
 
-/// Entries in this end's list of targets.
+/// Entries in this side's list of targets.
 pub(crate) const TARGETS: usize = 2;
-/// Requests kept back for control messages.
+/// Requests reserved for control messages.
 pub(crate) const CONTROLS: u32 = 4;
 
-impl Outgoing {
-    /// With a send queue of `requests` and a ring of `ring` octets. `separate`: a message is a request of its own.
+impl Sender {
+    /// With a send queue of `requests` and a ring of `ring` bytes. `separate`: a message is a request of its own.
     pub(crate) fn new(requests: u32, ring: u32, separate: bool) -> Self {
         let for_data = requests.saturating_sub(CONTROLS).max(2);
         Self {
@@ -97,23 +97,23 @@ impl Outgoing {
         }
     }
 
-    /// What the peer told when the connection was made.
+    /// Sets the peer's grants at the beginning of the connection.
     pub(crate) fn open(&mut self, credits: u16, first: Target) {
         self.limit = credits;
         self.target = first;
     }
 
-    /// The peer takes messages up to this number.
+    /// The peer grants messages up to this number.
     pub(crate) fn granted(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// The entry of the list of targets that has to be looked at before more is sent.
+    /// The entry of the list of targets that has to be read before more is sent.
     pub(crate) fn wanted_target(&self) -> Option<usize> {
         (self.target.length == 0).then_some(self.next)
     }
 
-    /// What was found there.
+    /// Sets the target that was found there.
     pub(crate) fn found_target(&mut self, target: Target) {
         if target.length > 0 {
             self.target = target;
@@ -125,7 +125,7 @@ impl Outgoing {
         self.sent != self.limit && self.requests >= u32::from(self.for_data)
     }
 
-    /// Octets that may be sent now as one message: through the ring, or, where `inline`, beside it.
+    /// How many bytes may be sent now in one message: through the ring, or outside it if `inline`.
     pub(crate) fn room(&self, inline: bool) -> u32 {
         match self.has_credit() {
             true if inline => self.target.length,
@@ -134,34 +134,34 @@ impl Outgoing {
         }
     }
 
-    /// Takes room for octets: where in the ring they go, and where at the peer.
-    pub(crate) fn take(&mut self, octets: u32, inline: bool) -> (Stretch, Target, Taken) {
-        let (stretch, taken) = self.take_ring(octets, inline, self.for_data);
+    /// Reserves room for bytes: their place in the ring and their target at the peer.
+    pub(crate) fn take(&mut self, bytes: u32, inline: bool) -> (RingRange, Target, Reserved) {
+        let (stretch, taken) = self.take_ring(bytes, inline, self.for_data);
         self.sent = self.sent.wrapping_add(1);
         let target = Target {
-            length: octets,
+            length: bytes,
             ..self.target
         };
-        self.target.addr = self.target.addr.wrapping_add(u64::from(octets));
-        self.target.length -= octets;
+        self.target.addr = self.target.addr.wrapping_add(u64::from(bytes));
+        self.target.length -= bytes;
         (stretch, target, taken)
     }
 
-    fn take_ring(&mut self, octets: u32, inline: bool, requests: u8) -> (Stretch, Taken) {
-        let used = if inline { 0 } else { octets };
-        let stretch = Stretch::of(self.ring_at, used, self.ring_size);
+    fn take_ring(&mut self, bytes: u32, inline: bool, requests: u8) -> (RingRange, Reserved) {
+        let used = if inline { 0 } else { bytes };
+        let stretch = RingRange::of(self.ring_at, used, self.ring_size);
         self.ring_at = (self.ring_at + used) % self.ring_size;
         self.ring_free -= used;
         self.requests -= u32::from(requests);
-        let taken = Taken {
-            octets: used,
+        let taken = Reserved {
+            bytes: used,
             requests,
             control: false,
         };
         (stretch, taken)
     }
 
-    /// Octets that may be written now to a map of the peer's, of which no message tells.
+    /// How many bytes may be written now to a map of the peer's, without a message.
     pub(crate) fn room_unannounced(&self, inline: bool) -> u32 {
         match self.requests {
             0 => 0,
@@ -170,38 +170,38 @@ impl Outgoing {
         }
     }
 
-    /// Takes room for them.
-    pub(crate) fn take_unannounced(&mut self, octets: u32, inline: bool) -> (Stretch, Taken) {
-        self.take_ring(octets, inline, 1)
+    /// Reserves room for them.
+    pub(crate) fn take_unannounced(&mut self, bytes: u32, inline: bool) -> (RingRange, Reserved) {
+        self.take_ring(bytes, inline, 1)
     }
 
-    /// Takes what a message about a map needs, where there is as much.
-    pub(crate) fn take_mapped(&mut self) -> Option<Taken> {
+    /// Reserves what a message about a map needs, if available.
+    pub(crate) fn take_mapped(&mut self) -> Option<Reserved> {
         self.has_credit().then(|| {
             self.sent = self.sent.wrapping_add(1);
             self.take_ring(0, true, self.for_data).1
         })
     }
 
-    /// Takes what a control message needs, where there is as much.
-    pub(crate) fn take_control(&mut self, requests: u8) -> Option<Taken> {
+    /// Reserves what a control message needs, if available.
+    pub(crate) fn take_control(&mut self, requests: u8) -> Option<Reserved> {
         let left = self.control.checked_sub(u32::from(requests))?;
         self.control = left;
-        Some(Taken {
-            octets: 0,
+        Some(Reserved {
+            bytes: 0,
             requests,
             control: true,
         })
     }
 
-    /// A request has completed: what the message took is free again.
-    pub(crate) fn completed(&mut self, taken: Taken) {
+    /// A request has completed: frees what its message occupied.
+    pub(crate) fn completed(&mut self, taken: Reserved) {
         let requests = u32::from(taken.requests);
         if taken.control {
             self.control += requests;
         } else {
             self.requests += requests;
-            self.ring_free += taken.octets;
+            self.ring_free += taken.bytes;
         }
     }
 
@@ -211,19 +211,19 @@ impl Outgoing {
     }
 }
 
-/// The receiving end.
+/// The receiver's side.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct Receiver {
     size: u32,
     read_at: u32,
     unread: u32,
-    // Octets of each message of which not all was read.
+    // Unread bytes of each message.
     messages: VecDeque<u32>,
     taken: u16,
     credits: u16,
-    // The number of messages taken when credits were granted last.
+    // The number of messages received when credits were last granted.
     granted_at: u16,
-    // Octets of the ring that were read and not granted again, and where they begin.
+    // Bytes of the ring that were read and not granted again, and where they begin.
     free: u32,
     free_at: u32,
     entries: u32,
@@ -232,19 +232,19 @@ pub(crate) struct Incoming {
 
 /// The peer has sent more than it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Excess;
+pub(crate) struct GrantExceeded;
 
-/// What the peer is to be told.
+/// A grant for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     /// The number up to which it may send messages.
     pub(crate) limit: u16,
-    /// Half of the ring, from this place on, and the entry of its list in which it is told so.
+    /// Half of the ring, from this offset on, and the entry of its list of targets for it.
     pub(crate) half: Option<(u32, u32)>,
 }
 
-impl Incoming {
-    /// A ring of `size` octets, of which the first half was granted, and so many messages.
+impl Receiver {
+    /// A ring of `size` bytes, of which the first half is granted, and this many messages.
     pub(crate) fn new(size: u32, credits: u16) -> Self {
         Self {
             size,
@@ -261,56 +261,56 @@ impl Incoming {
         }
     }
 
-    /// Messages that were granted at first.
+    /// Messages granted at the beginning.
     pub(crate) fn credits(&self) -> u16 {
         self.credits
     }
 
-    /// How many entries the peer's list of targets has.
+    /// Sets how many entries the peer's list of targets has.
     pub(crate) fn open(&mut self, entries: u32) {
         self.entries = entries.max(1);
         self.entry = 1 % self.entries;
     }
 
-    /// Octets were written.
+    /// Bytes were received.
     ///
     /// # Errors
     /// More than were granted.
-    pub(crate) fn arrived(&mut self, octets: u32) -> Result<(), Excess> {
-        let unread = self.unread.checked_add(octets).ok_or(Excess)?;
+    pub(crate) fn arrived(&mut self, bytes: u32) -> Result<(), GrantExceeded> {
+        let unread = self.unread.checked_add(bytes).ok_or(GrantExceeded)?;
         if unread > self.size || self.messages.len() >= usize::from(self.credits) {
-            return Err(Excess);
+            return Err(GrantExceeded);
         }
         self.unread = unread;
-        match octets {
+        match bytes {
             0 => self.taken = self.taken.wrapping_add(1),
-            _ => self.messages.push_back(octets),
+            _ => self.messages.push_back(bytes),
         }
         Ok(())
     }
 
-    /// A message of another kind came that counts against the credits.
+    /// A message of another kind was received that uses a credit.
     pub(crate) fn noticed(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Octets that can be read.
+    /// How many bytes can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.unread
     }
 
-    /// Where they are, up to `most` of them, behind the first `behind`.
-    pub(crate) fn peek(&self, behind: u32, most: u32) -> Stretch {
+    /// Where they are: up to `most` of them, behind the first `behind`.
+    pub(crate) fn peek(&self, behind: u32, most: u32) -> RingRange {
         let length = self.unread.saturating_sub(behind).min(most);
-        Stretch::of((self.read_at + behind) % self.size, length, self.size)
+        RingRange::of((self.read_at + behind) % self.size, length, self.size)
     }
 
-    /// They were read: at most as many as there are.
-    pub(crate) fn read(&mut self, octets: u32) {
-        self.read_at = (self.read_at + octets) % self.size;
-        self.unread -= octets;
-        self.free += octets;
-        let mut left = octets;
+    /// Bytes were read, of those that there are.
+    pub(crate) fn read(&mut self, bytes: u32) {
+        self.read_at = (self.read_at + bytes) % self.size;
+        self.unread -= bytes;
+        self.free += bytes;
+        let mut left = bytes;
         while let Some(first) = self.messages.front_mut() {
             if *first > left {
                 *first -= left;
@@ -322,7 +322,7 @@ impl Incoming {
         }
     }
 
-    /// What is to be granted, where half of the ring or of the credits is used up.
+    /// The grant that is due, once half of the ring or of the credits is used up.
     pub(crate) fn due(&self) -> Option<Grant> {
         let used = self.taken.wrapping_sub(self.granted_at);
         let has_half = self.free >= self.size / 2;
@@ -332,7 +332,7 @@ impl Incoming {
         })
     }
 
-    /// It was granted.
+    /// The grant was sent.
     pub(crate) fn granted(&mut self, grant: Grant) {
         self.granted_at = grant.limit.wrapping_sub(self.credits);
         if grant.half.is_some() {
@@ -351,27 +351,27 @@ mod tests {
 
     const RING: u32 = 64;
 
-    // Both ends of one direction, with their memories: what is written where the targets say is what is read.
+    // Both ends of one direction with their memories: what is written to the targets is what is read.
     struct Pair {
-        out: Outgoing,
-        incoming: Incoming,
+        out: Sender,
+        incoming: Receiver,
         list: [Target; TARGETS],
         ring: Vec<u8>,
-        in_flight: VecDeque<Taken>,
+        in_flight: VecDeque<Reserved>,
         sent: u8,
         read: u8,
     }
 
     impl Pair {
         fn new(requests: u32, credits: u16, separate: bool) -> Self {
-            let mut out = Outgoing::new(requests, 32, separate);
+            let mut out = Sender::new(requests, 32, separate);
             let first = Target {
                 addr: 0,
                 key: 1,
                 length: RING / 2,
             };
             out.open(credits, first);
-            let mut incoming = Incoming::new(RING, credits);
+            let mut incoming = Receiver::new(RING, credits);
             incoming.open(TARGETS as u32);
             Self {
                 out,
@@ -389,31 +389,31 @@ mod tests {
                 let found = std::mem::take(&mut self.list[entry]);
                 self.out.found_target(found);
             }
-            let octets = wanted.min(self.out.room(inline));
-            if octets == 0 {
+            let bytes = wanted.min(self.out.room(inline));
+            if bytes == 0 {
                 return 0;
             }
-            let (stretch, target, taken) = self.out.take(octets, inline);
-            assert!(inline || stretch.length + stretch.wrapped == octets);
-            for place in 0..octets {
+            let (stretch, target, taken) = self.out.take(bytes, inline);
+            assert!(inline || stretch.length + stretch.wrapped == bytes);
+            for place in 0..bytes {
                 self.ring[(target.addr + u64::from(place)) as usize] = self.sent;
                 self.sent = self.sent.wrapping_add(1);
             }
             self.in_flight.push_back(taken);
-            self.incoming.arrived(octets).unwrap();
-            octets
+            self.incoming.arrived(bytes).unwrap();
+            bytes
         }
 
         fn read(&mut self, most: u32) -> u32 {
             let found = self.incoming.peek(0, most);
-            let octets = found.length + found.wrapped;
+            let bytes = found.length + found.wrapped;
             let places = (found.offset..found.offset + found.length).chain(0..found.wrapped);
             for place in places {
                 assert_eq!(self.ring[place as usize], self.read);
                 self.read = self.read.wrapping_add(1);
             }
-            self.incoming.read(octets);
-            octets
+            self.incoming.read(bytes);
+            bytes
         }
 
         fn grant(&mut self) {
@@ -433,28 +433,28 @@ mod tests {
 
         fn complete(&mut self) {
             if let Some(taken) = self.in_flight.pop_front() {
-                self.out.completed(Taken::of_id(taken.to_id()));
+                self.out.completed(Reserved::of_id(taken.to_id()));
             }
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_sent_is_read_in_order_and_nothing_gets_stuck(
+        fn bytes_are_read_in_order_and_no_sender_gets_stuck(
             steps in prop::collection::vec((0_u8..4, 1_u32..100, any::<bool>()), 1..400),
             credits in 1_u16..8,
             separate in any::<bool>(),
         ) {
             let mut pair = Pair::new(8, credits, separate);
-            for (what, octets, inline) in steps {
+            for (what, bytes, inline) in steps {
                 match what {
-                    0 => { pair.send(octets, inline); }
-                    1 => { pair.read(octets); }
+                    0 => { pair.send(bytes, inline); }
+                    1 => { pair.read(bytes); }
                     2 => pair.grant(),
                     _ => pair.complete(),
                 }
             }
-            // With everybody at work, whatever went before, as much as one likes gets through.
+            // With both sides working, any amount gets through, whatever went before.
             let mut through = 0;
             for _ in 0..200 {
                 through += pair.send(7, false);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_count_on_beyond_sixteen_bits() {
+    fn credits_wrap_at_sixteen_bits() {
         let mut pair = Pair::new(8, 4, false);
         for _ in 0..70_000 {
             assert_eq!(pair.send(4, false), 4);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn without_credits_or_requests_or_a_target_nothing_is_sent() {
+    fn nothing_is_sent_without_credits_requests_or_a_target() {
         let mut pair = Pair::new(64, 2, false);
         assert_eq!([pair.send(1, false), pair.send(1, false)], [1, 1]);
         assert_eq!(pair.send(1, false), 0, "credits");
@@ -501,8 +501,8 @@ mod tests {
     }
 
     #[test]
-    fn control_messages_have_requests_of_their_own() {
-        let mut out = Outgoing::new(8, 32, false);
+    fn control_messages_have_reserved_requests() {
+        let mut out = Sender::new(8, 32, false);
         let taken: Vec<_> = (0..CONTROLS).map_while(|_| out.take_control(1)).collect();
         assert_eq!(taken.len(), CONTROLS as usize);
         assert_eq!(out.take_control(1), None);
@@ -514,12 +514,12 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_sends_more_than_it_was_granted_is_told_from_others() {
-        let mut incoming = Incoming::new(RING, 2);
-        assert_eq!(incoming.arrived(RING + 1), Err(Excess));
-        assert_eq!(incoming.arrived(u32::MAX), Err(Excess));
+    fn exceeding_a_grant_is_detected() {
+        let mut incoming = Receiver::new(RING, 2);
+        assert_eq!(incoming.arrived(RING + 1), Err(GrantExceeded));
+        assert_eq!(incoming.arrived(u32::MAX), Err(GrantExceeded));
         assert_eq!(incoming.arrived(0), Ok(()));
         assert_eq!([incoming.arrived(1), incoming.arrived(1)], [Ok(()); 2]);
-        assert_eq!(incoming.arrived(1), Err(Excess));
+        assert_eq!(incoming.arrived(1), Err(GrantExceeded));
     }
 }

@@ -1,13 +1,13 @@
-//! Rsockets: sockets over RDMA, in the protocol that rdma-core's have.
+//! Rsockets: sockets over RDMA, in the protocol of rdma-core's rsockets.
 //!
 //! ```text
 //!  rsend, rrecv, rpoll …      calls: pointers and numbers of C          table: descriptors
 //!       │
 //!  stream                     binding, connecting, waiting              options
 //!       │
-//!  lane                       queue pair and memory                     datagram, device
+//!  stream_qp                  queue pair and memory                     datagram, device
 //!       │
-//!  flow, protocol             what may be sent; octets on the wire
+//!  flow, protocol             what may be sent; bytes on the wire
 //! ```
 
 mod address;
@@ -15,10 +15,10 @@ pub mod calls;
 mod datagram;
 mod device;
 mod flow;
-mod lane;
 mod options;
 mod poll;
 mod protocol;
 mod stream;
+mod stream_qp;
 mod table;
 mod waiting;

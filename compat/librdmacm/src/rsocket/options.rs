@@ -1,24 +1,24 @@
-//! What a socket is made with, and the options that a program sets.
+//! The sizes of a socket, and its options.
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 use polyverbs_libibverbs::errno::Errno;
 
-/// Sizes of what a connection is made of, as rsocket(7) has them.
+/// Sizes of a connection, with the names of rsocket(7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     /// Requests of the send queue.
     pub(crate) sends: u16,
-    /// Messages that may be on their way to this end.
+    /// Messages that may be on their way to this side.
     pub(crate) receives: u16,
-    /// Octets of the send ring.
+    /// Bytes of the send ring.
     pub(crate) send_ring: u32,
-    /// Octets of the receive ring.
+    /// Bytes of the receive ring.
     pub(crate) ring: u32,
-    /// Octets that are sent beside the ring.
+    /// Bytes that are sent inline, outside the ring.
     pub(crate) inline: u32,
-    /// Maps that the peer has room for here.
+    /// Maps that the peer may announce.
     pub(crate) maps: u32,
 }
 
@@ -35,7 +35,7 @@ impl Default for Sizes {
     }
 }
 
-/// What is set with `rsetsockopt`.
+/// The options of `rsetsockopt`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) sizes: Sizes,
@@ -60,45 +60,45 @@ const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 const RDMA_IOMAPSIZE: c_int = 3;
 
-// What a program that asks how congestion is handled prints.
+// The answer to a program that asks for the congestion control.
 const CONGESTION: &[u8] = b"rdma\0";
 
-/// Requests that a queue has at least.
+/// Least requests of a queue.
 pub(crate) const FEWEST: u32 = 16;
 const MOST: u32 = 0xfffe;
 const LEAST_RING: u32 = 4096;
 const MOST_RING: u32 = 1 << 30;
 
 fn number(value: &[u8]) -> Result<u32, Errno> {
-    let octets = value.first_chunk().ok_or(Errno::INVAL)?;
-    Ok(u32::from_ne_bytes(*octets))
+    let bytes = value.first_chunk().ok_or(Errno::INVAL)?;
+    Ok(u32::from_ne_bytes(*bytes))
 }
 
 fn queue(value: &[u8]) -> Result<u16, Errno> {
     Ok(number(value)?.clamp(FEWEST, MOST) as u16)
 }
 
-// As much as was asked for at least, in two halves of whole pages.
+// At least the given size, in two halves of whole pages.
 fn ring(value: &[u8]) -> Result<u32, Errno> {
     let wanted = number(value)?.clamp(LEAST_RING, MOST_RING / 2);
     Ok(wanted.next_multiple_of(LEAST_RING) * 2)
 }
 
 impl Options {
-    /// Whether a listener of IPv6 everywhere leaves IPv4 out.
+    /// Whether a listener at IPv6's wildcard address excludes IPv4.
     pub(crate) fn is_alone_in_family(&self) -> bool {
         self.v6_only
     }
 
-    /// Whether its address may be another's too.
+    /// Whether its address may be shared.
     pub(crate) fn reuses_address(&self) -> bool {
         self.reuse_addr
     }
 
-    /// Sets an option. `is_made`: what the sizes are of is there already.
+    /// Sets an option. `is_made`: the buffers exist already.
     ///
     /// # Errors
-    /// It is not known, too short, or it is too late.
+    /// The option is unknown or too short, or it is too late.
     pub(crate) fn set(
         &mut self,
         level: c_int,
@@ -112,7 +112,7 @@ impl Options {
         };
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                // Buffers of a connection that is there stay as they are, which is no error to programs.
+                // The buffers of an existing connection do not change, which is no error.
                 let ring = ring(value)?;
                 if let Ok(sizes) = sizes {
                     sizes.ring = ring;
@@ -133,7 +133,7 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline = number(value)? != 0,
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => self.broadcast = number(value)? != 0,
             (libc::IPPROTO_IP, libc::IP_TOS) => self.type_of_service = number(value)?,
-            // There is one way only, and rdma-core's rsockets take every name for it.
+            // There is only one congestion control, and rdma-core's rsockets accept every name for it.
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {}
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.no_delay = number(value)? != 0,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.max_segment = number(value)?,
@@ -150,10 +150,10 @@ impl Options {
         Ok(())
     }
 
-    /// What an option is, as octets.
+    /// The value of an option, as bytes.
     ///
     /// # Errors
-    /// It is not known.
+    /// The option is unknown.
     pub(crate) fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
         let one = |value: u32| Ok(value.to_ne_bytes().to_vec());
         let or = |value: u32, default: u32| if value == 0 { default } else { value };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_what_is_answered() {
+    fn options_are_returned_as_they_were_set() {
         let mut options = Options::default();
         for (level, name, value) in [
             (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_kept_within_what_is_possible() {
+    fn sizes_are_clamped_to_supported_values() {
         let mut options = Options::default();
         set(&mut options, RDMA, RDMA_SQSIZE, 1).unwrap();
         set(&mut options, RDMA, RDMA_RQSIZE, u32::MAX).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_what_is_there_do_not_change() {
+    fn buffer_sizes_do_not_change_after_connecting() {
         let mut options = Options::default();
         let before = options.sizes;
         let value = 999_u32.to_ne_bytes();

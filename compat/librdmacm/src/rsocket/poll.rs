@@ -1,4 +1,4 @@
-//! Waiting for several rsockets and other files at the same time.
+//! Polling several rsockets and other files at the same time.
 
 use std::ffi::c_short;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use super::stream::Ready;
 use super::table::{self, Socket};
 use super::waiting::{Deadline, SLICE, SPIN, Waker, poll};
 
-/// The entries of a `poll`, told apart.
+/// The entries of a `poll`, separated by kind.
 struct Polled<'a> {
     entries: &'a mut [pollfd],
     sockets: Vec<(usize, Socket)>,
-    // Those of other files, with their places.
+    // Other files, with their indices.
     files: Vec<pollfd>,
     places: Vec<usize>,
 }
@@ -60,7 +60,7 @@ impl<'a> Polled<'a> {
         }
     }
 
-    // How many sockets have something.
+    // How many sockets are ready.
     fn look_at_sockets(&mut self, arm: bool) -> usize {
         let mut count = 0;
         for (place, socket) in &self.sockets {
@@ -71,7 +71,7 @@ impl<'a> Polled<'a> {
         count
     }
 
-    // The same of other files, after waiting for them as long.
+    // The same for other files, after waiting for them for this long.
     fn look_at_files(&mut self, time: Duration) -> Result<usize, Errno> {
         if self.files.is_empty() {
             return Ok(0);
@@ -96,7 +96,7 @@ impl<'a> Polled<'a> {
             let Some(left) = deadline.left(SLICE).filter(|_| found == 0) else {
                 return Ok(found);
             };
-            // Neither the thread's own descriptor nor what belongs to sockets has a place among the program's.
+            // Neither the thread's own descriptor nor one of a socket has an index among the program's.
             let own = self.files.len();
             let fds = self.sockets.iter().filter_map(|(_, socket)| socket.file());
             let others = std::iter::once(waker.fd()).chain(fds).map(|fd| pollfd {
@@ -113,10 +113,10 @@ impl<'a> Polled<'a> {
     }
 }
 
-/// Waits until something is ready, or the deadline. Answers how many are.
+/// Waits until something is ready, or for the deadline. Returns how many entries are ready.
 ///
 /// # Errors
-/// A signal came; a socket is a parent's.
+/// A signal arrived; a socket belongs to the parent process.
 pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, Errno> {
     let mut polled = Polled::new(entries);
     let began = Instant::now();

@@ -1,9 +1,8 @@
-//! What goes over the wire between two stream rsockets, as octets.
+//! The wire format of stream rsockets.
 //!
-//! A connection is a pair of rings. Each end tells the other, with the request and the reply, where its *list of
-//! targets* lies; into an entry of it the peer writes where the next half of its receive ring is to be had. Octets of the
-//! program go there by RDMA write, and behind each write goes a *message* of 32 bits: as immediate data, or, where the
-//! transport has none, as a send of four octets.
+//! A connection is a pair of rings. In request and reply each side names its *list of targets*; the peer writes into an entry
+//! of it where the next half of its receive ring is. The program's bytes are written there by RDMA, and each write is followed
+//! by a *message* of 32 bits: as immediate data, or, where the transport has none, as a send of four bytes.
 //!
 //! ```text
 //!  request, reply     version  flags  credits(16)  0(24)  maps(8)   list of targets   first half of the ring
@@ -12,28 +11,28 @@
 //!  message            kind(3)  value(29)
 //! ```
 //!
-//! What travels with the request and the reply is in network order. Targets and maps are in the order of the end in
-//! whose memory they lie: it reads them there.
+//! Request and reply are in network order. Targets and maps are in the byte order of the side in whose memory they lie, because
+//! that side reads them there.
 
-/// Where octets may be written.
+/// Memory that may be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The first octet.
+    /// Its address.
     pub(crate) addr: u64,
-    /// The key.
+    /// Its key.
     pub(crate) key: u32,
-    /// Octets; entries, of a list of targets.
+    /// Its length in bytes; of a list of targets, in entries.
     pub(crate) length: u32,
 }
 
-/// How an end that reads memory orders the octets of numbers in it.
+/// The byte order of a side's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ByteOrder {
     Big,
     Little,
 }
 
-impl Order {
+impl ByteOrder {
     /// This machine's.
     pub(crate) const HERE: Self = if cfg!(target_endian = "big") {
         Self::Big
@@ -56,65 +55,65 @@ impl Order {
     }
 }
 
-fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-fn u64_at(octets: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_be_bytes(*octets.get(at..)?.first_chunk()?))
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 impl Target {
-    /// Octets of one.
+    /// Length of an encoded target.
     pub(crate) const LEN: usize = 16;
 
-    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..8].copy_from_slice(&order.u64(self.addr));
-        octets[8..12].copy_from_slice(&order.u32(self.key));
-        octets[12..].copy_from_slice(&order.u32(self.length));
-        octets
+    pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&order.u64(self.addr));
+        bytes[8..12].copy_from_slice(&order.u32(self.key));
+        bytes[12..].copy_from_slice(&order.u32(self.length));
+        bytes
     }
 
-    fn parse(octets: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         Some(Self {
-            addr: u64_at(octets, 0)?,
-            key: u32_at(octets, 8)?,
-            length: u32_at(octets, 12)?,
+            addr: u64_at(bytes, 0)?,
+            key: u32_at(bytes, 8)?,
+            length: u32_at(bytes, 12)?,
         })
     }
 }
 
-/// Memory of the peer's program that may be written by offset.
+/// A map: memory of the peer's program that may be written by offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
-    /// What the first octet is called.
+    /// The offset of its first byte.
     pub(crate) offset: u64,
-    /// Where it is.
+    /// Its memory.
     pub(crate) target: Target,
 }
 
 impl Map {
-    /// Octets of one.
+    /// Length of an encoded map.
     pub(crate) const LEN: usize = 8 + Target::LEN;
 
-    pub(crate) fn emit(&self, order: Order) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..8].copy_from_slice(&order.u64(self.offset));
-        octets[8..].copy_from_slice(&self.target.emit(order));
-        octets
+    pub(crate) fn emit(&self, order: ByteOrder) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&order.u64(self.offset));
+        bytes[8..].copy_from_slice(&self.target.emit(order));
+        bytes
     }
 
-    /// One that lies in this machine's memory.
-    pub(crate) fn read(octets: &[u8; Self::LEN]) -> Self {
+    /// Parses one from this machine's memory.
+    pub(crate) fn read(bytes: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 4];
-            word.copy_from_slice(&octets[at..at + 4]);
+            word.copy_from_slice(&bytes[at..at + 4]);
             u32::from_ne_bytes(word)
         };
         let long = |at: usize| {
             let mut long = [0; 8];
-            long.copy_from_slice(&octets[at..at + 8]);
+            long.copy_from_slice(&bytes[at..at + 8]);
             u64::from_ne_bytes(long)
         };
         Self {
@@ -127,7 +126,7 @@ impl Map {
         }
     }
 
-    /// Where the octet is that is called `offset`, and how many there are from it on.
+    /// The address for `offset`, and how many bytes there are from it on.
     pub(crate) fn find(&self, offset: u64) -> Option<Target> {
         let into = offset.checked_sub(self.offset)?;
         let left = u64::from(self.target.length).checked_sub(into)?;
@@ -139,16 +138,16 @@ impl Map {
     }
 }
 
-/// What each end tells the other about itself.
+/// The parameters that each side sends to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
-    /// How its memory is read.
-    pub(crate) order: Order,
-    /// Messages that it takes before it has granted more.
+pub(crate) struct ConnData {
+    /// Its byte order.
+    pub(crate) order: ByteOrder,
+    /// Messages that it accepts before it grants more.
     pub(crate) credits: u16,
-    /// Maps that it has room for; `None` where it knows of none.
+    /// Maps that it accepts; `None` where the protocol does not say.
     pub(crate) maps: Option<u32>,
-    /// Its list of targets; maps lie behind.
+    /// Its list of targets, followed by its maps.
     pub(crate) list: Target,
     /// The first half of its receive ring.
     pub(crate) ring: Target,
@@ -158,44 +157,44 @@ const VERSION: u8 = 1;
 const BIG_ENDIAN: u8 = 1;
 const HAS_MAPS: u8 = 1 << 1;
 
-impl Hello {
-    /// Octets of one.
+impl ConnData {
+    /// Their encoded length.
     pub(crate) const LEN: usize = 8 + 2 * Target::LEN;
 
     pub(crate) fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[0] = VERSION;
-        if self.order == Order::Big {
-            octets[1] |= BIG_ENDIAN;
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = VERSION;
+        if self.order == ByteOrder::Big {
+            bytes[1] |= BIG_ENDIAN;
         }
         if let Some(maps) = self.maps {
-            octets[1] |= HAS_MAPS;
-            octets[7] = to_scale(maps);
+            bytes[1] |= HAS_MAPS;
+            bytes[7] = to_scale(maps);
         }
-        octets[2..4].copy_from_slice(&self.credits.to_be_bytes());
-        octets[8..24].copy_from_slice(&self.list.emit(Order::Big));
-        octets[24..].copy_from_slice(&self.ring.emit(Order::Big));
-        octets
+        bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        bytes[8..24].copy_from_slice(&self.list.emit(ByteOrder::Big));
+        bytes[24..].copy_from_slice(&self.ring.emit(ByteOrder::Big));
+        bytes
     }
 
-    /// `None` where it is none, or of another version. What follows is padding.
-    pub(crate) fn parse(octets: &[u8]) -> Option<Self> {
-        let octets = octets.get(..Self::LEN)?;
-        let flags = octets[1];
+    /// `None` for another format or version. The rest is padding.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..Self::LEN)?;
+        let flags = bytes[1];
         let order = match flags & BIG_ENDIAN {
-            0 => Order::Little,
-            _ => Order::Big,
+            0 => ByteOrder::Little,
+            _ => ByteOrder::Big,
         };
-        (octets[0] == VERSION).then_some(Self {
+        (bytes[0] == VERSION).then_some(Self {
             order,
-            credits: u16::from_be_bytes([octets[2], octets[3]]),
-            maps: (flags & HAS_MAPS != 0).then(|| from_scale(octets[7])),
-            list: Target::parse(&octets[8..])?,
-            ring: Target::parse(&octets[24..])?,
+            credits: u16::from_be_bytes([bytes[2], bytes[3]]),
+            maps: (flags & HAS_MAPS != 0).then(|| from_scale(bytes[7])),
+            list: Target::parse(&bytes[8..])?,
+            ring: Target::parse(&bytes[24..])?,
         })
     }
 
-    /// Where its map of this index is written.
+    /// Where its map of this index is to be written.
     pub(crate) fn map_address(&self, index: u32) -> u64 {
         let before =
             u64::from(self.list.length) * Target::LEN as u64 + u64::from(index) * Map::LEN as u64;
@@ -220,7 +219,7 @@ fn from_scale(scaled: u8) -> u32 {
     }
 }
 
-/// Maps that an end has room for which was asked for as many: those that it can tell of.
+/// How many maps a side accepts that was asked for this many: a number that can be encoded.
 pub(crate) fn maps_told(wanted: u32) -> u32 {
     from_scale(to_scale(wanted))
 }
@@ -228,19 +227,19 @@ pub(crate) fn maps_told(wanted: u32) -> u32 {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// So many octets were written to the ring.
+    /// This many bytes were written to the ring.
     Data(u32),
-    /// The number of the message up to which there are credits. A target may have been written.
+    /// Credits up to this message number. A target may have been written.
     Credits(u16),
     /// The map of this index was written.
     Mapped(u32),
     /// The peer neither sends nor receives any more.
     Disconnect,
-    /// Asks for nothing: whether this end is there.
+    /// Keep-alive, without content.
     KeepAlive,
     /// The peer sends no more.
     Shutdown,
-    /// Not of this version.
+    /// Unknown in this version.
     Unknown(u32),
 }
 
@@ -252,12 +251,12 @@ const MAPPED: u32 = 6;
 const CONTROL: u32 = 7;
 
 impl Message {
-    /// The most octets that one tells of.
+    /// Most bytes that one message announces.
     pub(crate) const MOST: u32 = VALUE;
 
     pub(crate) fn bits(self) -> u32 {
         let (kind, value) = match self {
-            Self::Data(octets) => (DATA, octets),
+            Self::Data(bytes) => (DATA, bytes),
             Self::Credits(limit) => (CREDITS, u32::from(limit)),
             Self::Mapped(index) => (MAPPED, index),
             Self::Disconnect => (CONTROL, 0),
@@ -271,8 +270,8 @@ impl Message {
     pub(crate) fn of_bits(bits: u32) -> Self {
         let value = bits & VALUE;
         match (bits >> KIND, value) {
-            (DATA, octets) => Self::Data(octets),
-            // Numbers of messages are counted in 16 bits; who grants may have counted on.
+            (DATA, bytes) => Self::Data(bytes),
+            // Message numbers have 16 bits, and the sender's may have wrapped.
             (CREDITS, limit) => Self::Credits(limit as u16),
             (MAPPED, index) => Self::Mapped(index),
             (CONTROL, 0) => Self::Disconnect,
@@ -287,8 +286,8 @@ impl Message {
 mod tests {
     use super::*;
 
-    const HELLO: Hello = Hello {
-        order: Order::Little,
+    const HELLO: ConnData = ConnData {
+        order: ByteOrder::Little,
         credits: 384,
         maps: Some(1),
         list: Target {
@@ -304,30 +303,30 @@ mod tests {
     };
 
     #[test]
-    fn a_hello_is_forty_octets_in_network_order() {
-        let octets = HELLO.emit();
-        assert_eq!(octets.len(), 40);
-        assert_eq!(octets[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
-        assert_eq!(octets[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(octets[16..24], [0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2]);
-        assert_eq!(octets[36..], [0, 1, 0, 0]);
-        let mut padded = octets.to_vec();
+    fn connection_data_has_forty_bytes_in_network_order() {
+        let bytes = HELLO.emit();
+        assert_eq!(bytes.len(), 40);
+        assert_eq!(bytes[..8], [1, 2, 1, 0x80, 0, 0, 0, 1]);
+        assert_eq!(bytes[8..16], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bytes[16..24], [0x11, 0x12, 0x13, 0x14, 0, 0, 0, 2]);
+        assert_eq!(bytes[36..], [0, 1, 0, 0]);
+        let mut padded = bytes.to_vec();
         padded.resize(56, 0);
-        assert_eq!(Hello::parse(&padded), Some(HELLO));
+        assert_eq!(ConnData::parse(&padded), Some(HELLO));
     }
 
     #[test]
-    fn what_is_short_or_of_another_version_is_no_hello() {
-        let mut octets = HELLO.emit();
-        for short in 0..octets.len() {
-            assert_eq!(Hello::parse(&octets[..short]), None);
+    fn short_connection_data_or_another_version_is_refused() {
+        let mut bytes = HELLO.emit();
+        for short in 0..bytes.len() {
+            assert_eq!(ConnData::parse(&bytes[..short]), None);
         }
-        octets[0] = 2;
-        assert_eq!(Hello::parse(&octets), None);
+        bytes[0] = 2;
+        assert_eq!(ConnData::parse(&bytes), None);
     }
 
     #[test]
-    fn messages_are_what_they_were() {
+    fn messages_survive_encoding() {
         for (message, bits) in [
             (Message::Data(1000), 1000),
             (Message::Credits(0xfffe), 0x8000_fffe),
@@ -344,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_read_as_it_was_written_and_found_by_offset() {
+    fn a_map_survives_encoding_and_is_found_by_offset() {
         let map = Map {
             offset: 1000,
             target: Target {
@@ -353,7 +352,7 @@ mod tests {
                 length: 100,
             },
         };
-        assert_eq!(Map::read(&map.emit(Order::HERE)), map);
+        assert_eq!(Map::read(&map.emit(ByteOrder::HERE)), map);
         let found = map.find(1040).unwrap();
         assert_eq!((found.addr, found.key, found.length), (0x7028, 9, 60));
         assert_eq!((map.find(999), map.find(1100)), (None, None));
@@ -362,20 +361,20 @@ mod tests {
     }
 
     #[test]
-    fn a_map_in_memory_of_the_other_order_is_written_in_it() {
+    fn a_map_is_written_in_the_byte_order_of_its_memory() {
         let target = Target {
             addr: 1,
             key: 2,
             length: 3,
         };
-        let octets = target.emit(Order::Big);
-        assert_eq!(octets, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
-        let octets = target.emit(Order::Little);
-        assert_eq!(octets, [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+        let bytes = target.emit(ByteOrder::Big);
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3]);
+        let bytes = target.emit(ByteOrder::Little);
+        assert_eq!(bytes, [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
     }
 
     #[test]
-    fn numbers_of_maps_are_scaled() {
+    fn map_counts_are_encoded_in_eight_bits() {
         assert_eq!([0, 1, 128].map(maps_told), [0, 1, 128]);
         assert_eq!([256, 1000, u32::MAX].map(maps_told), [256, 768, 127 << 8]);
     }

@@ -1,8 +1,7 @@
-//! Stream rsockets: binding, listening, connecting, and the calls that move octets.
+//! Stream rsockets: binding, listening, connecting, sending and receiving.
 //!
-//! The state of a socket is behind one lock, which is held while octets are copied and never while anybody waits. What
-//! the connection manager tells comes in handlers, which touch no such lock: they leave it in a mailbox, and whoever
-//! looks at the socket next takes it from there.
+//! One lock protects the state of a socket. It is held while bytes are copied, and never while a thread waits. Handlers of the
+//! connection manager do not take it: they leave events in a mailbox, from which the next user of the socket takes them.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,9 +15,9 @@ use polyverbs_libibverbs::lock::lock;
 use verbs_api::{Access, ConnectOptions, MrOptions, Qp, Transport};
 
 use super::device::{self, Opened};
-use super::lane::{End, Lane};
 use super::options::Options;
-use super::protocol::{Hello, Message};
+use super::protocol::{ConnData, Message};
+use super::stream_qp::{End, StreamQp};
 use super::waiting::{AGAIN, Deadline, SLICE, Waiters, Waiting};
 use crate::errno;
 use crate::ports::some_port;
@@ -26,13 +25,13 @@ use crate::ports::some_port;
 /// A stream socket.
 pub(crate) struct Stream {
     state: Mutex<State>,
-    mailbox: Mutex<VecDeque<Letter>>,
+    mailbox: Mutex<VecDeque<Notice>>,
     waiting: Waiting,
 }
 
-// What the connection manager tells.
-enum Letter {
-    Connected(Hello, Connection),
+// Events of the connection manager.
+enum Notice {
+    Connected(ConnData, Connection),
     Failed(Errno),
     Over,
     Asked(usize, Incoming),
@@ -44,9 +43,9 @@ struct State {
     family: Family,
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
-    lane: Option<Lane>,
+    qp: Option<StreamQp>,
     connection: Option<Connection>,
-    // What SO_ERROR tells, once.
+    // The error that SO_ERROR reports, once.
     error: Option<Errno>,
     reads: bool,
     writes: bool,
@@ -61,7 +60,7 @@ enum Stage {
     Closed,
 }
 
-/// Which addresses a socket has.
+/// The address families of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -77,7 +76,7 @@ impl Family {
         SocketAddr::new(ip, 0)
     }
 
-    /// The address that a program means: a socket of IPv6 names those of IPv4 as IPv6 maps them.
+    /// The address that a program means: an IPv6 socket names IPv4 addresses in mapped form.
     ///
     /// # Errors
     /// It is of the other family.
@@ -92,7 +91,7 @@ impl Family {
         })
     }
 
-    /// An address as the program has it.
+    /// An address in the form that the program expects.
     fn shown(self, at: SocketAddr) -> SocketAddr {
         match at.ip() {
             IpAddr::V4(ip) if self == Self::V6 => {
@@ -103,7 +102,7 @@ impl Family {
     }
 }
 
-/// What may be done without waiting, as `poll` has it.
+/// Which calls would not block, as in `poll`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready {
     pub(crate) read: bool,
@@ -112,29 +111,29 @@ pub(crate) struct Ready {
     pub(crate) hang_up: bool,
 }
 
-/// Half a second, seven times: a peer that is busy is not one that is gone.
+/// Half a second, seven times: a busy peer is not a dead one.
 const ACK_TIMEOUT: u8 = 17;
-/// How long closing waits for what was sent, unless SO_LINGER says otherwise.
+/// How long closing waits for sent bytes, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What a call took.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
-    pub(crate) octets: usize,
-    /// There was more of a datagram, which is lost.
+    pub(crate) bytes: usize,
+    /// A datagram was truncated.
     pub(crate) is_cut: bool,
-    /// Who sent it, of a datagram.
+    /// The sender of a datagram.
     pub(crate) from: Option<SocketAddr>,
 }
 
-/// How a call moves octets.
+/// The mode of a send or receive.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct How {
-    /// It does not wait.
+pub(crate) struct Mode {
+    /// Non-blocking.
     pub(crate) no_wait: bool,
-    /// What is read stays there.
+    /// Received bytes stay in the socket.
     pub(crate) peek: bool,
-    /// It waits for all.
+    /// Waits for all bytes.
     pub(crate) all: bool,
 }
 
@@ -153,7 +152,7 @@ impl Stream {
             family,
             local: None,
             peer: None,
-            lane: None,
+            qp: None,
             connection: None,
             error: None,
             reads: true,
@@ -171,18 +170,18 @@ impl Stream {
         &self.waiting
     }
 
-    fn tell(&self, letter: Letter) {
-        lock(&self.mailbox).push_back(letter);
+    fn tell(&self, notice: Notice) {
+        lock(&self.mailbox).push_back(notice);
         self.waiting.waiters.wake();
     }
 
-    // The state, with all that has happened in it.
+    // Locks the state, after the mailbox was emptied into it.
     fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
-        let letters = std::mem::take(&mut *lock(&self.mailbox));
+        let notices = std::mem::take(&mut *lock(&self.mailbox));
         let before = state.end();
-        for letter in letters {
-            state.take_letter(letter);
+        for notice in notices {
+            state.handle_notice(notice);
         }
         state.progress();
         if let (None, Some(End::Failed(error))) = (before, state.end()) {
@@ -191,7 +190,7 @@ impl Stream {
         look(&mut state)
     }
 
-    // Tries until there is an outcome.
+    // Repeats an attempt until it has an outcome.
     fn until<T>(
         &self,
         no_wait: bool,
@@ -215,7 +214,7 @@ impl Stream {
         })
     }
 
-    /// What may be done now. `arm`: those who wait are woken when that changes.
+    /// What would not block now. `arm`: waiters are woken when that changes.
     pub(crate) fn ready(&self, arm: bool) -> Ready {
         self.look(|state| {
             let mut ready = state.ready();
@@ -224,7 +223,7 @@ impl Stream {
                 ready = state.ready();
             }
             if arm && ready != Ready::default() {
-                // What is not waited for may be ready, and what is may become so.
+                // Conditions that nobody waits for may hold already, and others may come to hold.
                 while state.arm() {
                     state.progress();
                 }
@@ -234,12 +233,12 @@ impl Stream {
         })
     }
 
-    /// Looks whether the peer is there, where nothing came for a while.
+    /// Sends a keep-alive after a while without traffic.
     pub(crate) fn probe(&self) {
         self.look(State::probe);
     }
 
-    /// Names the address that it is at.
+    /// Binds the socket to an address.
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
         self.look(|state| {
             if !matches!(state.stage, Stage::New) || state.local.is_some() {
@@ -254,7 +253,7 @@ impl Stream {
         })
     }
 
-    /// Takes connections, on every device at its address.
+    /// Listens on every device at its address.
     pub(crate) fn listen(self: &Arc<Self>, backlog: usize) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         if let Stage::Listening(_) = state.stage {
@@ -266,13 +265,13 @@ impl Stream {
         let mut at = state.local.unwrap_or_else(|| state.family.unspecified());
         let mut listeners = Vec::new();
         let mut refused = Errno(libc::ENODEV);
-        // One that listens everywhere takes both families, unless it is told otherwise.
+        // A listener at any address accepts both families, unless told otherwise.
         let both = state.family == Family::V6 && !state.options.is_alone_in_family();
         for device in device::listening(at.ip(), both)? {
             let own = SocketAddr::new(device.address, at.port());
             match device.connector.listen(own, backlog.max(1)) {
                 Ok(listener) => {
-                    // Devices at one address have one port.
+                    // All devices at one address use the same port.
                     at.set_port(listener.address().port());
                     listeners.push((device, Arc::new(listener)));
                 }
@@ -295,17 +294,17 @@ impl Stream {
         Ok(())
     }
 
-    // The next request of a listener: one at a time, so that its backlog counts.
+    // Takes the next request of a listener: one at a time, so that its backlog counts.
     fn hear(self: &Arc<Self>, place: usize, listener: &Listener) {
         let this = Arc::downgrade(self);
         listener.next().on_done(move |asked| {
             if let (Ok(incoming), Some(this)) = (asked, this.upgrade()) {
-                this.tell(Letter::Asked(place, incoming));
+                this.tell(Notice::Asked(place, incoming));
             }
         });
     }
 
-    /// The next connection, and who is at its other end.
+    /// The next connection, and its peer's address.
     pub(crate) fn accept(self: &Arc<Self>) -> Result<(Arc<Self>, SocketAddr), Errno> {
         loop {
             let (place, incoming) = self.until(
@@ -330,13 +329,13 @@ impl Stream {
                 ))
             })?;
             self.hear(place, &listener);
-            // Who asks for something else is not for us.
-            let Some(hello) = Hello::parse(incoming.private_data()) else {
+            // A request in another protocol is refused.
+            let Some(conn_data) = ConnData::parse(incoming.private_data()) else {
                 continue;
             };
             let made = Self::with(Stage::Connecting, family, options);
             let peer = incoming.from().unwrap_or_else(|| family.unspecified());
-            made.begin_accept(&device, incoming, hello)?;
+            made.begin_accept(&device, incoming, conn_data)?;
             let mut state = lock(&made.state);
             state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
             state.peer = Some(peer);
@@ -349,32 +348,32 @@ impl Stream {
         self: &Arc<Self>,
         device: &Arc<Opened>,
         incoming: Incoming,
-        hello: Hello,
+        conn_data: ConnData,
     ) -> Result<(), Errno> {
-        let (qp, options) = self.make_lane(device)?;
+        let (qp, options) = self.make_qp(device)?;
         let this = Arc::downgrade(self);
         incoming
             .accept(&device.context, &qp, options)
-            .on_done(move |done| established(&this, done, hello));
+            .on_done(move |done| established(&this, done, conn_data));
         Ok(())
     }
 
-    // A queue pair, and what the peer is told of it.
-    fn make_lane(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
+    // A queue pair, and the parameters for the peer.
+    fn make_qp(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
         let sizes = lock(&self.state).options.sizes;
-        let lane = Lane::new(device, &sizes)?;
+        let stream_qp = StreamQp::new(device, &sizes)?;
         let waiters = Arc::downgrade(&self.waiting.waiters);
-        lane.cq().on_completion(move |_| wake(&waiters));
-        let hello = lane.hello(&sizes).emit();
-        let qp = lane.qp().clone();
-        lock(&self.state).lane = Some(lane);
+        stream_qp.cq().on_completion(move |_| wake(&waiters));
+        let conn_data = stream_qp.conn_data(&sizes).emit();
+        let qp = stream_qp.qp().clone();
+        lock(&self.state).qp = Some(stream_qp);
         let qp_options = ConnectOptions::new()
             .access(Access::REMOTE_WRITE)
             .timeout(ACK_TIMEOUT);
         let options = ConnectionOptions::new()
             .qp(qp_options)
             .reads(0, 0)
-            .private_data(&hello);
+            .private_data(&conn_data);
         Ok((qp, options))
     }
 
@@ -417,12 +416,12 @@ impl Stream {
         from: Option<SocketAddr>,
     ) -> Result<(), Errno> {
         let device = device::reaching(to, from.map(|from| from.ip()))?;
-        let (qp, options) = self.make_lane(&device)?;
+        let (qp, options) = self.make_qp(&device)?;
         let mut state = lock(&self.state);
         state.peer = Some(to);
         let port = match (from.map_or(0, |from| from.port()), device.transport) {
             (0, Transport::InfiniBand) => some_port(),
-            // Of a stream it is the system's.
+            // The system chooses the address of a stream.
             (port, _) => port,
         };
         state.local = Some(SocketAddr::new(device.address, port));
@@ -436,50 +435,50 @@ impl Stream {
                     Ok(accepted) => accepted,
                     Err(error) => return failed(&this, errno::of(&error)),
                 };
-                let Some(hello) = Hello::parse(accepted.private_data()) else {
+                let Some(conn_data) = ConnData::parse(accepted.private_data()) else {
                     return failed(&this, Errno(libc::EPROTO));
                 };
                 accepted
                     .complete()
-                    .on_done(move |done| established(&this, done, hello));
+                    .on_done(move |done| established(&this, done, conn_data));
             });
         Ok(())
     }
 
-    /// Sends octets. Answers how many it took: all, where it waits.
-    pub(crate) fn send(&self, parts: &[IoSlice<'_>], how: How) -> Result<usize, Errno> {
+    /// Sends bytes. Returns how many: all, if it waits.
+    pub(crate) fn send(&self, parts: &[IoSlice<'_>], mode: Mode) -> Result<usize, Errno> {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         let mut sent = 0;
-        self.move_out(how, total, &mut sent, |lane, sent| {
+        self.move_out(mode, total, &mut sent, |qp, sent| {
             with_rest(parts, *sent, |rest| {
-                *sent += lane.send(rest) as usize;
+                *sent += qp.send(rest) as usize;
             });
             Ok(())
         })
     }
 
-    /// Writes octets where the peer's program has mapped `offset`.
-    pub(crate) fn write_at(&self, source: &[u8], offset: u64, how: How) -> Result<usize, Errno> {
+    /// Writes bytes to where the peer's program has mapped `offset`.
+    pub(crate) fn write_at(&self, source: &[u8], offset: u64, mode: Mode) -> Result<usize, Errno> {
         let mut sent = 0;
-        self.move_out(how, source.len(), &mut sent, |lane, sent| {
+        self.move_out(mode, source.len(), &mut sent, |qp, sent| {
             let rest = [IoSlice::new(&source[*sent..])];
-            *sent += lane.write(&rest, offset.wrapping_add(*sent as u64))? as usize;
+            *sent += qp.write(&rest, offset.wrapping_add(*sent as u64))? as usize;
             Ok(())
         })
     }
 
     fn move_out(
         &self,
-        how: How,
+        mode: Mode,
         total: usize,
         sent: &mut usize,
-        mut step: impl FnMut(&mut Lane, &mut usize) -> Result<(), Errno>,
+        mut step: impl FnMut(&mut StreamQp, &mut usize) -> Result<(), Errno>,
     ) -> Result<usize, Errno> {
-        let no_wait = how.no_wait || self.waiting.is_nonblocking();
+        let no_wait = mode.no_wait || self.waiting.is_nonblocking();
         let moved = self.until(no_wait, Deadline::NEVER, |state| {
             loop {
-                let lane = match state.sending() {
-                    Ok(Some(lane)) => lane,
+                let qp = match state.sending() {
+                    Ok(Some(qp)) => qp,
                     Ok(None) => return None,
                     Err(error) => return Some(Err(error)),
                 };
@@ -487,7 +486,7 @@ impl Stream {
                     return Some(Ok(()));
                 }
                 let before = *sent;
-                if let Err(error) = step(lane, sent) {
+                if let Err(error) = step(qp, sent) {
                     return Some(Err(error));
                 }
                 if *sent == before {
@@ -497,27 +496,27 @@ impl Stream {
         });
         match moved {
             Ok(()) => Ok(total),
-            // What went before an error counts; the error comes with the next call.
+            // Progress made before an error counts; the next call reports the error.
             Err(_) if *sent > 0 => Ok(*sent),
             Err(error) => Err(error),
         }
     }
 
-    /// Takes octets that have come: 0 at the end.
-    pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], how: How) -> Result<usize, Errno> {
+    /// Receives bytes: 0 at the end.
+    pub(crate) fn receive(&self, sinks: &mut [IoSliceMut<'_>], mode: Mode) -> Result<usize, Errno> {
         let total: usize = sinks.iter().map(|sink| sink.len()).sum();
-        let no_wait = how.no_wait || self.waiting.is_nonblocking();
+        let no_wait = mode.no_wait || self.waiting.is_nonblocking();
         let mut received = 0;
         let moved = self.until(no_wait, Deadline::NEVER, |state| {
-            let lane = match state.receiving() {
-                Ok(Some(lane)) => lane,
+            let qp = match state.receiving() {
+                Ok(Some(qp)) => qp,
                 Ok(None) => return None,
                 Err(error) => return Some(Err(error)),
             };
             with_rest_mut(sinks, received, |rest| {
-                received += lane.receive(rest, how.peek);
+                received += qp.receive(rest, mode.peek);
             });
-            let enough = received == total || received > 0 && (!how.all || how.peek);
+            let enough = received == total || received > 0 && (!mode.all || mode.peek);
             if enough {
                 return Some(Ok(()));
             }
@@ -530,7 +529,7 @@ impl Stream {
         }
     }
 
-    /// Ends one direction, or both.
+    /// Shuts one or both directions down.
     pub(crate) fn shutdown(&self, reads: bool, writes: bool) -> Result<(), Errno> {
         self.shutdown_within(reads, writes, Deadline::after(LINGER))
     }
@@ -554,18 +553,18 @@ impl Stream {
         };
         let mut is_told = false;
         let mut arrived = |state: &mut State| {
-            let Some(lane) = state.lane.as_mut().filter(|lane| lane.end().is_none()) else {
+            let Some(qp) = state.qp.as_mut().filter(|qp| qp.end().is_none()) else {
                 return Some(Ok(()));
             };
-            is_told |= !is_told && lane.control(message);
-            (is_told && lane.is_idle()).then_some(Ok(()))
+            is_told |= !is_told && qp.control(message);
+            (is_told && qp.is_idle()).then_some(Ok(()))
         };
-        // A signal leaves nothing undone. A peer that takes nothing any more is no error of who has nothing more to say.
+        // Signals do not interrupt it. If there is nothing left to send, a peer that accepts no more is no error.
         while self.until(false, deadline, &mut arrived) == Err(INTERRUPTED) {}
         Ok(())
     }
 
-    /// Ends the socket: what was sent arrives, as far as that is up to this end.
+    /// Closes the socket, after sent bytes have arrived as far as this side can ensure that.
     pub(crate) fn close(&self) {
         let deadline = self.look(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
@@ -574,24 +573,24 @@ impl Stream {
         let _ = self.shutdown_within(true, true, deadline);
         let mut state = lock(&self.state);
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
-        let lane = state.lane.take();
+        let qp = state.qp.take();
         let connection = state.connection.take();
         let asked = std::mem::take(&mut state.asked);
         drop(state);
-        let letters = std::mem::take(&mut *lock(&self.mailbox));
+        let notices = std::mem::take(&mut *lock(&self.mailbox));
         self.waiting.waiters.wake();
-        // With no lock held: what ends here calls back.
+        // With no lock held, since dropping these calls back.
         drop((asked, stage));
-        drop((connection, letters));
-        if let Some(lane) = lane {
-            lane.destroy();
+        drop((connection, notices));
+        if let Some(qp) = qp {
+            qp.destroy();
         }
     }
 
-    /// Has the peer write memory of the program's where it says `offset`; -1 for the address itself. Answers the offset.
+    /// Lets the peer write the program's memory at `offset`; -1 stands for its address. Returns the offset.
     ///
     /// # Safety
-    /// `length` octets from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
+    /// `length` bytes from `address` stay mapped, readable and writable, until [`unmap`](Self::unmap) or
     /// [`close`](Self::close).
     #[allow(unsafe_code)]
     pub(crate) unsafe fn map(
@@ -605,10 +604,10 @@ impl Stream {
         if address.is_null() || length == 0 {
             return Err(Errno::INVAL);
         }
-        // A connection that was accepted may be half of one still.
+        // An accepted connection may not be established yet.
         let pd = self.until(false, Deadline::NEVER, |state| {
             let found = state.receiving().transpose()?;
-            Some(found.map(|lane| lane.device().pd.clone()))
+            Some(found.map(|qp| qp.device().pd.clone()))
         })?;
         let access = match is_remote {
             true => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -620,8 +619,8 @@ impl Stream {
         let address = address.addr();
         let offset = offset.unwrap_or(address as u64);
         let unused = mr.clone();
-        let mapped = self.look(|state| match &mut state.lane {
-            Some(lane) => lane.map(mr, address, length32, offset, is_remote),
+        let mapped = self.look(|state| match &mut state.qp {
+            Some(qp) => qp.map(mr, address, length32, offset, is_remote),
             None => Err(NOT_CONNECTED),
         });
         if mapped.is_err() {
@@ -630,9 +629,9 @@ impl Stream {
         mapped.map(|()| offset)
     }
 
-    /// Ends a mapping.
+    /// Removes a map.
     pub(crate) fn unmap(&self, address: usize, length: usize) -> Result<(), Errno> {
-        let mr = self.look(|state| state.lane.as_mut()?.unmap(address, length));
+        let mr = self.look(|state| state.qp.as_mut()?.unmap(address, length));
         mr.ok_or(Errno::INVAL)?.deregister().wait()?;
         Ok(())
     }
@@ -651,12 +650,12 @@ impl Stream {
         })
     }
 
-    /// What went wrong since the last look.
+    /// The error since the last call.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         self.look(|state| state.error.take())
     }
 
-    /// Whether octets go to and fro.
+    /// Whether the socket is connected.
     pub(crate) fn is_open(&self) -> bool {
         self.look(|state| matches!(state.stage, Stage::Open))
     }
@@ -666,7 +665,7 @@ impl Stream {
     }
 
     pub(crate) fn with_options<T>(&self, look: impl FnOnce(&mut Options, bool) -> T) -> T {
-        self.look(|state| look(&mut state.options, state.lane.is_some()))
+        self.look(|state| look(&mut state.options, state.qp.is_some()))
     }
 }
 
@@ -678,11 +677,11 @@ fn wake(waiters: &Weak<Waiters>) {
 
 fn failed(stream: &Weak<Stream>, error: Errno) {
     if let Some(stream) = stream.upgrade() {
-        stream.tell(Letter::Failed(error));
+        stream.tell(Notice::Failed(error));
     }
 }
 
-fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, hello: Hello) {
+fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, conn_data: ConnData) {
     let connection = match done {
         Ok(connection) => connection,
         Err(error) => return failed(stream, errno::of(&error)),
@@ -691,16 +690,16 @@ fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, he
         return;
     };
     let disconnected = connection.disconnected();
-    this.tell(Letter::Connected(hello, connection));
+    this.tell(Notice::Connected(conn_data, connection));
     let stream = Weak::clone(stream);
     disconnected.on_done(move |_| {
         if let Some(stream) = stream.upgrade() {
-            stream.tell(Letter::Over);
+            stream.tell(Notice::Over);
         }
     });
 }
 
-// What of the parts comes behind the first `skipped` octets.
+// The parts without their first `skipped` bytes.
 fn with_rest(parts: &[IoSlice<'_>], skipped: usize, then: impl FnOnce(&[IoSlice<'_>])) {
     if skipped == 0 {
         return then(parts);
@@ -739,63 +738,63 @@ fn with_rest_mut(
 }
 
 impl State {
-    fn take_letter(&mut self, letter: Letter) {
-        match letter {
-            Letter::Asked(place, incoming) => self.asked.push_back((place, incoming)),
-            Letter::Connected(hello, connection) => {
-                if let (Stage::Connecting, Some(lane)) = (&self.stage, &mut self.lane) {
-                    lane.open(hello);
+    fn handle_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Asked(place, incoming) => self.asked.push_back((place, incoming)),
+            Notice::Connected(conn_data, connection) => {
+                if let (Stage::Connecting, Some(qp)) = (&self.stage, &mut self.qp) {
+                    qp.open(conn_data);
                     self.stage = Stage::Open;
                     self.connection = Some(connection);
                 }
             }
-            Letter::Failed(error) => {
+            Notice::Failed(error) => {
                 self.error = Some(error);
                 if let Stage::Connecting = self.stage {
                     self.stage = Stage::Closed;
                 }
             }
-            Letter::Over => {
-                if let Some(lane) = &mut self.lane {
-                    lane.hang_up();
+            Notice::Over => {
+                if let Some(qp) = &mut self.qp {
+                    qp.hang_up();
                 }
             }
         }
     }
 
     fn end(&self) -> Option<End> {
-        self.lane.as_ref().and_then(Lane::end)
+        self.qp.as_ref().and_then(StreamQp::end)
     }
 
     fn progress(&mut self) {
-        if let (Stage::Open, Some(lane)) = (&self.stage, &mut self.lane) {
-            lane.progress();
+        if let (Stage::Open, Some(qp)) = (&self.stage, &mut self.qp) {
+            qp.progress();
         }
     }
 
-    // Answers whether there is something already.
+    // Returns whether there is something already.
     fn arm(&self) -> bool {
-        match (&self.stage, &self.lane) {
-            (Stage::Open, Some(lane)) if lane.end().is_none() => lane.arm(),
+        match (&self.stage, &self.qp) {
+            (Stage::Open, Some(qp)) if qp.end().is_none() => qp.arm(),
             _ => false,
         }
     }
 
     fn probe(&mut self) {
-        if let (Stage::Open, Some(lane)) = (&self.stage, &mut self.lane)
-            && lane.last_traffic().elapsed() >= SLICE
+        if let (Stage::Open, Some(qp)) = (&self.stage, &mut self.qp)
+            && qp.last_traffic().elapsed() >= SLICE
         {
-            lane.probe();
+            qp.probe();
         }
     }
 
-    // What octets are sent on; none where the connection is still being made.
-    fn sending(&mut self) -> Result<Option<&mut Lane>, Errno> {
-        match (&self.stage, &mut self.lane) {
+    // The connection for sending; none while it is still being established.
+    fn sending(&mut self) -> Result<Option<&mut StreamQp>, Errno> {
+        match (&self.stage, &mut self.qp) {
             (Stage::Connecting, _) => Ok(None),
             (Stage::Open, Some(_)) if !self.writes => Err(Errno(libc::EPIPE)),
-            (Stage::Open, Some(lane)) => match lane.end() {
-                None => Ok(Some(lane)),
+            (Stage::Open, Some(qp)) => match qp.end() {
+                None => Ok(Some(qp)),
                 Some(End::Closed) => Err(Errno(libc::ECONNRESET)),
                 Some(End::Failed(error)) => Err(error),
             },
@@ -803,35 +802,35 @@ impl State {
         }
     }
 
-    fn receiving(&mut self) -> Result<Option<&mut Lane>, Errno> {
-        match (&self.stage, &mut self.lane) {
+    fn receiving(&mut self) -> Result<Option<&mut StreamQp>, Errno> {
+        match (&self.stage, &mut self.qp) {
             (Stage::Connecting, _) => Ok(None),
-            (Stage::Open, Some(lane)) => Ok(Some(lane)),
+            (Stage::Open, Some(qp)) => Ok(Some(qp)),
             _ => Err(self.error.take().unwrap_or(NOT_CONNECTED)),
         }
     }
 
-    // Whether no octet can come any more, and why.
+    // Whether no more bytes can arrive, and why.
     fn end_of_reads(&self) -> Option<Result<(), Errno>> {
-        let lane = self.lane.as_ref()?;
-        match lane.end() {
+        let qp = self.qp.as_ref()?;
+        match qp.end() {
             Some(End::Failed(error)) => Some(Err(error)),
-            _ if !self.reads || !lane.peer_sends() => Some(Ok(())),
+            _ if !self.reads || !qp.peer_sends() => Some(Ok(())),
             _ => None,
         }
     }
 
     fn ready(&mut self) -> Ready {
         let mut ready = Ready::default();
-        match (&self.stage, &mut self.lane) {
+        match (&self.stage, &mut self.qp) {
             (Stage::Listening(_), _) => ready.read = !self.asked.is_empty(),
-            (Stage::Open, Some(lane)) => {
-                let is_over = lane.end().is_some();
-                ready.read = lane.unread() > 0 || is_over || !self.reads || !lane.peer_sends();
-                ready.write = is_over || !self.writes || lane.can_send();
-                // Programs that see an end look no further: it is told when all has been read.
-                ready.hang_up = is_over && lane.unread() == 0;
-                ready.error = matches!(lane.end(), Some(End::Failed(_)));
+            (Stage::Open, Some(qp)) => {
+                let is_over = qp.end().is_some();
+                ready.read = qp.unread() > 0 || is_over || !self.reads || !qp.peer_sends();
+                ready.write = is_over || !self.writes || qp.can_send();
+                // Programs that see an end poll no further: it is reported when all bytes were read.
+                ready.hang_up = is_over && qp.unread() == 0;
+                ready.error = matches!(qp.end(), Some(End::Failed(_)));
             }
             (Stage::Closed, _) => {
                 ready = Ready {
@@ -855,7 +854,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    // Devices at an address of their own, where those of no other process answer.
+    // Devices at an address of their own, where no other process answers.
     const DEVICES: &str = r#"
 [[device]]
 address = "127.0.41.22"
@@ -865,7 +864,7 @@ address = "127.0.41.22"
 transport = "iwarp"
 "#;
 
-    /// A port where the devices of these tests are. What looks at devices begins with it.
+    /// A port of the devices of these tests. Everything that uses devices begins here.
     #[allow(unsafe_code)]
     pub(in super::super) fn at(port: u16) -> SocketAddr {
         static CONFIGURED: Once = Once::new();
@@ -874,12 +873,12 @@ transport = "iwarp"
         SocketAddr::from(([127, 0, 41, 22], port))
     }
 
-    // Two ends of a connection in this process.
+    // Two connected sockets in this process.
     fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
         pair_from(None, prepare)
     }
 
-    // The same, where the one that connects is bound.
+    // The same, where the connecting one is bound.
     fn pair_from(
         from: Option<SocketAddr>,
         prepare: impl Fn(&Stream),
@@ -913,38 +912,38 @@ transport = "iwarp"
         });
     }
 
-    fn send_all(stream: &Stream, octets: &[u8]) {
-        let sent = stream.send(&[IoSlice::new(octets)], How::default());
-        assert_eq!(sent, Ok(octets.len()));
+    fn send_all(stream: &Stream, bytes: &[u8]) {
+        let sent = stream.send(&[IoSlice::new(bytes)], Mode::default());
+        assert_eq!(sent, Ok(bytes.len()));
     }
 
-    fn receive(stream: &Stream, most: usize, how: How) -> Result<Vec<u8>, Errno> {
-        let mut octets = vec![0; most];
-        let length = stream.receive(&mut [IoSliceMut::new(&mut octets)], how)?;
-        octets.truncate(length);
-        Ok(octets)
+    fn receive(stream: &Stream, most: usize, mode: Mode) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; most];
+        let length = stream.receive(&mut [IoSliceMut::new(&mut bytes)], mode)?;
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
-    const ALL: How = How {
+    const ALL: Mode = Mode {
         no_wait: false,
         peek: false,
         all: true,
     };
 
     #[test]
-    fn octets_go_round_small_rings_in_both_directions() {
+    fn bytes_go_round_small_rings_in_both_directions() {
         let (active, passive) = pair(small);
-        let octets: Vec<u8> = (0..100_000_u32).map(|n| (n * 7 / 3) as u8).collect();
-        let expected = octets.clone();
+        let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n * 7 / 3) as u8).collect();
+        let expected = bytes.clone();
         let echo = thread::spawn(move || {
             let all = receive(&passive, 100_000, ALL).unwrap();
             let (first, rest) = all.split_at(33);
             let parts = [IoSlice::new(first), IoSlice::new(rest)];
-            assert_eq!(passive.send(&parts, How::default()), Ok(100_000));
+            assert_eq!(passive.send(&parts, Mode::default()), Ok(100_000));
             passive.close();
         });
-        send_all(&active, &octets[..50_001]);
-        for piece in octets[50_001..].chunks(61) {
+        send_all(&active, &bytes[..50_001]);
+        for piece in bytes[50_001..].chunks(61) {
             send_all(&active, piece);
         }
         assert_eq!(receive(&active, 100_000, ALL), Ok(expected));
@@ -954,24 +953,24 @@ transport = "iwarp"
     }
 
     #[test]
-    fn what_is_peeked_at_stays_and_what_is_not_there_is_not_waited_for() {
+    fn peeked_bytes_stay_and_nonblocking_reads_do_not_wait() {
         let (active, passive) = pair(|_| {});
-        let no_wait = How {
+        let no_wait = Mode {
             no_wait: true,
-            ..How::default()
+            ..Mode::default()
         };
         assert_eq!(receive(&passive, 9, no_wait), Err(AGAIN));
         send_all(&active, b"hello");
-        let peek = How {
+        let peek = Mode {
             peek: true,
-            ..How::default()
+            ..Mode::default()
         };
         assert_eq!(receive(&passive, 4, peek).unwrap(), b"hell");
-        assert_eq!(receive(&passive, 9, How::default()).unwrap(), b"hello");
+        assert_eq!(receive(&passive, 9, Mode::default()).unwrap(), b"hello");
         active.waiting.set_nonblocking(true);
         let block = vec![0; 1 << 20];
         let sent = active
-            .send(&[IoSlice::new(&block)], How::default())
+            .send(&[IoSlice::new(&block)], Mode::default())
             .unwrap();
         assert!((1..block.len()).contains(&sent), "{sent}");
         active.waiting.set_nonblocking(false);
@@ -986,7 +985,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn a_listener_of_ipv6_everywhere_takes_ipv4_too() {
+    fn a_listener_at_the_ipv6_wildcard_accepts_ipv4() {
         let to = at(0);
         let listener = Stream::new(Family::V6);
         listener.bind(Family::V6.unspecified()).unwrap();
@@ -1019,19 +1018,19 @@ transport = "iwarp"
                 .set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &on, false)
                 .unwrap();
         });
-        // There is no device at an address of IPv6.
+        // There is no device at an IPv6 address.
         assert_eq!(alone.listen(4), Err(Errno(libc::ENODEV)));
     }
 
     #[test]
-    fn each_end_has_the_address_that_the_other_sees() {
+    fn each_side_has_the_address_that_the_other_sees() {
         let bound = at(47471);
         for from in [None, Some(bound)] {
             let (active, passive) = pair_from(from, |_| {});
             let own = active.local();
             assert_ne!(own.port(), 0);
             assert_eq!(own, from.unwrap_or(own));
-            // Whoever accepts may hear of it before the connection is there.
+            // An accept may be visible before the connection is established.
             send_all(&active, b"x");
             assert_eq!(receive(&passive, 1, ALL).unwrap(), b"x");
             assert_eq!(passive.peer(), Ok(own));
@@ -1046,7 +1045,7 @@ transport = "iwarp"
         let (active, passive) = pair(|_| {});
         send_all(&active, b"last");
         active.shutdown(false, true).unwrap();
-        let refused = active.send(&[IoSlice::new(b"x")], How::default());
+        let refused = active.send(&[IoSlice::new(b"x")], Mode::default());
         assert_eq!(refused, Err(Errno(libc::EPIPE)));
         assert_eq!(receive(&passive, 10, ALL).unwrap(), b"last");
         assert_eq!(receive(&passive, 10, ALL).unwrap(), b"");
@@ -1060,7 +1059,7 @@ transport = "iwarp"
     }
 
     #[test]
-    fn who_connects_to_nobody_is_told() {
+    fn connecting_without_a_listener_is_refused() {
         let active = Stream::new(Family::V4);
         let refused = active.connect(at(1));
         assert_eq!(refused, Err(Errno(libc::ECONNREFUSED)));
@@ -1072,7 +1071,7 @@ transport = "iwarp"
         let failed = active.until(false, Deadline::after(SLICE * 30), |state| {
             state.ready().error.then(|| Ok(state.error.take()))
         });
-        // Nobody has the first look at it on a socket that does not wait.
+        // No other call has polled a non-blocking socket.
         active.waiting.set_nonblocking(false);
         assert_eq!(failed, Ok(Some(Errno(libc::ECONNREFUSED))));
         active.close();
@@ -1089,16 +1088,16 @@ transport = "iwarp"
         assert_eq!(mapped, Ok(7_000));
         send_all(&passive, b"go");
         assert_eq!(receive(&active, 2, ALL).unwrap(), b"go");
-        let octets: Vec<u8> = (0..15_000_u32).map(|n| n as u8).collect();
-        assert_eq!(active.write_at(&octets, 8_000, How::default()), Ok(15_000));
-        let outside = active.write_at(&octets, 6_000, How::default());
+        let bytes: Vec<u8> = (0..15_000_u32).map(|n| n as u8).collect();
+        assert_eq!(active.write_at(&bytes, 8_000, Mode::default()), Ok(15_000));
+        let outside = active.write_at(&bytes, 6_000, Mode::default());
         assert_eq!(outside, Err(Errno::INVAL));
         send_all(&active, b"done");
         assert_eq!(receive(&passive, 4, ALL).unwrap(), b"done");
         passive.unmap(address.addr(), 20_000).unwrap();
         assert_eq!(passive.unmap(address.addr(), 20_000), Err(Errno::INVAL));
-        assert_eq!(&room[1_000..16_000], octets);
-        assert!(room[..1_000].iter().all(|octet| *octet == 0));
+        assert_eq!(&room[1_000..16_000], bytes);
+        assert!(room[..1_000].iter().all(|byte| *byte == 0));
         active.close();
         passive.close();
     }

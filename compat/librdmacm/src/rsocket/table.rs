@@ -1,4 +1,4 @@
-//! Which descriptor is which rsocket. The descriptors are real ones, so that no other file gets the number.
+//! The rsockets by descriptor. The descriptors are real, so that no other file gets the number.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -27,46 +27,46 @@ struct Entry {
 
 static SOCKETS: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
 
-/// Gives a socket a descriptor.
+/// Assigns a descriptor to a socket.
 ///
 /// # Errors
-/// The process has none left: the socket is ended.
+/// There is no file descriptor left: the socket is closed.
 pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno> {
     let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
     let fd = event_fd(flags).inspect_err(|_| socket.close())?;
     let number = fd.as_raw_fd();
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-    // One that was closed without us: its number is free, so nobody can name it any more.
+    // A descriptor closed behind our back is free for others, so its socket cannot be named any more.
     let closed = all
         .get_or_insert_default()
         .insert(number, Entry { socket, _fd: fd });
     drop(all);
     if let Some(Entry { socket, _fd }) = closed {
-        // The number is another's now.
+        // Another file has the number now.
         std::mem::forget(_fd);
         drop(socket);
     }
     Ok(number)
 }
 
-/// The socket that has this descriptor.
+/// The socket with this descriptor.
 pub(crate) fn find(fd: c_int) -> Option<Socket> {
     let all = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
     all.as_ref()?.get(&fd).map(|entry| entry.socket.clone())
 }
 
-/// The same.
+/// The socket with this descriptor.
 ///
 /// # Errors
-/// None has.
+/// There is none.
 pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
     find(fd).ok_or(Errno(libc::EBADF))
 }
 
-/// Ends a socket, and then its descriptor: until then no other file gets the number.
+/// Closes a socket, and then its descriptor: until then no other file gets the number.
 ///
 /// # Errors
-/// None has it.
+/// There is none.
 pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
@@ -80,7 +80,7 @@ pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-// What both kinds do.
+// What both kinds have in common.
 macro_rules! either {
     ($self:ident, $socket:ident => $what:expr) => {
         match $self {
@@ -91,10 +91,10 @@ macro_rules! either {
 }
 
 impl Socket {
-    /// A stream.
+    /// The stream socket.
     ///
     /// # Errors
-    /// It is none, and a stream's call means nothing to it.
+    /// It is a datagram socket, for which the call has no meaning.
     pub(crate) fn stream(&self) -> Result<&Arc<Stream>, Errno> {
         match self {
             Self::Stream(stream) => Ok(stream),
@@ -134,7 +134,7 @@ impl Socket {
         either!(self, socket => socket.with_options(look))
     }
 
-    /// A file that has to be waited for besides.
+    /// A file that has to be polled as well.
     pub(crate) fn file(&self) -> Option<c_int> {
         match self {
             Self::Stream(_) => None,
@@ -142,7 +142,7 @@ impl Socket {
         }
     }
 
-    /// Looks whether the peer is there, where nothing came for a while.
+    /// Sends a keep-alive after a while without traffic.
     pub(crate) fn probe(&self) {
         if let Self::Stream(stream) = self {
             stream.probe();

@@ -1,5 +1,5 @@
-//! Threads that wait for rsockets, each with a descriptor of its own: it can wait for others at the same time, and no wake
-//! is somebody else's.
+//! Threads that wait for rsockets. Each has a descriptor of its own: it can poll other files at the same time, and receives no
+//! other thread's wake-ups.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 
-/// How long a call looks again before it sleeps.
+/// How long a call polls before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
-/// How long a sleep is at most, and how long nothing may come before a look whether the peer is there.
+/// The longest sleep, and the longest time without traffic before a keep-alive is sent.
 pub(crate) const SLICE: Duration = Duration::from_secs(1);
-/// What a call answers that would have to wait.
+/// The error of a call that would block.
 pub(crate) const AGAIN: Errno = Errno(libc::EAGAIN);
 
 /// A new event descriptor.
 ///
 /// # Errors
-/// The process has none left.
+/// There is no file descriptor left.
 pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
     // SAFETY: makes a descriptor.
     let fd = unsafe { libc::eventfd(0, flags) };
@@ -33,10 +33,10 @@ pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Waits for descriptors.
+/// Polls descriptors.
 ///
 /// # Errors
-/// As for `poll`.
+/// Those of `poll`.
 pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Errno> {
     let time = libc::timespec {
         tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
@@ -57,7 +57,7 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Er
     Ok(ready)
 }
 
-/// A thread that waits.
+/// A waiting thread.
 pub(crate) struct Waker {
     fd: OwnedFd,
     process: u32,
@@ -71,7 +71,7 @@ impl Waker {
     /// The calling thread's. A child of a fork gets its own.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// There is no file descriptor left.
     pub(crate) fn own() -> Result<Arc<Self>, Errno> {
         let kept = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
@@ -82,7 +82,7 @@ impl Waker {
             *own = Some(Arc::clone(&made));
             Ok(made)
         });
-        // A thread that is ending keeps nothing any more.
+        // An exiting thread keeps none.
         kept.unwrap_or_else(|_| Self::new())
     }
 
@@ -98,21 +98,21 @@ impl Waker {
 
     fn wake(&self) {
         let one = 1_u64;
-        // SAFETY: eight octets. Full means awake already.
+        // SAFETY: eight bytes. Full means awake already.
         unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
-    /// Forgets wakes of before.
+    /// Discards earlier wake-ups.
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: room for eight octets. Empty is what is wanted.
+        // SAFETY: room for eight bytes. Empty is what is wanted.
         unsafe { libc::read(self.fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 
     /// Sleeps until it is woken, or for `time`.
     ///
     /// # Errors
-    /// A signal came.
+    /// A signal arrived.
     pub(crate) fn sleep(&self, time: Duration) -> Result<(), Errno> {
         let mut own = [libc::pollfd {
             fd: self.fd(),
@@ -123,7 +123,7 @@ impl Waker {
     }
 }
 
-/// Those who wait for one rsocket.
+/// The threads that wait for one rsocket.
 #[derive(Default)]
 pub(crate) struct Waiters(Mutex<Vec<Arc<Waker>>>);
 
@@ -133,7 +133,7 @@ impl Waiters {
         lock(&self.0).iter().for_each(|waker| waker.wake());
     }
 
-    /// Has a thread woken, until it is removed.
+    /// Adds a thread, until it is removed.
     pub(crate) fn add(&self, waker: &Arc<Waker>) {
         lock(&self.0).push(Arc::clone(waker));
     }
@@ -146,7 +146,7 @@ impl Waiters {
     }
 }
 
-/// What sockets of both kinds have for those who wait.
+/// What sockets of both kinds have for waiting threads.
 pub(crate) struct Waiting {
     pub(crate) waiters: Arc<Waiters>,
     nonblocking: AtomicBool,
@@ -164,7 +164,7 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// Whether it is the socket of a process that has forked: what would go on with it is not there.
+    /// Whether the socket belongs to the parent process of a fork: its threads do not exist here.
     pub(crate) fn is_parents(&self) -> bool {
         self.process != std::process::id()
     }
@@ -177,10 +177,12 @@ impl Waiting {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// Tries until there is an outcome, in this thread and then asleep. `attempt` hears whether the waiters must be woken
-    /// when there is something new.
+    /// Repeats an attempt until it has an outcome, first by polling and then asleep. `attempt` is told whether waiters must be
+    /// woken by changes.
     ///
     /// # Errors
+    /// Those of the outcome, [`AGAIN`] if there is none and `no_wait`, and those of `sleep`; the socket belongs to the parent
+    /// process.
     /// The outcome's, [`AGAIN`] where there is none and `no_wait`, and those of `sleep`; the socket is a parent's.
     pub(crate) fn until<T>(
         &self,
@@ -231,7 +233,7 @@ impl Deadline {
         Self(Instant::now().checked_add(time))
     }
 
-    /// What is left, `most` at most; `None` where it is over.
+    /// The time left, `most` at most; `None` once it is over.
     pub(crate) fn left(self, most: Duration) -> Option<Duration> {
         match self.0 {
             None => Some(most),

@@ -64,7 +64,7 @@ fn a_call_that_does_not_fit_the_state_sends_and_changes_nothing() {
 
 // covers 7.16
 #[test]
-fn what_is_given_up_ends_as_its_state_demands() {
+fn a_destroyed_connection_ends_as_its_state_demands() {
     let expected = [
         (State::ReqSent, Some("REJ"), None),
         (State::MraReqRcvd, Some("REJ"), None),
@@ -104,7 +104,7 @@ fn what_is_given_up_ends_as_its_state_demands() {
 
 // covers 7.16 7.17
 #[test]
-fn a_listener_that_goes_leaves_the_requests_that_it_told_of_to_be_answered() {
+fn requests_reported_before_unlisten_can_still_be_answered() {
     let mut pair = Pair::new();
     let (near, far, _) = pair.asked(0x11);
     let listener = pair.listener;
@@ -140,7 +140,7 @@ fn a_listener_that_goes_leaves_the_requests_that_it_told_of_to_be_answered() {
 
 // covers 7.17
 #[test]
-fn a_listener_may_come_a_little_later_than_who_asks_for_it() {
+fn a_request_is_repeated_for_a_while_to_a_listener_that_starts_late() {
     let mut pair = Pair::new();
     let listener = pair.listener;
     pair.ends[FAR].unlisten(listener).unwrap();

@@ -17,7 +17,7 @@ fn count(sent: &[(usize, &str)], name: &str) -> usize {
 
 // covers 7.10 7.13
 #[test]
-fn what_nobody_answers_is_sent_as_often_as_agreed_and_then_given_up() {
+fn an_unanswered_message_is_repeated_as_often_as_agreed_and_given_up() {
     let mut pair = Pair::new();
     pair.loses = Box::new(|_, message| message.name() != "REJ");
     let near = pair.ask(0x11);
@@ -36,7 +36,7 @@ fn what_nobody_answers_is_sent_as_often_as_agreed_and_then_given_up() {
 
 // covers 7.13
 #[test]
-fn a_reply_that_nobody_answers_is_given_up_and_the_peer_is_told() {
+fn an_unanswered_rep_is_given_up_with_a_rej() {
     let mut pair = Pair::new();
     let (near, far, request) = pair.asked(0x11);
     pair.loses = Box::new(|_, message| message.name() == "REP");
@@ -61,7 +61,7 @@ fn a_reply_that_nobody_answers_is_given_up_and_the_peer_is_told() {
 
 // covers 7.10
 #[test]
-fn one_who_gives_up_before_an_answer_is_known_by_its_adapter() {
+fn a_rej_for_a_timeout_before_any_answer_is_matched_by_the_guid() {
     let mut pair = Pair::new();
     let (near, far, _) = pair.asked(0x11);
     pair.ends[NEAR].destroy(pair.now, near).unwrap();
@@ -93,7 +93,7 @@ fn a_lost_rtu_heals_itself() {
 
 // covers 7.06
 #[test]
-fn a_reply_that_comes_again_is_answered_as_the_state_has_it() {
+fn a_repeated_rep_is_answered_according_to_the_state() {
     for (state, answer) in [
         (State::RepRcvd, None),
         (State::MraRepSent, Some("MRA")),
@@ -149,7 +149,7 @@ fn traffic_establishes_a_connection_whose_rtu_is_lost() {
 
 // covers 7.12
 #[test]
-fn who_is_told_to_wait_waits_and_loses_no_retry() {
+fn an_mra_extends_the_timeout_and_uses_no_retry() {
     for told in [false, true] {
         let mut pair = Pair::new();
         let (near, far, request) = pair.asked(0x11);
@@ -181,7 +181,7 @@ fn who_is_told_to_wait_waits_and_loses_no_retry() {
 
 // covers 7.09
 #[test]
-fn an_end_that_nobody_confirms_is_an_end() {
+fn an_unanswered_dreq_ends_the_connection_all_the_same() {
     let mut pair = Pair::new();
     let (near, _) = pair.connected(0x11);
     pair.loses = Box::new(|_, message| matches!(message.name(), "DREQ" | "DREP"));
@@ -193,7 +193,7 @@ fn an_end_that_nobody_confirms_is_an_end() {
         pair.events(NEAR),
         [
             Event::DisconnectTimedOut { id: near },
-            Event::Lingered { id: near }
+            Event::TimewaitExit { id: near }
         ]
     );
 }
@@ -311,6 +311,6 @@ fn run_with_faults(seed: u64) {
 
 // covers 7.13
 #[test]
-fn whatever_is_lost_doubled_or_late_it_comes_to_rest() {
+fn lost_duplicated_and_delayed_messages_leave_a_final_state() {
     (0..300).for_each(run_with_faults);
 }

@@ -49,7 +49,7 @@ fn three_messages_make_a_connection_and_depths_are_swapped() {
 
 // covers 7.01
 #[test]
-fn private_data_fills_its_message_and_no_more() {
+fn private_data_may_fill_its_message_and_no_more() {
     let mut pair = Pair::new();
     let too_long = |len, max| CmError::PrivateData { len, max };
     let big = [7; 256];
@@ -104,7 +104,7 @@ fn private_data_fills_its_message_and_no_more() {
 
 // covers 7.21 7.55 7.57
 #[test]
-fn a_handshake_tells_the_attributes_of_the_queue_pair() {
+fn a_handshake_yields_the_attributes_of_the_queue_pair() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     use QpAttrMask as M;
@@ -138,7 +138,7 @@ fn a_handshake_tells_the_attributes_of_the_queue_pair() {
 
 // Of what is captured of rdma-core's rping over rxe: whoever asked begins with the number of the REP.
 #[test]
-fn each_tells_the_other_where_to_begin() {
+fn each_side_chooses_the_psn_at_which_the_other_begins() {
     let mut pair = Pair::new();
     let (in_req, in_rep) = (Psn::new(0xc7_c11d), Psn::new(0xc8_9912));
     let asked = Request {
@@ -192,7 +192,7 @@ fn an_unreliable_connection_has_fewer_attributes() {
 
 // covers 7.14
 #[test]
-fn a_connection_that_ended_keeps_its_numbers_for_a_while() {
+fn a_communication_id_is_not_reused_before_the_end_of_timewait() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     pair.ends[NEAR].disconnect(pair.now, near, b"").unwrap();
@@ -219,9 +219,9 @@ fn a_connection_that_ended_keeps_its_numbers_for_a_while() {
     assert_eq!(pair.state(NEAR, again), Some(State::TimeWait));
 
     pair.drain();
-    assert!(matches!(pair.events(FAR)[..], [Event::Lingered { id }] if id == far));
+    assert!(matches!(pair.events(FAR)[..], [Event::TimewaitExit { id }] if id == far));
     assert_eq!(pair.state(FAR, far), None);
-    assert!(pair.now.0 - at.0 >= time::lingering(time::ack_timeout(15, 14)).as_nanos() as u64);
+    assert!(pair.now.0 - at.0 >= time::timewait(time::ack_timeout(15, 14)).as_nanos() as u64);
     let (_, _, _) = pair.asked(0x11);
 }
 
@@ -309,7 +309,7 @@ fn a_question_is_answered_with_a_queue_pair_for_datagrams() {
 
 // covers 4.13 4.14
 #[test]
-fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
+fn an_xrc_target_has_responder_attributes_and_outlives_its_connection() {
     let mut pair = Pair::new();
     let asked = Request {
         transport: Transport::Xrc,
@@ -326,11 +326,11 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
     assert_eq!((req.rnr_retry_count, req.srq), (0, false));
     assert_eq!(req.initiator_depth, 2);
     // Where annex A14 has them: the queue pair's number, depths, transport and its extension.
-    let octets = message.message.to_data();
-    assert_eq!(octets[32..36], [0, 0, 0x11, 0]);
-    assert_eq!((octets[36..39].to_vec(), octets[39]), (vec![0; 3], 2));
-    assert_eq!((octets[43] >> 1 & 3, octets[47] & 7), (3, 0));
-    assert_eq!((octets[50] & 7, octets[51]), (0, 3 << 4 | 1));
+    let bytes = message.message.to_data();
+    assert_eq!(bytes[32..36], [0, 0, 0x11, 0]);
+    assert_eq!((bytes[36..39].to_vec(), bytes[39]), (vec![0; 3], 2));
+    assert_eq!((bytes[43] >> 1 & 3, bytes[47] & 7), (3, 0));
+    assert_eq!((bytes[50] & 7, bytes[51]), (0, 3 << 4 | 1));
     pair.deliver(FAR, &message);
     pair.collect();
     let Some(Event::Requested {
@@ -347,10 +347,10 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
         panic!()
     };
     assert_eq!((rep.qpn, rep.ee_context, rep.srq), (0, 0x99, true));
-    let octets = message.message.to_data();
-    assert_eq!(octets[12..15], [0; 3]);
-    assert_eq!(octets[16..19], [0, 0, 0x99]);
-    assert_eq!((octets[25], octets[27] & 0x10), (0, 0x10));
+    let bytes = message.message.to_data();
+    assert_eq!(bytes[12..15], [0; 3]);
+    assert_eq!(bytes[16..19], [0, 0, 0x99]);
+    assert_eq!((bytes[25], bytes[27] & 0x10), (0, 0x10));
     pair.deliver(NEAR, &message);
     pair.ends[NEAR].ready(near, b"").unwrap();
     pair.settle();
@@ -368,7 +368,7 @@ fn an_xrc_target_is_told_what_it_needs_and_outlives_the_connection() {
 
 // concerns 4.13 4.16
 #[test]
-fn an_xrc_target_is_told_nothing_of_a_requester() {
+fn an_xrc_target_has_no_requester_attributes() {
     let mut pair = Pair::new();
     let asked = Request {
         transport: Transport::Xrc,

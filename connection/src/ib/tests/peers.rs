@@ -32,7 +32,7 @@ fn changed(req: &Outgoing, change: impl FnOnce(&mut Req)) -> Outgoing {
 
 // covers 7.04
 #[test]
-fn a_request_that_comes_again_is_answered_as_the_state_has_it() {
+fn a_repeated_req_is_answered_according_to_the_state() {
     for state in State::ALL {
         let mut pair = Pair::new();
         let (req, far) = requested(&mut pair, 0x11);
@@ -60,7 +60,7 @@ fn a_request_that_comes_again_is_answered_as_the_state_has_it() {
 
 // covers 7.05
 #[test]
-fn a_queue_pair_that_is_connected_cannot_ask_again() {
+fn a_connected_queue_pair_cannot_connect_again() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     pair.sent();
@@ -99,7 +99,7 @@ fn a_reply_with_a_queue_pair_that_is_connected_is_refused() {
 
 // covers 7.10
 #[test]
-fn a_request_that_cannot_be_is_refused_with_the_reason() {
+fn an_invalid_req_is_refused_with_the_reason() {
     let mut pair = Pair::new();
     pair.ends[FAR].options.backlog = 1;
     let (req, _) = requested(&mut pair, 0x11);
@@ -137,7 +137,7 @@ fn a_request_that_cannot_be_is_refused_with_the_reason() {
 
 // covers 7.11
 #[test]
-fn what_a_rejection_does_depends_on_the_state_and_the_reason() {
+fn a_rej_acts_according_to_state_and_reason() {
     for state in State::ALL {
         for stale in [false, true] {
             let mut pair = Pair::new();
@@ -172,7 +172,7 @@ fn what_a_rejection_does_depends_on_the_state_and_the_reason() {
 
 // covers 7.08
 #[test]
-fn an_end_must_be_of_this_queue_pair_and_strangers_may_stop_asking() {
+fn a_dreq_must_name_the_queue_pair_and_an_unknown_one_is_answered() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     let dreq = |local: CommId, remote: CommId, remote_qpn| {
@@ -213,7 +213,7 @@ fn an_end_must_be_of_this_queue_pair_and_strangers_may_stop_asking() {
 
 // covers 7.19
 #[test]
-fn alternate_paths_are_not_supported_and_that_is_said() {
+fn a_lap_is_answered_that_alternate_paths_are_unsupported() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     let lap = Lap {
@@ -230,7 +230,7 @@ fn alternate_paths_are_not_supported_and_that_is_said() {
 }
 
 #[test]
-fn a_message_from_elsewhere_changes_nothing() {
+fn a_message_from_another_address_changes_nothing() {
     let mut pair = Pair::new();
     let (near, far) = pair.connected(0x11);
     let own = pair.ends[FAR].connections[&far.0].local_qpn.value();
@@ -256,7 +256,7 @@ fn a_message_from_elsewhere_changes_nothing() {
 }
 
 #[test]
-fn a_flood_is_bounded_in_what_it_makes_and_what_is_answered() {
+fn a_flood_of_requests_makes_a_bounded_number_of_connections_and_answers() {
     let mut pair = Pair::new();
     (
         pair.ends[FAR].options.backlog,
@@ -277,7 +277,7 @@ fn a_flood_is_bounded_in_what_it_makes_and_what_is_answered() {
 }
 
 #[test]
-fn a_peer_cannot_make_one_wait_for_ever() {
+fn a_peer_cannot_delay_an_answer_without_limit() {
     let mut pair = Pair::new();
     let (near, far, _) = pair.asked(0x11);
     pair.ends[FAR].delay(far, 31, b"").unwrap();
@@ -288,7 +288,7 @@ fn a_peer_cannot_make_one_wait_for_ever() {
 }
 
 #[test]
-fn any_octets_as_messages_do_no_harm() {
+fn arbitrary_bytes_as_messages_do_no_harm() {
     let mut random = SmallRng::seed_from_u64(7);
     for _ in 0..200 {
         let mut pair = Pair::new();
@@ -313,7 +313,7 @@ fn any_octets_as_messages_do_no_harm() {
 }
 
 #[test]
-fn a_reply_to_nobody_is_stray() {
+fn a_rep_without_a_connection_is_stray() {
     let mut pair = Pair::new();
     pair.ends[NEAR].handle_message(Time(0), address(FAR), 0, &Rep::default().into());
     assert_eq!(pair.ends[NEAR].counts().stray, 1);

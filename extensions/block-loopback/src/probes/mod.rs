@@ -1,4 +1,4 @@
-//! What proves the bit.
+//! Probes that verify the feature.
 
 use verbs_api::probe::{End, Evidence, Outcome, Probe, Region, Rig, Side};
 use verbs_api::qp::QpType;
@@ -57,13 +57,13 @@ pub static PROBES: &[Probe] = &[
 const QKEY: u32 = 0x1111;
 const ROOM: u32 = 128;
 
-/// A datagram queue pair, ready and in the group, with receives posted.
-struct Station {
+/// A datagram queue pair in RTS, attached to the group, with receives posted.
+struct MulticastEndpoint {
     side: Side,
     landing: Region,
 }
 
-impl Station {
+impl MulticastEndpoint {
     fn new(rig: &Rig, end: &End, blocks: bool) -> Result<Self, Evidence> {
         let block = end.context.extension::<BlockLoopback>()?;
         let side = end.side_with(&end.pd, |cq| match blocks {
@@ -95,7 +95,7 @@ impl Station {
         Ok(())
     }
 
-    // How many datagrams have come since the last time, its own sends not counted.
+    // How many datagrams have arrived since the last call, without completions of its own sends.
     fn got(&self, rig: &Rig) -> Result<usize, Evidence> {
         rig.settle();
         let mut count = 0;
@@ -112,8 +112,8 @@ impl Station {
             );
             if done.opcode.is_receive() {
                 count += 1;
-                let octets = self.landing.bytes(done.wr_id as usize + 40, 6)?;
-                ensure_eq!(octets, b"to all".to_vec(), "the datagram");
+                let bytes = self.landing.bytes(done.wr_id as usize + 40, 6)?;
+                ensure_eq!(bytes, b"to all".to_vec(), "the datagram");
             }
         }
     }
@@ -123,9 +123,9 @@ impl Station {
 fn own_multicast(rig: &Rig) -> Outcome {
     let end = &rig.near;
     let (a, b, c) = (
-        Station::new(rig, end, true)?,
-        Station::new(rig, end, false)?,
-        Station::new(rig, end, false)?,
+        MulticastEndpoint::new(rig, end, true)?,
+        MulticastEndpoint::new(rig, end, false)?,
+        MulticastEndpoint::new(rig, end, false)?,
     );
     for station in [&a, &b, &c] {
         station.join(rig, rig.group(1))?;
@@ -150,7 +150,7 @@ fn own_multicast(rig: &Rig) -> Outcome {
 // covers 4.40
 fn own_unicast(rig: &Rig) -> Outcome {
     let end = &rig.near;
-    let a = Station::new(rig, end, true)?;
+    let a = MulticastEndpoint::new(rig, end, true)?;
     a.join(rig, rig.group(1))?;
     let at = a.side.endpoint()?;
     a.send(rig, end, at.gid, at.qp_num)?;
@@ -165,7 +165,7 @@ fn own_unicast(rig: &Rig) -> Outcome {
 // covers 4.41
 fn later_group(rig: &Rig) -> Outcome {
     let end = &rig.near;
-    let a = Station::new(rig, end, true)?;
+    let a = MulticastEndpoint::new(rig, end, true)?;
     for number in [1, 2] {
         a.join(rig, rig.group(number))?;
         a.send(rig, end, rig.group(number), Qpn::MULTICAST)?;
@@ -189,7 +189,7 @@ fn datagrams_only(rig: &Rig) -> Outcome {
     for options in [QpOptions::rc(&cq), QpOptions::uc(&cq)] {
         match rig.outcome(rig.near.pd.create_qp(options.with(&block)))? {
             Err(error) if error.kind() == ErrorKind::InvalidArgument => {}
-            // A device without the service has nothing that could be created.
+            // A device without datagrams has nothing to create.
             Err(verbs_api::VerbError::BaselineGap(_)) => {}
             other => {
                 return Err(Evidence::wrong(format!(
@@ -198,7 +198,7 @@ fn datagrams_only(rig: &Rig) -> Outcome {
             }
         }
     }
-    // It is the device that honours the flag: a queue pair for datagrams is created with it.
+    // The device itself applies the flag: it creates a datagram queue pair with it.
     rig.near
         .side_with(&rig.near.pd, |cq| QpOptions::ud(cq).with(&block))?;
     Ok(())

@@ -69,7 +69,7 @@ pub(super) fn no_such_key(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// What any transport may want of the sink of a read.
+/// All access that some transport needs of the sink of a read.
 const SINK: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 // covers 2.24
@@ -182,7 +182,7 @@ pub(super) fn read_ordinary(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Sends a message that invalidates `key` into a receive of the far side, and answers the far completion.
+/// Sends a message that invalidates `key` into a receive of the far side, and returns the far completion.
 pub(super) fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Result<Completion, Evidence> {
     let landing = rig.far.region(64, Access::LOCAL_WRITE)?;
     pair.far.receive(&landing, 0, 64)?;
@@ -208,7 +208,7 @@ pub(super) fn send(rig: &Rig) -> Outcome {
         ensure_eq!(got.wc_flags, WcFlags::WITH_INV, "its flags");
         ensure_eq!(got.invalidated_rkey(), Some(key), "the key that it tells");
         rig.take(&pair.near.cq, 1)?;
-        // Free when the receive has completed: it can be registered at once.
+        // Invalid once the receive has completed: it can be registered at once.
         rig.succeeds(&pair.far, fast.register_afresh(OPEN))?;
     }
     let dead = fast.remote(0);

@@ -20,7 +20,7 @@ pub(super) fn zero_based_region(rig: &Rig) -> Outcome {
         ensure_eq!(
             found,
             granted,
-            "whether a peer may write at {addr} of 1000 zero-based octets"
+            "whether a peer may write at {addr} of 1000 zero-based bytes"
         );
     }
     rig.scratch.fill(0x41)?;
@@ -54,11 +54,11 @@ pub(super) fn zero_based_offset(rig: &Rig) -> Outcome {
     ensure_eq!(
         memory.bytes(123, 5000)?,
         rig.scratch.bytes(0, 5000)?,
-        "what a write at 0 wrote to memory that begins at octet 123 of its page"
+        "what a write at 0 wrote to memory that begins at byte 123 of its page"
     );
     ensure!(
-        memory.bytes(0, 123)?.iter().all(|&octet| octet == 0),
-        "octets in front of a registration have changed"
+        memory.bytes(0, 123)?.iter().all(|&byte| byte == 0),
+        "bytes in front of a registration have changed"
     );
     Ok(())
 }
@@ -67,7 +67,7 @@ fn unusable(error: verbs_api::memory::PageListError) -> Evidence {
     Evidence::wrong(error.to_string())
 }
 
-/// Pieces of one memory in an order of their own, registered as one list.
+/// Pieces of one memory in any order, registered as one list.
 struct Pieces {
     memory: Memory,
     // Offset and length of each piece, in the list's order.
@@ -104,7 +104,7 @@ impl Pieces {
         self.key.remote(self.list.address())
     }
 
-    // The octets of the list in its order, `skip` left out at the front.
+    // The bytes of the list in order, without the first `skip`.
     fn gathered(&self, skip: usize) -> Result<Vec<u8>, Evidence> {
         let mut all = Vec::new();
         for &(offset, length) in &self.places {
@@ -115,7 +115,7 @@ impl Pieces {
     }
 }
 
-// Writes the whole list from afar and compares each octet, and reads a stretch across borders back.
+// Writes the whole list remotely and compares each byte, then reads a range across piece boundaries back.
 fn carries(rig: &Rig, pair: &Pair, pieces: &Pieces, skip: usize) -> Outcome {
     let length = pieces.list.len() as usize;
     rig.scratch.fill(0x77)?;
@@ -130,10 +130,10 @@ fn carries(rig: &Rig, pair: &Pair, pieces: &Pieces, skip: usize) -> Outcome {
     );
     let total: usize = pieces.places.iter().map(|&(_, length)| length).sum();
     let all = pieces.memory.to_vec(0, pieces.memory.len())?;
-    let touched = all.iter().filter(|&&octet| octet != 0).count();
+    let touched = all.iter().filter(|&&byte| byte != 0).count();
     ensure!(
         touched <= total,
-        "octets outside the pieces have changed: {touched} of {total}"
+        "bytes outside the pieces have changed: {touched} of {total}"
     );
     let end = pieces.remote().plus(length as u64 - 7);
     ensure!(
@@ -181,7 +181,7 @@ pub(super) fn gaps_window(rig: &Rig) -> Outcome {
     let pieces = Pieces::registered(rig, &pair, &GAPS, PageList::gaps)?;
     let mw = rig.far.window(MwType::Type2)?;
     let key = mw.rkey().next();
-    // From the last octet of the first piece into the second.
+    // From the last byte of the first piece into the second.
     let first = pieces.list.address() + 4;
     let bind = wr::BindWindow::new(&mw, &pieces.key, first, 16).access(Access::REMOTE_WRITE);
     rig.succeeds(&pair.far, bind)?;

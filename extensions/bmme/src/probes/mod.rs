@@ -1,4 +1,4 @@
-//! What proves each bit: the edge rules more than the ordinary use.
+//! Probes that verify each bit: edge cases more than ordinary use.
 
 mod invalidate;
 mod lists;
@@ -12,12 +12,12 @@ use crate::{
     BLOCK_LIST, BMME, FENCE, READ_WITH_INVALIDATE, SG_GAPS, WINDOW_1, WINDOW_2A, WINDOW_2B, ZBVA,
 };
 
-/// Rights for peers to read and write.
+/// Remote read and write.
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A far key, registered through the far side of `pair` and open to peers, that windows can be bound to.
+/// A far key, registered through the far side of `pair` with remote access, to which windows can be bound.
 fn registered(rig: &Rig, pair: &Pair) -> Result<Fast, Evidence> {
     let fast = rig.far.fast(8192)?;
     fast.fill(0x5a)?;
@@ -90,7 +90,7 @@ pub static PROBES: &[Probe] = &[
         &BMME,
         "bmme.bounds",
         "2.06",
-        "only the octets that were named are registered",
+        "only the bytes that were named are registered",
         register::bounds,
     ),
     Probe::new(
@@ -213,7 +213,7 @@ pub static PROBES: &[Probe] = &[
         windows::type_1_invalidate,
     )
     .needs(WITH_BMME),
-    // WINDOW_2A and WINDOW_2B: what they have in common, and then what tells them apart.
+    // WINDOW_2A and WINDOW_2B: first what they have in common, then how they differ.
     Probe::new(
         &WINDOW_2A,
         "bmme.window-2a",
@@ -357,7 +357,7 @@ pub static PROBES: &[Probe] = &[
         &ZBVA,
         "bmme.zero-based-region",
         "2.66",
-        "a zero-based region counts from its first octet, and ends with its last",
+        "a zero-based region counts from its first byte, and ends with its last",
         lists::zero_based_region,
     ),
     Probe::new(
@@ -372,7 +372,7 @@ pub static PROBES: &[Probe] = &[
         &ZBVA,
         "bmme.zero-based-window",
         "2.53",
-        "a zero-based window counts from its own first octet",
+        "a zero-based window counts from its own first byte",
         windows::zero_based,
     ),
     // BLOCK_LIST and SG_GAPS

@@ -10,7 +10,7 @@ use verbs_api::{
 
 use super::{OPEN, registered};
 
-/// A local fault of a memory operation: the engines of this world report one of these.
+/// A local fault of a memory operation: engines report one of these.
 pub(super) const REFUSED: &[WcStatus] = &[WcStatus::LocQpOpErr, WcStatus::LocProtErr];
 
 // covers 2.20
@@ -48,7 +48,7 @@ pub(super) fn one_list(rig: &Rig) -> Outcome {
     ensure_eq!(
         target.bytes(0, 64)?,
         fast.bytes(100, 64)?,
-        "the octets that arrived"
+        "the bytes that arrived"
     );
     Ok(())
 }
@@ -77,7 +77,7 @@ pub(super) fn wrong_index(rig: &Rig) -> Outcome {
     let other = RKey::new(fast.rkey().value() ^ 0x100_0000);
     let wrong = wr::FastRegister::new(other, &fast.pages).access(OPEN);
     rig.fails(&rig.rc()?.far, wrong, REFUSED)?;
-    // The key that was meant is free still.
+    // The key was not registered.
     let pair = rig.rc()?;
     rig.succeeds(&pair.far, fast.register(OPEN))?;
     ensure!(
@@ -162,18 +162,18 @@ pub(super) fn bounds(rig: &Rig) -> Outcome {
     rig.succeeds(&pair.far, fast.register(OPEN).length(5000))?;
     ensure!(
         rig.can_write(&pair, fast.remote(4992))?,
-        "the last octets of a registration cannot be written"
+        "the last bytes of a registration cannot be written"
     );
     for outside in [4993, 5000, 8184, u64::MAX - fast.pages.address() - 3] {
         ensure!(
             !rig.can_write(&rig.rc()?, fast.remote(0).plus(outside))?,
-            "a peer wrote {outside} octets behind the first of 5000"
+            "a peer wrote {outside} bytes behind the first of 5000"
         );
     }
     let written = fast.bytes(5000, 3192)?;
     ensure!(
-        written.iter().all(|&octet| octet == 0),
-        "octets behind a registration have changed"
+        written.iter().all(|&byte| byte == 0),
+        "bytes behind a registration have changed"
     );
     Ok(())
 }

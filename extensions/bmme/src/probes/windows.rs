@@ -16,19 +16,19 @@ use super::registered;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const NOT_BOUND: &[WcStatus] = &[WcStatus::MwBindErr];
 
-/// A region of the far end that windows can be bound to, without rights of its own for peers.
+/// A region of the far side to which windows can be bound, without remote access of its own.
 fn host(rig: &Rig) -> Result<Region, Evidence> {
     rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind of a stretch of `host`, as peers may read and write it.
+/// A bind of part of `host`, with remote read and write.
 fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
     wr::BindWindow::new(mw, &host.mr, host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
 
-/// Binds a window of either type and answers its key.
+/// Binds a window of either type and returns its key.
 fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<RKey, Evidence> {
     if mw.mw_type() == MwType::Type2 {
         let key = request.key();
@@ -41,7 +41,7 @@ fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> Result<
     Ok(key)
 }
 
-/// A window bound to octets 0 to 63 of `host`, through a pair of its own.
+/// A window on bytes 0 to 63 of `host`, through a pair of its own.
 fn bound(rig: &Rig, mw_type: MwType, host: &Region) -> Result<(Pair, Mw, RKey), Evidence> {
     let pair = rig.rc()?;
     let mw = rig.far.window(mw_type)?;
@@ -100,8 +100,8 @@ pub(super) fn type_1_domain(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// A window of 100 octets from octet 100 on: nothing before it and nothing behind it. Both are tried on pairs that could
-// otherwise use the window.
+// A window of 100 bytes from byte 100 on must not reach bytes before or behind it. Both are tried on pairs that could otherwise
+// use the window.
 fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
     let host = host(rig)?;
     for (offset, granted) in [
@@ -120,7 +120,7 @@ fn keeps_bounds(rig: &Rig, mw_type: MwType) -> Outcome {
         ensure_eq!(
             found,
             granted,
-            "whether a window on octets 100 to 199 lets a peer write octets {offset} to {}",
+            "whether a window on bytes 100 to 199 lets a peer write bytes {offset} to {}",
             offset + 7
         );
     }
@@ -250,7 +250,7 @@ pub(super) fn type_2_invalidate(rig: &Rig) -> Outcome {
     by_message(rig, &host)
 }
 
-// The same when a message of the peer's invalidates it.
+// The same, invalidated by a message of the peer.
 fn by_message(rig: &Rig, host: &Region) -> Outcome {
     let (pair, _mw, key) = bound(rig, MwType::Type2, host)?;
     let got = send_invalidating(rig, &pair, key)?;
@@ -283,7 +283,7 @@ pub(super) fn type_2_region(rig: &Rig) -> Outcome {
     let key = bind_again(rig, &pair, &second, &host)?;
     let is_open = match rig.outcome(host.mr.clone().deregister())? {
         Err(DestroyError::Busy { .. }) => true,
-        // Of a device that does not know of the window.
+        // For a device that does not know the window.
         Ok(()) => false,
         Err(other) => {
             return Err(Evidence::wrong(format!(
@@ -362,7 +362,7 @@ pub(super) fn zero_based(rig: &Rig) -> Outcome {
     ensure_eq!(
         host.bytes(100, 8)?,
         rig.scratch.bytes(0, 8)?,
-        "the first octets of a zero-based window on octet 100"
+        "the first bytes of a zero-based window on byte 100"
     );
     ensure!(
         !rig.can_write(&pair, RemoteAddress::new(57, key))?,

@@ -1,4 +1,4 @@
-//! What proves the bit: progress is seen, and nothing else changes.
+//! Probes that verify the feature: progress advances, and nothing else changes.
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::qp::QpType;
@@ -83,7 +83,7 @@ fn receive(rig: &Rig) -> Outcome {
         ensure_eq!(
             landing.word(64 * round as usize)?,
             round,
-            "the octets of a receive that is counted"
+            "the bytes of a receive that is counted"
         );
     }
     let done = rig.take(&pair.far.cq, 20)?;

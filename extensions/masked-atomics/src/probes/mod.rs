@@ -1,4 +1,4 @@
-//! What proves the bit: the vectors of RFC 7306's arithmetic, and the rules of atomics.
+//! Probes that verify the feature: the vectors of RFC 7306's arithmetic, and the rules of atomics.
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Region, Rig};
 use verbs_api::{
@@ -55,7 +55,7 @@ pub static PROBES: &[Probe] = &[
         &MASKED_64,
         "masked-atomics.native-order",
         "4.25",
-        "arithmetic is in the responder's own order of octets",
+        "arithmetic is in the responder's own order of bytes",
         native_order,
     ),
     Probe::new(
@@ -69,7 +69,7 @@ pub static PROBES: &[Probe] = &[
         &MASKED_64,
         "masked-atomics.completion",
         "4.30",
-        "completions have opcodes of their own and eight octets",
+        "completions have opcodes of their own and eight bytes",
         completion,
     ),
     Probe::new(
@@ -101,7 +101,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// A pair that does masked atomics.
+/// A pair that supports masked atomics.
 fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     let near = rig.near.context.extension::<MaskedAtomics>()?;
     let far = rig.far.context.extension::<MaskedAtomics>()?;
@@ -114,7 +114,7 @@ fn pair(rig: &Rig) -> Result<Pair, Evidence> {
     rig.connected(near, far)
 }
 
-/// Eight far octets, and the near ones that the original goes to.
+/// Eight far bytes, and the near ones that receive the original.
 struct Word {
     target: Region,
 }
@@ -129,7 +129,7 @@ impl Word {
         self.target.remote(0)
     }
 
-    // Carries a request out on `before` and answers the original that came back and what the word is then.
+    // Carries a request out on `before`; returns the original and the new value.
     fn run(
         &self,
         rig: &Rig,
@@ -239,7 +239,7 @@ fn field_boundary(rig: &Rig) -> Outcome {
     )
 }
 
-// A request that the far end refuses as an invalid one; the word stays.
+// A request that the far side refuses as invalid; the word does not change.
 fn is_refused(
     rig: &Rig,
     target: &Region,
@@ -256,7 +256,7 @@ fn is_refused(
         ensure_eq!(
             found,
             status,
-            "the end of a request for octets {at} to {}",
+            "the end of a request for bytes {at} to {}",
             at + 7
         );
     }
@@ -289,7 +289,7 @@ fn misaligned_zero_based(rig: &Rig) -> Outcome {
     let odd = memory.memory.range(4, 56)?;
     let options = MrOptions::new(OPEN).zero_based();
     let region = rig.finish(rig.far.pd.register_with(odd, options))?;
-    // The region begins at octet 4: its offset 0 is misaligned memory, its offset 4 a misaligned address.
+    // The region begins at byte 4: its offset 0 is misaligned memory, its offset 4 a misaligned address.
     let refused = match rig.attributes().transport {
         Transport::Iwarp => 0,
         Transport::InfiniBand => 4,
@@ -316,12 +316,12 @@ fn native_order(rig: &Rig) -> Outcome {
     ensure_eq!(
         word.target.bytes(0, 8)?,
         0x0102_0304_0506_0800_u64.to_ne_bytes().to_vec(),
-        "the octets in the responder's memory"
+        "the bytes in the responder's memory"
     );
     ensure_eq!(
         rig.scratch.bytes(0, 8)?,
         0x0102_0304_0506_07ff_u64.to_ne_bytes().to_vec(),
-        "the octets of the original in the requester's memory"
+        "the bytes of the original in the requester's memory"
     );
     Ok(())
 }
@@ -356,7 +356,7 @@ fn completion(rig: &Rig) -> Outcome {
             "the completion"
         );
         ensure_eq!(done.opcode, opcode, "its opcode");
-        ensure_eq!(done.byte_len, 8, "its octets");
+        ensure_eq!(done.byte_len, 8, "its bytes");
     }
     ensure!(
         FETCH_ADD.wc_opcode() != COMPARE_SWAP.wc_opcode(),
@@ -401,7 +401,7 @@ fn concurrent(rig: &Rig) -> Outcome {
     let word = Word::new(rig)?;
     let pairs = (0..8).map(|_| pair(rig)).collect::<Result<Vec<_>, _>>()?;
     let sink = rig.scratch.sge(0, 8)?;
-    // Each queue pair adds its own number to two of the four fields, so that all of them overflow.
+    // Each queue pair adds its number to two of the four fields, so that all of them overflow.
     let add_of = |number: u64| {
         let shift = 16 * (number % 4);
         (((number + 1) * 97) << shift) | (((number + 3) * 131) << ((shift + 16) % 64))
@@ -446,7 +446,7 @@ fn concurrent(rig: &Rig) -> Outcome {
 // covers 1.10
 fn not_asked_for(rig: &Rig) -> Outcome {
     let word = Word::new(rig)?;
-    // The device has them: that is what the other probes say of a device that claims them.
+    // The device supports them, as the other probes verify.
     rig.near.context.extension::<MaskedAtomics>()?;
     let pair = rig.rc()?;
     let add = MaskedFetchAdd::new(word.remote(), 1);

@@ -1,28 +1,30 @@
-//! What other features promise, through an initiator.
+//! Promises of other features, tried through an initiator.
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::{Access, WcStatus, probe::ensure_eq, wr};
 
-use super::{Lane, Mailbox};
+use super::{Mailbox, XrcConnection};
 use crate::remote_srqn;
 
 // covers 4.10
 pub(super) fn waiting(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
+    let connection = XrcConnection::new(rig)?;
     let (empty, full) = (
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &connection.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &connection.domain, &rig.far.pd)?,
     );
     full.receives(2)?;
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
-    lane.initiator
+    connection
+        .initiator
         .post_one(wr::Send::new(b"waits").with(to(&empty)).signaled(1))?;
-    lane.initiator
+    connection
+        .initiator
         .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
     rig.nothing_on(&full.cq)?;
-    rig.nothing_on(&lane.initiator.cq)?;
-    // Other initiators of the domain are not held up.
-    let beside = Lane::made(rig, lane.domain)?;
+    rig.nothing_on(&connection.initiator.cq)?;
+    // Other initiators of the domain are not blocked.
+    let beside = XrcConnection::made(rig, connection.domain)?;
     beside.connect(rig)?;
     beside.ends(
         rig,
@@ -31,7 +33,7 @@ pub(super) fn waiting(rig: &Rig) -> Outcome {
     )?;
     rig.take(&full.cq, 1)?;
     empty.receives(1)?;
-    let done = rig.take(&lane.initiator.cq, 2)?;
+    let done = rig.take(&connection.initiator.cq, 2)?;
     let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
     ensure_eq!(
         ended,
@@ -45,16 +47,16 @@ pub(super) fn waiting(rig: &Rig) -> Outcome {
 
 // covers 4.12
 pub(super) fn immediates(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(2)?;
     let number = remote_srqn(mailbox.srq.number());
     let message = wr::SendWithImmediate::new(b"", *b"imm!").with(number);
-    rig.succeeds(&lane.initiator, message)?;
+    rig.succeeds(&connection.initiator, message)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = rig.far.region(64, rights)?;
     let write = wr::WriteWithImmediate::new(b"tail", region.remote(0), *b"last").with(number);
-    rig.succeeds(&lane.initiator, write)?;
+    rig.succeeds(&connection.initiator, write)?;
     let done = rig.take(&mailbox.cq, 2)?;
     let immediates: Vec<_> = done.iter().map(|done| done.immediate()).collect();
     ensure_eq!(
@@ -67,8 +69,8 @@ pub(super) fn immediates(rig: &Rig) -> Outcome {
 
 // covers 4.12
 pub(super) fn invalidated(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
     let number = remote_srqn(mailbox.srq.number());
     let pair = rig.rc()?;
@@ -76,7 +78,7 @@ pub(super) fn invalidated(rig: &Rig) -> Outcome {
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     rig.succeeds(&pair.far, theirs.register(rights))?;
     let message = wr::SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
-    lane.ends(rig, message, WcStatus::Success)?;
+    connection.ends(rig, message, WcStatus::Success)?;
     let write = wr::Write::new(rig.scratch.sge(0, 8)?, theirs.remote(0)).with(number);
-    lane.ends(rig, write, WcStatus::RemAccessErr)
+    connection.ends(rig, write, WcStatus::RemAccessErr)
 }

@@ -1,4 +1,4 @@
-//! What proves the bit.
+//! Probes that verify the feature.
 
 mod carried;
 mod objects;
@@ -53,8 +53,8 @@ probes! {
 }
 
 probes! {
-    /// What other features promise, through an initiator. A device that breaks one of those promises breaks it for whoever
-    /// asks, and has extended reliable connections all the same: so these are no proof of them. Tests run them.
+    /// Promises of other features, tried through an initiator. A device that breaks one of them breaks it for all queue pairs,
+    /// and supports XRC all the same: so these do not verify XRC. Tests run them.
     CARRIED
     "waiting" "4.10" "a message waits for a receive, and what is behind it does, too" => SHARES carried::waiting;
     "immediates" "4.12" "immediate data arrives, of sends and of writes" => SHARES carried::immediates;
@@ -64,7 +64,7 @@ probes! {
 const QUEUE_LENGTH: u32 = 64;
 const ROOM: u32 = 64;
 
-/// A shared receive queue of a domain, where it completes, and its memory.
+/// A shared receive queue of a domain, its completion queue, and its memory.
 struct Mailbox {
     srq: XrcSrq,
     cq: Cq,
@@ -91,7 +91,7 @@ impl Mailbox {
         (0..count).try_for_each(|slot| self.receive(slot))
     }
 
-    fn octets(&self, done: &Completion) -> Result<Vec<u8>, Evidence> {
+    fn bytes(&self, done: &Completion) -> Result<Vec<u8>, Evidence> {
         let offset = done.wr_id as usize * ROOM as usize;
         self.landing.bytes(offset, done.byte_len as usize)
     }
@@ -101,21 +101,21 @@ fn local() -> verbs_api::MrOptions {
     verbs_api::MrOptions::new(Access::LOCAL_WRITE)
 }
 
-/// A domain of the far end with a target, and an initiator of the near end that is connected to it.
-struct Lane {
+/// A target in a domain of the far side, and a near initiator connected to it.
+struct XrcConnection {
     initiator: Side,
     domain: Xrcd,
     target: Qp,
 }
 
-impl Lane {
+impl XrcConnection {
     fn new(rig: &Rig) -> Result<Self, Evidence> {
-        let lane = Self::made(rig, anonymous(rig, &rig.far)?)?;
-        lane.connect(rig)?;
-        Ok(lane)
+        let connection = Self::made(rig, anonymous(rig, &rig.far)?)?;
+        connection.connect(rig)?;
+        Ok(connection)
     }
 
-    // Its ends are not connected yet.
+    // The same, not connected yet.
     fn made(rig: &Rig, domain: Xrcd) -> Result<Self, Evidence> {
         let target = rig.finish(domain.create_target())?;
         let initiator = initiator(&rig.near)?;
@@ -136,7 +136,7 @@ impl Lane {
         rig.finish(self.initiator.connect(&there, options))
     }
 
-    // Posts a request that ends with `expected`.
+    // Posts a request that must complete with `expected`.
     fn ends<'a>(
         &self,
         rig: &Rig,

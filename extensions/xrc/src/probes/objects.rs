@@ -1,4 +1,4 @@
-//! Domains, and what initiators and targets have and have not.
+//! Domains, and which attributes initiators and targets have.
 
 use std::os::fd::AsFd;
 
@@ -12,10 +12,10 @@ use verbs_api::{
     wr::{self, PostReason, ReceiveRequest},
 };
 
-use super::{Lane, Mailbox, anonymous};
+use super::{Mailbox, XrcConnection, anonymous};
 use crate::{INITIATOR, OpenXrcd, TARGET, Xrc, remote_srqn};
 
-// A pipe is a file that is there for as long as somebody has one of its ends, which are the same file.
+// A pipe is a file that exists as long as one of its ends is open; both ends are the same file.
 // covers 4.01
 pub(super) fn files(rig: &Rig) -> Outcome {
     let xrc = rig.far.context.extension::<Xrc>()?;
@@ -96,8 +96,8 @@ pub(super) fn busy(rig: &Rig) -> Outcome {
 
 // covers 4.05
 pub(super) fn initiator(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let side = &lane.initiator;
+    let connection = XrcConnection::new(rig)?;
+    let side = &connection.initiator;
     ensure_eq!(side.variant(), Some(&INITIATOR), "the queue pair's variant");
     ensure_eq!(side.cap().max_recv_wr, 0, "receives that it has room for");
     let refused = side.post_receive(ReceiveRequest::new(1, rig.scratch.sge(0, 8)?));
@@ -121,8 +121,8 @@ pub(super) fn initiator(rig: &Rig) -> Outcome {
 
 // covers 4.06
 pub(super) fn target(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let target = &lane.target;
+    let connection = XrcConnection::new(rig)?;
+    let target = &connection.target;
     ensure_eq!(target.variant(), Some(&TARGET), "the queue pair's variant");
     let cap = target.cap();
     ensure_eq!(
@@ -144,26 +144,26 @@ pub(super) fn target(rig: &Rig) -> Outcome {
 
 // covers 4.07
 pub(super) fn handles(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(2)?;
-    let number = lane.target.qp_num();
+    let number = connection.target.qp_num();
     ensure!(
-        rig.outcome(lane.domain.open_target(Qpn::new(number.value() ^ 1)))?
+        rig.outcome(connection.domain.open_target(Qpn::new(number.value() ^ 1)))?
             .is_err(),
         "a target is opened that is not there"
     );
     let ordinary = rig.far.side(verbs_api::qp::QpType::Rc)?;
     ensure!(
-        rig.outcome(lane.domain.open_target(ordinary.qp_num()))?
+        rig.outcome(connection.domain.open_target(ordinary.qp_num()))?
             .is_err(),
         "an ordinary queue pair is opened as a target"
     );
-    let second = rig.finish(lane.domain.open_target(number))?;
+    let second = rig.finish(connection.domain.open_target(number))?;
     ensure_eq!(second.qp_num(), number, "the number of a second handle");
-    rig.finish_destroy(lane.target.destroy())?;
+    rig.finish_destroy(connection.target.destroy())?;
     let message = wr::Send::new(&[7]).with(remote_srqn(mailbox.srq.number()));
-    rig.succeeds(&lane.initiator, message)?;
+    rig.succeeds(&connection.initiator, message)?;
     rig.take(&mailbox.cq, 1)?;
     ensure_eq!(
         second.query()?.state,
@@ -172,7 +172,7 @@ pub(super) fn handles(rig: &Rig) -> Outcome {
     );
     rig.finish_destroy(second.destroy())?;
     ensure!(
-        rig.outcome(lane.domain.open_target(number))?.is_err(),
+        rig.outcome(connection.domain.open_target(number))?.is_err(),
         "a target is there of which every handle is gone"
     );
     Ok(())
@@ -180,8 +180,8 @@ pub(super) fn handles(rig: &Rig) -> Outcome {
 
 // covers 4.07 4.15
 pub(super) fn events(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let second = rig.finish(lane.domain.open_target(lane.target.qp_num()))?;
+    let connection = XrcConnection::new(rig)?;
+    let second = rig.finish(connection.domain.open_target(connection.target.qp_num()))?;
     rig.far.events();
     rig.finish(second.modify(QpAttributes::new().qp_state(QpState::Err)))?;
     rig.settle();
@@ -192,14 +192,15 @@ pub(super) fn events(rig: &Rig) -> Outcome {
         "what both handles are told of a target in error"
     );
     ensure_eq!(
-        lane.target.query()?.state,
+        connection.target.query()?.state,
         QpState::Err,
         "the state as the other handle sees it"
     );
-    // Of an initiator there is nothing to tell: it has no shared receive queue.
+    // An initiator has no shared receive queue to report.
     rig.near.events();
     rig.finish(
-        lane.initiator
+        connection
+            .initiator
             .modify(QpAttributes::new().qp_state(QpState::Err)),
     )?;
     rig.settle();
@@ -209,18 +210,18 @@ pub(super) fn events(rig: &Rig) -> Outcome {
 
 // covers 4.16 3.01 3.03 3.04
 pub(super) fn transitions(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
-    // Connecting gave each what it needs; that the rest is refused remains.
+    // Connecting sets the required attributes; the others must be refused.
     let wrong = |what: &str| Evidence::wrong(format!("{what} was taken"));
     let timer = QpAttributes::new().min_rnr_timer(1);
-    if rig.outcome(lane.initiator.modify(timer))?.is_ok() {
+    if rig.outcome(connection.initiator.modify(timer))?.is_ok() {
         return Err(wrong("the delay of a responder, by an initiator"));
     }
-    rig.finish(lane.target.modify(timer))?;
-    let fresh = rig.finish(lane.domain.create_target())?;
-    let here = lane.initiator.endpoint()?;
+    rig.finish(connection.target.modify(timer))?;
+    let fresh = rig.finish(connection.domain.create_target())?;
+    let here = connection.initiator.endpoint()?;
     let ready = QpAttributes::new()
         .qp_state(QpState::Init)
         .pkey_index(0)
@@ -262,8 +263,8 @@ pub(super) fn transitions(rig: &Rig) -> Outcome {
         return Err(wrong("RTS without what a requester needs, by an initiator"));
     }
     rig.finish(other.modify(sending.retry_cnt(7).rnr_retry(7).max_rd_atomic(1)))?;
-    // The lane is as it was.
+    // The connection is unchanged.
     let message = wr::Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
-    lane.ends(rig, message, WcStatus::Success)?;
+    connection.ends(rig, message, WcStatus::Success)?;
     Ok(())
 }

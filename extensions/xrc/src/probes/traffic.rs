@@ -1,4 +1,4 @@
-//! What travels from an initiator through a target.
+//! Traffic from an initiator through a target.
 
 use verbs_api::probe::{Outcome, Rig};
 use verbs_api::qp::QpState;
@@ -9,15 +9,15 @@ use verbs_api::{
     wr::{self, ReceiveRequest},
 };
 
-use super::{Lane, Mailbox, anonymous, local};
+use super::{Mailbox, XrcConnection, anonymous, local};
 use crate::remote_srqn;
 
 // covers 4.03 4.04
 pub(super) fn delivery(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
+    let connection = XrcConnection::new(rig)?;
     let (first, second) = (
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
-        Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &connection.domain, &rig.far.pd)?,
+        Mailbox::new(rig, &connection.domain, &rig.far.pd)?,
     );
     ensure!(
         first.srq.number() != second.srq.number() && first.srq.number() >> 24 == 0,
@@ -27,9 +27,9 @@ pub(super) fn delivery(rig: &Rig) -> Outcome {
     );
     first.receives(2)?;
     second.receives(2)?;
-    for (mailbox, other, octets) in [(&second, &first, b"to two"), (&first, &second, b"to one")] {
-        let message = wr::Send::new(octets).with(remote_srqn(mailbox.srq.number()));
-        rig.succeeds(&lane.initiator, message)?;
+    for (mailbox, other, bytes) in [(&second, &first, b"to two"), (&first, &second, b"to one")] {
+        let message = wr::Send::new(bytes).with(remote_srqn(mailbox.srq.number()));
+        rig.succeeds(&connection.initiator, message)?;
         let done = rig.take(&mailbox.cq, 1)?.remove(0);
         ensure_eq!(
             (done.status, done.opcode, done.byte_len),
@@ -38,10 +38,10 @@ pub(super) fn delivery(rig: &Rig) -> Outcome {
         );
         ensure_eq!(
             (done.qp_num, done.src_qp),
-            (lane.target.qp_num(), lane.initiator.qp_num()),
+            (connection.target.qp_num(), connection.initiator.qp_num()),
             "the target and the initiator that the completion tells"
         );
-        ensure_eq!(mailbox.octets(&done)?, octets.to_vec(), "the octets");
+        ensure_eq!(mailbox.bytes(&done)?, bytes.to_vec(), "the bytes");
         rig.nothing_on(&other.cq)?;
     }
     Ok(())
@@ -52,27 +52,27 @@ pub(super) fn protection(rig: &Rig) -> Outcome {
     let open = MrOptions::new(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ);
     let other_pd = rig.far.other_pd()?;
     for foreign in [false, true] {
-        let lane = Lane::new(rig)?;
+        let connection = XrcConnection::new(rig)?;
         let (mine, others) = (
-            Mailbox::new(rig, &lane.domain, &rig.far.pd)?,
-            Mailbox::new(rig, &lane.domain, &other_pd)?,
+            Mailbox::new(rig, &connection.domain, &rig.far.pd)?,
+            Mailbox::new(rig, &connection.domain, &other_pd)?,
         );
         let region = rig.far.region_with(&other_pd, 64, open)?;
         let write = |mailbox: &Mailbox| -> Result<_, verbs_api::probe::Evidence> {
             let source = rig.scratch.sge(0, 8)?;
             Ok(wr::Write::new(source, region.remote(0)).with(remote_srqn(mailbox.srq.number())))
         };
-        lane.ends(rig, write(&others)?, WcStatus::Success)?;
+        connection.ends(rig, write(&others)?, WcStatus::Success)?;
         if foreign {
-            lane.ends(rig, write(&mine)?, WcStatus::RemAccessErr)?;
+            connection.ends(rig, write(&mine)?, WcStatus::RemAccessErr)?;
         } else {
             let sink = rig.scratch.sge(8, 8)?;
             let read = wr::Read::new(sink, region.remote(0)).with(remote_srqn(mine.srq.number()));
-            lane.ends(rig, read, WcStatus::RemAccessErr)?;
+            connection.ends(rig, read, WcStatus::RemAccessErr)?;
         }
         rig.settle();
         ensure_eq!(
-            lane.target.query()?.state,
+            connection.target.query()?.state,
             QpState::Err,
             "the state of the target behind a refusal"
         );
@@ -82,14 +82,14 @@ pub(super) fn protection(rig: &Rig) -> Outcome {
 
 // covers 4.06 2.07
 pub(super) fn receive_memory(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
+    let connection = XrcConnection::new(rig)?;
     let other_pd = rig.far.other_pd()?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     let elsewhere = rig.far.region_with(&other_pd, 64, local())?;
     let receive = ReceiveRequest::new(5, elsewhere.sge(0, 64)?);
     mailbox.srq.post_receive(receive)?;
     let message = wr::Send::new(&[1]).with(remote_srqn(mailbox.srq.number()));
-    lane.ends(rig, message, WcStatus::RemOpErr)?;
+    connection.ends(rig, message, WcStatus::RemOpErr)?;
     let done = rig.take(&mailbox.cq, 1)?.remove(0);
     ensure_eq!(
         (done.wr_id, done.status),
@@ -106,27 +106,27 @@ pub(super) fn foreign_queue(rig: &Rig) -> Outcome {
     foreign.receives(1)?;
     let gone = Mailbox::new(rig, &other, &rig.far.pd)?.srq.number();
     for number in [foreign.srq.number(), gone, 0] {
-        let lane = Lane::new(rig)?;
+        let connection = XrcConnection::new(rig)?;
         let message = wr::Send::new(&[1]).with(remote_srqn(number));
-        lane.ends(rig, message, WcStatus::RemInvReqErr)?;
+        connection.ends(rig, message, WcStatus::RemInvReqErr)?;
         rig.settle();
         ensure_eq!(
-            lane.target.query()?.state,
+            connection.target.query()?.state,
             QpState::Err,
             "the state of a target that was asked for a queue it does not reach"
         );
         rig.nothing_on(&foreign.cq)?;
     }
-    // Its receive is there for a target of its own.
-    let lane = Lane::made(rig, other)?;
-    lane.connect(rig)?;
+    // Its receive is for another target.
+    let connection = XrcConnection::made(rig, other)?;
+    connection.connect(rig)?;
     let message = wr::Send::new(&[1]).with(remote_srqn(foreign.srq.number()));
-    lane.ends(rig, message, WcStatus::Success)?;
+    connection.ends(rig, message, WcStatus::Success)?;
     rig.take(&foreign.cq, 1)?;
     Ok(())
 }
 
-// What stands behind the message of a queue without receives may be for one that has some: it does not overtake.
+// A request behind one to a queue without receives may be for a queue that has some: it must not overtake.
 // covers 4.10
 pub(super) fn starved(rig: &Rig) -> Outcome {
     let domain = anonymous(rig, &rig.far)?;
@@ -136,16 +136,18 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     );
     full.receives(2)?;
     let to = |mailbox: &Mailbox| remote_srqn(mailbox.srq.number());
-    // It gives up at once, so that whether it would go on waiting does not count here.
-    let lane = Lane::made(rig, domain)?;
-    lane.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
-    lane.initiator
+    // Without RNR retries, so that waiting does not matter here.
+    let connection = XrcConnection::made(rig, domain)?;
+    connection.connect_with(rig, ConnectOptions::new().rnr_retry(0))?;
+    connection
+        .initiator
         .post_one(wr::Send::new(b"refused").with(to(&empty)).signaled(1))?;
-    // The queue pair may be in ERR by now, and refuses no request for that.
-    lane.initiator
+    // The queue pair may be in ERR, and still accepts requests.
+    connection
+        .initiator
         .post_one(wr::Send::new(b"behind").with(to(&full)).signaled(2))?;
-    // What becomes of requests behind one that failed is another rule.
-    let done = rig.take(&lane.initiator.cq, 2)?;
+    // Requests behind a failed one are another rule.
+    let done = rig.take(&connection.initiator.cq, 2)?;
     ensure_eq!(
         (done[0].wr_id, done[0].status),
         (1, WcStatus::RnrRetryExcErr),
@@ -153,8 +155,8 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
     );
     rig.nothing_on(&full.cq)?;
     rig.nothing_on(&empty.cq)?;
-    // Other initiators of the domain are not held up.
-    let beside = Lane::made(rig, lane.domain)?;
+    // Other initiators of the domain are not blocked.
+    let beside = XrcConnection::made(rig, connection.domain)?;
     beside.connect(rig)?;
     beside.ends(
         rig,
@@ -167,14 +169,14 @@ pub(super) fn starved(rig: &Rig) -> Outcome {
 
 // covers 4.11
 pub(super) fn order(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
+    let connection = XrcConnection::new(rig)?;
     let mut mailboxes = Vec::new();
     for _ in 0..4 {
-        let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+        let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
         mailbox.receives(16)?;
         mailboxes.push(mailbox);
     }
-    // Interleaved, each queue at a pace of its own.
+    // Interleaved, each queue at its own pace.
     let turns = (0..64_u32).map(|turn| (turn * 7 % 16 / 4, turn));
     let mut sent = vec![Vec::new(); mailboxes.len()];
     for (mailbox, turn) in turns {
@@ -184,15 +186,15 @@ pub(super) fn order(rig: &Rig) -> Outcome {
         }
         sent[mailbox].push(turn);
         let number = mailboxes[mailbox].srq.number();
-        let octets = turn.to_ne_bytes();
-        lane.initiator.post_one(
-            wr::Send::new(&octets)
+        let bytes = turn.to_ne_bytes();
+        connection.initiator.post_one(
+            wr::Send::new(&bytes)
                 .with(remote_srqn(number))
                 .signaled(u64::from(turn)),
         )?;
     }
     let total = sent.iter().map(Vec::len).sum();
-    let done = rig.take(&lane.initiator.cq, total)?;
+    let done = rig.take(&connection.initiator.cq, total)?;
     ensure!(
         done.iter().all(|done| done.status.is_success()),
         "not all were sent"
@@ -201,7 +203,7 @@ pub(super) fn order(rig: &Rig) -> Outcome {
         let done = rig.take(&mailbox.cq, sent.len())?;
         for (done, turn) in done.iter().zip(sent) {
             ensure_eq!(
-                mailbox.octets(done)?,
+                mailbox.bytes(done)?,
                 turn.to_ne_bytes().to_vec(),
                 "the next message of a queue"
             );
@@ -212,8 +214,8 @@ pub(super) fn order(rig: &Rig) -> Outcome {
 
 // covers 4.12
 pub(super) fn operations(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
     let number = remote_srqn(mailbox.srq.number());
     let all =
@@ -222,23 +224,28 @@ pub(super) fn operations(rig: &Rig) -> Outcome {
     let region = rig.far.region(8192, all)?;
     rig.scratch.fill(3)?;
     let (source, sink) = (rig.scratch.sge(0, 8000)?, rig.scratch.sge(16384, 8000)?);
-    lane.initiator
+    connection
+        .initiator
         .post_one(wr::Write::new(source, region.remote(0)).with(number))?;
-    lane.initiator.post_one(
+    connection.initiator.post_one(
         wr::Read::new(sink, region.remote(0))
             .with(number)
             .signaled(1),
     )?;
     let word = rig.scratch.sge(32768, 8)?;
     let add = wr::FetchAdd::new(word, region.remote(8184), 5);
-    lane.initiator
+    connection
+        .initiator
         .post_one(add.with(number).fence().signaled(2))?;
     let swap = wr::CompareSwap::new(word, region.remote(8184), 5, 9);
-    lane.initiator
+    connection
+        .initiator
         .post_one(swap.with(number).fence().signaled(3))?;
     let last = wr::WriteWithImmediate::new(b"tail", region.remote(8100), *b"last");
-    lane.initiator.post_one(last.with(number).signaled(4))?;
-    let done = rig.take(&lane.initiator.cq, 4)?;
+    connection
+        .initiator
+        .post_one(last.with(number).signaled(4))?;
+    let done = rig.take(&connection.initiator.cq, 4)?;
     let ended: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
     ensure_eq!(
         ended,
@@ -263,25 +270,25 @@ pub(super) fn operations(rig: &Rig) -> Outcome {
 
 // covers 4.12
 pub(super) fn keys(rig: &Rig) -> Outcome {
-    let lane = Lane::new(rig)?;
-    let mailbox = Mailbox::new(rig, &lane.domain, &rig.far.pd)?;
+    let connection = XrcConnection::new(rig)?;
+    let mailbox = Mailbox::new(rig, &connection.domain, &rig.far.pd)?;
     mailbox.receives(1)?;
     let number = remote_srqn(mailbox.srq.number());
-    // Its own key: registered, sent from, invalidated.
+    // The initiator's own key: registered, sent from, invalidated.
     let own = rig.near.fast(4096)?;
     own.fill(9)?;
-    rig.succeeds(&lane.initiator, own.register(Access::LOCAL_WRITE))?;
-    // The peer's, which a queue pair of the peer's has registered.
+    rig.succeeds(&connection.initiator, own.register(Access::LOCAL_WRITE))?;
+    // The peer's key, registered by a queue pair of the peer.
     let pair = rig.rc()?;
     let theirs = rig.far.fast(4096)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     rig.succeeds(&pair.far, theirs.register(rights))?;
     let write = wr::Write::new(own.sge(0, 64), theirs.remote(0)).with(number);
-    lane.ends(rig, write, WcStatus::Success)?;
+    connection.ends(rig, write, WcStatus::Success)?;
     ensure_eq!(theirs.bytes(0, 64)?, own.bytes(0, 64)?, "what was written");
-    rig.succeeds(&lane.initiator, own.invalidate().fence())?;
+    rig.succeeds(&connection.initiator, own.invalidate().fence())?;
     let message = wr::SendWithInvalidate::new(b"done", theirs.rkey()).with(number);
-    lane.ends(rig, message, WcStatus::Success)?;
+    connection.ends(rig, message, WcStatus::Success)?;
     let done = rig.take(&mailbox.cq, 1)?.remove(0);
     ensure_eq!(
         done.invalidated_rkey(),

@@ -10,16 +10,16 @@ use verbs_api::VerbError;
 use verbs_api::capability::{Mtu, Transport};
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::provider::backend::{
-    Answer, AnswerSink, Backend, BringUp, ConnectError, ListenSink, Offer, PingSink,
-    PrivateDataLimits, Question, Sink, Token, Told, ping_by_question,
+    Answer, AnswerSink, Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PingSink,
+    PrivateDataLimits, Question, Sink, Token, ping_by_question,
 };
 use verbs_api::qp::{AddressVector, Half, QpAttributes, QpEndpoint, QpState, QpType};
 
 use super::calls::{Channel, Event, Id, Key, Said, Service, Terms};
 use super::library::Cm;
 use super::states::States;
-use crate::context::lock;
 use crate::interface;
+use crate::lock::lock;
 use crate::watch::{Watch, Watched};
 
 /// The queue key that librdmacm gives every datagram service of an IP address.
@@ -239,7 +239,7 @@ impl Manager {
         };
         if let Err(error) = gone_on {
             self.remove(token);
-            sink.told(unconnected(error, to));
+            sink.event(unconnected(error, to));
         }
     }
 
@@ -272,14 +272,14 @@ impl Manager {
         };
         if self.is_iwarp() {
             match told {
-                Told::Accepted(_) | Told::Completed => self.states.begin(qp_num),
+                CmEvent::Accepted(_) | CmEvent::Completed => self.states.begin(qp_num),
                 _ => self.states.end(qp_num),
             }
         }
         match &told {
-            Told::Accepted(_) => self.set_stage(token, Stage::Answered),
-            Told::Completed => self.set_stage(token, Stage::Open),
-            Told::Disconnected | Told::DisconnectConfirmed if self.lingers() => {
+            CmEvent::Accepted(_) => self.set_stage(token, Stage::Answered),
+            CmEvent::Completed => self.set_stage(token, Stage::Open),
+            CmEvent::Disconnected | CmEvent::DisconnectConfirmed if self.has_timewait() => {
                 // The other waits for an answer. One that has gone needs none.
                 let _ = id.disconnect();
             }
@@ -287,30 +287,30 @@ impl Manager {
                 self.remove(token);
             }
         }
-        sink.told(told);
+        sink.event(told);
     }
 
     /// What an event of a connection means for this end.
-    fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<Told> {
+    fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<CmEvent> {
         const TIMED_OUT: c_int = -libc::ETIMEDOUT;
         const REJECTED_BY_PROGRAM: c_int = 28;
         Some(match (event.kind, event.status) {
             (event::CONNECT_RESPONSE | event::ESTABLISHED, 0) if stage == Stage::Asking => {
-                Told::Accepted(offer(&event.said, event.private_data, peer)?)
+                CmEvent::Accepted(offer(&event.said, event.private_data, peer)?)
             }
-            (event::ESTABLISHED, 0) if stage == Stage::Agreed => Told::Completed,
+            (event::ESTABLISHED, 0) if stage == Stage::Agreed => CmEvent::Completed,
             // Elsewhere its private data are not the program's.
-            (event::REJECTED, REJECTED_BY_PROGRAM) => Told::Rejected(event.private_data),
-            (event::REJECTED, _) if self.is_iwarp() => Told::Rejected(event.private_data),
-            (event::REJECTED, _) => Told::Rejected(Vec::new()),
-            (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => Told::TimedOut,
-            (event::DISCONNECTED, _) if stage == Stage::Ending => Told::DisconnectConfirmed,
-            (event::DISCONNECTED, _) => Told::Disconnected,
-            (event::TIMEWAIT_EXIT, _) if self.lingers() => Told::Lingered,
+            (event::REJECTED, REJECTED_BY_PROGRAM) => CmEvent::Rejected(event.private_data),
+            (event::REJECTED, _) if self.is_iwarp() => CmEvent::Rejected(event.private_data),
+            (event::REJECTED, _) => CmEvent::Rejected(Vec::new()),
+            (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => CmEvent::TimedOut,
+            (event::DISCONNECTED, _) if stage == Stage::Ending => CmEvent::DisconnectConfirmed,
+            (event::DISCONNECTED, _) => CmEvent::Disconnected,
+            (event::TIMEWAIT_EXIT, _) if self.has_timewait() => CmEvent::TimewaitExit,
             (event::DEVICE_REMOVAL, _) if matches!(stage, Stage::Open | Stage::Ending) => {
-                Told::Disconnected
+                CmEvent::Disconnected
             }
-            (event::CONNECT_ERROR | event::DEVICE_REMOVAL, _) => Told::Aborted,
+            (event::CONNECT_ERROR | event::DEVICE_REMOVAL, _) => CmEvent::Aborted,
             _ => return None,
         })
     }
@@ -503,15 +503,15 @@ const fn is_unreachable(errno: c_int) -> bool {
 }
 
 /// Why a request has not left: some drivers make the stream before they answer the call.
-fn unconnected(error: ConnectError, to: SocketAddr) -> Told {
+fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
     let ConnectError::Verb(VerbError::Os { errno, .. }) = error else {
-        return Told::Failed(error);
+        return CmEvent::Failed(error);
     };
     match errno {
-        libc::ECONNREFUSED => Told::Rejected(Vec::new()),
-        libc::ETIMEDOUT => Told::TimedOut,
-        errno if is_unreachable(errno) => Told::Failed(ConnectError::Unreachable(to)),
-        _ => Told::Failed(error),
+        libc::ECONNREFUSED => CmEvent::Rejected(Vec::new()),
+        libc::ETIMEDOUT => CmEvent::TimedOut,
+        errno if is_unreachable(errno) => CmEvent::Failed(ConnectError::Unreachable(to)),
+        _ => CmEvent::Failed(error),
     }
 }
 
@@ -612,7 +612,7 @@ impl Backend for Manager {
         self.is_iwarp()
     }
 
-    fn lingers(&self) -> bool {
+    fn has_timewait(&self) -> bool {
         !self.is_iwarp()
     }
 
@@ -688,7 +688,7 @@ impl Backend for Manager {
             ..
         }) = self.remove(token)
         {
-            sink.told(Told::Aborted);
+            sink.event(CmEvent::Aborted);
         }
     }
 
@@ -709,7 +709,7 @@ impl Backend for Manager {
         };
         // What fails has ended already.
         if id.disconnect().is_err() {
-            sink.told(Told::DisconnectConfirmed);
+            sink.event(CmEvent::DisconnectConfirmed);
         }
     }
 

@@ -11,13 +11,13 @@ use verbs_api::VerbError;
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::provider::Reply;
 use verbs_api::provider::backend::{
-    Backend as _, ConnectError, ListenSink, Offer, Sink, Token, Told,
+    Backend as _, CmEvent, ConnectError, ListenSink, Offer, Sink, Token,
 };
 use verbs_api::qp::{Half, QpEndpoint, QpType};
 
 use super::Connections;
 use super::states::Known;
-use crate::context::lock;
+use crate::lock::lock;
 
 /// Queue pairs of this process that name each other.
 #[derive(Default)]
@@ -264,11 +264,11 @@ impl EndSink {
 }
 
 impl Sink for EndSink {
-    fn told(&self, what: Told) {
-        match what {
-            Told::Accepted(_) | Told::Completed => self.answer(Ok(())),
-            Told::Failed(error) => self.fail(&error),
-            Told::TimedOut => self.fail(&ConnectError::TimedOut),
+    fn event(&self, event: CmEvent) {
+        match event {
+            CmEvent::Accepted(_) | CmEvent::Completed => self.answer(Ok(())),
+            CmEvent::Failed(error) => self.fail(&error),
+            CmEvent::TimedOut => self.fail(&ConnectError::TimedOut),
             _ => self.fail(&ConnectError::Aborted),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use verbs_api::qp::QpState;
 
-use crate::context::lock;
+use crate::lock::lock;
 
 /// A queue pair whose connection begins and ends.
 pub(crate) trait Connected: Send + Sync {
@@ -96,16 +96,16 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<&'static str>>);
+    struct Recorder(Mutex<Vec<&'static str>>);
 
-    impl Told {
+    impl Recorder {
         fn push(&self, what: &'static str) {
             let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             told.push(what);
         }
     }
 
-    impl Connected for Told {
+    impl Connected for Recorder {
         fn begun(&self) {
             self.push("begun");
         }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_connection_begins_in_init_and_ends_in_err() {
         for last in [QpState::Rts, QpState::Sqd] {
-            let (states, pair) = (States::default(), Arc::new(Told::default()));
+            let (states, pair) = (States::default(), Arc::new(Recorder::default()));
             let weak = Arc::downgrade(&pair) as Weak<dyn Connected>;
             states.insert(1, weak);
             states.begin(1);

@@ -84,7 +84,7 @@ pub struct Offer {
 
 /// What an end is told.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Told {
+pub enum CmEvent {
     /// The other accepts.
     Accepted(Offer),
     /// The other has completed the connection.
@@ -101,8 +101,8 @@ pub enum Told {
     Disconnected,
     /// The other knows that the connection has ended.
     DisconnectConfirmed,
-    /// Nothing can be under way any more of the connection, which has ended. From who [lingers](Backend::lingers) only.
-    Lingered,
+    /// Nothing can be under way any more of the connection, which has ended. From who [lingers](Backend::has_timewait) only.
+    TimewaitExit,
 }
 
 /// How the queue pair of an end comes to be ready.
@@ -110,15 +110,15 @@ pub enum Told {
 pub enum BringUp {
     /// It is modified so: to INIT, to RTR and to RTS.
     Steps(Box<[QpAttributes; 3]>),
-    /// The backend does it, or what is behind it: it is ready to send when an end is told [`Told::Accepted`] or
-    /// [`Told::Completed`].
+    /// The backend does it, or what is behind it: it is ready to send when an end is told [`CmEvent::Accepted`] or
+    /// [`CmEvent::Completed`].
     ByBackend,
 }
 
 /// Takes what an end is told.
 pub trait Sink: Send + Sync + 'static {
     /// It happened. Called with no lock held.
-    fn told(&self, what: Told);
+    fn event(&self, event: CmEvent);
 }
 
 /// Which queue pair serves datagrams: somebody asks.
@@ -206,8 +206,8 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Whether a connection that has ended keeps its numbers for a while, whose end is [told](Told::Lingered).
-    fn lingers(&self) -> bool {
+    /// Whether a connection that has ended keeps its numbers for a while, whose end is [told](CmEvent::TimewaitExit).
+    fn has_timewait(&self) -> bool {
         false
     }
 
@@ -258,7 +258,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Either end does not want it.
     fn reject(&self, token: Token, private_data: Vec<u8>);
 
-    /// Ends a connection, told as [`Told::DisconnectConfirmed`] when the other knows.
+    /// Ends a connection, told as [`CmEvent::DisconnectConfirmed`] when the other knows.
     fn disconnect(&self, token: Token);
 
     /// Nobody wants to hear of it any more: the other is told that it was aborted, or that it has ended.

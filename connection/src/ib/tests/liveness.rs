@@ -2,14 +2,14 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Rej, Req};
 
 use super::*;
-use crate::ib::looks;
+use crate::ib::liveness;
 
 const EVERY: Duration = Duration::from_secs(4);
 
 fn pair() -> Pair {
     let mut pair = Pair::new();
     for end in &mut pair.ends {
-        end.options.look_every = Some(EVERY);
+        end.options.liveness_interval = Some(EVERY);
     }
     pair
 }
@@ -41,7 +41,7 @@ impl Pair {
 
 // A killed process says nothing more and hears nothing.
 #[test]
-fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
+fn a_killed_peer_of_an_idle_connection_is_detected() {
     for gone in [NEAR, FAR] {
         let waits = 1 - gone;
         let mut pair = pair();
@@ -64,10 +64,10 @@ fn who_waits_on_an_idle_connection_learns_that_its_peer_is_gone() {
 }
 
 #[test]
-fn who_was_stopped_and_goes_on_hears_that_its_connection_has_ended() {
+fn a_stopped_peer_that_resumes_gets_a_dreq() {
     let mut pair = pair();
     // Who is stopped looks for nobody either.
-    pair.ends[FAR].options.look_every = None;
+    pair.ends[FAR].options.liveness_interval = None;
     let (near, far) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
     pair.loses = Box::new(move |from, _| from == FAR);
@@ -94,7 +94,7 @@ fn idle_connections_cost_no_more_than_one_does() {
 }
 
 #[test]
-fn lost_questions_and_answers_end_nothing() {
+fn lost_liveness_probes_end_no_connection() {
     let mut random = SmallRng::seed_from_u64(3);
     let mut pair = pair();
     let (near, far) = pair.connected(0x11);
@@ -106,11 +106,11 @@ fn lost_questions_and_answers_end_nothing() {
 }
 
 #[test]
-fn a_process_that_is_killed_right_after_it_connected_is_missed() {
+fn a_peer_killed_right_after_connecting_is_detected() {
     for gone in [NEAR, FAR] {
         let mut pair = pair();
         for (number, end) in pair.ends.iter_mut().enumerate() {
-            end.options.ca_guid = looks::guid(number as u32);
+            end.options.ca_guid = liveness::guid(number as u32);
         }
         let (near, far) = pair.connected(0x11);
         pair.loses = Box::new(move |from, _| from == gone);
@@ -121,7 +121,7 @@ fn a_process_that_is_killed_right_after_it_connected_is_missed() {
 
 // Another connection manager may leave a question about nothing unanswered: it is not gone for that.
 #[test]
-fn who_has_never_answered_is_not_missed() {
+fn an_adapter_that_never_answered_probes_is_not_taken_for_dead() {
     let mut pair = pair();
     let (near, far) = pair.connected(0x11);
     pair.loses = Box::new(|_, message| matches!(message, Message::Drep(_)));
@@ -132,7 +132,7 @@ fn who_has_never_answered_is_not_missed() {
 
 // Numbers of queue pairs and connections of a process that was killed go to others.
 #[test]
-fn who_has_come_in_the_place_of_the_peer_does_not_answer_for_it() {
+fn a_new_process_at_the_address_does_not_answer_probes_for_the_old_one() {
     let mut pair = pair();
     let (near, _) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
@@ -147,7 +147,7 @@ fn who_has_come_in_the_place_of_the_peer_does_not_answer_for_it() {
 
 // covers 7.08
 #[test]
-fn a_connection_ends_in_its_usual_way_while_it_is_looked_for_its_peer() {
+fn liveness_probes_do_not_disturb_a_disconnect() {
     let mut pair = pair();
     let (near, far) = pair.connected(0x11);
     pair.pass(Duration::from_secs(10));
@@ -165,7 +165,7 @@ fn a_connection_ends_in_its_usual_way_while_it_is_looked_for_its_peer() {
 
 // Whoever makes up adapters makes nothing that stays.
 #[test]
-fn those_who_ask_and_go_are_not_looked_for() {
+fn adapters_without_connections_are_not_probed() {
     let mut pair = pair();
     let (near, _, _) = pair.asked(0x11);
     let request = pair.ends[NEAR].connections[&near.0].repeated.clone();
@@ -190,10 +190,10 @@ fn those_who_ask_and_go_are_not_looked_for() {
             pair.ends[FAR].handle_message(pair.now, address(NEAR), guid, &message);
         }
     }
-    assert!(pair.ends[FAR].looks.len() <= 100);
+    assert!(pair.ends[FAR].liveness.len() <= 100);
     pair.collect();
     pair.wire.clear();
     pair.loses = Box::new(|_, _| true);
     pair.pass(Duration::from_secs(200));
-    assert_eq!(pair.ends[FAR].looks.len(), 0);
+    assert_eq!(pair.ends[FAR].liveness.len(), 0);
 }

@@ -1,4 +1,4 @@
-//! What has come to a listener and nobody has taken yet.
+//! The backlog of a listener: requests that the program has not taken yet.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use verbs_api::{
 use verbs_api::provider::backend::ConnectError;
 use verbs_api::provider::backend::Token;
 
-/// Something that somebody asked.
-pub(crate) trait Asked: Send + 'static {
-    /// How the backend names who asks.
+/// A request in a backlog.
+pub(crate) trait QueuedRequest: Send + 'static {
+    /// The backend's token of the request.
     fn token(&self) -> Option<Token>;
 }
 
-/// Requests in the order in which they came, and whoever waits for one.
-pub(crate) struct Waiting<T> {
+/// Requests in the order of their arrival, and the futures that wait for one.
+pub(crate) struct Backlog<T> {
     most: usize,
     state: Mutex<State<T>>,
 }
@@ -28,21 +28,21 @@ struct State<T> {
     takers: VecDeque<Completer<T, ConnectError>>,
     /// How many [`Hold`]s there are.
     holds: usize,
-    /// Why no more come.
+    /// Why there will be no more requests.
     over: Option<VerbError>,
 }
 
 /// Holds requests back.
-pub(crate) struct Hold<T: Asked>(Arc<Waiting<T>>);
+pub(crate) struct Hold<T: QueuedRequest>(Arc<Backlog<T>>);
 
-impl<T: Asked> Drop for Hold<T> {
+impl<T: QueuedRequest> Drop for Hold<T> {
     fn drop(&mut self) {
         self.0.release();
     }
 }
 
-impl<T: Asked> Waiting<T> {
-    /// At most so many wait; 0 for no limit.
+impl<T: QueuedRequest> Backlog<T> {
+    /// A backlog of at most so many requests; 0 for no limit.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let state = State {
             waiting: VecDeque::new(),
@@ -60,12 +60,12 @@ impl<T: Asked> Waiting<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One has come. Where there is no room it is dropped, which refuses it.
+    /// Adds a request. Where there is no room it is dropped, which refuses it.
     pub(crate) fn push(&self, one: T) {
         self.put(one, false);
     }
 
-    /// Who asked has given up: nobody needs to look at it any more.
+    /// The peer has given up: removes its request.
     pub(crate) fn withdraw(&self, token: Token) {
         let mut state = self.lock();
         let is_it = |one: &T| one.token() == Some(token);
@@ -75,7 +75,7 @@ impl<T: Asked> Waiting<T> {
         drop(one);
     }
 
-    /// The next one. Dropped before somebody has it, it is the next one still.
+    /// The next request. If the result is dropped unclaimed the request is put back in front.
     pub(crate) fn next(self: &Arc<Self>) -> Started<T, ConnectError> {
         let queue = Arc::downgrade(self);
         let (started, completer) = Started::pending_or(move |unclaimed| {
@@ -104,13 +104,13 @@ impl<T: Asked> Waiting<T> {
         started
     }
 
-    /// Until the hold is dropped, requests wait even where somebody wants one.
+    /// Until the hold is dropped, no request is handed out.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold<T> {
         self.lock().holds += 1;
         Hold(Arc::clone(self))
     }
 
-    // The last hold hands out what came meanwhile, in its order.
+    // The last hold hands out the requests that arrived meanwhile, in order.
     fn release(&self) {
         loop {
             let mut state = self.lock();
@@ -127,7 +127,7 @@ impl<T: Asked> Waiting<T> {
         }
     }
 
-    /// No more are taken, and those that wait are dropped.
+    /// Drops the requests that wait, and those that still arrive.
     pub(crate) fn close(&self) {
         self.end(VerbError::Canceled);
     }
@@ -152,7 +152,7 @@ impl<T: Asked> Waiting<T> {
         };
         if let Some(taker) = taker {
             drop(state);
-            // One that has gone meanwhile hands it back.
+            // A taker that was dropped meanwhile puts it back.
             taker.complete(Ok(one));
         } else if state.over.is_some() {
             // Dropped with no lock held.
@@ -160,7 +160,7 @@ impl<T: Asked> Waiting<T> {
         } else if is_first {
             state.waiting.push_front(one);
         } else if state.waiting.len() < self.most.saturating_add(state.takers.len()) {
-            // Takers there are only where requests are held back.
+            // There are takers here only while requests are held back.
             state.waiting.push_back(one);
         } else {
             drop(state);
@@ -168,12 +168,15 @@ impl<T: Asked> Waiting<T> {
     }
 }
 
-/// Sees to it that nobody waits for requests of a device that has gone.
+/// Ends a backlog when its device is removed.
 pub(crate) struct RemovalWatch(Option<Outcome<()>>);
 
 impl RemovalWatch {
-    /// Without a context there is no device that could go.
-    pub(crate) fn new<T: Asked>(context: Option<&Context>, waiting: &Arc<Waiting<T>>) -> Self {
+    /// Without a context there is no device to watch.
+    pub(crate) fn new<T: QueuedRequest>(
+        context: Option<&Context>,
+        waiting: &Arc<Backlog<T>>,
+    ) -> Self {
         let Some(context) = context else {
             return Self(None);
         };
@@ -200,7 +203,7 @@ impl Drop for RemovalWatch {
 mod tests {
     use super::*;
 
-    impl Asked for u64 {
+    impl QueuedRequest for u64 {
         fn token(&self) -> Option<Token> {
             Some(Token(*self))
         }
@@ -212,8 +215,8 @@ mod tests {
 
     // covers 5.22
     #[test]
-    fn what_a_dropped_future_was_given_or_would_be_is_the_next_one_still() {
-        let queue = Waiting::<u64>::new(0);
+    fn a_dropped_future_leaves_its_request_at_the_front() {
+        let queue = Backlog::<u64>::new(0);
         // Dropped while nothing was there, with it there, and with the result in it.
         drop(queue.next());
         queue.push(1);
@@ -233,8 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_is_not_handed_out_and_leaves_room() {
-        let queue = Waiting::<u64>::new(1);
+    fn a_withdrawn_request_is_not_handed_out_and_makes_room() {
+        let queue = Backlog::<u64>::new(1);
         queue.push(1);
         queue.push(2);
         queue.withdraw(Token(1));

@@ -1,4 +1,4 @@
-//! One connection's queue pair with its memory: both directions of [`flow`](super::flow) as verbs.
+//! A connection's queue pair with its memory: carries out both directions of [`flow`](super::flow) by verbs.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use verbs_api::{
 };
 
 use super::device::Opened;
-use super::flow::{CONTROLS, Incoming, Outgoing, Stretch, TARGETS, Taken};
+use super::flow::{CONTROLS, Receiver, Reserved, RingRange, Sender, TARGETS};
 use super::options::{FEWEST, Sizes};
-use super::protocol::{Hello, Map, Message, Order, Target, maps_told};
+use super::protocol::{ByteOrder, ConnData, Map, Message, Target, maps_told};
 
-/// Memory of ours, registered.
+/// Registered memory of ours.
 struct Registered {
     memory: Memory,
     mr: Mr,
@@ -45,17 +45,17 @@ impl Registered {
     }
 }
 
-// None of the places is outside: they are counted in rings of that size.
+// It cannot be outside: the offset is one of a ring of that size.
 fn inside<T: Default>(done: Result<T, OutOfRange>) -> T {
     debug_assert!(done.is_ok());
     done.unwrap_or_default()
 }
 
-/// Memory of the program that the peer may write.
+/// A map: memory of the program that the peer may write.
 struct Mapped {
     address: usize,
     map: Map,
-    // Where in the peer's list; none where it was not to be told.
+    // Its index in the peer's list; none if the peer is not to be told.
     index: Option<u32>,
     told: bool,
     mr: Mr,
@@ -64,40 +64,40 @@ struct Mapped {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The peer said so.
+    /// The peer announced it.
     Closed,
-    /// It did not.
+    /// The peer did not.
     Failed(Errno),
 }
 
-/// One end of a connection.
-pub(crate) struct Lane {
+/// One side of a connection.
+pub(crate) struct StreamQp {
     device: Arc<Opened>,
     qp: Qp,
     cq: Cq,
     send: Registered,
     ring: Registered,
     list: Registered,
-    // Where messages come that are sends.
+    // Buffers of messages that are sends.
     notices: Option<Registered>,
-    out: Outgoing,
-    incoming: Incoming,
-    peer: Option<Hello>,
+    out: Sender,
+    incoming: Receiver,
+    peer: Option<ConnData>,
     maps: u32,
     inline: u32,
     mapped: Vec<Mapped>,
     slots: Vec<Completion>,
     scratch: Vec<u8>,
-    // The list may hold a target that was not seen.
+    // The list may hold a target that was not read.
     is_list_written: bool,
     peer_sends: bool,
     end: Option<End>,
     last_traffic: Instant,
 }
 
-/// In the identity of a receive; the rest is its place.
+/// Bit of a receive's identity; the rest is its slot.
 const RECEIVE: u64 = 1 << 62;
-/// Receives for messages that take no credits.
+/// Receives for messages that use no credits.
 const SPARE_RECEIVES: u32 = 64;
 const NOTICE: u32 = 4;
 const SLOTS: usize = 32;
@@ -106,7 +106,7 @@ fn remote(target: Target) -> RemoteAddress {
     RemoteAddress::new(target.addr, RKey::new(target.key))
 }
 
-impl Lane {
+impl StreamQp {
     /// A queue pair that can be connected, with its memory.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl Lane {
             .pkey_index(0)
             .qp_access_flags(Access::REMOTE_WRITE);
         qp.modify(init).wait()?;
-        let lane = Self {
+        let qp = Self {
             device: Arc::clone(device),
             qp,
             cq,
@@ -155,8 +155,8 @@ impl Lane {
             ring: Registered::new(device, sizes.ring as usize, exposed)?,
             list: Registered::new(device, list, exposed)?,
             notices: notices.transpose()?,
-            out: Outgoing::new(requests, sizes.send_ring, separate),
-            incoming: Incoming::new(sizes.ring, credits as u16),
+            out: Sender::new(requests, sizes.send_ring, separate),
+            incoming: Receiver::new(sizes.ring, credits as u16),
             peer: None,
             maps,
             inline,
@@ -171,9 +171,9 @@ impl Lane {
             last_traffic: Instant::now(),
         };
         for place in 0..receives {
-            lane.post_receive(place)?;
+            qp.post_receive(place)?;
         }
-        Ok(lane)
+        Ok(qp)
     }
 
     pub(crate) fn qp(&self) -> &Qp {
@@ -188,10 +188,10 @@ impl Lane {
         &self.device
     }
 
-    /// What the peer is told.
-    pub(crate) fn hello(&self, sizes: &Sizes) -> Hello {
-        Hello {
-            order: Order::HERE,
+    /// The parameters for the peer.
+    pub(crate) fn conn_data(&self, sizes: &Sizes) -> ConnData {
+        ConnData {
+            order: ByteOrder::HERE,
             credits: self.incoming.credits(),
             maps: Some(self.maps),
             list: self.list.target(TARGETS as u32),
@@ -199,8 +199,8 @@ impl Lane {
         }
     }
 
-    /// What the peer told. From now on there is a connection.
-    pub(crate) fn open(&mut self, peer: Hello) {
+    /// Sets the peer's parameters: there is a connection from now on.
+    pub(crate) fn open(&mut self, peer: ConnData) {
         self.out.open(peer.credits, peer.ring);
         self.incoming.open(peer.list.length);
         self.peer = Some(peer);
@@ -223,7 +223,7 @@ impl Lane {
         self.end.get_or_insert(End::Failed(error));
     }
 
-    /// The connection has ended, which the peer may have said before.
+    /// The connection has ended; the peer may have announced that before.
     pub(crate) fn hang_up(&mut self) {
         self.progress();
         self.fail(Errno(libc::ECONNRESET));
@@ -234,12 +234,12 @@ impl Lane {
         self.end
     }
 
-    /// Asks for one notice. Answers whether there is something already.
+    /// Arms the completion queue. Returns whether there is something already.
     pub(crate) fn arm(&self) -> bool {
         self.cq.arm(Notify::Next).unwrap_or(true)
     }
 
-    /// Takes what has completed and come.
+    /// Polls completions and handles messages.
     pub(crate) fn progress(&mut self) {
         let mut slots = std::mem::take(&mut self.slots);
         loop {
@@ -264,7 +264,7 @@ impl Lane {
     fn done(&mut self, done: &Completion) {
         let is_receive = done.wr_id & RECEIVE != 0;
         if !is_receive {
-            self.out.completed(Taken::of_id(done.wr_id));
+            self.out.completed(Reserved::of_id(done.wr_id));
         }
         match done.status {
             WcStatus::Success if is_receive => self.received(done),
@@ -280,20 +280,20 @@ impl Lane {
         let bits = match &self.notices {
             Some(_) if done.byte_len != NOTICE => return self.fail(Errno(libc::EPROTO)),
             Some(notices) => {
-                let mut octets = [0; 4];
-                inside(notices.memory.read((place * NOTICE) as usize, &mut octets));
-                u32::from_ne_bytes(octets)
+                let mut bytes = [0; 4];
+                inside(notices.memory.read((place * NOTICE) as usize, &mut bytes));
+                u32::from_ne_bytes(bytes)
             }
             None => match done.immediate() {
-                Some(octets) => u32::from_be_bytes(octets),
+                Some(bytes) => u32::from_be_bytes(bytes),
                 None => return self.fail(Errno(libc::EPROTO)),
             },
         };
-        // A queue pair that has failed takes none, and tells by its completions.
+        // A failed queue pair takes none, and reports itself by its completions.
         let _ = self.post_receive(place);
         match Message::of_bits(bits) {
-            Message::Data(octets) => {
-                if self.incoming.arrived(octets).is_err() {
+            Message::Data(bytes) => {
+                if self.incoming.arrived(bytes).is_err() {
                     self.fail(Errno(libc::EPROTO));
                 }
             }
@@ -310,7 +310,7 @@ impl Lane {
         }
     }
 
-    // Grants what is due, where there is a request for it.
+    // Sends the grant that is due, if there is a request for it.
     fn grant(&mut self) {
         let Some(peer) = self.peer else { return };
         while self.end.is_none()
@@ -341,8 +341,8 @@ impl Lane {
                             .wrapping_add(u64::from(entry) * Target::LEN as u64),
                         ..peer.list
                     };
-                    let octets = half.emit(peer.order);
-                    self.post_write(Data::Inline(&octets), place, message, taken);
+                    let bytes = half.emit(peer.order);
+                    self.post_write(Data::Inline(&bytes), place, message, taken);
                 }
             }
             self.incoming.granted(grant);
@@ -350,14 +350,14 @@ impl Lane {
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), Errno> {
-        // What it failed of comes as a completion, where the peer is the reason.
+        // If the peer is the reason, a completion follows.
         self.qp
             .post_one(request)
             .map_err(|_| Errno(libc::ECONNRESET))
     }
 
-    // A message alone.
-    fn post_message(&mut self, message: Message, taken: Taken) {
+    // Sends a message alone.
+    fn post_message(&mut self, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
@@ -371,8 +371,8 @@ impl Lane {
         self.posted(posted, taken);
     }
 
-    // Octets, and a message behind them.
-    fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Taken) {
+    // Sends bytes and a message behind them.
+    fn post_write(&mut self, data: Data<'_>, to: Target, message: Message, taken: Reserved) {
         let bits = message.bits();
         let id = taken.to_id();
         let posted = match self.notices {
@@ -387,7 +387,7 @@ impl Lane {
         self.posted(posted, taken);
     }
 
-    fn posted(&mut self, posted: Result<(), Errno>, taken: Taken) {
+    fn posted(&mut self, posted: Result<(), Errno>, taken: Reserved) {
         if let Err(error) = posted {
             self.out.completed(taken);
             self.fail(error);
@@ -402,7 +402,7 @@ impl Lane {
             return;
         }
         let at = entry * Target::LEN;
-        // The peer writes the length last, with the key: seen first, what is before it is there too.
+        // The peer writes the length last, with the key: once it is visible, so is everything in front.
         let tail = inside(self.list.memory.load_u64(at + 8)).to_ne_bytes();
         let mut target = Target {
             addr: 0,
@@ -414,7 +414,7 @@ impl Lane {
             return;
         }
         target.addr = inside(self.list.memory.load_u64(at));
-        // It is written again only when all of it was used.
+        // It is written again only after all of it was used.
         inside(self.list.memory.store_u64(at + 8, 0));
         self.out.found_target(target);
     }
@@ -425,20 +425,20 @@ impl Lane {
         self.out.room(false) > 0
     }
 
-    // Octets in one piece, where they are sent beside the ring.
-    fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], octets: usize) -> Data<'a> {
-        if let Some(whole) = source.first().and_then(|first| first.get(..octets)) {
+    // The bytes in one piece, if they are sent outside the ring.
+    fn inline<'a>(scratch: &'a mut Vec<u8>, source: &'a [IoSlice<'_>], bytes: usize) -> Data<'a> {
+        if let Some(whole) = source.first().and_then(|first| first.get(..bytes)) {
             return Data::Inline(whole);
         }
         scratch.clear();
         for part in source {
-            let left = octets - scratch.len();
+            let left = bytes - scratch.len();
             scratch.extend_from_slice(&part[..left.min(part.len())]);
         }
         Data::Inline(scratch)
     }
 
-    fn fill(&self, source: &[IoSlice<'_>], stretch: Stretch) -> [Sge; 2] {
+    fn fill(&self, source: &[IoSlice<'_>], stretch: RingRange) -> [Sge; 2] {
         let mut at = stretch.offset as usize;
         let mut left = (stretch.length + stretch.wrapped) as usize;
         let size = self.send.memory.len();
@@ -458,32 +458,32 @@ impl Lane {
         ]
     }
 
-    /// Sends the first octets of `source`, as many as there is room for. Answers how many.
+    /// Sends the first bytes of `source`, as many as there is room for. Returns how many.
     pub(crate) fn send(&mut self, source: &[IoSlice<'_>]) -> u32 {
         self.tell_maps();
         self.look_for_target();
         let length = total(source);
         let inline = length <= self.inline as usize;
-        let octets = self.out.room(inline).min(PIECE);
-        let octets = octets.min(u32::try_from(length).unwrap_or(u32::MAX));
-        if octets == 0 {
+        let bytes = self.out.room(inline).min(PIECE);
+        let bytes = bytes.min(u32::try_from(length).unwrap_or(u32::MAX));
+        if bytes == 0 {
             return 0;
         }
-        let (stretch, target, taken) = self.out.take(octets, inline);
-        let message = Message::Data(octets);
+        let (stretch, target, taken) = self.out.take(bytes, inline);
+        let message = Message::Data(bytes);
         if inline {
             let mut scratch = std::mem::take(&mut self.scratch);
-            let data = Self::inline(&mut scratch, source, octets as usize);
+            let data = Self::inline(&mut scratch, source, bytes as usize);
             self.post_write(data, target, message, taken);
             self.scratch = scratch;
         } else {
             let sges = self.fill(source, stretch);
             self.post_write(Data::Sges(used(&sges)), target, message, taken);
         }
-        octets
+        bytes
     }
 
-    /// Writes the first octets of `source` to where the peer has mapped `offset`. Answers how many there was room for.
+    /// Writes the first bytes of `source` to where the peer has mapped `offset`. Returns how many there was room for.
     ///
     /// # Errors
     /// The peer has mapped nothing there.
@@ -492,17 +492,17 @@ impl Lane {
         let length = total(source);
         let inline = length <= self.inline as usize;
         let room = self.out.room_unannounced(inline).min(target.length);
-        let octets = room
+        let bytes = room
             .min(PIECE)
             .min(u32::try_from(length).unwrap_or(u32::MAX));
-        if octets == 0 {
+        if bytes == 0 {
             return Ok(0);
         }
-        let (stretch, taken) = self.out.take_unannounced(octets, inline);
+        let (stretch, taken) = self.out.take_unannounced(bytes, inline);
         let id = taken.to_id();
         let posted = if inline {
             let mut scratch = std::mem::take(&mut self.scratch);
-            let data = Self::inline(&mut scratch, source, octets as usize);
+            let data = Self::inline(&mut scratch, source, bytes as usize);
             let posted = self.post(wr::Write::new(data, remote(target)).signaled(id));
             self.scratch = scratch;
             posted
@@ -511,19 +511,19 @@ impl Lane {
             self.post(wr::Write::new(Data::Sges(used(&sges)), remote(target)).signaled(id))
         };
         self.posted(posted, taken);
-        Ok(octets)
+        Ok(bytes)
     }
 
     fn find_map(&self, offset: u64) -> Option<Target> {
         (0..self.maps as usize).find_map(|index| {
-            let mut octets = [0; Map::LEN];
+            let mut bytes = [0; Map::LEN];
             let at = TARGETS * Target::LEN + index * Map::LEN;
-            inside(self.list.memory.read(at, &mut octets));
-            Map::read(&octets).find(offset)
+            inside(self.list.memory.read(at, &mut bytes));
+            Map::read(&bytes).find(offset)
         })
     }
 
-    /// Copies octets that have come. Answers how many.
+    /// Copies received bytes. Returns how many.
     pub(crate) fn receive(&mut self, sinks: &mut [IoSliceMut<'_>], peek: bool) -> usize {
         let mut copied = 0;
         for sink in sinks {
@@ -537,32 +537,32 @@ impl Lane {
                     .memory
                     .read(0, &mut rest[..found.wrapped as usize]),
             );
-            let octets = found.length + found.wrapped;
-            copied += octets;
+            let bytes = found.length + found.wrapped;
+            copied += bytes;
             if !peek {
-                self.incoming.read(octets);
+                self.incoming.read(bytes);
             }
         }
         self.grant();
         copied as usize
     }
 
-    /// Octets that can be read.
+    /// How many bytes can be read.
     pub(crate) fn unread(&self) -> u32 {
         self.incoming.unread()
     }
 
-    /// Whether the peer may send still.
+    /// Whether the peer may still send.
     pub(crate) fn peer_sends(&self) -> bool {
         self.peer_sends && self.end.is_none()
     }
 
-    /// Whether everything that was sent has arrived, as far as the transport tells.
+    /// Whether everything sent has arrived, as far as the transport reports that.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_idle()
     }
 
-    /// Sends a control message, where there is a request for it.
+    /// Sends a control message, if there is a request for it.
     pub(crate) fn control(&mut self, message: Message) -> bool {
         let taken = self.out.take_control(1);
         if let Some(taken) = taken {
@@ -571,12 +571,12 @@ impl Lane {
         taken.is_some()
     }
 
-    /// When something came last.
+    /// When something was received last.
     pub(crate) fn last_traffic(&self) -> Instant {
         self.last_traffic
     }
 
-    /// Sends what the peer's program does not see, unless something is under way: whoever is not there any more does not
+    /// Sends a message that the peer's program does not see, unless something is outstanding: a vanished peer does not
     /// acknowledge it.
     pub(crate) fn probe(&mut self) {
         if self.end.is_some() || self.peer.is_none() || !self.out.is_idle() {
@@ -590,7 +590,7 @@ impl Lane {
         }
     }
 
-    /// Lets the peer write memory of the program's, which `mr` is.
+    /// Lets the peer write the program's memory in `mr`.
     ///
     /// # Errors
     /// The peer has no room for another map.
@@ -631,7 +631,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Ends it. The region is the caller's to end.
+    /// Removes a map. The caller deregisters the region.
     pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<Mr> {
         let place = self.mapped.iter().position(|mapped| {
             mapped.address == address && mapped.map.target.length as usize == length
@@ -639,7 +639,7 @@ impl Lane {
         Some(self.mapped.swap_remove(place).mr)
     }
 
-    // Maps that the peer was not told of go before octets that are sent.
+    // Announces maps to the peer, before further bytes are sent.
     fn tell_maps(&mut self) {
         let Some(peer) = self.peer else { return };
         for place in 0..self.mapped.len() {
@@ -659,13 +659,13 @@ impl Lane {
                 addr: peer.map_address(index),
                 ..peer.list
             };
-            let octets = map.emit(peer.order);
-            self.post_write(Data::Inline(&octets), to, Message::Mapped(index), taken);
+            let bytes = map.emit(peer.order);
+            self.post_write(Data::Inline(&bytes), to, Message::Mapped(index), taken);
             self.mapped[place].told = true;
         }
     }
 
-    /// Ends all that it is made of.
+    /// Destroys its objects.
     pub(crate) fn destroy(self) {
         let _ = self.qp.destroy().wait();
         let _ = self.cq.destroy().wait();
@@ -682,7 +682,7 @@ impl Lane {
     }
 }
 
-/// The most octets of one message: the peer reads the first while the next are copied.
+/// Most bytes of one message: the peer reads the first while the next are copied.
 const PIECE: u32 = 1 << 16;
 
 const _: () = assert!(CONTROLS >= 2);

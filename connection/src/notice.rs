@@ -1,0 +1,31 @@
+//! Calls to a program's sinks: found out with a lock held, made with none.
+
+use std::sync::Arc;
+
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, CmEvent, ConnectError, ListenSink, Offer, Question, Sink, Token,
+};
+
+/// A call to a sink that is still to be made.
+pub(crate) enum Notice {
+    Request(Arc<dyn ListenSink<Offer>>, Token, Offer),
+    RequestWithdrawn(Arc<dyn ListenSink<Offer>>, Token),
+    Event(Arc<dyn Sink>, CmEvent),
+    Question(Arc<dyn ListenSink<Question>>, Token, Question),
+    QuestionWithdrawn(Arc<dyn ListenSink<Question>>, Token),
+    Answer(Arc<dyn AnswerSink>, Result<Answer, ConnectError>),
+}
+
+impl Notice {
+    /// Makes the call. The sink may call back: no lock may be held.
+    pub(crate) fn deliver(self) {
+        match self {
+            Self::Request(sink, token, offer) => sink.asked(token, offer),
+            Self::RequestWithdrawn(sink, token) => sink.withdrawn(token),
+            Self::Event(sink, event) => sink.event(event),
+            Self::Question(sink, token, question) => sink.asked(token, question),
+            Self::QuestionWithdrawn(sink, token) => sink.withdrawn(token),
+            Self::Answer(sink, answer) => sink.answered(answer),
+        }
+    }
+}

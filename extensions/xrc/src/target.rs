@@ -1,0 +1,64 @@
+//! Targets of emulated devices: one queue pair, and the handles that were opened of it.
+
+use std::sync::{Arc, Mutex};
+
+use polyverbs_engine::emulation::QpHandle;
+use verbs_api::event::{EventSubject, EventType};
+use verbs_api::objects::ObjectId;
+use verbs_api::provider::{EventSink, QpOps};
+
+use crate::opening::lock;
+
+/// A target and its handles. It is destroyed with the last of them.
+#[derive(Default)]
+pub(crate) struct SharedTarget(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    real: Option<Arc<dyn QpOps>>,
+    handles: Vec<(ObjectId, Arc<dyn EventSink>)>,
+}
+
+impl SharedTarget {
+    /// Adds a handle, whose sink receives the target's events.
+    pub(crate) fn add_handle(&self, handle: &QpHandle<'_>) {
+        let events = Arc::clone(handle.events);
+        lock(&self.0).handles.push((handle.id, events));
+    }
+
+    /// Its handles.
+    pub(crate) fn handles(&self) -> Vec<ObjectId> {
+        let parts = lock(&self.0);
+        parts.handles.iter().map(|(id, _)| *id).collect()
+    }
+
+    /// The queue pair; `None` before it is made, and once it is being destroyed.
+    pub(crate) fn real(&self) -> Option<Arc<dyn QpOps>> {
+        lock(&self.0).real.clone()
+    }
+
+    /// Sets the queue pair, once it is made.
+    pub(crate) fn set_real(&self, made: Arc<dyn QpOps>) {
+        lock(&self.0).real = Some(made);
+    }
+
+    /// Removes a handle; returns the queue pair if it was the last.
+    pub(crate) fn remove_handle(&self, id: ObjectId) -> Option<Arc<dyn QpOps>> {
+        let mut parts = lock(&self.0);
+        parts.handles.retain(|(known, _)| *known != id);
+        match parts.handles.is_empty() {
+            true => parts.real.take(),
+            false => None,
+        }
+    }
+}
+
+/// An event of the queue pair goes to every handle.
+impl EventSink for SharedTarget {
+    fn event(&self, event: EventType, _: EventSubject) {
+        let handles = lock(&self.0).handles.clone();
+        for (id, sink) in handles {
+            sink.event(event, EventSubject::Object(id));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Memory regions.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use polyverbs_abi::{IbvMr, IbvPd};
+use rustix::process::{Resource, getrlimit};
+use verbs_api::capability::Features;
+use verbs_api::ids::LKey;
+use verbs_api::objects::{Holder, ObjectId, ObjectKind};
+use verbs_api::provider::{MrChange, MrInit, MrOps, RegionMemory, Reply, own};
+use verbs_api::{Access, ErrorKind, RKey, VerbError};
+
+use crate::context::Context;
+use crate::domain::Domain;
+use crate::lock::lock;
+use crate::verbs::{Change, Live};
+
+pub(crate) struct Region {
+    context: Arc<Context>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) mr: Arc<Live<IbvMr>>,
+    lkey: AtomicU32,
+    /// 0 where peers have no right.
+    rkey: AtomicU32,
+    state: Mutex<RegionState>,
+    /// Those that were bound to it last: what may keep the library from giving it up.
+    pub(crate) windows: Mutex<HashSet<ObjectId>>,
+}
+
+struct RegionState {
+    access: Access,
+    /// Kept as long as the device may use it.
+    _memory: RegionMemory,
+}
+
+impl Region {
+    pub(crate) fn register(
+        context: Arc<Context>,
+        pd: &Live<IbvPd>,
+        init: &MrInit,
+    ) -> Result<Self, VerbError> {
+        check_rights(init.access)?;
+        let mr = match init.private {
+            true => register_unseen(&context, pd, init),
+            false => pd.reg_mr(&init.memory, init.iova, init.access),
+        };
+        let mr = mr.map_err(|error| with_lock_limit(error, init.memory.len()))?;
+        Self::new(context, mr, init)
+    }
+
+    fn new(context: Arc<Context>, mr: Live<IbvMr>, init: &MrInit) -> Result<Self, VerbError> {
+        let shared = Shared {
+            mr: Arc::new(mr),
+            lkey: AtomicU32::default(),
+            rkey: AtomicU32::default(),
+            state: Mutex::new(RegionState {
+                access: init.access,
+                _memory: init.memory.clone(),
+            }),
+            windows: Mutex::default(),
+        };
+        shared.read_keys()?;
+        if !init.private {
+            shared.show_key(&context);
+        }
+        let shared = Arc::new(shared);
+        Ok(Self { context, shared })
+    }
+}
+
+impl Shared {
+    fn read_keys(&self) -> Result<(), VerbError> {
+        let (lkey, rkey) = self.mr.keys()?;
+        let is_exposed = lock(&self.state).access.intersects(Access::REMOTE);
+        self.lkey.store(lkey, Ordering::Release);
+        self.rkey
+            .store(if is_exposed { rkey } else { 0 }, Ordering::Release);
+        Ok(())
+    }
+
+    fn show_key(&self, context: &Context) {
+        let lkey = self.lkey.load(Ordering::Acquire);
+        lock(&context.keys).insert(lkey);
+    }
+
+    /// What a refusal means where windows are bound to the region.
+    fn held_by_windows(&self, error: VerbError) -> VerbError {
+        let windows = lock(&self.windows);
+        match error.kind() {
+            ErrorKind::Busy | ErrorKind::InvalidArgument if !windows.is_empty() => {
+                let holders = windows.iter().map(|&id| Holder::new(ObjectKind::Mw, id));
+                VerbError::Busy(holders.collect())
+            }
+            _ => error,
+        }
+    }
+
+    fn rereg(&self, change: MrChange) -> Result<(), VerbError> {
+        check_rights(change.access.unwrap_or_default())?;
+        let pd: Option<Arc<Domain>> = match &change.pd {
+            Some(pd) => Some(own(pd, "pd")?),
+            None => None,
+        };
+        let moved = change.translation.as_ref();
+        if moved.is_some_and(|(memory, iova)| *iova != memory.address() as u64) {
+            let reason = "ibv_rereg_mr has no address but that of the memory";
+            return Err(VerbError::UnsupportedHere(reason.into()));
+        }
+        self.mr.rereg(&Change {
+            memory: moved.map(|(memory, _)| memory),
+            pd: pd.as_ref().map(|pd| &*pd.pd),
+            access: change.access,
+        })?;
+        let mut state = lock(&self.state);
+        if let Some((memory, _)) = change.translation {
+            state._memory = memory;
+        }
+        state.access = change.access.unwrap_or(state.access);
+        drop(state);
+        self.read_keys()
+    }
+}
+
+impl MrOps for Region {
+    fn lkey(&self) -> LKey {
+        LKey::new(self.shared.lkey.load(Ordering::Acquire))
+    }
+
+    fn rkey(&self) -> RKey {
+        RKey::new(self.shared.rkey.load(Ordering::Acquire))
+    }
+
+    fn rereg(&self, change: MrChange, reply: Reply<()>) {
+        let (context, shared) = (Arc::clone(&self.context), Arc::clone(&self.shared));
+        self.context.start(reply, move || {
+            shared.rereg(change)?;
+            shared.show_key(&context);
+            Ok(())
+        });
+    }
+
+    fn dereg(&self, reply: Reply<()>) {
+        let shared = Arc::clone(&self.shared);
+        self.context.destroy(reply, move || {
+            let done = shared.mr.dereg();
+            done.map_err(|error| shared.held_by_windows(error))
+        });
+    }
+}
+
+/// The kernel says of memory that it may not lock what it says where there is none.
+fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
+    let no_memory = matches!(
+        error,
+        VerbError::Os {
+            errno: libc::ENOMEM,
+            ..
+        }
+    );
+    match getrlimit(Resource::Memlock).current {
+        Some(limit) if no_memory => VerbError::MemoryLock {
+            wanted: length as u64,
+            limit,
+        },
+        _ => error,
+    }
+}
+
+/// No device says that it has zero-based addresses, and one that ignores what it does not know opens the wrong memory.
+fn check_rights(access: Access) -> Result<(), VerbError> {
+    let mut missing = Features::empty();
+    missing.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
+    let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    missing.set(Features::FLUSH, access.intersects(flushes));
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(VerbError::Unsupported { missing }),
+    }
+}
+
+fn register_unseen(
+    context: &Context,
+    pd: &Live<IbvPd>,
+    init: &MrInit,
+) -> Result<Live<IbvMr>, VerbError> {
+    let make = || {
+        let mr = pd.reg_mr(&init.memory, init.iova, init.access)?;
+        let (lkey, _) = mr.keys()?;
+        Ok((mr, lkey))
+    };
+    let (found, seen) = lock(&context.keys).find_unseen(make);
+    for mr in seen {
+        mr.dereg()?;
+    }
+    found
+}
