@@ -6,11 +6,12 @@ use std::sync::Arc;
 use crate::capability::PortAttributes;
 use crate::completion::{Completion, WcFlags};
 use crate::control::Started;
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
-use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
+use crate::object_id::ObjectId;
+use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
 use crate::provider::AhOps;
-use crate::qp::AddressVector;
+use crate::qp_attributes::AddressVector;
 
 pub(crate) struct AhExtra;
 
@@ -94,6 +95,28 @@ impl Ah {
 }
 
 impl AddressVector {
+    /// Checks the numbers that mean the same on every device, of one with `phys_port_cnt` ports.
+    ///
+    /// # Errors
+    /// The one that is out of its range.
+    pub fn check(&self, phys_port_cnt: u8) -> Result<(), VerbError> {
+        if !(1..=phys_port_cnt).contains(&self.port_num) {
+            let reason = ArgumentReason::OutOfRange {
+                given: self.port_num.into(),
+                least: 1,
+                most: phys_port_cnt.into(),
+            };
+            return Err(VerbError::argument("port_num", reason));
+        }
+        if self.sl > 15 || self.static_rate > 31 {
+            return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
+        }
+        if self.flow_label >= 1 << 20 {
+            return Err(VerbError::argument("flow_label", "has more than 20 bits"));
+        }
+        Ok(())
+    }
+
     /// The path back to the sender of a datagram that came through `port`. `grh` is what the receive has in front of the
     /// message: without [`WcFlags::GRH`] it says nothing.
     ///

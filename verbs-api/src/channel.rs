@@ -9,15 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use crate::argument::ArgumentReason;
 use crate::context::Context;
 use crate::control::{Started, Waiters, block_on, block_on_for};
 use crate::cq::{Cq, CqObject};
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::notifier::Notifier;
-use crate::objects::{
-    Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, Ops, destroy,
-};
+use crate::object_id::ObjectId;
+use crate::objects::{Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, Ops, destroy};
 use crate::provider::Reply;
 
 // A channel has no provider's part.

@@ -12,17 +12,15 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::completion::{Completion, Notify};
 use crate::context::Context;
 use crate::control::{Started, Waiters, block_on, block_on_for, run_handler};
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::notifier::Notifier;
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Ticket, destroy,
-};
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::objects::{AnyObject, Birth, DestroyError, Extra, Handle, Object, Ticket, destroy};
 use crate::provider::{CompletionSink, CqInit, CqOps, Reply};
 use router::Router;
 

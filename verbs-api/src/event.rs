@@ -109,7 +109,7 @@ impl EventType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
     /// The object that was created with this identity.
-    Object(crate::objects::ObjectId),
+    Object(crate::object_id::ObjectId),
     /// A port.
     Port(Port),
     /// The device.

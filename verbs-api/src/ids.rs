@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::capability::Transport;
+use crate::transport::Transport;
 
 const MASK_24: u32 = 0x00ff_ffff;
 

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, Features, Limit};
 use crate::context::ContextInner;
 use crate::control::Started;
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{LKey, RKey};
 use crate::memory::{MemoryRange, OutOfRange};
+use crate::object_id::ObjectId;
 use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, ObjectId, Ticket, destroy,
+    AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, Ticket, destroy,
 };
 use crate::pd::Pd;
 use crate::portable::Sink;

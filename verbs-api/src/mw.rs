@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::control::Started;
 use crate::ids::RKey;
 use crate::mr::{Mr, MrKey};
-use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
+use crate::object_id::ObjectId;
+use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
 use crate::provider::{MwOps, MwType};
 
 pub(crate) struct MwExtra {

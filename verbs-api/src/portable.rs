@@ -20,9 +20,10 @@ use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::post::PostReason;
 use crate::provider::{MwType, Operation};
+use crate::service::Operations;
 use crate::wr::{
-    BindWindow, FastRegister, LocalInvalidate, Operations, Read, ReadWithInvalidate, RemoteAddress,
-    Send, SendFlags, SendWithInvalidate, Sge, WorkRequest, Write,
+    BindWindow, FastRegister, LocalInvalidate, Read, ReadWithInvalidate, RemoteAddress, Send,
+    SendFlags, SendWithInvalidate, Sge, WorkRequest, Write,
 };
 
 /// Slots of a send queue that a portable operation takes at most.

@@ -6,10 +6,9 @@ use thiserror::Error;
 
 use crate::capability::{BaselineGaps, Features, feature_names};
 use crate::error::{ErrorKind, GapNames, kind_of_errno};
-use crate::extension::QpVariant;
-use crate::objects::{ObjectId, ObjectKind};
-use crate::qp::{QpState, QpType};
-use crate::wr::Operations;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::qp_attributes::{QpState, QpVariant};
+use crate::service::{Operations, QpType};
 
 /// What a queue pair allows: fixed when it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::argument::ArgumentReason;
 use crate::capability::Limit;
 use crate::control::Started;
-use crate::error::VerbError;
-use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, Ticket, destroy};
+use crate::error::{ArgumentReason, VerbError};
+use crate::object_id::ObjectId;
+use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, Ticket, destroy};
 use crate::post::{PostError, PostReason};
 use crate::provider::{Reply, SrqOps};
 use crate::receive::{post_in_place, post_owned, post_receives};

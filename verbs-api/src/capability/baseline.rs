@@ -3,8 +3,7 @@
 use bitflags::bitflags;
 
 use super::{BaselineGaps, DeviceAttributes, FeatureSet};
-use crate::qp::QpType;
-use crate::wr::Operations;
+use crate::service::{Operations, QpType};
 
 bitflags! {
     /// What a device is expected to do without being asked, as bits that can be needed.

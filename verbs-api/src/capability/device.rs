@@ -4,37 +4,11 @@ use std::net::IpAddr;
 
 use bitflags::bitflags;
 
-use super::{Baseline, BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
-use crate::extension::FeatureInfo;
+use super::{
+    Baseline, BaselineGaps, FeatureInfo, FeatureSet, Features, Limit, Limits, feature_names,
+};
 use crate::ids::{Gid, Guid, LinkAddress, Port};
-
-/// The family of protocols that a device speaks.
-///
-/// ```
-/// use verbs_api::{OpenError, Requirements, Transport, open};
-/// let wanted = Requirements::new().transport(Transport::Iwarp);
-/// match open(wanted) {
-///     Ok(device) => assert_eq!(device.attributes().transport.name(), "iwarp"),
-///     Err(error) => println!("{error}"),
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// InfiniBand's transport: InfiniBand and RoCE.
-    InfiniBand,
-    /// RDMA over TCP: RFC 5040 to 5044.
-    Iwarp,
-}
-
-impl Transport {
-    /// `"infiniband"` or `"iwarp"`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InfiniBand => "infiniband",
-            Self::Iwarp => "iwarp",
-        }
-    }
-}
+use crate::transport::Transport;
 
 /// With respect to whom an atomic operation is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::service::Operations;
+
 /// A set of feature bits with a name of its own, so that two vendors cannot meet on one spare bit.
 ///
 /// The core's [`Features`] is one such set; an extension defines another with `bitflags!` and implements this.
@@ -147,4 +149,29 @@ pub fn feature_names<F: FeatureSet>(features: F) -> Vec<&'static str> {
         .filter(|flag| !flag.name().is_empty() && features.contains(*flag.value()))
         .map(bitflags::Flag::name)
         .collect()
+}
+
+impl Operations {
+    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
+    /// something to invalidate: keys of `BMME`, or windows of type 2.
+    pub fn missing_features(self, offered: Features) -> Features {
+        let has_windows = offered.intersects(Features::WINDOW_2);
+        let mut needed = Features::empty();
+        needed.set(
+            Features::BMME,
+            self.contains(Self::FAST_REGISTER)
+                || self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV) && !has_windows,
+        );
+        needed.set(
+            Features::WINDOW_2B,
+            self.contains(Self::BIND_MW) && !has_windows,
+        );
+        needed.set(
+            Features::READ_WITH_INVALIDATE,
+            self.contains(Self::READ_WITH_INV),
+        );
+        needed.set(Features::FLUSH, self.contains(Self::FLUSH));
+        needed.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
+        needed - offered
+    }
 }

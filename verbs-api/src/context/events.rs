@@ -16,7 +16,8 @@ use crate::control::{Waiters, block_on, block_on_for, run_handler};
 use crate::error::VerbError;
 use crate::event::{EventSubject, EventType};
 use crate::notifier::Notifier;
-use crate::objects::{Ack, Holder, ObjectId, ObjectKind, Table};
+use crate::object_id::{Holder, ObjectId, ObjectKind};
+use crate::objects::{Ack, Table};
 
 /// Events that wait to be fetched, at most; beyond that the newest are lost, and counted.
 pub(crate) const EVENT_QUEUE_CAPACITY: usize = 256;

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::AsyncEvent;
 use super::events::{EventQueue, fits};
-use crate::argument::ArgumentReason;
 use crate::capability::{
     Baseline, BaselineGaps, DeviceAttributes, Features, Grant, PortAttributes,
 };
 use crate::control::{Completer, Started};
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::event::{EventSubject, EventType};
 use crate::ids::Port;
-use crate::objects::{Deferred, ObjectId, ObjectKind, Slab, Table};
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::objects::{Deferred, Slab, Table};
 use crate::post::QpRules;
 use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink, MwType, Reply};
 

@@ -12,19 +12,21 @@ pub use events::{AsyncEvent, Events, NextEvent};
 pub use inner::Outcome;
 pub(crate) use inner::{ContextInner, ContextShared};
 
-use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes};
+use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes, Unsupported};
 use crate::channel::CompletionChannel;
 use crate::control::Started;
 use crate::cq::{Cq, CqOptions};
 use crate::error::VerbError;
-use crate::extension::{Extension, Unsupported};
+use crate::extension::Extension;
 use crate::ids::{Gid, LinkAddress, Port};
 use crate::mr::Mr;
-use crate::objects::{Birth, DestroyError, Object, ObjectId, ObjectKind};
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::objects::{Birth, DestroyError, Object};
 use crate::pd::Pd;
 use crate::provider::carrier::Carrier;
 use crate::provider::{ContextOps, DeviceOps, Reply};
-use crate::qp::{AddressVector, Qp};
+use crate::qp::Qp;
+use crate::qp_attributes::AddressVector;
 use crate::srq::Srq;
 
 /// Tells devices apart, and keeps none alive.

@@ -18,7 +18,7 @@ use super::CqObject;
 use crate::completion::{Completion, Notify};
 use crate::control::handler_scope;
 use crate::error::VerbError;
-use crate::objects::ObjectId;
+use crate::object_id::ObjectId;
 
 /// Completions that are taken from the provider at once.
 const BATCH: usize = 16;

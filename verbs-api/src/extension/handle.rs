@@ -1,11 +1,10 @@
 //! Extensions as a program sees them: a typed handle that proves a feature.
 
 use bitflags::Flags as _;
-use thiserror::Error;
 
-use crate::capability::{FeatureSet, feature_names};
+use crate::capability::{FeatureSet, Unsupported, feature_names};
 use crate::context::Context;
-use crate::wr::Operations;
+use crate::service::Operations;
 
 /// The typed handle of an extension: who has one, was granted its features.
 ///
@@ -53,14 +52,4 @@ impl<X: Extension> From<&X> for Operations {
     fn from(extension: &X) -> Self {
         extension.operations()
     }
-}
-
-/// An extension was asked for whose features were not granted.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
-pub struct Unsupported {
-    /// The extension.
-    pub extension: &'static str,
-    /// Names of the bits that were not granted.
-    pub missing: Vec<&'static str>,
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{FeatureInfo, Held};
+use crate::capability::FeatureInfo;
+use crate::operation::Held;
 
 /// A mode of an extension that a shared receive queue is created with: see
 /// [`Pd::create_srq_of`](crate::Pd::create_srq_of).

@@ -8,16 +8,15 @@
 //! Read next: `node`, then `object`.
 
 mod destroy;
-mod id;
 mod identity;
 pub(crate) mod node;
 mod object;
 mod slab;
 mod table;
 
+pub use crate::object_id::{Holder, ObjectId, ObjectKind};
 pub use destroy::DestroyError;
 pub(crate) use destroy::{Handle, destroy};
-pub use id::{Holder, ObjectId, ObjectKind};
 pub(crate) use node::{Ack, AnyObject, Birth, Hold, Ticket, User};
 pub(crate) use object::{Deferred, Extra, Object, Ops};
 pub(crate) use slab::Slab;

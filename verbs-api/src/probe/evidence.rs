@@ -3,9 +3,9 @@
 use std::fmt;
 use std::panic::Location;
 
+use crate::capability::Unsupported;
 use crate::completion::WcStatus;
 use crate::error::{ErrorKind, VerbError};
-use crate::extension::Unsupported;
 use crate::memory::{OutOfMemory, OutOfRange};
 use crate::objects::DestroyError;
 use crate::post::{PostError, PostReason};

@@ -10,8 +10,10 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
 use crate::provider::Operation;
-use crate::qp::{ConnectOptions, Qp, QpOptions, QpState, QpType};
-use crate::wr::{FetchAdd, Operations, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
+use crate::qp::{ConnectOptions, Qp, QpOptions};
+use crate::qp_attributes::QpState;
+use crate::service::{Operations, QpType};
+use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;

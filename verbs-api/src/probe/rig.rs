@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Evidence, Outcome};
 use crate::access::Access;
-use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements, Transport};
+use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements};
 use crate::completion::Completion;
 use crate::context::Context;
 use crate::control::Started;
@@ -21,6 +21,7 @@ use crate::objects::DestroyError;
 use crate::pd::Pd;
 use crate::provider::MwType;
 use crate::registry::Device;
+use crate::transport::Transport;
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
 
 /// Octets of a page.

@@ -36,31 +36,30 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::completion::{Completion, Notify};
-use crate::error::VerbError;
+use crate::error::{ArgumentReason, VerbError};
 use crate::event::{EventSubject, EventType};
 use crate::extension::{Extensions, QpExtension, SrqExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
 use crate::memory::{Allocation, MemoryRange};
-use crate::objects::ObjectId;
+use crate::object_id::ObjectId;
 use crate::post::PostReason;
 use crate::provider::carrier::Carrier;
-use crate::qp::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus, QpType};
+use crate::qp_attributes::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus};
+use crate::service::QpType;
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
 pub use crate::context::Outcome;
 pub use crate::control::{Completer, Help, handler_scope, in_handler, run_handler, want_help};
+pub use crate::error::RegistryError;
 pub use crate::post::QpRules;
-pub use crate::registry::{LinkedProvider, RegistryError};
+pub use crate::registry::LinkedProvider;
+pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};
-
-/// Version of this contract. A provider or an extension states the one it was built for.
-pub const CONTRACT_VERSION: u32 = 2;
 
 type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
 
@@ -361,7 +360,7 @@ pub struct QpInit {
     /// Every request completes with a completion.
     pub sq_sig_all: bool,
     /// Operations that it will do, checked against the grant.
-    pub operations: crate::wr::Operations,
+    pub operations: crate::service::Operations,
     /// Flags and modes of extensions, checked against the grant: a provider honours each or refuses.
     pub extensions: Vec<QpExtension>,
 }
@@ -584,7 +583,7 @@ pub trait QpOps: AsAny {
     /// As for a posted request.
     fn bind_mw(&self, _bind: BindWindow<'_>) -> Result<RKey, PostReason> {
         Err(PostReason::OperationNotEnabled {
-            missing: crate::wr::Operations::BIND_MW,
+            missing: crate::service::Operations::BIND_MW,
         })
     }
 

@@ -2,52 +2,18 @@
 
 use std::sync::Arc;
 
-use super::{AddressVector, Qp, QpAttrMask, QpAttributes, QpState, QpType, transition};
+use super::Qp;
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::Mtu;
 use crate::context::{Context, ContextInner};
 use crate::control::Started;
-use crate::error::VerbError;
-use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
+use crate::error::{ArgumentReason, VerbError};
+use crate::ids::{Port, Psn};
 use crate::provider::modify_in_turn;
-
-/// What a peer needs to know to connect: exchange it by any means.
-///
-/// ```no_run
-/// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{QpEndpoint, ids::{Psn, Qpn}};
-/// let own = qp.endpoint()?;
-/// // All four go to the peer, in any form; it makes the same endpoint of them, and connects to it.
-/// let (qp_num, sq_psn) = (own.qp_num.value(), own.sq_psn.value());
-/// let told = QpEndpoint { qp_num: Qpn::new(qp_num), sq_psn: Psn::new(sq_psn), ..own };
-/// assert_eq!(told, own);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpEndpoint {
-    /// The queue pair.
-    pub qp_num: Qpn,
-    /// The first packet sequence number that it sends.
-    pub sq_psn: Psn,
-    /// Where its port is found on the link.
-    pub address: LinkAddress,
-    /// The port's global identifier.
-    pub gid: Gid,
-}
-
-/// Which end of its connection a queue pair is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Half {
-    /// It asks and answers, as queue pairs do of which no extension makes something else.
-    #[default]
-    Both,
-    /// It asks: at the other end is a [`Responder`](Self::Responder).
-    Requester,
-    /// It answers, and has no queues of its own that end with its connection.
-    Responder,
-}
+use crate::qp_attributes::{
+    AddressVector, Half, QpAttrMask, QpAttributes, QpEndpoint, QpState, transition,
+};
+use crate::service::QpType;
 
 /// How a queue pair is brought up.
 ///

@@ -1,33 +1,15 @@
 //! What a queue pair is created with, and what of it is refused.
 
-use super::{QpCap, QpType};
-use crate::argument::ArgumentReason;
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
 use crate::context::ContextInner;
 use crate::cq::Cq;
-use crate::error::VerbError;
-use crate::extension::{QpExtension, QpShape, QpVariant};
-use crate::objects::ObjectId;
+use crate::error::{ArgumentReason, VerbError};
+use crate::extension::{QpExtension, QpShape};
+use crate::object_id::ObjectId;
 use crate::post::{PostReason, QpRules};
+use crate::qp_attributes::{QpCap, QpVariant};
+use crate::service::{Operations, QpType};
 use crate::srq::Srq;
-use crate::wr::Operations;
-
-impl QpType {
-    /// The operations that this service has, whatever the device can do.
-    pub const fn operations(self) -> Operations {
-        let datagram = Operations::SEND.union(Operations::SEND_WITH_IMM);
-        let unreliable = datagram
-            .union(Operations::WRITE)
-            .union(Operations::WRITE_WITH_IMM)
-            .union(Operations::BIND_MW)
-            .union(Operations::LOCAL_INV);
-        match self {
-            Self::Ud => datagram,
-            Self::Uc => unreliable,
-            Self::Rc => Operations::all(),
-        }
-    }
-}
 
 /// What a queue pair is created with.
 ///

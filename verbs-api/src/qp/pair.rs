@@ -3,28 +3,29 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{fmt, mem, slice};
 
+use super::QpOptions;
 use super::options::{rules, why_closed};
 use super::poster::Poster;
-use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpState, QpStatus, QpType};
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, Features};
 use crate::control::Started;
 use crate::cq::CqObject;
-use crate::error::VerbError;
-use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
 use crate::mw::Mw;
+use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved, Ticket,
-    destroy,
+    AnyObject, Birth, DestroyError, Extra, Handle, Object, Reserved, Ticket, destroy,
 };
+use crate::operation::{ExtensionOperation, RequestAttribute};
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
 use crate::provider::{Common, MwType, Operation, QpInit, QpOps, Reply};
+use crate::qp_attributes::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpVariant};
 use crate::receive::{post_in_place, post_owned, post_receives};
+use crate::service::{Operations, QpType};
 use crate::wr::requests::Special;
-use crate::wr::{Batch, BindWindow, Operations, ReceiveRequest, WorkRequest};
+use crate::wr::{Batch, BindWindow, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
     rules: Arc<QpRules>,

@@ -13,9 +13,10 @@ pub use data::{Data, RemoteAddress, Sge, UdDestination};
 pub use receive::{ReceiveBatch, ReceiveRequest};
 pub use requests::{
     AtomicWrite, BindWindow, CompareSwap, ExtensionRequest, FastRegister, FetchAdd, Flush,
-    LocalInvalidate, Operations, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
+    LocalInvalidate, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
     SendWithInvalidate, WorkRequest, Write, WriteWithImmediate,
 };
 
 pub use crate::mw::WindowRegion;
 pub use crate::post::PostReason;
+pub use crate::service::Operations;

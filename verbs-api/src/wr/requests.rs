@@ -9,93 +9,16 @@ use zerocopy::{Immutable, IntoBytes};
 use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
-use crate::completion::WcOpcode;
 use crate::context::ContextInner;
-use crate::extension::{ExtensionOperation, Held, OperationData, RequestAttribute};
 use crate::ids::{LKey, RKey};
 use crate::memory::PageList;
 use crate::mr::Mr;
 use crate::mw::{Mw, WindowRegion};
 use crate::objects::Handle;
+use crate::operation::{ExtensionOperation, Held, OperationData, RequestAttribute, WcOpcode};
 use crate::post::{PostReason, QpRules};
 use crate::provider::{MrOps, MwOps};
-
-bitflags! {
-    /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
-    ///
-    /// ```
-    /// use verbs_api::{Features, Operations};
-    /// let wanted = Operations::WRITE | Operations::FAST_REGISTER;
-    /// // Without this, no queue pair is created for them.
-    /// assert_eq!(wanted.missing_features(Features::empty()), Features::BMME);
-    /// ```
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    #[doc(alias = "ibv_qp_create_send_ops_flags")]
-    pub struct Operations: u64 {
-        /// [`Write`].
-        const WRITE = 1;
-        /// [`WriteWithImmediate`].
-        const WRITE_WITH_IMM = 1 << 1;
-        /// [`Send`].
-        const SEND = 1 << 2;
-        /// [`SendWithImmediate`].
-        const SEND_WITH_IMM = 1 << 3;
-        /// [`Read`].
-        const READ = 1 << 4;
-        /// [`CompareSwap`].
-        const ATOMIC_CMP_AND_SWP = 1 << 5;
-        /// [`FetchAdd`].
-        const ATOMIC_FETCH_AND_ADD = 1 << 6;
-        /// [`LocalInvalidate`].
-        const LOCAL_INV = 1 << 7;
-        /// [`BindWindow`].
-        const BIND_MW = 1 << 8;
-        /// [`SendWithInvalidate`].
-        const SEND_WITH_INV = 1 << 9;
-        /// [`ReadWithInvalidate`].
-        const READ_WITH_INV = 1 << 10;
-        /// [`FastRegister`].
-        const FAST_REGISTER = 1 << 11;
-        /// [`Flush`].
-        const FLUSH = 1 << 12;
-        /// [`AtomicWrite`].
-        const ATOMIC_WRITE = 1 << 13;
-    }
-}
-
-impl Operations {
-    /// Every operation that needs no feature.
-    pub const BASELINE: Self = Self::WRITE
-        .union(Self::WRITE_WITH_IMM)
-        .union(Self::SEND)
-        .union(Self::SEND_WITH_IMM)
-        .union(Self::READ)
-        .union(Self::ATOMIC_CMP_AND_SWP)
-        .union(Self::ATOMIC_FETCH_AND_ADD);
-
-    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
-    /// something to invalidate: keys of `BMME`, or windows of type 2.
-    pub fn missing_features(self, offered: Features) -> Features {
-        let has_windows = offered.intersects(Features::WINDOW_2);
-        let mut needed = Features::empty();
-        needed.set(
-            Features::BMME,
-            self.contains(Self::FAST_REGISTER)
-                || self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV) && !has_windows,
-        );
-        needed.set(
-            Features::WINDOW_2B,
-            self.contains(Self::BIND_MW) && !has_windows,
-        );
-        needed.set(
-            Features::READ_WITH_INVALIDATE,
-            self.contains(Self::READ_WITH_INV),
-        );
-        needed.set(Features::FLUSH, self.contains(Self::FLUSH));
-        needed.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
-        needed - offered
-    }
-}
+use crate::service::Operations;
 
 bitflags! {
     /// How a request is carried out and reported.
@@ -1152,7 +1075,7 @@ impl<'a> BindWindow<'a> {
 
 mod checks {
     use super::*;
-    use crate::qp::QpType;
+    use crate::service::QpType;
 
     #[inline(always)]
     fn data(

@@ -6,7 +6,8 @@ use crate::access::Access;
 use crate::completion::{WcFlags, WcStatus};
 use crate::ids::{Gid, Qpn};
 use crate::probe::{Evidence, Outcome, Region, Rig, Side};
-use crate::qp::{ConnectOptions, QpType};
+use crate::qp::ConnectOptions;
+use crate::service::QpType;
 use crate::wr::{Send, SendWithImmediate, UdDestination};
 
 const QKEY: u32 = 0x1111;

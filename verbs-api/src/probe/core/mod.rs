@@ -10,11 +10,10 @@ mod queues;
 
 use super::{Evidence, Outcome, Pair, Probe, Rig};
 use crate::access::Access;
-use crate::capability::{Baseline, Features};
+use crate::capability::{Baseline, FeatureInfo, Features, feature};
 use crate::completion::{Completion, WcStatus};
-use crate::extension::FeatureInfo;
-use crate::extension::feature;
-use crate::qp::{ConnectOptions, QpType};
+use crate::qp::ConnectOptions;
+use crate::service::QpType;
 
 macro_rules! features {
     ($($name:ident = $set:ident::$bit:ident, $about:expr;)*) => {

@@ -13,7 +13,8 @@ pub use self::error::{ConnectError, Phase};
 use crate::capability::Mtu;
 use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Psn, Qpn};
-use crate::qp::{Half, QpAttributes, QpEndpoint, QpType};
+use crate::qp_attributes::{Half, QpAttributes, QpEndpoint};
+use crate::service::QpType;
 
 /// One end of a connection, as a backend names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,12 +2,11 @@
 
 use thiserror::Error;
 
+use super::RegistryError;
 use crate::capability::{Features, feature_names};
 use crate::ids::LinkAddress;
 use crate::memory::PageListError;
-use crate::provider::RegistryError;
-use crate::qp::QpType;
-use crate::wr::Operations;
+use crate::service::{Operations, QpType};
 
 /// What is wrong with an argument, or what would be right.
 ///

@@ -1,25 +1,9 @@
 //! What a queue pair is created with, and what is changed of it.
 
+use super::{AddressVector, QpState};
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::Mtu;
-use crate::error::VerbError;
-use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
-use crate::qp::QpState;
-
-/// The service of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-#[doc(alias = "ibv_qp_type")]
-#[non_exhaustive]
-pub enum QpType {
-    /// Reliable connection.
-    #[default]
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-}
+use crate::ids::{Port, Psn, Qpn};
 
 /// Sizes of a queue pair. What comes back from creation is at least what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,75 +29,6 @@ impl Default for QpCap {
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline_data: 64,
-        }
-    }
-}
-
-/// A path to a peer's port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "ibv_ah_attr")]
-pub struct AddressVector {
-    /// The peer's address on the link.
-    pub address: LinkAddress,
-    /// Whether packets have a routing header. On Ethernet every path has one; within an InfiniBand subnet the LID suffices.
-    pub is_global: bool,
-    /// The peer's global identifier, or that of a multicast group.
-    pub dgid: Gid,
-    /// Flow label: 20 bits, host order here.
-    pub flow_label: u32,
-    /// Index of the own identifier to send from.
-    pub sgid_index: u8,
-    /// The own port.
-    pub port_num: Port,
-    /// Low bits of the own LID to send from, 0 to 2^lmc - 1.
-    pub src_path_bits: u8,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
-    /// Service level, 0 to 15.
-    pub sl: u8,
-    /// Static rate, 0 to 31.
-    pub static_rate: u8,
-}
-
-impl AddressVector {
-    /// Checks the numbers that mean the same on every device, of one with `phys_port_cnt` ports.
-    ///
-    /// # Errors
-    /// The one that is out of its range.
-    pub fn check(&self, phys_port_cnt: u8) -> Result<(), VerbError> {
-        if !(1..=phys_port_cnt).contains(&self.port_num) {
-            let reason = ArgumentReason::OutOfRange {
-                given: self.port_num.into(),
-                least: 1,
-                most: phys_port_cnt.into(),
-            };
-            return Err(VerbError::argument("port_num", reason));
-        }
-        if self.sl > 15 || self.static_rate > 31 {
-            return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
-        }
-        if self.flow_label >= 1 << 20 {
-            return Err(VerbError::argument("flow_label", "has more than 20 bits"));
-        }
-        Ok(())
-    }
-
-    /// The path from `port_num` to `address`, with a routing header.
-    pub const fn new(address: LinkAddress, dgid: Gid, port_num: Port) -> Self {
-        Self {
-            address,
-            is_global: true,
-            dgid,
-            flow_label: 0,
-            sgid_index: 0,
-            port_num,
-            src_path_bits: 0,
-            traffic_class: 0,
-            hop_limit: 64,
-            sl: 0,
-            static_rate: 0,
         }
     }
 }

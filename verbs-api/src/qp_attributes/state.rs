@@ -4,9 +4,9 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::{QpAttrMask, QpAttributes, QpType};
+use super::{QpAttrMask, QpAttributes, QpVariant};
 use crate::access::Access;
-use crate::extension::QpVariant;
+use crate::service::QpType;
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -1,15 +1,19 @@
 //! The errors of control verbs.
 
+mod argument;
+mod registry;
+
 use std::{fmt, io};
 
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::argument::ArgumentReason;
-use crate::capability::{BaselineGaps, Features, ShortLimit, feature_names};
-use crate::extension::Unsupported;
-use crate::objects::{Holder, ObjectKind};
-use crate::qp::{BadModify, QpState};
+pub use argument::ArgumentReason;
+pub use registry::RegistryError;
+
+use crate::capability::{BaselineGaps, Features, ShortLimit, Unsupported, feature_names};
+use crate::object_id::{Holder, ObjectKind};
+use crate::qp_attributes::{BadModify, QpState};
 
 /// What kind of fault an error is: the same few for every operation.
 ///

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use super::WcOpcode;
 use super::numbers::{Number, Numbers};
-use super::{FeatureInfo, extension_id};
-use crate::completion::WcOpcode;
-use crate::wr::Operations;
+use crate::capability::FeatureInfo;
+use crate::service::Operations;
 
 /// Operations of extensions that one process can have.
 const MOST: usize = 32;
@@ -220,7 +220,7 @@ impl Operations {
 }
 
 /// The operation of the extension whose completions have this opcode.
-pub(crate) fn of_opcode(code: u8) -> Option<&'static ExtensionOperation> {
+pub(super) fn of_opcode(code: u8) -> Option<&'static ExtensionOperation> {
     TABLE.at(usize::from(code.checked_sub(FIRST_OPCODE)?))
 }
 
@@ -258,4 +258,18 @@ impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Held")
     }
+}
+
+/// The number of an extension on the wire, made of its name: 32 bits (FNV-1a).
+///
+/// Everything without a standard encoding of its own shares one opcode of a transport, and this number says whose it is.
+pub const fn extension_id(name: &str) -> u32 {
+    let octets = name.as_bytes();
+    let mut hash = 0x811c_9dc5_u32;
+    let mut at = 0;
+    while at < octets.len() {
+        hash = (hash ^ octets[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    hash
 }
