@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::capability::PortAttributes;
-use crate::completion::{Completion, WcFlags};
 use crate::control::Started;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
@@ -12,6 +11,7 @@ use crate::object_id::ObjectId;
 use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
 use crate::provider::AhOps;
 use crate::qp_attributes::AddressVector;
+use crate::wc::{Completion, WcFlags};
 
 pub(crate) struct AhExtra;
 

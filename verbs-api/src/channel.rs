@@ -10,13 +10,12 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on, block_on_for};
+use crate::control::{Reply, Started, Waiters, block_on, block_on_for};
 use crate::cq::{Cq, CqObject};
 use crate::error::{ArgumentReason, VerbError};
 use crate::notifier::Notifier;
 use crate::object_id::ObjectId;
 use crate::objects::{Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, Ops, destroy};
-use crate::provider::Reply;
 
 // A channel has no provider's part.
 pub(crate) struct NoOps;

@@ -14,14 +14,14 @@ use futures_core::Stream;
 
 use crate::capability::{BaselineGaps, DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
-use crate::completion::{Completion, Notify};
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on, block_on_for, run_handler};
+use crate::control::{Reply, Started, Waiters, block_on, block_on_for, run_handler};
 use crate::error::{ArgumentReason, VerbError};
 use crate::notifier::Notifier;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{AnyObject, Birth, DestroyError, Extra, Handle, Object, Ticket, destroy};
-use crate::provider::{CompletionSink, CqInit, CqOps, Reply};
+use crate::provider::{CompletionSink, CqInit, CqOps};
+use crate::wc::{Completion, Notify};
 use router::Router;
 
 /// What a completion queue is made of. A number of entries converts into it.

@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::access::Access;
 use crate::capability::{BaselineGaps, Features, Limit};
 use crate::context::ContextInner;
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{LKey, RKey};
-use crate::memory::{MemoryRange, OutOfRange};
+use crate::mem::{MemoryRange, OutOfRange, RegionMemory, Sge};
 use crate::object_id::ObjectId;
 use crate::objects::{
     AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, Ticket, destroy,
 };
 use crate::pd::Pd;
 use crate::portable::Sink;
-use crate::provider::{MrChange, MrOps, RegionMemory, Reply};
-use crate::wr::{RemoteAddress, Sge};
+use crate::provider::{MrChange, MrOps};
+use crate::wr::RemoteAddress;
 
 /// How memory is registered.
 ///

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use crate::access::Access;
 use crate::ah::Ah;
 use crate::capability::{Features, Limit};
-use crate::completion::Completion;
 use crate::context::{Context, ContextInner};
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::cq::Cq;
 use crate::error::{ArgumentReason, VerbError};
 use crate::extension::SrqExtension;
 use crate::ids::Port;
-use crate::memory::{BufferPool, MemoryRange};
+use crate::mem::{BufferPool, MemoryRange, MwType, RegionMemory};
 use crate::mr::{Mr, MrKey, MrOptions, RegionKind};
 use crate::mw::Mw;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, destroy};
-use crate::provider::{MrInit, MwType, PdOps, RegionMemory, Reply, SrqInit};
+use crate::provider::{MrInit, PdOps, SrqInit};
 use crate::qp::{Qp, QpOptions};
 use crate::qp_attributes::AddressVector;
 use crate::srq::{Srq, SrqOptions};
+use crate::wc::Completion;
 
 pub(crate) type PdObject = Object<dyn PdOps>;
 

@@ -14,16 +14,16 @@ use crate::context::Context;
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::ids::RKey;
-use crate::memory::{MemoryRange, PageList};
+use crate::mem::{MemoryRange, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::post::PostReason;
-use crate::provider::{MwType, Operation};
 use crate::service::Operations;
+use crate::wr::requests::Operation;
 use crate::wr::{
     BindWindow, FastRegister, LocalInvalidate, Read, ReadWithInvalidate, RemoteAddress, Send,
-    SendFlags, SendWithInvalidate, Sge, WorkRequest, Write,
+    SendFlags, SendWithInvalidate, WorkRequest, Write,
 };
 
 /// Slots of a send queue that a portable operation takes at most.

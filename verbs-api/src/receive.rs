@@ -2,7 +2,7 @@
 
 use std::{mem, slice};
 
-use crate::memory::Buffer;
+use crate::mem::Buffer;
 use crate::post::{PostError, PostReason};
 use crate::wr::{Data, ReceiveRequest};
 

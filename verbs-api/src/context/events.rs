@@ -14,7 +14,7 @@ use futures_core::Stream;
 use super::ContextShared;
 use crate::control::{Waiters, block_on, block_on_for, run_handler};
 use crate::error::VerbError;
-use crate::event::{EventSubject, EventType};
+use crate::event_type::{EventSubject, EventType};
 use crate::notifier::Notifier;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 use crate::objects::{Ack, Table};

@@ -8,14 +8,15 @@ use super::events::{EventQueue, fits};
 use crate::capability::{
     Baseline, BaselineGaps, DeviceAttributes, Features, Grant, PortAttributes,
 };
-use crate::control::{Completer, Started};
+use crate::control::{Completer, Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
-use crate::event::{EventSubject, EventType};
+use crate::event_type::{EventSubject, EventType};
 use crate::ids::Port;
+use crate::mem::MwType;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{Deferred, Slab, Table};
 use crate::post::QpRules;
-use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink, MwType, Reply};
+use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink};
 
 type Abort = Box<dyn FnOnce() + Send>;
 

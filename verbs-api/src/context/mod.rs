@@ -14,7 +14,7 @@ pub(crate) use inner::{ContextInner, ContextShared};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes, Unsupported};
 use crate::channel::CompletionChannel;
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::cq::{Cq, CqOptions};
 use crate::error::VerbError;
 use crate::extension::Extension;
@@ -24,7 +24,7 @@ use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{Birth, DestroyError, Object};
 use crate::pd::Pd;
 use crate::provider::carrier::Carrier;
-use crate::provider::{ContextOps, DeviceOps, Reply};
+use crate::provider::{ContextOps, DeviceOps};
 use crate::qp::Qp;
 use crate::qp_attributes::AddressVector;
 use crate::srq::Srq;

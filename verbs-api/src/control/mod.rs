@@ -2,6 +2,7 @@
 
 mod handler;
 mod help;
+mod reply;
 mod wait;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 pub use handler::{handler_scope, in_handler, run_handler};
 pub use help::{Help, want_help};
+pub use reply::Reply;
 pub(crate) use wait::{Waiters, block_on, block_on_for};
 
 use crate::error::VerbError;

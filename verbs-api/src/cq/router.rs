@@ -15,10 +15,10 @@ use std::task::{Poll, Waker};
 use std::{array, mem};
 
 use super::CqObject;
-use crate::completion::{Completion, Notify};
 use crate::control::handler_scope;
 use crate::error::VerbError;
 use crate::object_id::ObjectId;
+use crate::wc::{Completion, Notify};
 
 /// Completions that are taken from the provider at once.
 const BATCH: usize = 16;

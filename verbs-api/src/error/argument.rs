@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::RegistryError;
 use crate::capability::{Features, feature_names};
 use crate::ids::LinkAddress;
-use crate::memory::PageListError;
+use crate::mem::PageListError;
 use crate::service::{Operations, QpType};
 
 /// What is wrong with an argument, or what would be right.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use super::node::Refusal;
 use super::{Extra, Holder, Object, ObjectKind, Ops};
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::error::{ErrorKind, VerbError};
-use crate::provider::Reply;
 
 /// An object was not destroyed.
 ///

@@ -4,11 +4,11 @@ use std::fmt;
 use std::panic::Location;
 
 use crate::capability::Unsupported;
-use crate::completion::WcStatus;
 use crate::error::{ErrorKind, VerbError};
-use crate::memory::{OutOfMemory, OutOfRange};
+use crate::mem::{OutOfMemory, OutOfRange};
 use crate::objects::DestroyError;
 use crate::post::{PostError, PostReason};
+use crate::wc::WcStatus;
 
 /// What kind of thing a probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

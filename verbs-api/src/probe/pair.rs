@@ -5,14 +5,14 @@ use std::ops::Deref;
 use super::rig::poll_all;
 use super::{End, Evidence, Outcome, Region, Rig};
 use crate::access::Access;
-use crate::completion::WcStatus;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::provider::Operation;
 use crate::qp::{ConnectOptions, Qp, QpOptions};
 use crate::qp_attributes::QpState;
 use crate::service::{Operations, QpType};
+use crate::wc::WcStatus;
+use crate::wr::requests::Operation;
 use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
 /// The identity of requests that helpers post.
@@ -300,7 +300,7 @@ impl Rig {
         pair: &Pair,
         request: impl Into<WorkRequest<'a>>,
     ) -> Result<WcStatus, Evidence> {
-        use crate::event::EventType;
+        use crate::event_type::EventType;
         let request = request.into();
         self.far.events();
         let status = self.run(&pair.near, request)?;

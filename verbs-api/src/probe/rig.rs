@@ -8,21 +8,20 @@ use std::time::{Duration, Instant};
 use super::{Evidence, Outcome};
 use crate::access::Access;
 use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements};
-use crate::completion::Completion;
 use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
-use crate::event::EventType;
+use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
-use crate::memory::{Memory, PageList};
+use crate::mem::{Memory, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::objects::DestroyError;
 use crate::pd::Pd;
-use crate::provider::MwType;
 use crate::registry::Device;
 use crate::transport::Transport;
-use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
+use crate::wc::Completion;
+use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
 /// Octets of a page.
 const PAGE: u64 = 4096;

@@ -37,67 +37,31 @@ use std::sync::Arc;
 
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
-use crate::completion::{Completion, Notify};
 use crate::error::{ArgumentReason, VerbError};
-use crate::event::{EventSubject, EventType};
+use crate::event_type::{EventSubject, EventType};
 use crate::extension::{Extensions, QpExtension, SrqExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
-use crate::memory::{Allocation, MemoryRange};
 use crate::object_id::ObjectId;
 use crate::post::PostReason;
 use crate::provider::carrier::Carrier;
 use crate::qp_attributes::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus};
 use crate::service::QpType;
+use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
 pub use crate::context::Outcome;
-pub use crate::control::{Completer, Help, handler_scope, in_handler, run_handler, want_help};
+pub use crate::control::{
+    Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,
+};
 pub use crate::error::RegistryError;
+pub use crate::mem::{MwType, RegionMemory};
 pub use crate::post::QpRules;
 pub use crate::registry::LinkedProvider;
 pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};
-
-type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
-
-/// The answer that a started control verb owes.
-///
-/// Dropped unanswered, it answers [`VerbError::Canceled`].
-pub struct Reply<T: 'static> {
-    answer: Option<Answer<T>>,
-}
-
-impl<T> Reply<T> {
-    /// `answer` is called exactly once.
-    pub fn new(answer: impl FnOnce(Result<T, VerbError>) + Send + 'static) -> Self {
-        Self {
-            answer: Some(Box::new(answer)),
-        }
-    }
-
-    /// Answers.
-    pub fn send(mut self, result: Result<T, VerbError>) {
-        if let Some(answer) = self.answer.take() {
-            answer(result);
-        }
-    }
-
-    /// Answers that the device has no such verb.
-    pub fn unsupported(self, verb: &'static str) {
-        self.send(Err(VerbError::UnsupportedVerb(verb)));
-    }
-}
-
-impl<T> Drop for Reply<T> {
-    fn drop(&mut self) {
-        if let Some(answer) = self.answer.take() {
-            answer(Err(VerbError::Canceled));
-        }
-    }
-}
 
 /// Makes an object of the safe layer recognisable to the provider that made it.
 pub trait AsAny: Any + Send + Sync {
@@ -231,86 +195,6 @@ pub trait CqOps: AsAny {
     fn destroy(&self, reply: Reply<()>);
 }
 
-/// The memory that a region is made of: a [`MemoryRange`], which this keeps alive, or memory that the program keeps.
-///
-/// A provider may copy to and from it, as [`memory::copy`](crate::memory::copy) does, until it has answered the
-/// deregistration, or the change to other memory.
-///
-/// Whoever names memory of the program answers for it:
-///
-/// ```
-/// let mut words = [0u64; 8];
-/// // SAFETY: no region is made of it.
-/// unsafe { verbs_api::provider::RegionMemory::borrowed(words.as_mut_ptr().cast(), 64) };
-/// ```
-///
-/// ```compile_fail
-/// let mut words = [0u64; 8];
-/// verbs_api::provider::RegionMemory::borrowed(words.as_mut_ptr().cast(), 64);
-/// ```
-#[derive(Clone, Debug)]
-pub struct RegionMemory {
-    address: usize,
-    length: usize,
-    // None: of the program.
-    _allocation: Option<Arc<Allocation>>,
-}
-
-impl RegionMemory {
-    /// `length` bytes from `address`.
-    ///
-    /// # Safety
-    /// As for [`Pd::register_borrowed`](crate::Pd::register_borrowed), for every region made of this or of a clone.
-    #[allow(unsafe_code)]
-    pub unsafe fn borrowed(address: *mut u8, length: usize) -> Self {
-        Self {
-            address: address.expose_provenance(),
-            length,
-            _allocation: None,
-        }
-    }
-
-    /// `length` bytes of `allocation` from `offset`.
-    ///
-    /// # Panics
-    /// They lie outside.
-    pub(crate) fn owned(allocation: Arc<Allocation>, offset: usize, length: usize) -> Self {
-        let end = offset.checked_add(length);
-        assert!(
-            end.is_some_and(|end| end <= allocation.len()),
-            "{length} bytes from {offset} lie outside an allocation of {}",
-            allocation.len()
-        );
-        Self {
-            address: allocation.as_ptr().expose_provenance() + offset,
-            length,
-            _allocation: Some(allocation),
-        }
-    }
-
-    /// Bytes.
-    pub const fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The address of the first byte in the process.
-    pub const fn address(&self) -> usize {
-        self.address
-    }
-}
-
-impl From<&MemoryRange> for RegionMemory {
-    fn from(range: &MemoryRange) -> Self {
-        let allocation = Arc::clone(range.memory().allocation());
-        Self::owned(allocation, range.offset(), range.len())
-    }
-}
-
 /// What a memory region is made of.
 #[derive(Clone, Debug)]
 pub struct MrInit {
@@ -379,16 +263,6 @@ pub struct SrqInit {
     /// What an extension makes of it, checked against the grant, and where its receives complete: a provider honours it or
     /// refuses. Without one they complete where the receives of its queue pairs do.
     pub extension: Option<(SrqExtension, Arc<dyn CqOps>)>,
-}
-
-/// Kinds of memory windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[doc(alias = "ibv_mw_type")]
-pub enum MwType {
-    /// Bound by a verb; usable by every queue pair of the domain.
-    Type1,
-    /// Bound by a work request; usable by one queue pair. 2A or 2B as the device has it.
-    Type2,
 }
 
 /// A protection domain.
@@ -649,35 +523,5 @@ pub trait Provider: Sync {
         _extensions: &Extensions,
     ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
         Ok(known)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_region_of_a_range_is_its_bytes_and_keeps_them() {
-        let memory = crate::Memory::zeroed(64).unwrap();
-        let (address, range) = (memory.address(), memory.range(8, 40).unwrap());
-        let weak = Arc::downgrade(memory.allocation());
-        let region = RegionMemory::from(&range);
-        drop((memory, range));
-        assert_eq!((region.address() as u64, region.len()), (address + 8, 40));
-        assert!(weak.upgrade().is_some());
-        drop(region);
-        assert!(weak.upgrade().is_none());
-    }
-
-    #[test]
-    fn no_region_reaches_outside_of_its_allocation() {
-        let allocation = Arc::new(Allocation::zeroed(64).unwrap());
-        let is_made = |offset, length| {
-            let allocation = Arc::clone(&allocation);
-            std::panic::catch_unwind(|| RegionMemory::owned(allocation, offset, length)).is_ok()
-        };
-        assert!(is_made(0, 64) && is_made(64, 0) && is_made(63, 1));
-        assert!(!is_made(0, 65) && !is_made(64, 1) && !is_made(65, 0));
-        assert!(!is_made(usize::MAX, 2) && !is_made(1, usize::MAX));
     }
 }

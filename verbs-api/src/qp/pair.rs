@@ -7,10 +7,11 @@ use super::QpOptions;
 use super::options::{rules, why_closed};
 use super::poster::Poster;
 use crate::capability::{BaselineGaps, Features};
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::cq::CqObject;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
+use crate::mem::MwType;
 use crate::mw::Mw;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{
@@ -20,11 +21,11 @@ use crate::operation::{ExtensionOperation, RequestAttribute};
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
-use crate::provider::{Common, MwType, Operation, QpInit, QpOps, Reply};
+use crate::provider::{QpInit, QpOps};
 use crate::qp_attributes::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpVariant};
 use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::service::{Operations, QpType};
-use crate::wr::requests::Special;
+use crate::wr::requests::{Common, Operation, Special};
 use crate::wr::{Batch, BindWindow, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {

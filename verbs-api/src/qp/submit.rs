@@ -10,14 +10,14 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::Qp;
-use crate::completion::{Completion, CompletionError};
 use crate::control::{block_on, block_on_for};
 use crate::cq::CqObject;
 use crate::cq::router::Ticket;
 use crate::error::VerbError;
 use crate::objects::Handle;
 use crate::post::PostError;
-use crate::provider::Operation;
+use crate::wc::{Completion, CompletionError};
+use crate::wr::requests::Operation;
 use crate::wr::{ReceiveRequest, SendFlags, WorkRequest};
 
 /// Why a submitted request did not succeed.

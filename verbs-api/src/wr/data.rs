@@ -2,85 +2,9 @@
 
 use std::fmt;
 
-use crate::ids::{LKey, Qpn, RKey};
-use crate::memory::{Buffer, Loan};
+use crate::ids::{Qpn, RKey};
+use crate::mem::{Buffer, Loan, Sge};
 use crate::objects::Ah;
-
-/// A scatter/gather entry: a stretch of registered memory, named by its local key.
-///
-/// Made by a region ([`Mr::sge`](crate::Mr::sge)) or a key ([`MrKey::sge`](crate::MrKey::sge)): safe code can only name
-/// the memory that it registered. Length 0 is 0 bytes, and then the key is not looked at. It holds nothing: the device
-/// checks key, bounds and rights when the request runs. Laid out as the C interface has it: `addr`, `length` and `lkey` at
-/// 0, 8 and 12.
-///
-/// ```no_run
-/// # fn example(qp: &verbs_api::Qp, header: &verbs_api::Mr, body: &verbs_api::Mr)
-/// #     -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::wr;
-/// let entries = [header.sge(0, 16)?, body.sge_all()];
-/// qp.post_one(wr::Send::new(&entries))?; // one message of both
-/// # Ok(())
-/// # }
-/// ```
-///
-/// A program cannot make up a key:
-///
-/// ```compile_fail,E0451
-/// use verbs_api::{Sge, ids::LKey};
-/// let forged = Sge { addr: 0x1000, length: 11, lkey: LKey::new(0x1234) };
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[doc(alias = "ibv_sge")]
-#[repr(C)]
-pub struct Sge {
-    addr: u64,
-    length: u32,
-    lkey: LKey,
-}
-
-const _: () = assert!(
-    size_of::<Sge>() == 16
-        && std::mem::offset_of!(Sge, addr) == 0
-        && std::mem::offset_of!(Sge, length) == 8
-        && std::mem::offset_of!(Sge, lkey) == 12
-);
-
-impl Sge {
-    pub(crate) const fn new(addr: u64, length: u32, lkey: LKey) -> Self {
-        Self { addr, length, lkey }
-    }
-
-    /// An entry of these numbers, as programs of the C interface have them.
-    ///
-    /// # Safety
-    /// `lkey` is not the key of a [`BufferPool`](crate::BufferPool), whose buffers are exclusive slices: not every device
-    /// can tell its region from others. A number that is no key at all is harmless; the device refuses it.
-    #[allow(unsafe_code)]
-    pub const unsafe fn from_raw(addr: u64, length: u32, lkey: LKey) -> Self {
-        Self::new(addr, length, lkey)
-    }
-
-    /// Another stretch of what the same key opens. The device refuses one that lies outside.
-    #[must_use]
-    pub const fn at(self, addr: u64, length: u32) -> Self {
-        Self::new(addr, length, self.lkey)
-    }
-
-    /// Address of the first byte; for zero-based memory, its offset.
-    pub const fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// Bytes.
-    pub const fn length(&self) -> u32 {
-        self.length
-    }
-
-    /// Local key.
-    pub const fn lkey(&self) -> LKey {
-        self.lkey
-    }
-}
 
 /// Remote memory: an address and the key that a peer gave for it.
 ///
@@ -227,19 +151,19 @@ impl Data<'_> {
     pub fn len(&self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length),
-            Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length()),
+            Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length())).sum(),
             Self::Inline(octets) => octets.len() as u64,
             Self::Buffer(buffer) => buffer.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
             Self::Lent(Lent {
                 sges: LentSges::One(sge),
                 ..
-            }) => u64::from(sge.length),
+            }) => u64::from(sge.length()),
             Self::Lent(Lent {
                 sges: LentSges::Many(list),
                 ..
-            }) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            }) => list.iter().map(|sge| u64::from(sge.length())).sum(),
         }
     }
 
@@ -305,12 +229,12 @@ impl Data<'_> {
                 let sges = LentSges::One(buffer.sge());
                 Self::Lent(Lent {
                     sges,
-                    loan: crate::memory::lend(buffer.into()),
+                    loan: crate::mem::lend(buffer.into()),
                 })
             }
             Self::Buffers(buffers) => {
                 let sges = LentSges::Many(buffers.iter().map(Buffer::sge).collect());
-                let loan = crate::memory::lend(buffers.into_iter().collect());
+                let loan = crate::mem::lend(buffers.into_iter().collect());
                 Self::Lent(Lent { sges, loan })
             }
             other => other,
@@ -329,7 +253,7 @@ impl Data<'_> {
     // Takes back the buffers of a request that was not posted.
     pub(crate) fn take_back(&mut self) {
         let Self::Lent(lent) = self else { return };
-        let mut buffers = crate::memory::take_back(lent.loan);
+        let mut buffers = crate::mem::take_back(lent.loan);
         *self = match (buffers.take_first(), &lent.sges) {
             (Some(buffer), LentSges::One(_)) => Self::Buffer(buffer),
             (first, _) => Self::Buffers(first.into_iter().chain(buffers.take()).collect()),

@@ -8,8 +8,9 @@ pub(crate) mod data;
 mod receive;
 pub(crate) mod requests;
 
+pub use crate::mem::Sge;
 pub use batch::Batch;
-pub use data::{Data, RemoteAddress, Sge, UdDestination};
+pub use data::{Data, RemoteAddress, UdDestination};
 pub use receive::{ReceiveBatch, ReceiveRequest};
 pub use requests::{
     AtomicWrite, BindWindow, CompareSwap, ExtensionRequest, FastRegister, FetchAdd, Flush,

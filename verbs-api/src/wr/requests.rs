@@ -11,7 +11,7 @@ use crate::access::Access;
 use crate::capability::Features;
 use crate::context::ContextInner;
 use crate::ids::{LKey, RKey};
-use crate::memory::PageList;
+use crate::mem::PageList;
 use crate::mr::Mr;
 use crate::mw::{Mw, WindowRegion};
 use crate::objects::Handle;

@@ -3,13 +3,13 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, fresh, statuses};
 use crate::access::Access;
-use crate::completion::WcStatus;
-use crate::event::EventType;
+use crate::event_type::EventType;
 use crate::operation::WcOpcode;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
 use crate::qp::ConnectOptions;
 use crate::qp_attributes::QpState;
 use crate::service::QpType;
+use crate::wc::WcStatus;
 use crate::wr::{
     Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Write, WriteWithImmediate,
 };

@@ -3,11 +3,11 @@
 use super::super::{ensure, ensure_eq};
 use super::filled;
 use crate::access::Access;
-use crate::completion::{WcFlags, WcStatus};
 use crate::ids::{Gid, Qpn};
 use crate::probe::{Evidence, Outcome, Region, Rig, Side};
 use crate::qp::ConnectOptions;
 use crate::service::QpType;
+use crate::wc::{WcFlags, WcStatus};
 use crate::wr::{Send, SendWithImmediate, UdDestination};
 
 const QKEY: u32 = 0x1111;

@@ -3,12 +3,12 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, fresh};
 use crate::access::Access;
-use crate::completion::WcStatus;
 use crate::error::ErrorKind;
 use crate::ids::RKey;
-use crate::memory::Memory;
+use crate::mem::Memory;
 use crate::mr::{MrOptions, MrReregister};
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
+use crate::wc::WcStatus;
 use crate::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, RemoteAddress, Write};
 
 /// Everything that a peer can do with plain requests.

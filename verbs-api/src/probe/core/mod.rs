@@ -11,9 +11,9 @@ mod queues;
 use super::{Evidence, Outcome, Pair, Probe, Rig};
 use crate::access::Access;
 use crate::capability::{Baseline, FeatureInfo, Features, feature};
-use crate::completion::{Completion, WcStatus};
 use crate::qp::ConnectOptions;
 use crate::service::QpType;
+use crate::wc::{Completion, WcStatus};
 
 macro_rules! features {
     ($($name:ident = $set:ident::$bit:ident, $about:expr;)*) => {

@@ -3,13 +3,13 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, statuses};
 use crate::access::Access;
-use crate::completion::WcStatus;
-use crate::event::EventType;
+use crate::event_type::EventType;
 use crate::mr::MrOptions;
 use crate::probe::rig::poll_all;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
 use crate::service::QpType;
 use crate::srq::{Srq, SrqOptions};
+use crate::wc::WcStatus;
 use crate::wr::{ReceiveRequest, Send, Write};
 
 // covers 3.89

@@ -7,9 +7,8 @@ use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::{Allocation, Loan, take_back_into};
+use super::{Allocation, Loan, Sge, take_back_into};
 use crate::ids::LKey;
-use crate::wr::Sge;
 
 struct Pool {
     allocation: Arc<Allocation>,

@@ -7,21 +7,8 @@
 //!
 //! Every access of either kind goes through [`copy`], the one module that touches such memory.
 
-mod allocation;
-pub mod copy;
-mod exposed;
-mod loan;
-mod page_list;
-mod private;
-mod span;
-
-pub(crate) use allocation::Allocation;
-pub use exposed::{Memory, MemoryRange, OutOfMemory, OutOfRange};
-pub use loan::Loan;
-pub(crate) use loan::{lend, take_back, take_back_into};
-pub use page_list::{Mapped, PageList, PageListError};
-pub use private::{Buffer, BufferPool, Buffers};
-pub use span::Span;
-
+pub use crate::mem::{
+    Buffer, BufferPool, Buffers, Loan, Mapped, Memory, MemoryRange, MwType, OutOfMemory,
+    OutOfRange, PageList, PageListError, Span, copy,
+};
 pub use crate::mr::MrReregister;
-pub use crate::provider::MwType;
