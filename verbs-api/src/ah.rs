@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::capability::PortAttributes;
+use crate::contract::AhOps;
 use crate::control::Started;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
 use crate::object_id::ObjectId;
 use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
-use crate::provider::AhOps;
 use crate::qp_attributes::AddressVector;
 use crate::wc::{Completion, WcFlags};
 

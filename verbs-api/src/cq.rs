@@ -15,12 +15,12 @@ use futures_core::Stream;
 use crate::capability::{BaselineGaps, DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
 use crate::context::Context;
+use crate::contract::{CompletionSink, CqInit, CqOps};
 use crate::control::{Reply, Started, Waiters, block_on, block_on_for, run_handler};
 use crate::error::{ArgumentReason, VerbError};
 use crate::notifier::Notifier;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{AnyObject, Birth, DestroyError, Extra, Handle, Object, Ticket, destroy};
-use crate::provider::{CompletionSink, CqInit, CqOps};
 use crate::wc::{Completion, Notify};
 use router::Router;
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::access::Access;
 use crate::capability::{BaselineGaps, Features, Limit};
 use crate::context::ContextInner;
+use crate::contract::{MrChange, MrOps};
 use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{LKey, RKey};
@@ -17,7 +18,6 @@ use crate::objects::{
 };
 use crate::pd::Pd;
 use crate::portable::Sink;
-use crate::provider::{MrChange, MrOps};
 use crate::wr::RemoteAddress;
 
 /// How memory is registered.

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::contract::MwOps;
 use crate::control::Started;
 use crate::ids::RKey;
 use crate::mem::MwType;
 use crate::mr::{Mr, MrKey};
 use crate::object_id::ObjectId;
 use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
-use crate::provider::MwOps;
 
 pub(crate) struct MwExtra {
     mw_type: MwType,

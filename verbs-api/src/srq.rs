@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::capability::Limit;
+use crate::contract::SrqOps;
 use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::object_id::ObjectId;
 use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, Ticket, destroy};
 use crate::post::{PostError, PostReason};
-use crate::provider::SrqOps;
 use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::ReceiveRequest;
 

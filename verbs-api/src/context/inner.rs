@@ -8,6 +8,7 @@ use super::events::{EventQueue, fits};
 use crate::capability::{
     Baseline, BaselineGaps, DeviceAttributes, Features, Grant, PortAttributes,
 };
+use crate::contract::{ContextOps, CqInit, CqOps, DeviceOps, EventSink};
 use crate::control::{Completer, Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::event_type::{EventSubject, EventType};
@@ -16,7 +17,6 @@ use crate::mem::MwType;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{Deferred, Slab, Table};
 use crate::post::QpRules;
-use crate::provider::{ContextOps, CqInit, CqOps, DeviceOps, EventSink};
 
 type Abort = Box<dyn FnOnce() + Send>;
 

@@ -14,6 +14,8 @@ pub(crate) use inner::{ContextInner, ContextShared};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes, Unsupported};
 use crate::channel::CompletionChannel;
+use crate::contract::carrier::Carrier;
+use crate::contract::{ContextOps, DeviceOps};
 use crate::control::{Reply, Started};
 use crate::cq::{Cq, CqOptions};
 use crate::error::VerbError;
@@ -23,8 +25,6 @@ use crate::mr::Mr;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::objects::{Birth, DestroyError, Object};
 use crate::pd::Pd;
-use crate::provider::carrier::Carrier;
-use crate::provider::{ContextOps, DeviceOps};
 use crate::qp::Qp;
 use crate::qp_attributes::AddressVector;
 use crate::srq::Srq;

@@ -6,10 +6,9 @@
 mod descriptor;
 mod extensions;
 mod handle;
-mod queue_pair;
-mod shared_receive_queue;
 
 pub use crate::capability::{FeatureInfo, Unsupported};
+pub use crate::contract::{QpExtension, QpShape, SrqExtension};
 pub use crate::operation::{
     ExtensionOperation, Held, OperationData, RequestAttribute, RequestAttributeKind, extension_id,
 };
@@ -19,5 +18,3 @@ pub use crate::{__feature as feature, __link_extension as link_extension};
 pub use descriptor::{ExtensionDescriptor, Part, WireOpcodes};
 pub use extensions::{Extensions, LinkedExtension};
 pub use handle::Extension;
-pub use queue_pair::{QpExtension, QpShape};
-pub use shared_receive_queue::SrqExtension;

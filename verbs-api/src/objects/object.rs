@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::node::{Node, Own};
 use super::{AnyObject, ObjectId, ObjectKind};
 use crate::context::ContextInner;
+use crate::contract::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, SrqOps};
 use crate::control::Reply;
 use crate::error::VerbError;
-use crate::provider::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, SrqOps};
 
 /// The provider's part of an object: how it is given back.
 pub(crate) trait Ops: Send + Sync + 'static {

@@ -11,6 +11,7 @@ use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirement
 use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
+use crate::device::Device;
 use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
 use crate::mem::{Memory, MwType, PageList, Sge};
@@ -18,7 +19,6 @@ use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::objects::DestroyError;
 use crate::pd::Pd;
-use crate::registry::Device;
 use crate::transport::Transport;
 use crate::wc::Completion;
 use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};

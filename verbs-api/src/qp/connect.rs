@@ -6,10 +6,10 @@ use super::Qp;
 use crate::access::Access;
 use crate::capability::Mtu;
 use crate::context::{Context, ContextInner};
+use crate::contract::modify_in_turn;
 use crate::control::Started;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Port, Psn};
-use crate::provider::modify_in_turn;
 use crate::qp_attributes::{
     AddressVector, Half, QpAttrMask, QpAttributes, QpEndpoint, QpState, transition,
 };

@@ -2,9 +2,9 @@
 
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
 use crate::context::ContextInner;
+use crate::contract::{QpExtension, QpShape};
 use crate::cq::Cq;
 use crate::error::{ArgumentReason, VerbError};
-use crate::extension::{QpExtension, QpShape};
 use crate::object_id::ObjectId;
 use crate::post::{PostReason, QpRules};
 use crate::qp_attributes::{QpCap, QpVariant};

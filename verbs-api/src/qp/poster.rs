@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::pair::QpObject;
-use crate::provider::PostOps;
+use crate::contract::PostOps;
 
 /// An object, and the provider's data path of it.
 #[derive(Clone)]

@@ -10,6 +10,7 @@ use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
 use crate::context::ContextInner;
+use crate::contract::{MrOps, MwOps};
 use crate::ids::{LKey, RKey};
 use crate::mem::PageList;
 use crate::mr::Mr;
@@ -17,7 +18,6 @@ use crate::mw::{Mw, WindowRegion};
 use crate::objects::Handle;
 use crate::operation::{ExtensionOperation, Held, OperationData, RequestAttribute, WcOpcode};
 use crate::post::{PostReason, QpRules};
-use crate::provider::{MrOps, MwOps};
 use crate::service::Operations;
 
 bitflags! {

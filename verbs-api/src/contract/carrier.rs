@@ -9,9 +9,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::contract::AsAny;
+use crate::contract::backend::Backend;
 use crate::ids::Qpn;
-use crate::provider::AsAny;
-use crate::provider::backend::Backend;
 
 /// How a device carries what connections are made with.
 #[derive(Clone)]

@@ -1,67 +1,30 @@
-//! The contract of a provider: what a crate implements to make its devices available.
-//!
-//! A program never sees these traits. The safe objects check the caller's arguments once, keep the books of who uses
-//! what, and hand over to a provider; a provider checks everything that a peer controls.
-//!
-//! Rules that every method obeys:
-//!
-//! * A control verb takes a [`Reply`] and answers it exactly once, from any thread, with no lock held. It never blocks
-//!   its caller: what takes time is answered later.
-//! * A verb that a provider does not implement answers [`VerbError::UnsupportedVerb`]: that is what the defaults do.
-//! * Posting, polling and arming are direct calls that allocate nothing.
-//! * Posts, polls, arms and queries may be under way on other threads while an object is destroyed: the safe objects do not
-//!   wait for them. A provider keeps what they use until they have returned.
-//! * After a destroy has been answered with success, neither a new completion nor an event comes from that object. What had
-//!   completed before may still be polled, or not.
-//!
-//! # Removal
-//!
-//! A provider whose device is gone does this, in order:
-//!
-//! 1. No verb starts any more: those that begin afterwards answer [`VerbError::DeviceRemoved`], and so do the outstanding
-//!    ones. A destroy that answers so has destroyed the object all the same; a deregistration still waits for accesses in
-//!    progress.
-//! 2. Queue pairs are closed ([`QpOps::admit`]) and go to ERR. The *provider* flushes: every request that was posted
-//!    completes once with [`WR_FLUSH_ERR`](crate::WcStatus::WrFlushErr), also where the hardware answers nothing any more; what
-//!    had completed before keeps its status. Completion queues can be polled until they are empty.
-//! 3. [`EventType::DeviceRemoved`] is told once, about [`EventSubject::Device`], and no event after it. The safe layer marks the
-//!    objects and tells the program.
+//! What a device implements, object by object: see [`provider`](crate::provider), where vendors find it.
 
 pub mod backend;
 pub mod carrier;
+mod extension;
 
 use std::any::Any;
 use std::array::IntoIter;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use carrier::Carrier;
+pub use extension::{QpExtension, QpShape, SrqExtension};
+
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
+use crate::control::Reply;
 use crate::error::{ArgumentReason, VerbError};
 use crate::event_type::{EventSubject, EventType};
-use crate::extension::{Extensions, QpExtension, SrqExtension};
 use crate::ids::{Gid, LKey, Port, Qpn, RKey};
+use crate::mem::{MwType, RegionMemory};
 use crate::object_id::ObjectId;
 use crate::post::PostReason;
-use crate::provider::carrier::Carrier;
 use crate::qp_attributes::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus};
 use crate::service::QpType;
 use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
-
-#[doc(inline)]
-pub use crate::__link_provider as link_provider;
-pub use crate::context::Outcome;
-pub use crate::control::{
-    Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,
-};
-pub use crate::error::RegistryError;
-pub use crate::mem::{MwType, RegionMemory};
-pub use crate::post::QpRules;
-pub use crate::registry::LinkedProvider;
-pub use crate::version::CONTRACT_VERSION;
-pub use crate::wr::data::{Lent, Sges};
-pub use crate::wr::requests::{Common, Operation};
 
 /// Makes an object of the safe layer recognisable to the provider that made it.
 pub trait AsAny: Any + Send + Sync {
@@ -473,55 +436,4 @@ pub trait QpOps: AsAny {
 
     /// Destroys it.
     fn destroy(&self, reply: Reply<()>);
-}
-
-/// What a provider cannot offer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Absent {
-    /// A device by its name, or what the provider needs for any.
-    pub what: String,
-    /// Why.
-    pub why: VerbError,
-}
-
-/// A provider: what is registered with a [`Registry`](crate::Registry).
-pub trait Provider: Sync {
-    /// Unique name.
-    fn name(&self) -> &'static str;
-
-    /// The version of the contract that it was built for.
-    fn contract_version(&self) -> u32 {
-        CONTRACT_VERSION
-    }
-
-    /// Its devices, made with these extensions: a device claims those that it has all parts for.
-    ///
-    /// # Errors
-    /// Why there are none: which mandatory part is missing.
-    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
-
-    /// What it cannot offer, and why, as of when it was last asked for its devices: a device that does not open, or a library
-    /// that is not there.
-    fn absent(&self) -> Vec<Absent> {
-        Vec::new()
-    }
-
-    /// Whether its devices are for programs that have no other: [`Registry::open`](crate::Registry::open) takes one where
-    /// no other provider's meets the requirements.
-    fn is_fallback(&self) -> bool {
-        false
-    }
-
-    /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is answered
-    /// as the same object; one that is new is made with these extensions. By default devices neither come nor go.
-    ///
-    /// # Errors
-    /// Why it cannot tell: what is known stays.
-    fn refresh(
-        &self,
-        known: Vec<Arc<dyn DeviceOps>>,
-        _extensions: &Extensions,
-    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
-        Ok(known)
-    }
 }

@@ -3,201 +3,21 @@
 //! Registration at link time loses a crate silently when nothing names it: a dependency alone
 //! registers nothing. Name each such crate once, `use some_provider as _;`, or add it explicitly.
 
+mod provider;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use thiserror::Error;
+pub use provider::{Absent, LinkedProvider, Provider};
 
-use crate::capability::{DeviceAttributes, FeatureBits, Grant, PortState, Requirements, Shortfall};
+use crate::capability::{DeviceAttributes, Grant, PortState, Requirements};
 use crate::context::Context;
+use crate::contract::DeviceOps;
+use crate::device::{Device, OpenError};
 use crate::error::{RegistryError, VerbError};
 use crate::extension::{ExtensionDescriptor, Extensions};
-use crate::provider::{Absent, DeviceOps, Provider};
 use crate::version::CONTRACT_VERSION;
-
-/// A provider that registers itself where its crate is linked and named: see [`link_provider`](crate::provider::link_provider).
-pub struct LinkedProvider(pub &'static dyn Provider);
-
-inventory::collect!(LinkedProvider);
-
-/// Registers a `static` provider wherever its crate is linked and named.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __link_provider {
-    ($provider:path) => {
-        $crate::inventory::submit! { $crate::provider::LinkedProvider(&$provider) }
-    };
-}
-
-/// Why no device was opened.
-///
-/// ```
-/// use verbs_api::{Features, OpenError, Requirements, open};
-/// match open(Requirements::new().needs(Features::BMME)) {
-///     Ok(device) => println!("{} has it", device.attributes().name),
-///     Err(OpenError::NotMet(shortfalls)) => {
-///         for shortfall in shortfalls {
-///             println!("{shortfall}"); // the device, and all that it lacks
-///         }
-///     }
-///     Err(error) => println!("{error}"),
-/// }
-/// ```
-#[derive(Clone, Debug, Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The device could not be opened.
-    #[error("{device} could not be opened: {error}")]
-    Failed {
-        /// The device.
-        device: String,
-        /// Why.
-        error: VerbError,
-    },
-    /// No provider is registered.
-    #[error(
-        "no provider is registered: one that registers itself when linked is lost unless something names its \
-         crate, so write `use provider_crate as _;`, depend on the facade crate that does, or call \
-         `Registry::add_provider`; a static library must be linked whole"
-    )]
-    NoProvider,
-    /// Providers are registered, and none has a device.
-    #[error("no device: the registered providers are {}", .providers.join(", "))]
-    NoDevice {
-        /// Their names.
-        providers: Vec<&'static str>,
-    },
-    /// There is no device of this name.
-    #[error("no device is named {wanted}; there are {}", known.join(", "))]
-    NoSuchDevice {
-        /// The name.
-        wanted: String,
-        /// The names there are.
-        known: Vec<String>,
-    },
-    /// No device meets the requirements: all that each lacks.
-    #[error("no device meets the requirements: {}", Shortfalls(.0))]
-    NotMet(Vec<Shortfall>),
-    /// The registry of linked providers could not be made.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-}
-
-struct Shortfalls<'a>(&'a [Shortfall]);
-
-impl fmt::Display for Shortfalls<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, shortfall) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { " | " };
-            write!(f, "{separator}{shortfall}")?;
-        }
-        Ok(())
-    }
-}
-
-/// A device that can be opened.
-///
-/// ```
-/// use verbs_api::{Requirements, Transport, devices};
-/// for device in devices()? {
-///     if device.attributes().transport == Transport::InfiniBand {
-///         let context = device.open(&Requirements::new())?;
-///         println!("{} of {} is open", device.name(), device.provider());
-///     }
-/// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone)]
-#[doc(alias = "ibv_device")]
-pub struct Device {
-    ops: Arc<dyn DeviceOps>,
-    name: String,
-    provider: &'static str,
-    // Its provider has it no more, as its registry has seen.
-    is_gone: Arc<AtomicBool>,
-}
-
-impl Device {
-    /// A device that is in no registry: for programs that make their own.
-    pub fn of(ops: Arc<dyn DeviceOps>) -> Self {
-        let attributes = ops.attributes();
-        Self {
-            ops,
-            name: attributes.name,
-            provider: attributes.provider,
-            is_gone: Arc::default(),
-        }
-    }
-
-    /// Unique among the devices of a registry.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Name of its provider.
-    pub fn provider(&self) -> &'static str {
-        self.provider
-    }
-
-    /// What it tells about itself, now.
-    pub fn attributes(&self) -> DeviceAttributes {
-        self.ops.attributes()
-    }
-
-    /// Names and values of its own counters.
-    pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.ops.counters()
-    }
-
-    /// Opens it for exactly what is required, whatever it has beyond.
-    ///
-    /// # Errors
-    /// All that it lacks; or it could not be opened.
-    pub fn open(&self, requirements: &Requirements) -> Result<Context, OpenError> {
-        self.open_beyond_claims(requirements, &[])
-    }
-
-    /// The same, granting these bits as well, whether the device claims them or not: for conformance runs, which see
-    /// that the device itself refuses what it does not claim.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_beyond_claims(
-        &self,
-        requirements: &Requirements,
-        beyond: &[FeatureBits],
-    ) -> Result<Context, OpenError> {
-        match requirements.check(&self.attributes()) {
-            Ok(grant) => self.open_granted(grant.beyond(beyond)),
-            Err(shortfall) => Err(OpenError::NotMet(vec![shortfall])),
-        }
-    }
-
-    /// The provider's part.
-    pub fn ops(&self) -> &Arc<dyn DeviceOps> {
-        &self.ops
-    }
-
-    fn open_granted(&self, grant: Grant) -> Result<Context, OpenError> {
-        let opened = if self.is_gone.load(Ordering::Relaxed) {
-            Err(VerbError::DeviceRemoved)
-        } else {
-            Context::open(Arc::clone(&self.ops), grant)
-        };
-        opened.map_err(|error| OpenError::Failed {
-            device: self.name.clone(),
-            error,
-        })
-    }
-}
-
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({} of {})", self.name, self.provider)
-    }
-}
 
 /// Providers, their devices, and extensions: sorted by name. Its devices are those that there were when the providers were
 /// added, or at the last [`refresh`](Self::refresh).
@@ -269,10 +89,10 @@ impl Registry {
         check_version(name, provider.contract_version())?;
         let devices = self.checked(provider, provider.devices(&self.extensions))?;
         if self.providers.contains_key(name) {
-            let first = self.devices().filter(|device| device.provider == name);
+            let first = self.devices().filter(|device| device.provider() == name);
             return Err(RegistryError::DuplicateProvider {
                 name,
-                first_devices: first.map(|device| device.name.clone()).collect(),
+                first_devices: first.map(|device| device.name().to_owned()).collect(),
                 second_devices: devices.into_keys().collect(),
             });
         }
@@ -291,8 +111,8 @@ impl Registry {
     pub fn refresh(&mut self) -> Result<(), RegistryError> {
         let mut outcome = Ok(());
         for (name, Registered(provider)) in self.providers.clone() {
-            let of_provider = self.devices().filter(|device| device.provider == name);
-            let known = of_provider.map(|device| Arc::clone(&device.ops)).collect();
+            let of_provider = self.devices().filter(|device| device.provider() == name);
+            let known = of_provider.map(|device| Arc::clone(device.ops())).collect();
             let found = provider.refresh(known, &self.extensions);
             match self.checked(provider, found) {
                 Ok(devices) => self.replace(name, devices),
@@ -317,15 +137,15 @@ impl Registry {
     // Those that are still there keep the handle that they have.
     fn replace(&mut self, provider: &'static str, mut devices: BTreeMap<String, Device>) {
         self.devices.retain(|name, known| {
-            let is_same = |found: &Device| Arc::ptr_eq(&found.ops, &known.ops);
-            if known.provider != provider {
+            let is_same = |found: &Device| Arc::ptr_eq(found.ops(), known.ops());
+            if known.provider() != provider {
                 return true;
             }
             let stays = devices.get(name).is_some_and(is_same);
             if stays {
                 devices.remove(name);
             } else {
-                known.is_gone.store(true, Ordering::Relaxed);
+                known.mark_gone();
             }
             stays
         });
@@ -347,12 +167,9 @@ impl Registry {
         for ops in found.map_err(refused)? {
             let attributes = ops.attributes();
             check_consistent(second, &attributes)?;
-            let device = Device {
-                provider: second,
-                ..Device::of(ops)
-            };
+            let device = Device::of_provider(second, ops);
             let name = attributes.name;
-            let of_another = self.device(&name).filter(|twin| twin.provider != second);
+            let of_another = self.device(&name).filter(|twin| twin.provider() != second);
             let first = of_another.or(devices.get(&name)).map(Device::provider);
             if let Some(first) = first {
                 return Err(RegistryError::DuplicateDevice {
@@ -445,7 +262,7 @@ impl Registry {
     }
 
     fn rank(&self, device: &Device, attributes: &DeviceAttributes, grant: &Grant) -> Rank {
-        let provider = self.providers.get(device.provider);
+        let provider = self.providers.get(device.provider());
         let bits = grant.sets().iter().map(|set| set.bits.count_ones());
         Rank {
             has_active_port: attributes
