@@ -5,17 +5,25 @@ use std::sync::Arc;
 
 use crate::capability::PortAttributes;
 use crate::contract::AhOps;
-use crate::control::Started;
+use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
+use crate::lifecycle::{
+    DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
+};
 use crate::object_id::ObjectId;
-use crate::objects::{Birth, DestroyError, Extra, Handle, Object, destroy};
 use crate::qp_attributes::AddressVector;
 use crate::wc::{Completion, WcFlags};
 
 pub(crate) struct AhExtra;
 
 impl Extra for AhExtra {}
+
+impl Ops for dyn AhOps {
+    fn destroy(&self, reply: Reply<()>) {
+        AhOps::destroy(self, reply);
+    }
+}
 
 pub(crate) type AhObject = Object<dyn AhOps, AhExtra>;
 
@@ -40,13 +48,9 @@ pub struct Ah {
 }
 
 impl Ah {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn AhOps>, pd: ObjectId) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn AhOps>, pd: ObjectId) -> Self {
         Self {
-            object: birth.finish(|node| Object {
-                ops,
-                node,
-                extra: AhExtra,
-            }),
+            object: builder.finish(ops, AhExtra),
             pd,
         }
     }
@@ -198,6 +202,8 @@ impl Handle for Ah {
         &self.object
     }
 }
+
+by_identity!(Ah: Handle::object);
 
 impl fmt::Debug for Ah {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

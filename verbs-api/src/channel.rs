@@ -13,9 +13,11 @@ use crate::context::Context;
 use crate::control::{Reply, Started, Waiters, block_on, block_on_for};
 use crate::cq::{Cq, CqObject};
 use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::{
+    Ack, AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
+};
 use crate::notifier::Notifier;
-use crate::object_id::ObjectId;
-use crate::objects::{Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, Ops, destroy};
+use crate::object_id::{ObjectId, ObjectKind};
 
 // A channel has no provider's part.
 pub(crate) struct NoOps;
@@ -108,20 +110,29 @@ pub struct CompletionChannel {
     object: Arc<ChannelObject>,
 }
 
+impl Context {
+    /// Makes a completion channel: one place to learn of the completions of many queues.
+    ///
+    /// # Errors
+    /// The device was removed, or the context closed.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, VerbError> {
+        Ok(CompletionChannel::new(
+            self.builder(ObjectKind::CompletionChannel)?,
+        ))
+    }
+}
+
 impl CompletionChannel {
-    pub(crate) fn new(birth: Birth) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder) -> Self {
         let extra = ChannelQueue::default();
         Self {
-            object: birth.finish(|node| Object {
-                ops: Arc::new(NoOps),
-                node,
-                extra,
-            }),
+            object: builder.finish(Arc::new(NoOps), extra),
         }
     }
 
     pub(crate) fn object_of(&self, context: &Context) -> Result<Arc<ChannelObject>, VerbError> {
-        if Arc::ptr_eq(self.object.node.context(), &context.inner) {
+        if Arc::ptr_eq(&self.object.context, &context.core) {
             Ok(Arc::clone(&self.object))
         } else {
             Err(VerbError::argument(
@@ -176,6 +187,8 @@ impl Handle for CompletionChannel {
         &self.object
     }
 }
+
+by_identity!(CompletionChannel: Handle::object);
 
 impl fmt::Debug for CompletionChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,9 +18,11 @@ use crate::context::Context;
 use crate::contract::{CompletionSink, CqInit, CqOps};
 use crate::control::{Reply, Started, Waiters, block_on, block_on_for, run_handler};
 use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::{
+    AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
+};
 use crate::notifier::Notifier;
 use crate::object_id::{ObjectId, ObjectKind};
-use crate::objects::{AnyObject, Birth, DestroyError, Extra, Handle, Object, Ticket, destroy};
 use crate::wc::{Completion, Notify};
 use router::Router;
 
@@ -178,6 +180,12 @@ impl Extra for CqExtra {
     }
 }
 
+impl Ops for dyn CqOps {
+    fn destroy(&self, reply: Reply<()>) {
+        CqOps::destroy(self, reply);
+    }
+}
+
 pub(crate) type CqObject = Object<dyn CqOps, CqExtra>;
 
 /// A completion queue. Cloning shares it.
@@ -200,6 +208,19 @@ pub(crate) type CqObject = Object<dyn CqOps, CqExtra>;
 pub struct Cq {
     ops: Arc<dyn CqOps>,
     object: Arc<CqObject>,
+}
+
+impl Context {
+    /// Makes a completion queue: of this many entries at least, or with [`CqOptions`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Started<Cq> {
+        Cq::create(self, options.into())
+    }
+
+    /// The completion queue of this identity, or `None` once it was destroyed.
+    pub fn find_cq(&self, id: ObjectId) -> Option<Cq> {
+        Some(Cq::of(self.find(id)?))
+    }
 }
 
 impl Cq {
@@ -228,7 +249,7 @@ impl Cq {
             comp_vector,
             channel,
         } = options;
-        let inner = &context.inner;
+        let inner = &context.core;
         inner.check_open()?;
         check_cqe(cqe, inner.attributes())?;
         check_comp_vector(comp_vector, inner.attributes())?;
@@ -238,27 +259,27 @@ impl Cq {
         let parents = channel
             .iter()
             .map(|channel| Arc::clone(channel) as Arc<dyn AnyObject>);
-        let birth = Birth::new(inner, ObjectKind::Cq, parents)?;
+        let builder = ObjectBuilder::new(inner, ObjectKind::Cq, parents)?;
         let channel = channel.as_ref().map(Arc::downgrade);
         let sink = Arc::new(CqSink {
             channel,
             ..CqSink::default()
         });
         let init = CqInit {
-            id: birth.id(),
+            id: builder.id(),
             cqe,
             comp_vector,
             sink: Arc::clone(&sink) as Arc<dyn CompletionSink>,
         };
         let (started, outcome) = inner.begin();
-        inner.create_cq(
+        context.ops().create_cq(
             init,
             Reply::new(move |result| {
                 outcome.complete(result.map(|ops| {
                     let extra = CqExtra {
                         sink: Arc::clone(&sink),
                     };
-                    let object = birth.finish(|node| Object { ops, node, extra });
+                    let object = builder.finish(ops, extra);
                     let _ = sink.object.set(Arc::downgrade(&object));
                     Self::of(object)
                 }));
@@ -459,15 +480,14 @@ impl Cq {
     /// Fewer than wait, or beyond `max_cqe`: the queue is as it was. A device with the gap `NO_RESIZE_CQ` has no such verb.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Started<u32> {
-        let node = &self.object.node;
-        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
-        let checked = (node.context().check_gap(BaselineGaps::NO_RESIZE_CQ))
-            .and_then(|()| check_cqe(cqe, node.context().attributes()));
-        let ticket = match checked.and_then(|()| Ticket::new(object)) {
+        let context = &self.object.context;
+        let checked = (context.check_gap(BaselineGaps::NO_RESIZE_CQ))
+            .and_then(|()| check_cqe(cqe, context.attributes()));
+        let ticket = match checked.and_then(|()| self.object.begin_request()) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, outcome) = node.context().begin();
+        let (started, outcome) = context.begin();
         let reply = Reply::new(move |result| {
             drop(ticket);
             outcome.complete(result);
@@ -517,6 +537,8 @@ impl Handle for Cq {
         &self.object
     }
 }
+
+by_identity!(Cq: Handle::object);
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

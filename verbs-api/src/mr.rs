@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
 use crate::capability::{BaselineGaps, Features, Limit};
-use crate::context::ContextInner;
-use crate::contract::{MrChange, MrOps};
+use crate::context::Context;
+use crate::contract::{MrChange, MrInit, MrOps};
 use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{LKey, RKey};
-use crate::mem::{MemoryRange, OutOfRange, RegionMemory, Sge};
-use crate::object_id::ObjectId;
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, Ticket, destroy,
+use crate::lifecycle::{
+    AnyObject, ContextCore, DestroyError, Extra, Handle, Hold, Object, ObjectBuilder, Ops,
+    by_identity, destroy,
 };
+use crate::mem::{BufferPool, MemoryRange, OutOfRange, RegionMemory, Sge};
+use crate::object_id::{ObjectId, ObjectKind};
 use crate::pd::Pd;
-use crate::portable::Sink;
-use crate::wr::RemoteAddress;
+use crate::wr::{RemoteAddress, WindowRegion};
 
 /// How memory is registered.
 ///
@@ -58,7 +58,7 @@ impl MrOptions {
         self
     }
 
-    pub(crate) fn check(&self, context: &ContextInner) -> Result<(), VerbError> {
+    pub(crate) fn check(&self, context: &ContextCore) -> Result<(), VerbError> {
         check_access(self.access, context)?;
         if self.access.contains(Access::ZERO_BASED) && self.iova.is_some_and(|iova| iova != 0) {
             return Err(VerbError::argument(
@@ -83,7 +83,7 @@ impl MrOptions {
     }
 }
 
-fn check_access(access: Access, context: &ContextInner) -> Result<(), VerbError> {
+fn check_access(access: Access, context: &ContextCore) -> Result<(), VerbError> {
     if let Some(reason) = access.illegal() {
         return Err(VerbError::argument("access", reason));
     }
@@ -168,6 +168,16 @@ impl CurrentShape {
 }
 
 impl Extra for MrExtra {}
+
+impl Ops for dyn MrOps {
+    fn destroy(&self, reply: Reply<()>) {
+        MrOps::dereg(self, reply);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.lkey().value())
+    }
+}
 
 pub(crate) type MrObject = Object<dyn MrOps, MrExtra>;
 
@@ -259,9 +269,145 @@ impl MrReregister {
     }
 }
 
+impl Context {
+    /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
+    /// allocated keys are not found.
+    pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
+        Mr::found(self.find(id)?)
+    }
+}
+
+impl Pd {
+    /// Registers exposed memory with these rights. The memory stays while it is registered or used.
+    ///
+    /// # Errors
+    /// Rights that do not go together, a length beyond `max_mr_size`, or a feature that is missing.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(&self, memory: impl Into<MemoryRange>, access: Access) -> Started<Mr> {
+        self.register_with(memory, MrOptions::new(access))
+    }
+
+    /// Registers exposed memory with these options.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub fn register_with(&self, memory: impl Into<MemoryRange>, options: MrOptions) -> Started<Mr> {
+        let range = memory.into();
+        self.reg_mr(RegionMemory::from(&range), options, Some(range), false)
+    }
+
+    /// Registers memory of the program.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// `length` octets from `address` stay mapped, and readable and writable, until the
+    /// deregistration or a change to other memory was answered, or the last handle of the region and everything
+    /// posted with it is gone. In that time the program accesses them only as
+    /// [`memory::copy`](crate::memory::copy) does.
+    #[allow(unsafe_code)]
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_borrowed(
+        &self,
+        address: *mut u8,
+        length: usize,
+        options: MrOptions,
+    ) -> Started<Mr> {
+        // SAFETY: the caller's.
+        let memory = unsafe { RegionMemory::borrowed(address, length) };
+        self.reg_mr(memory, options, None, false)
+    }
+
+    /// Registers `count` private buffers of `size` octets each: local rights only, handed over when
+    /// posted, and an ordinary `&mut [u8]` while the program holds one.
+    ///
+    /// # Errors
+    /// Out of memory, or a total beyond `max_mr_size`.
+    pub fn register_buffers(&self, count: u32, size: usize) -> Started<BufferPool> {
+        let Some(pool) = BufferPool::new(count, size).filter(|_| u32::try_from(size).is_ok())
+        else {
+            return Started::ready(Err(VerbError::Resources("memory")));
+        };
+        let length = pool.allocation().len();
+        let memory = RegionMemory::owned(Arc::clone(pool.allocation()), 0, length);
+        let (started, outcome) = self.context().begin();
+        self.reg_mr(memory, MrOptions::new(Access::LOCAL_WRITE), None, true)
+            .on_done(move |result| {
+                outcome.complete(result.map(|mr| {
+                    pool.registered(mr.lkey(), Box::new(mr));
+                    pool
+                }));
+            });
+        started
+    }
+
+    /// Allocates a key without memory, for fast-registers of at most `max_num_sg` pages, blocks or
+    /// elements. Needs [`Features::BMME`].
+    ///
+    /// # Errors
+    /// The feature is missing, or `max_num_sg` is 0 or beyond `max_fast_reg_page_list_len`.
+    #[doc(alias = "ib_alloc_mr")]
+    pub fn alloc_key(&self, max_num_sg: u32) -> Started<MrKey> {
+        let checks = || {
+            self.context().require(Features::BMME)?;
+            if max_num_sg == 0 {
+                return Err(VerbError::argument(
+                    "max_num_sg",
+                    "is 0: a key is for at least one page",
+                ));
+            }
+            self.check_limit(Limit::MaxFastRegPageListLen, u64::from(max_num_sg))?;
+            self.builder(ObjectKind::Mr)
+        };
+        self.make(checks, move |pd, builder, outcome| {
+            let id = builder.id();
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| MrKey::new(builder, ops, max_num_sg)));
+            });
+            pd.ops.alloc_mr(id, max_num_sg, reply);
+        })
+    }
+
+    fn reg_mr(
+        &self,
+        memory: RegionMemory,
+        options: MrOptions,
+        range: Option<MemoryRange>,
+        private: bool,
+    ) -> Started<Mr> {
+        let length = memory.len() as u64;
+        let checks = || {
+            options.check(self.context())?;
+            self.check_limit(Limit::MaxMrSize, length)?;
+            self.builder(ObjectKind::Mr)
+        };
+        let kind = if private {
+            RegionKind::Private
+        } else {
+            RegionKind::Ordinary
+        };
+        let shape = options.shape(&memory);
+        self.make(checks, |pd, builder, outcome| {
+            let init = MrInit {
+                id: builder.id(),
+                memory,
+                iova: shape.iova,
+                access: options.access,
+                private,
+            };
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| Mr::new(builder, ops, shape, range, kind)));
+            });
+            pd.ops.reg_mr(init, reply);
+        })
+    }
+}
+
 impl Mr {
     pub(crate) fn new(
-        birth: Birth,
+        builder: ObjectBuilder,
         ops: Arc<dyn MrOps>,
         shape: Shape,
         range: Option<MemoryRange>,
@@ -274,7 +420,7 @@ impl Mr {
             key_byte: AtomicU8::new(ops.lkey().key_byte()),
         };
         Self {
-            object: birth.finish(|node| Object { ops, node, extra }),
+            object: builder.finish(ops, extra),
         }
     }
 
@@ -365,9 +511,9 @@ impl Mr {
     }
 
     fn start_rereg(&self, change: MrReregister) -> Result<Started<()>, VerbError> {
-        let context = self.object.node.context();
+        let context = &self.object.context;
         context.check_gap(BaselineGaps::NO_REREG_MR)?;
-        let ticket = Ticket::new(Arc::clone(&self.object) as Arc<dyn AnyObject>)?;
+        let ticket = self.object.begin_request()?;
         let MrReregister {
             translation,
             iova,
@@ -426,7 +572,7 @@ impl Mr {
                     drop(hold.map(|hold| object.node.swap_parent(hold)));
                 }
                 drop(ticket);
-                let table = Arc::clone(object.node.context().table());
+                let table = Arc::clone(object.context.table());
                 drop(object);
                 outcome.complete(result.map_err(|error| table.name_holders(error)));
             }),
@@ -471,6 +617,8 @@ impl Handle for Mr {
     }
 }
 
+by_identity!(Mr: Handle::object);
+
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.object.node.holder())
@@ -496,17 +644,12 @@ pub struct MrKey {
 }
 
 impl MrKey {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
         let shape = Shape { iova: 0, length: 0 };
         Self {
-            mr: Mr::new(birth, ops, shape, None, RegionKind::Key),
+            mr: Mr::new(builder, ops, shape, None, RegionKind::Key),
             max_num_sg,
         }
-    }
-
-    // For requests that name it: a program that has it could change the region.
-    pub(crate) const fn mr(&self) -> &Mr {
-        &self.mr
     }
 
     /// Its identity.
@@ -560,11 +703,6 @@ impl MrKey {
         Sge::new(addr, length, self.lkey())
     }
 
-    /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.
-    pub fn sink(&self, addr: u64, length: u32) -> Sink {
-        Sink::new(self.sge(addr, length), self.rkey())
-    }
-
     /// What a peer is told to reach `addr`.
     pub fn remote(&self, addr: u64) -> RemoteAddress {
         RemoteAddress::new(addr, self.rkey())
@@ -596,9 +734,31 @@ impl Handle for MrKey {
     }
 }
 
+by_identity!(MrKey: Handle::object);
+
 impl fmt::Debug for MrKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (key {})", self.mr.object.node.holder(), self.rkey())
+    }
+}
+
+impl<'a> From<&'a Mr> for WindowRegion<'a> {
+    #[inline]
+    fn from(mr: &'a Mr) -> Self {
+        Self {
+            region: &mr.object,
+            key_byte: mr.lkey().key_byte(),
+        }
+    }
+}
+
+impl<'a> From<&'a MrKey> for WindowRegion<'a> {
+    #[inline]
+    fn from(key: &'a MrKey) -> Self {
+        Self {
+            region: &key.mr.object,
+            key_byte: key.lkey().key_byte(),
+        }
     }
 }
 

@@ -238,6 +238,13 @@ impl Sink {
     }
 }
 
+impl MrKey {
+    /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.
+    pub fn sink(&self, addr: u64, length: u32) -> Sink {
+        Sink::new(self.sge(addr, length), self.rkey())
+    }
+}
+
 /// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
 ///
 /// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate. Where the key of the sink

@@ -26,10 +26,14 @@
 //!    had completed before keeps its status. Completion queues can be polled until they are empty.
 //! 3. [`EventType::DeviceRemoved`] is told once, about [`EventSubject::Device`], and no event after it. The safe layer marks the
 //!    objects and tells the program.
+//!
+//! [`VerbError::UnsupportedVerb`]: crate::VerbError::UnsupportedVerb
+//! [`VerbError::DeviceRemoved`]: crate::VerbError::DeviceRemoved
+//! [`EventType::DeviceRemoved`]: crate::event::EventType::DeviceRemoved
+//! [`EventSubject::Device`]: crate::event::EventSubject::Device
 
 #[doc(inline)]
 pub use crate::__link_provider as link_provider;
-pub use crate::context::Outcome;
 pub use crate::contract::{
     AhOps, AsAny, CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange,
     MrInit, MrOps, MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier,
@@ -39,6 +43,7 @@ pub use crate::control::{
     Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,
 };
 pub use crate::error::RegistryError;
+pub use crate::lifecycle::Outcome;
 pub use crate::mem::{MwType, RegionMemory};
 pub use crate::post::QpRules;
 pub use crate::registry::{Absent, LinkedProvider, Provider};

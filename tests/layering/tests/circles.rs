@@ -15,7 +15,6 @@ const MOST: usize = 3;
 const KNOWN: &[(&str, &[usize])] = &[
     ("libibverbs-provider", &[12]),
     ("polyverbs-engine", &[10]),
-    ("verbs-api", &[17]),
     ("xrc", &[4]),
 ];
 

@@ -53,3 +53,13 @@ impl<X: Extension> From<&X> for Operations {
         extension.operations()
     }
 }
+
+impl Context {
+    /// The typed handle of an extension: the proof that its features were granted.
+    ///
+    /// # Errors
+    /// The bits that were not granted, because the device lacks them or nobody asked for them.
+    pub fn extension<X: Extension>(&self) -> Result<X, Unsupported> {
+        X::load(self)
+    }
+}

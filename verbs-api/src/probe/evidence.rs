@@ -5,8 +5,8 @@ use std::panic::Location;
 
 use crate::capability::Unsupported;
 use crate::error::{ErrorKind, VerbError};
+use crate::lifecycle::DestroyError;
 use crate::mem::{OutOfMemory, OutOfRange};
-use crate::objects::DestroyError;
 use crate::post::{PostError, PostReason};
 use crate::wc::WcStatus;
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::Qp;
 use crate::access::Access;
 use crate::capability::Mtu;
-use crate::context::{Context, ContextInner};
+use crate::context::Context;
 use crate::contract::modify_in_turn;
 use crate::control::Started;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Port, Psn};
+use crate::lifecycle::Handle;
 use crate::qp_attributes::{
     AddressVector, Half, QpAttrMask, QpAttributes, QpEndpoint, QpState, transition,
 };
@@ -156,18 +157,18 @@ impl ConnectOptions {
         peer: &QpEndpoint,
     ) -> Result<[QpAttributes; 3], VerbError> {
         let own_psn = self.sq_psn.unwrap_or_default();
-        self.steps(&context.inner, peer, own_psn, (true, true))
+        self.steps(context, peer, own_psn, (true, true))
     }
 
     /// `asks` and `answers`: what of reads it is told.
     fn steps(
         &self,
-        context: &ContextInner,
+        context: &Context,
         peer: &QpEndpoint,
         own_psn: Psn,
         (asks, answers): (bool, bool),
     ) -> Result<[QpAttributes; 3], VerbError> {
-        let limits = &context.attributes().limits;
+        let limits = context.limits();
         let port = context.query_port(self.port_num)?;
         let path = AddressVector {
             sgid_index: self.sgid_index.unwrap_or(port.default_gid_index()),
@@ -226,7 +227,7 @@ impl Qp {
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
     pub fn endpoint(&self) -> Result<QpEndpoint, VerbError> {
-        let port = self.node().context().query_port(1)?;
+        let port = self.open_device().query_port(1)?;
         self.endpoint_at(1, port.default_gid_index())
     }
 
@@ -235,8 +236,8 @@ impl Qp {
     /// # Errors
     /// There is no such port or identifier, the queue pair was destroyed, or its device removed.
     pub fn endpoint_at(&self, port_num: Port, sgid_index: u8) -> Result<QpEndpoint, VerbError> {
-        self.node().check_live()?;
-        let port = self.node().context().query_port(port_num)?;
+        self.object().node.check_live()?;
+        let port = self.open_device().query_port(port_num)?;
         let gid = port
             .gid(sgid_index)
             .ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
@@ -335,7 +336,7 @@ impl Qp {
         // Only a reliable one is told of reads.
         let reliable = self.qp_type() == QpType::Rc;
         let halves = (reliable && self.asks(), reliable && self.answers());
-        options.steps(self.node().context(), peer, self.sq_psn(), halves)
+        options.steps(&self.open_device(), peer, self.sq_psn(), halves)
     }
 
     /// Modifies with each of these, until one fails: one control request.
@@ -422,7 +423,7 @@ pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
         Err(error) => return Started::ready(Err(error)),
     };
     // Both are started before either is waited for: a stream transport needs both ends.
-    let (started, outcome) = a.node().context().begin();
+    let (started, outcome) = a.object().context.begin();
     let options = ConnectOptions::new().access(access);
     let first = a.connect(&at_b, options);
     let second = b.connect(&at_a, options);

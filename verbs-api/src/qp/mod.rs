@@ -4,7 +4,7 @@ mod connect;
 mod options;
 mod pair;
 mod poster;
-mod submit;
+pub(crate) mod submit;
 
 pub use crate::qp_attributes::{
     AddressVector, BadModify, Half, QpAttrMask, QpAttributes, QpCap, QpCounters, QpEndpoint,
@@ -14,6 +14,5 @@ pub use crate::service::QpType;
 pub use connect::{ConnectOptions, connect_pair};
 pub use options::QpOptions;
 pub use pair::Qp;
-pub use submit::{SubmitError, Submitted};
 
 pub use crate::srq::SrqStatus;

@@ -1,10 +1,10 @@
 //! What a queue pair is created with, and what of it is refused.
 
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
-use crate::context::ContextInner;
 use crate::contract::{QpExtension, QpShape};
 use crate::cq::Cq;
 use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::ContextCore;
 use crate::object_id::ObjectId;
 use crate::post::{PostReason, QpRules};
 use crate::qp_attributes::{QpCap, QpVariant};
@@ -153,7 +153,7 @@ impl QpOptions {
 
     pub(super) fn granted_operations(
         &self,
-        context: &ContextInner,
+        context: &ContextCore,
     ) -> Result<Operations, VerbError> {
         let grant = &context.grant;
         let features = grant.features();
@@ -307,7 +307,7 @@ pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,
     operations: Operations,
-    context: &ContextInner,
+    context: &ContextCore,
     cap: &QpCap,
     has_srq: bool,
 ) -> QpRules {

@@ -7,17 +7,18 @@ use super::QpOptions;
 use super::options::{rules, why_closed};
 use super::poster::Poster;
 use crate::capability::{BaselineGaps, Features};
+use crate::context::{Context, Opened};
 use crate::contract::{QpInit, QpOps};
 use crate::control::{Reply, Started};
 use crate::cq::CqObject;
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
-use crate::mem::MwType;
-use crate::mw::Mw;
-use crate::object_id::{ObjectId, ObjectKind};
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, Reserved, Ticket, destroy,
+use crate::lifecycle::{
+    AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, Reserved, by_identity,
+    destroy,
 };
+use crate::mem::MwType;
+use crate::object_id::{ObjectId, ObjectKind};
 use crate::operation::{ExtensionOperation, RequestAttribute};
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
@@ -29,6 +30,7 @@ use crate::wr::requests::{Common, Operation, Special};
 use crate::wr::{Batch, BindWindow, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
+    opened: Arc<Opened>,
     rules: Arc<QpRules>,
     sq_psn: Psn,
     attachments: Mutex<Vec<Attachment>>,
@@ -71,6 +73,20 @@ impl Extra for QpExtra {
     }
 }
 
+impl Ops for dyn QpOps {
+    fn destroy(&self, reply: Reply<()>) {
+        QpOps::destroy(self, reply);
+    }
+
+    fn admit(&self, open: bool) {
+        QpOps::admit(self, open);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.qp_num().value())
+    }
+}
+
 pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 
 /// A queue pair. Cloning shares it.
@@ -106,6 +122,26 @@ pub struct Qp {
     rules: Arc<QpRules>,
 }
 
+impl Context {
+    /// The queue pair of this identity, or `None` once it was destroyed.
+    pub fn find_qp(&self, id: ObjectId) -> Option<Qp> {
+        Some(Qp::of(self.find(id)?))
+    }
+}
+
+impl Pd {
+    /// Makes a queue pair for the operations that it will do: the whole set is granted, or creation fails.
+    ///
+    /// # Errors
+    /// The features or baseline abilities that are missing, an operation that the service does not
+    /// have, a number beyond its limit, or a queue of another device.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_qp(&self, options: QpOptions) -> Started<Qp> {
+        Qp::create(self, options)
+    }
+}
+
 impl Qp {
     pub(crate) fn of(object: Arc<QpObject>) -> Self {
         Self {
@@ -138,6 +174,17 @@ impl Qp {
             extensions,
             ..
         } = options;
+        let srq_context = srq.as_ref().map(|srq| &srq.object().context);
+        let contexts = [
+            ("send_cq", Some(&send_cq.object().context)),
+            ("recv_cq", Some(&recv_cq.object().context)),
+            ("srq", srq_context),
+        ];
+        for (argument, other) in contexts {
+            if other.is_some_and(|other| !Arc::ptr_eq(other, context)) {
+                return Err(VerbError::argument(argument, ArgumentReason::AnotherDevice));
+            }
+        }
         let mut parents: Vec<Arc<dyn AnyObject>> = vec![
             Arc::clone(&pd.object) as _,
             Arc::clone(send_cq.object()) as _,
@@ -147,16 +194,11 @@ impl Qp {
             srq.iter()
                 .map(|srq| Arc::clone(srq.object()) as Arc<dyn AnyObject>),
         );
-        for (parent, argument) in parents.iter().zip(["pd", "send_cq", "recv_cq", "srq"]) {
-            if !Arc::ptr_eq(parent.node().context(), context) {
-                return Err(VerbError::argument(argument, ArgumentReason::AnotherDevice));
-            }
-        }
-        let birth = Birth::new(context, ObjectKind::Qp, parents)?;
+        let builder = ObjectBuilder::new(context, ObjectKind::Qp, parents)?;
         let rules = rules(qp_type, pd.id(), operations, context, &cap, srq.is_some());
         let rules = variant.map_or(rules, |variant| rules.of_variant(variant));
         let init = QpInit {
-            id: birth.id(),
+            id: builder.id(),
             qp_type,
             send_cq: Arc::clone(&send_cq.object().ops),
             recv_cq: Arc::clone(&recv_cq.object().ops),
@@ -171,32 +213,40 @@ impl Qp {
             send: Arc::downgrade(send_cq.object()),
             recv: Arc::downgrade(recv_cq.object()),
         };
+        let opened = Arc::clone(&pd.object.extra.opened);
         let (started, outcome) = context.begin();
         pd.object.ops.create_qp(
             init,
             Reply::new(move |result| {
-                outcome.complete(result.map(|ops| Self::made(birth, ops, rules, queues)));
+                outcome.complete(result.map(|ops| Self::made(builder, ops, rules, queues, opened)));
             }),
         );
         Ok(started)
     }
 
-    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules, queues: Queues) -> Self {
+    fn made(
+        builder: ObjectBuilder,
+        ops: Arc<dyn QpOps>,
+        mut rules: QpRules,
+        queues: Queues,
+        opened: Arc<Opened>,
+    ) -> Self {
         // What the device made is at least what was asked for, and all of it may be used.
         let cap = ops.cap();
         rules.max_recv_sge = cap.max_recv_sge;
         rules.max_inline_data = cap.max_inline_data;
         rules.max_send_sge = cap.max_send_sge;
         rules.max_sge_rd = rules.max_sge_rd.min(cap.max_send_sge);
-        let sq_psn = Psn::new(birth.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
+        let sq_psn = Psn::new(builder.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
         let attachments = Mutex::default();
         let extra = QpExtra {
-            rules: birth.context().share_rules(rules),
+            opened,
+            rules: builder.context().share_rules(rules),
             sq_psn,
             attachments,
             queues,
         };
-        Self::of(birth.finish(|node| Object { ops, node, extra }))
+        Self::of(builder.finish(ops, extra))
     }
 
     /// Its identity.
@@ -410,8 +460,8 @@ impl Qp {
             return Err(PostReason::OperationNotEnabled { missing }.into());
         }
         bind.validate(&self.rules)?;
-        bind.check_handles(self.object.node.context())?;
-        if bind.window().map(Mw::mw_type) != Some(MwType::Type1) {
+        bind.check_handles(&self.object.context)?;
+        if bind.window_type() != Some(MwType::Type1) {
             return Err(PostReason::WindowType.into());
         }
         let bound = self.ops().bind_mw(bind);
@@ -463,7 +513,7 @@ impl Qp {
 
     // Whether queue pairs of the device are modified so.
     pub(super) fn check_step(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
-        let context = self.object.node.context();
+        let context = &self.object.context;
         match attributes.qp_state {
             Some(QpState::Rtr) => context.check_gap(BaselineGaps::NO_MODIFY_TO_RTR),
             _ => Ok(()),
@@ -476,12 +526,11 @@ impl Qp {
         check: Result<(), VerbError>,
         start: impl FnOnce(Reply<()>),
     ) -> Started<()> {
-        let object = Arc::clone(self.object.object()) as Arc<dyn AnyObject>;
-        let ticket = match check.and_then(|()| Ticket::new(object)) {
+        let ticket = match check.and_then(|()| self.object.object().begin_request()) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, outcome) = self.object.node.context().begin();
+        let (started, outcome) = self.object.context.begin();
         start(Reply::new(move |result| {
             drop(ticket);
             outcome.complete(result);
@@ -543,7 +592,7 @@ impl Qp {
     }
 
     fn check_attach(&self, group: Gid) -> Result<(), VerbError> {
-        self.object.node.context().require(Features::MULTICAST)?;
+        self.object.context.require(Features::MULTICAST)?;
         if self.rules.qp_type != QpType::Ud {
             return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
         }
@@ -599,8 +648,12 @@ impl Qp {
         destroy(self)
     }
 
-    pub(crate) fn node(&self) -> &crate::objects::node::Node {
-        &self.object.node
+    /// The open device that it belongs to.
+    pub(super) fn open_device(&self) -> Context {
+        Context {
+            core: Arc::clone(&self.object.context),
+            opened: Arc::clone(&self.object.extra.opened),
+        }
     }
 
     pub(super) fn ops(&self) -> &Arc<dyn QpOps> {
@@ -663,7 +716,7 @@ impl Qp {
     fn check_other(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
         self.check_one(request)?;
         match request {
-            WorkRequest::BindWindow(bind) => bind.check_handles(self.object.node.context()),
+            WorkRequest::BindWindow(bind) => bind.check_handles(&self.object.context),
             _ => Ok(()),
         }
     }
@@ -759,7 +812,7 @@ impl QpExtra {
 
     fn attached(&self, object: &Arc<QpObject>, group: Gid, success: bool) {
         let hold = success.then(|| {
-            let context = object.node.context();
+            let context = &object.context;
             let reserved = context.table().reserve(ObjectKind::Multicast).ok()?;
             let slot = object.node.add_holder(reserved.user());
             Some(AttachmentHold {
@@ -802,6 +855,8 @@ impl Handle for Qp {
         self.object.object()
     }
 }
+
+by_identity!(Qp: Handle::object);
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,7 +14,7 @@ use crate::control::{block_on, block_on_for};
 use crate::cq::CqObject;
 use crate::cq::router::Ticket;
 use crate::error::VerbError;
-use crate::objects::Handle;
+use crate::lifecycle::Handle;
 use crate::post::PostError;
 use crate::wc::{Completion, CompletionError};
 use crate::wr::requests::Operation;

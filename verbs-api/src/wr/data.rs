@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use crate::ah::Ah;
 use crate::ids::{Qpn, RKey};
 use crate::mem::{Buffer, Loan, Sge};
-use crate::objects::Ah;
 
 /// Remote memory: an address and the key that a peer gave for it.
 ///

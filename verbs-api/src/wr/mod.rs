@@ -15,9 +15,8 @@ pub use receive::{ReceiveBatch, ReceiveRequest};
 pub use requests::{
     AtomicWrite, BindWindow, CompareSwap, ExtensionRequest, FastRegister, FetchAdd, Flush,
     LocalInvalidate, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
-    SendWithInvalidate, WorkRequest, Write, WriteWithImmediate,
+    SendWithInvalidate, WindowRegion, WorkRequest, Write, WriteWithImmediate,
 };
 
-pub use crate::mw::WindowRegion;
 pub use crate::post::PostReason;
 pub use crate::service::Operations;

@@ -9,13 +9,10 @@ use zerocopy::{Immutable, IntoBytes};
 use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
-use crate::context::ContextInner;
 use crate::contract::{MrOps, MwOps};
 use crate::ids::{LKey, RKey};
-use crate::mem::PageList;
-use crate::mr::Mr;
-use crate::mw::{Mw, WindowRegion};
-use crate::objects::Handle;
+use crate::lifecycle::{ContextCore, ObjectBase};
+use crate::mem::{MwType, PageList};
 use crate::operation::{ExtensionOperation, Held, OperationData, RequestAttribute, WcOpcode};
 use crate::post::{PostReason, QpRules};
 use crate::service::Operations;
@@ -538,9 +535,10 @@ requests! {
     /// ```
     BindWindow {
         // None is refused while posting.
-        window: Option<&'a Mw>,
+        window: Option<&'a ObjectBase<dyn MwOps>>,
+        window_type: Option<MwType>,
         // None unbinds.
-        region: Option<&'a Mr>,
+        region: Option<&'a ObjectBase<dyn MrOps>>,
         /// Address of the first byte, in the region's own addresses.
         pub addr: u64,
         /// Bytes. 0 unbinds a window of type 1 and is refused for type 2.
@@ -550,6 +548,13 @@ requests! {
         window_key_byte: u8,
         region_key_byte: u8,
     } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
+}
+
+/// The region of a [bind](BindWindow), with the key that it has now: an [`Mr`](crate::Mr) or an [`MrKey`](crate::MrKey).
+#[derive(Clone, Copy, Debug)]
+pub struct WindowRegion<'a> {
+    pub(crate) region: &'a ObjectBase<dyn MrOps>,
+    pub(crate) key_byte: u8,
 }
 
 /// A work request of a send queue.
@@ -971,34 +976,30 @@ impl LocalInvalidate<'_> {
 }
 
 impl<'a> BindWindow<'a> {
-    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`], or an [`MrKey`](crate::MrKey) that was
-    /// fast-registered or will be by a request posted before.
-    ///
-    /// The window's key gets its next low byte; [`key_byte`](Self::key_byte) sets another.
+    /// A request that frees a window, whose key will have this low byte.
     #[inline]
-    pub fn new(
-        window: &'a Mw,
-        region: impl Into<WindowRegion<'a>>,
-        addr: u64,
-        length: u64,
+    pub(crate) fn of_window(
+        window: &'a ObjectBase<dyn MwOps>,
+        window_type: MwType,
+        key_byte: u8,
     ) -> Self {
-        let WindowRegion { mr, key_byte } = region.into();
         Self {
-            region: Some(mr),
-            addr,
-            length,
-            region_key_byte: key_byte,
-            ..Self::unbind(window)
+            window: Some(window),
+            window_type: Some(window_type),
+            window_key_byte: key_byte,
+            ..Self::default()
         }
     }
 
-    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is freed by a [`LocalInvalidate`].
+    /// The same for one that binds it to `length` bytes from `addr` of a region.
     #[inline]
-    pub fn unbind(window: &'a Mw) -> Self {
+    pub(crate) fn bound_to(self, region: WindowRegion<'a>, addr: u64, length: u64) -> Self {
         Self {
-            window: Some(window),
-            window_key_byte: window.rkey().next().key_byte(),
-            ..Self::default()
+            region: Some(region.region),
+            addr,
+            length,
+            region_key_byte: region.key_byte,
+            ..self
         }
     }
 
@@ -1030,44 +1031,47 @@ impl<'a> BindWindow<'a> {
     /// The key of the window once it is bound. 0 without a window: such a request is refused.
     #[inline]
     pub fn key(&self) -> RKey {
-        let key = self.window.map(Mw::rkey).unwrap_or_default();
+        let key = self
+            .window
+            .map(|window| window.ops.rkey())
+            .unwrap_or_default();
         key.with_key_byte(self.window_key_byte)
     }
 
     /// The key of the region when the bind is carried out. 0 without a region: the window is unbound.
     #[inline]
     pub fn region_key(&self) -> LKey {
-        let key = self.region.map(Mr::lkey).unwrap_or_default();
+        let key = self
+            .region
+            .map(|region| region.ops.lkey())
+            .unwrap_or_default();
         key.with_key_byte(self.region_key_byte)
     }
 
     /// The provider's part of the window: always some in a request that a provider is given.
     #[inline]
     pub fn mw(&self) -> Option<&'a Arc<dyn MwOps>> {
-        self.window.map(|window| &window.object().ops)
+        self.window.map(|window| &window.ops)
     }
 
     /// The provider's part of the region; none unbinds the window.
     #[inline]
     pub fn mr(&self) -> Option<&'a Arc<dyn MrOps>> {
-        self.region.map(|region| &region.object().ops)
+        self.region.map(|region| &region.ops)
     }
 
-    pub(crate) fn window(&self) -> Option<&'a Mw> {
-        self.window
+    /// The kind of the window.
+    pub(crate) fn window_type(&self) -> Option<MwType> {
+        self.window_type
     }
 
     // Window and region are of this context, and live.
-    pub(crate) fn check_handles(&self, context: &Arc<ContextInner>) -> Result<(), PostReason> {
-        let window = self.window.map(|window| &window.object().node);
-        let region = self.region.map(|region| &region.object().node);
-        for node in window.into_iter().chain(region) {
-            if !Arc::ptr_eq(node.context(), context) {
-                return Err(PostReason::AnotherDevice(node.kind()));
-            }
-            if !node.is_live() {
-                return Err(node.dead_reason());
-            }
+    pub(crate) fn check_handles(&self, context: &Arc<ContextCore>) -> Result<(), PostReason> {
+        if let Some(window) = self.window {
+            window.check_in(context)?;
+        }
+        if let Some(region) = self.region {
+            region.check_in(context)?;
         }
         Ok(())
     }

@@ -1,14 +1,16 @@
 //! An object: its books, the provider's part, and what its kind adds.
 
 use std::any::Any;
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
-use super::node::{Node, Own};
-use super::{AnyObject, ObjectId, ObjectKind};
-use crate::context::ContextInner;
-use crate::contract::{AhOps, CqOps, MrOps, MwOps, PdOps, QpOps, SrqOps};
+use super::context::{ContextCore, Deferred};
+use super::node::{AnyObject, Node, Own, Ticket};
 use crate::control::Reply;
 use crate::error::VerbError;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::post::PostReason;
 
 /// The provider's part of an object: how it is given back.
 pub(crate) trait Ops: Send + Sync + 'static {
@@ -20,44 +22,6 @@ pub(crate) trait Ops: Send + Sync + 'static {
     /// The number by which the program knows it, if it has one.
     fn number(&self) -> Option<u32> {
         None
-    }
-}
-
-macro_rules! ops {
-    ($($ops:ident.$destroy:ident $(, $number:ident)?;)*) => {
-        $(impl Ops for dyn $ops {
-            fn destroy(&self, reply: Reply<()>) {
-                $ops::$destroy(self, reply);
-            }
-            $(
-                fn number(&self) -> Option<u32> {
-                    Some(self.$number().value())
-                }
-            )?
-        })*
-    };
-}
-
-ops! {
-    AhOps.destroy;
-    CqOps.destroy;
-    MrOps.dereg, lkey;
-    MwOps.dealloc, rkey;
-    PdOps.dealloc;
-    SrqOps.destroy;
-}
-
-impl Ops for dyn QpOps {
-    fn destroy(&self, reply: Reply<()>) {
-        QpOps::destroy(self, reply);
-    }
-
-    fn admit(&self, open: bool) {
-        QpOps::admit(self, open);
-    }
-
-    fn number(&self) -> Option<u32> {
-        Some(self.qp_num().value())
     }
 }
 
@@ -73,9 +37,43 @@ impl Extra for () {}
 
 /// An object. Dropped while it lives, it is given back to the provider.
 pub(crate) struct Object<O: Ops + ?Sized, X: Extra = ()> {
+    base: ObjectBase<O>,
+    pub(crate) extra: X,
+}
+
+/// What every object has: the provider's part, its node, and its context.
+pub(crate) struct ObjectBase<O: ?Sized> {
     pub(crate) ops: Arc<O>,
     pub(crate) node: Node,
-    pub(crate) extra: X,
+    pub(crate) context: Arc<ContextCore>,
+}
+
+impl<O: Ops + ?Sized, X: Extra> Deref for Object<O, X> {
+    type Target = ObjectBase<O>;
+
+    #[inline]
+    fn deref(&self) -> &ObjectBase<O> {
+        &self.base
+    }
+}
+
+impl<O: ?Sized> ObjectBase<O> {
+    /// Whether a request of this context may name it: it is of the context, and lives.
+    pub(crate) fn check_in(&self, context: &Arc<ContextCore>) -> Result<(), PostReason> {
+        if !Arc::ptr_eq(&self.context, context) {
+            return Err(PostReason::AnotherDevice(self.node.kind()));
+        }
+        if !self.node.is_live() {
+            return Err(self.node.dead_reason());
+        }
+        Ok(())
+    }
+}
+
+impl<O: ?Sized> fmt::Debug for ObjectBase<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.node.holder())
+    }
 }
 
 impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
@@ -102,9 +100,19 @@ impl<O: Ops + ?Sized, X: Extra> AnyObject for Object<O, X> {
 }
 
 impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
+    pub(super) fn new(ops: Arc<O>, node: Node, context: Arc<ContextCore>, extra: X) -> Self {
+        let base = ObjectBase { ops, node, context };
+        Self { base, extra }
+    }
+
+    /// Begins a control request on it, which is its holder until it is dropped.
+    pub(crate) fn begin_request(self: &Arc<Self>) -> Result<Ticket, VerbError> {
+        Ticket::new(Arc::clone(self) as Arc<dyn AnyObject>, self.context.table())
+    }
+
     /// The provider refused to destroy it.
-    pub(crate) fn revive(&self) {
-        self.node.revive();
+    pub(super) fn revive(&self) {
+        self.node.revive(|| self.context.is_removed());
         self.ops.admit(true);
         // A removal that told the provider before.
         if !self.node.is_live() {
@@ -115,38 +123,33 @@ impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
 
 impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
     fn drop(&mut self) {
-        let Some(own) = self.node.begin_implicit() else {
+        let Some(own) = self.base.node.begin_implicit() else {
             return;
         };
-        let context = Arc::clone(self.node.context());
+        let context = Arc::clone(&self.context);
         context.discard_events(self.node.id());
         self.extra.on_destroyed(self.node.id());
         let kind = self.node.kind();
-        Remains {
+        PendingDestroy {
             ops: Arc::clone(&self.ops),
             kind,
             context,
             own,
         }
-        .bury();
+        .start();
     }
 }
 
 /// What is left of an object without handle or holder until the provider has taken its part back.
-pub(crate) struct Remains<O: Ops + ?Sized> {
+struct PendingDestroy<O: Ops + ?Sized> {
     ops: Arc<O>,
     kind: ObjectKind,
-    context: Arc<ContextInner>,
+    context: Arc<ContextCore>,
     own: Own,
 }
 
-/// An object that the provider would not take back yet.
-pub(crate) trait Deferred: Send {
-    fn retry(self: Box<Self>);
-}
-
-impl<O: Ops + ?Sized> Remains<O> {
-    pub(crate) fn bury(self) {
+impl<O: Ops + ?Sized> PendingDestroy<O> {
+    fn start(self) {
         let ops = Arc::clone(&self.ops);
         ops.destroy(Reply::new(move |result| match result {
             // A region to which a window is still bound.
@@ -165,8 +168,8 @@ impl<O: Ops + ?Sized> Remains<O> {
     }
 }
 
-impl<O: Ops + ?Sized> Deferred for Remains<O> {
+impl<O: Ops + ?Sized> Deferred for PendingDestroy<O> {
     fn retry(self: Box<Self>) {
-        self.bury();
+        self.start();
     }
 }

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::node::Refusal;
-use super::{Extra, Holder, Object, ObjectKind, Ops};
+use super::object::{Extra, Object, Ops};
 use crate::control::{Reply, Started};
 use crate::error::{ErrorKind, VerbError};
+use crate::object_id::{Holder, ObjectKind};
 
 /// An object was not destroyed.
 ///
@@ -103,7 +104,7 @@ pub(crate) trait Handle: Send + 'static {
 /// Destroys the object of `handle`: Busy, or accepted, and then every other handle is invalid.
 pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     let object = Arc::clone(handle.object());
-    let context = Arc::clone(object.node.context());
+    let context = Arc::clone(&object.context);
     context.retry_deferred();
     match object.node.begin_destroy() {
         Ok(()) => {}

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::{AnyObject, Holder, ObjectId, ObjectKind, User};
+use super::node::{AnyObject, User};
 use crate::error::VerbError;
+use crate::object_id::{Holder, ObjectId, ObjectKind};
 
 // One sequence for the whole process: an identity of one context never equals one of another.
 static GENERATION: AtomicU32 = AtomicU32::new(1);

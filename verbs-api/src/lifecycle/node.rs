@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::mem;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::{Holder, ObjectId, ObjectKind, Reserved, Slab};
-use crate::context::ContextInner;
+use super::slab::Slab;
+use super::table::{Reserved, Table};
 use crate::error::VerbError;
+use crate::object_id::{Holder, ObjectId, ObjectKind};
 use crate::post::PostReason;
 
 const LIVE: u8 = 0;
@@ -34,7 +35,6 @@ pub(crate) struct Node {
     state: AtomicU8,
     kind: ObjectKind,
     id: ObjectId,
-    context: Arc<ContextInner>,
     book: Mutex<Book>,
 }
 
@@ -72,6 +72,30 @@ pub(crate) enum Refusal {
 }
 
 impl Node {
+    /// The node of an object that was made, with what it holds.
+    pub(super) fn new(kind: ObjectKind, id: ObjectId, own: Own, is_removed: bool) -> Self {
+        let book = Book {
+            holders: Slab::new(),
+            requests: Slab::new(),
+            unacked: 0,
+            when_acked: None,
+            own,
+        };
+        Self {
+            state: AtomicU8::new(first_state(is_removed)),
+            kind,
+            id,
+            book: Mutex::new(book),
+        }
+    }
+
+    /// Has the object found by its identity.
+    pub(super) fn publish(&self, object: Weak<dyn AnyObject>) {
+        if let Some(reserved) = &self.lock().own.reserved {
+            reserved.publish(object);
+        }
+    }
+
     /// One relaxed load.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
@@ -126,10 +150,6 @@ impl Node {
         }
     }
 
-    pub(crate) fn context(&self) -> &Arc<ContextInner> {
-        &self.context
-    }
-
     /// The device was removed: every use but destroying is an error from now on.
     pub(crate) fn remove(&self) {
         let _ = self
@@ -157,17 +177,12 @@ impl Node {
     }
 
     /// The provider refused to destroy the object.
-    pub(crate) fn revive(&self) {
+    pub(super) fn revive(&self, is_removed: impl FnOnce() -> bool) {
         let _book = self.lock();
-        if self.state.load(Ordering::Relaxed) != DESTROYING {
-            return;
+        if self.state.load(Ordering::Relaxed) == DESTROYING {
+            self.state
+                .store(first_state(is_removed()), Ordering::Relaxed);
         }
-        let state = if self.context.is_removed() {
-            REMOVED
-        } else {
-            LIVE
-        };
-        self.state.store(state, Ordering::Relaxed);
     }
 
     /// The object went with its device: it holds nothing any more, whatever the provider still does.
@@ -225,86 +240,35 @@ impl Node {
     }
 }
 
+const fn first_state(is_removed: bool) -> u8 {
+    if is_removed { REMOVED } else { LIVE }
+}
+
 impl Own {
+    /// An identity, and a hold on each of the parents.
+    pub(super) fn new(
+        reserved: Reserved,
+        parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
+    ) -> Result<Self, VerbError> {
+        let user = reserved.user();
+        let parents = parents.into_iter();
+        let holds = parents.map(|parent| Hold::new(parent, user));
+        Ok(Self {
+            holds: holds.collect::<Result<_, _>>()?,
+            reserved: Some(reserved),
+        })
+    }
+
+    pub(super) fn id(&self) -> ObjectId {
+        let id = self.reserved.as_ref().map(Reserved::id);
+        id.unwrap_or(ObjectId::new(0, 0))
+    }
+
     fn take(&mut self) -> Self {
         Self {
             reserved: self.reserved.take(),
             holds: mem::take(&mut self.holds),
         }
-    }
-}
-
-/// An object that is being made: its identity is taken and its parents are held. Dropped, it gives all back.
-pub(crate) struct Birth {
-    context: Arc<ContextInner>,
-    kind: ObjectKind,
-    own: Own,
-}
-
-impl Birth {
-    pub(crate) fn new(
-        context: &Arc<ContextInner>,
-        kind: ObjectKind,
-        parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
-    ) -> Result<Self, VerbError> {
-        let reserved = context.table().reserve(kind)?;
-        let user = reserved.user();
-        let parents = parents.into_iter();
-        let holds = parents
-            .map(|parent| Hold::new(parent, user))
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            context: Arc::clone(context),
-            kind,
-            own: Own {
-                reserved: Some(reserved),
-                holds,
-            },
-        })
-    }
-
-    pub(crate) fn id(&self) -> ObjectId {
-        self.own
-            .reserved
-            .as_ref()
-            .map_or(ObjectId::new(0, 0), Reserved::id)
-    }
-
-    pub(crate) fn context(&self) -> &ContextInner {
-        &self.context
-    }
-
-    pub(crate) fn finish<T: AnyObject>(self, make: impl FnOnce(Node) -> T) -> Arc<T> {
-        let id = self.id();
-        let state = if self.context.is_removed() {
-            REMOVED
-        } else {
-            LIVE
-        };
-        let book = Book {
-            holders: Slab::new(),
-            requests: Slab::new(),
-            unacked: 0,
-            when_acked: None,
-            own: self.own,
-        };
-        let context = self.context;
-        let object = Arc::new(make(Node {
-            state: AtomicU8::new(state),
-            kind: self.kind,
-            id,
-            context,
-            book: Mutex::new(book),
-        }));
-        let weak: std::sync::Weak<T> = Arc::downgrade(&object);
-        if let Some(reserved) = &object.node().lock().own.reserved {
-            reserved.publish(weak);
-        }
-        // A removal that walked the table before the object was in it.
-        if object.node().context.is_removed() {
-            object.remove();
-        }
-        object
     }
 }
 
@@ -339,9 +303,9 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub(crate) fn new(object: Arc<dyn AnyObject>) -> Result<Self, VerbError> {
+    pub(super) fn new(object: Arc<dyn AnyObject>, table: &Arc<Table>) -> Result<Self, VerbError> {
         let node = object.node();
-        let reserved = node.context.table().reserve(ObjectKind::Request)?;
+        let reserved = table.reserve(ObjectKind::Request)?;
         let mut book = node.lock();
         node.check_live()?;
         let slot = book.requests.insert(reserved.user());

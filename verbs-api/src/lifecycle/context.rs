@@ -1,21 +1,18 @@
-//! What the handles of a context share.
+//! What a context and its objects share: all but the provider's part.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
 
-use super::AsyncEvent;
-use super::events::{EventQueue, fits};
-use crate::capability::{
-    Baseline, BaselineGaps, DeviceAttributes, Features, Grant, PortAttributes,
-};
-use crate::contract::{ContextOps, CqInit, CqOps, DeviceOps, EventSink};
-use crate::control::{Completer, Reply, Started};
-use crate::error::{ArgumentReason, VerbError};
+use super::events::{AsyncEvent, EventQueue, fits};
+use super::slab::Slab;
+use super::table::Table;
+use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Features, Grant};
+use crate::control::{Completer, Started};
+use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
-use crate::ids::Port;
 use crate::mem::MwType;
 use crate::object_id::{ObjectId, ObjectKind};
-use crate::objects::{Deferred, Slab, Table};
 use crate::post::QpRules;
 
 type Abort = Box<dyn FnOnce() + Send>;
@@ -23,23 +20,39 @@ type Abort = Box<dyn FnOnce() + Send>;
 /// What the provider's side of a context reaches: it never keeps the provider's part alive.
 #[derive(Default)]
 pub(crate) struct ContextShared {
-    pub(super) table: Arc<Table>,
-    pub(super) events: EventQueue,
+    table: Arc<Table>,
+    events: EventQueue,
     removed: AtomicBool,
     // How each verb in flight ends where the device is removed.
     pending: Mutex<Slab<Abort>>,
 }
 
 impl ContextShared {
-    pub(super) fn is_removed(&self) -> bool {
+    pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::SeqCst)
     }
 
-    pub(super) fn poll_event(&self) -> Option<AsyncEvent> {
+    pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {
         self.events.pop(&self.table)
     }
 
-    pub(super) fn deliver(&self) {
+    /// The next event; where there is none, has `waker` woken when there is.
+    pub(crate) fn next_event(&self, waker: &Waker) -> Poll<Result<AsyncEvent, VerbError>> {
+        // Registered first, or an event between the look and the registration would wake nobody.
+        self.events.add_waiter(waker);
+        match self.poll_event() {
+            Some(event) => Poll::Ready(Ok(event)),
+            None if self.is_removed() => Poll::Ready(Err(VerbError::DeviceRemoved)),
+            None => Poll::Pending,
+        }
+    }
+
+    pub(crate) fn events(&self) -> &EventQueue {
+        &self.events
+    }
+
+    /// Gives everything that is queued to the handler, if there is one.
+    pub(crate) fn deliver(&self) {
         self.events.deliver(&self.table);
     }
 
@@ -55,10 +68,9 @@ impl ContextShared {
         aborted.into_iter().for_each(|abort| abort());
         objects.iter().for_each(|object| object.on_removed());
     }
-}
 
-impl EventSink for ContextShared {
-    fn event(&self, event: EventType, subject: EventSubject) {
+    /// The provider says that something happened.
+    pub(crate) fn on_event(&self, event: EventType, subject: EventSubject) {
         if event == EventType::DeviceRemoved {
             if self.is_removed() {
                 return;
@@ -81,33 +93,56 @@ impl EventSink for ContextShared {
 /// How many different rules are looked through for those of a new queue pair.
 const RECENT_RULES: usize = 8;
 
-pub(crate) struct ContextInner {
-    pub(super) shared: Arc<ContextShared>,
-    pub(super) ops: Arc<dyn ContextOps>,
-    pub(super) device: Arc<dyn DeviceOps>,
-    pub(super) attributes: DeviceAttributes,
+/// The provider's part of a context.
+pub(crate) trait ProviderPart: Send + Sync + 'static {
+    /// Gives it back.
+    fn close(&self);
+}
+
+/// An object that the provider would not take back yet.
+pub(crate) trait Deferred: Send {
+    fn retry(self: Box<Self>);
+}
+
+/// What a context and its objects share. Closed when the last of them is dropped, if not before.
+pub(crate) struct ContextCore {
+    shared: Arc<ContextShared>,
+    provider: Arc<dyn ProviderPart>,
+    attributes: DeviceAttributes,
     pub(crate) grant: Grant,
-    pub(super) features: Features,
-    pub(super) closed: AtomicBool,
+    features: Features,
+    closed: AtomicBool,
     deferred: Mutex<Vec<Box<dyn Deferred>>>,
     rules: Mutex<Vec<Arc<QpRules>>>,
 }
 
-impl ContextInner {
-    pub(super) fn open(device: Arc<dyn DeviceOps>, grant: Grant) -> Result<Self, VerbError> {
-        let shared = Arc::new(ContextShared::default());
-        let ops = device.open(&grant, Arc::clone(&shared) as Arc<dyn EventSink>)?;
-        Ok(Self {
+impl ContextCore {
+    pub(crate) fn new(
+        shared: Arc<ContextShared>,
+        provider: Arc<dyn ProviderPart>,
+        attributes: DeviceAttributes,
+        grant: Grant,
+    ) -> Self {
+        Self {
             shared,
-            ops,
-            attributes: device.attributes(),
-            device,
+            provider,
+            attributes,
             features: grant.features(),
             grant,
             closed: AtomicBool::new(false),
             deferred: Mutex::default(),
             rules: Mutex::default(),
-        })
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &ContextShared {
+        &self.shared
+    }
+
+    /// Gives the provider's part back: nothing is made from the context any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.provider.close();
     }
 
     /// Queue pairs that were made alike one after the other share their rules: many of them then read the same line.
@@ -168,24 +203,6 @@ impl ContextInner {
             MwType::Type2 if self.features.intersects(Features::WINDOW_2) => Ok(()),
             MwType::Type2 => self.require(Features::WINDOW_2B),
         }
-    }
-
-    pub(crate) fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
-        self.ops.create_cq(init, reply);
-    }
-
-    pub(crate) fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        self.check_open()?;
-        let ports = self.attributes.ports.len();
-        if port == 0 || usize::from(port) > ports {
-            let reason = ArgumentReason::OutOfRange {
-                given: port.into(),
-                least: 1,
-                most: ports as u64,
-            };
-            return Err(VerbError::argument("port_num", reason));
-        }
-        self.ops.query_port(port)
     }
 
     pub(crate) fn check_open(&self) -> Result<(), VerbError> {
@@ -276,10 +293,10 @@ impl ContextInner {
     }
 }
 
-impl Drop for ContextInner {
+impl Drop for ContextCore {
     fn drop(&mut self) {
         if !*self.closed.get_mut() {
-            self.ops.close();
+            self.provider.close();
         }
     }
 }
