@@ -181,8 +181,8 @@ impl Route {
         }
         let v4 = &grh[20..];
         let gid = |at: usize| {
-            let octets: [u8; 4] = *v4[at..].first_chunk()?;
-            Some(Gid::from(std::net::IpAddr::from(octets)))
+            let bytes: [u8; 4] = *v4[at..].first_chunk()?;
+            Some(Gid::from(std::net::IpAddr::from(bytes)))
         };
         Some(Self {
             sgid: gid(12)?,

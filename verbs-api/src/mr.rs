@@ -39,19 +39,19 @@ pub struct MrOptions {
 }
 
 impl MrOptions {
-    /// With these rights, the first octet at its own address.
+    /// With these rights, the first byte at its own address.
     pub const fn new(access: Access) -> Self {
         Self { access, iova: None }
     }
 
-    /// The first octet at this address, as requests and peers name it.
+    /// The first byte at this address, as requests and peers name it.
     #[must_use]
     pub const fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Addresses count from the first octet. Needs [`Features::ZBVA`].
+    /// Addresses count from the first byte. Needs [`Features::ZBVA`].
     #[must_use]
     pub const fn zero_based(mut self) -> Self {
         self.access = self.access.union(Access::ZERO_BASED);
@@ -226,7 +226,7 @@ impl MrReregister {
         Self::default()
     }
 
-    /// Other memory, the first octet at its own address.
+    /// Other memory, the first byte at its own address.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
         let range = memory.into();
@@ -247,7 +247,7 @@ impl MrReregister {
         self
     }
 
-    /// The first octet of the other memory at this address.
+    /// The first byte of the other memory at this address.
     #[must_use]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
@@ -303,7 +303,7 @@ impl Pd {
     /// As [`register`](Self::register).
     ///
     /// # Safety
-    /// `length` octets from `address` stay mapped, and readable and writable, until the
+    /// `length` bytes from `address` stay mapped, and readable and writable, until the
     /// deregistration or a change to other memory was answered, or the last handle of the region and everything
     /// posted with it is gone. In that time the program accesses them only as
     /// [`memory::copy`](crate::memory::copy) does.
@@ -320,7 +320,7 @@ impl Pd {
         self.reg_mr(memory, options, None, false)
     }
 
-    /// Registers `count` private buffers of `size` octets each: local rights only, handed over when
+    /// Registers `count` private buffers of `size` bytes each: local rights only, handed over when
     /// posted, and an ordinary `&mut [u8]` while the program holds one.
     ///
     /// # Errors
@@ -444,7 +444,7 @@ impl Mr {
         self.object.ops.rkey()
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.shape().length as usize
     }
@@ -454,7 +454,7 @@ impl Mr {
         self.len() == 0
     }
 
-    /// The address of the first octet, as requests and peers name it; 0 where zero-based.
+    /// The address of the first byte, as requests and peers name it; 0 where zero-based.
     pub fn iova(&self) -> u64 {
         self.shape().iova
     }
@@ -485,14 +485,14 @@ impl Mr {
         ))
     }
 
-    /// The whole region, up to the 2^32 - 1 octets that an entry can name.
+    /// The whole region, up to the 2^32 - 1 bytes that an entry can name.
     pub fn sge_all(&self) -> Sge {
         let Shape { iova, length } = self.shape();
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         Sge::new(iova, length, self.lkey())
     }
 
-    /// What a peer is told to reach the octet at `offset`.
+    /// What a peer is told to reach the byte at `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova().wrapping_add(offset), self.rkey())
     }

@@ -245,7 +245,7 @@ impl MrKey {
     }
 }
 
-/// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
+/// Reads remote bytes and invalidates the *local sink's* key when the last has been placed.
 ///
 /// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate. Where the key of the sink
 /// outlives the read ([`Sink::lasting`]), a read.
@@ -273,7 +273,7 @@ pub struct ReadAndInvalidate {
 }
 
 impl ReadAndInvalidate {
-    /// As many octets from `remote` as `sink` holds.
+    /// As many bytes from `remote` as `sink` holds.
     pub const fn new(remote: RemoteAddress, sink: &Sink) -> Self {
         Self {
             remote,
@@ -475,7 +475,7 @@ impl Portable for RegisterForRemoteAccess<'_> {
                 });
                 Lowered::one(self.wr_id, request.key_byte(key_byte).access(access))
             }
-            // A write of no octets names no memory of the peer, on any transport.
+            // A write of no bytes names no memory of the peer, on any transport.
             Form::Region => Lowered::one(self.wr_id, Write::new((), RemoteAddress::default())),
         })
     }

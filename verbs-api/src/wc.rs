@@ -170,7 +170,7 @@ bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     #[doc(alias = "ibv_wc_flags")]
     pub struct WcFlags: u8 {
-        /// The datagram's first 40 octets are a routing header.
+        /// The datagram's first 40 bytes are a routing header.
         const GRH = 1;
         /// `imm_data` is set.
         const WITH_IMM = 1 << 1;
@@ -205,7 +205,7 @@ pub struct Completion {
     pub opcode: WcOpcode,
     /// Which other fields say something.
     pub wc_flags: WcFlags,
-    /// Octets received or read; for datagrams the 40 octets of routing header are counted.
+    /// Bytes received or read; for datagrams the 40 bytes of routing header are counted.
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: Qpn,
@@ -273,7 +273,7 @@ impl Completion {
             .then_some(self.imm_data)
     }
 
-    /// The octets that were received into the private buffer of this request; empty without one.
+    /// The bytes that were received into the private buffer of this request; empty without one.
     pub fn buffer(&self) -> &[u8] {
         let Some(buffer) = self.buffers.first() else {
             return &[];

@@ -63,7 +63,7 @@ bitflags! {
         /// * Who: every iWARP device; InfiniBand devices with BMME.
         /// * Source: IBTA 10.6.7.2.3; RFC 5040 section 8.1.
         const WINDOW_2B = 1 << 4;
-        /// A read whose local sink key is invalidated when the last octet has been placed.
+        /// A read whose local sink key is invalidated when the last byte has been placed.
         ///
         /// * Guarantees: at the completion the sink key is in the free state.
         /// * Limits: [`Limit::MaxSgeRd`](crate::Limit::MaxSgeRd) is 1 on iWARP.
@@ -79,7 +79,7 @@ bitflags! {
         const ZBVA = 1 << 6;
         /// Fast-register of blocks of one size that need be neither a power of two nor aligned.
         ///
-        /// * Guarantees: [`PageList`](crate::PageList)s with a uniform block size and a first-octet offset.
+        /// * Guarantees: [`PageList`](crate::PageList)s with a uniform block size and a first-byte offset.
         /// * Limits: [`Limit::MaxFastRegPageListLen`](crate::Limit::MaxFastRegPageListLen) counts blocks.
         /// * Who: optional everywhere, implied by nothing.
         /// * Source: IBTA 10.6.6 (block mode).
@@ -98,10 +98,10 @@ bitflags! {
         /// * Who: most devices.
         /// * Source: IBTA 10.2.9.
         const SRQ = 1 << 9;
-        /// An 8-octet write that is atomic for every reader.
+        /// An 8-byte write that is atomic for every reader.
         ///
         /// * Guarantees: [`AtomicWrite`](crate::wr::AtomicWrite).
-        /// * Limits: 8 octets, 8-aligned.
+        /// * Limits: 8 bytes, 8-aligned.
         /// * Who: newer InfiniBand devices; never iWARP.
         /// * Source: IBTA volume 1 release 1.5, memory placement extensions.
         const ATOMIC_WRITE = 1 << 10;

@@ -165,7 +165,7 @@ pub struct MrInit {
     pub id: ObjectId,
     /// The memory.
     pub memory: RegionMemory,
-    /// The address of the first octet as requests name it.
+    /// The address of the first byte as requests name it.
     pub iova: u64,
     /// Rights, checked to be legal together.
     pub access: Access,
@@ -179,7 +179,7 @@ pub struct MrInit {
 /// What of a region is changed; what is `None` stays.
 #[derive(Clone)]
 pub struct MrChange {
-    /// Memory and the address of its first octet.
+    /// Memory and the address of its first byte.
     pub translation: Option<(RegionMemory, u64)>,
     /// Protection domain.
     pub pd: Option<Arc<dyn PdOps>>,

@@ -11,10 +11,10 @@
 //! acquiring load, [`load_u64`]) sees the rest. That last piece never straddles an aligned word,
 //! because the two halves of such a store may become visible in either order.
 //!
-//! Two peers that access the same octets with atomics of different sizes are outside the
+//! Two peers that access the same bytes with atomics of different sizes are outside the
 //! language's memory model; every supported processor orders them as it orders equal ones.
 //!
-//! Sizes are octets. Read DESIGN.md section 7 first.
+//! Sizes are bytes.
 
 // Raw memory of the program is accessed by address; there is no safe type for it.
 #![allow(unsafe_code)]
@@ -22,16 +22,16 @@
 use core::ptr;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Octets up to which a copy is made of single words.
+/// Bytes up to which a copy is made of single words.
 const SMALL: usize = 64;
 
 /// Copies between two places of which at least one is exposed.
 ///
-/// Ascending; the last octet is written last, with release. Eight aligned octets are one store.
+/// Ascending; the last byte is written last, with release. Eight aligned bytes are one store.
 /// Where the regions overlap the result is unspecified (but defined behaviour).
 ///
 /// # Safety
-/// `src` must be readable and `dst` writable for `len` octets until this returns. Nothing may
+/// `src` must be readable and `dst` writable for `len` bytes until this returns. Nothing may
 /// hold a Rust reference to the exposed part: only this module and other atomics may access it.
 #[inline]
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
@@ -47,7 +47,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies between two private places: no peer can write either.
 ///
 /// # Safety
-/// `src` must be readable and `dst` writable for `len` octets, and no other thread may write
+/// `src` must be readable and `dst` writable for `len` bytes, and no other thread may write
 /// `src` or access `dst` until this returns. They may overlap.
 #[inline]
 pub unsafe fn copy_private(dst: *mut u8, src: *const u8, len: usize) {
@@ -58,7 +58,7 @@ pub unsafe fn copy_private(dst: *mut u8, src: *const u8, len: usize) {
 /// Reads an exposed word, with acquire.
 ///
 /// # Safety
-/// `word` must be readable and aligned to 8 octets.
+/// `word` must be readable and aligned to 8 bytes.
 #[inline]
 pub unsafe fn load_u64(word: *const u64) -> u64 {
     // SAFETY: readable and aligned by the caller's promise; an atomic load does not write.
@@ -68,7 +68,7 @@ pub unsafe fn load_u64(word: *const u64) -> u64 {
 /// Writes an exposed word, with release.
 ///
 /// # Safety
-/// `word` must be writable and aligned to 8 octets.
+/// `word` must be writable and aligned to 8 bytes.
 #[inline]
 pub unsafe fn store_u64(word: *mut u64, value: u64) {
     // SAFETY: writable and aligned by the caller's promise.
@@ -78,7 +78,7 @@ pub unsafe fn store_u64(word: *mut u64, value: u64) {
 /// Replaces an exposed word by `swap` if it equals `compare`; returns what was there before.
 ///
 /// # Safety
-/// `word` must be readable, writable and aligned to 8 octets.
+/// `word` must be readable, writable and aligned to 8 bytes.
 #[inline]
 pub unsafe fn compare_exchange_u64(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // SAFETY: accessible and aligned by the caller's promise.
@@ -91,7 +91,7 @@ pub unsafe fn compare_exchange_u64(word: *mut u64, compare: u64, swap: u64) -> u
 /// Adds to an exposed word, modulo 2^64; returns what was there before.
 ///
 /// # Safety
-/// `word` must be readable, writable and aligned to 8 octets.
+/// `word` must be readable, writable and aligned to 8 bytes.
 #[inline]
 pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
     // SAFETY: accessible and aligned by the caller's promise.
@@ -115,7 +115,7 @@ macro_rules! piece {
 /// x86-64 and makes whichever piece is the last one right.
 ///
 /// # Safety
-/// As [`copy`]; besides, both must be aligned to 8 octets.
+/// As [`copy`]; besides, both must be aligned to 8 bytes.
 #[inline]
 unsafe fn copy_aligned(dst: *mut u8, src: *const u8, len: usize) {
     let words = len & !7;
@@ -126,15 +126,15 @@ unsafe fn copy_aligned(dst: *mut u8, src: *const u8, len: usize) {
         at += 8;
     }
     if len & 7 != 0 {
-        // SAFETY: fewer than 8 octets remain at an offset that is a multiple of 8.
+        // SAFETY: fewer than 8 bytes remain at an offset that is a multiple of 8.
         unsafe { copy_rest(dst.add(at), src.add(at), len & 7) }
     }
 }
 
-/// Copies fewer than 8 octets.
+/// Copies fewer than 8 bytes.
 ///
 /// # Safety
-/// As [`copy`]; besides, both must be aligned to 8 octets and `len` be less than 8.
+/// As [`copy`]; besides, both must be aligned to 8 bytes and `len` be less than 8.
 #[inline]
 unsafe fn copy_rest(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -149,22 +149,22 @@ unsafe fn copy_rest(dst: *mut u8, src: *const u8, len: usize) {
         at += 2;
     }
     if len & 1 != 0 {
-        // SAFETY: `at + 1 == len`; an octet is always aligned.
+        // SAFETY: `at + 1 == len`; a byte is always aligned.
         unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
     }
 }
 
-/// Copies octet by octet until both sides are aligned to 8, as far as they ever are together.
+/// Copies byte by byte until both sides are aligned to 8, as far as they ever are together.
 ///
-/// Returns how many octets were copied.
+/// Returns how many bytes were copied.
 ///
 /// # Safety
 /// As [`copy`].
 #[cfg(any(test, not(target_arch = "x86_64")))]
-unsafe fn copy_octets(dst: *mut u8, src: *const u8, len: usize) -> usize {
+unsafe fn copy_bytes(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let mut at = 0;
     while at < len && !is_aligned(dst.wrapping_add(at), src.wrapping_add(at)) {
-        // SAFETY: `at < len`; an octet is always aligned.
+        // SAFETY: `at < len`; a byte is always aligned.
         unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
         at += 1;
     }
@@ -179,7 +179,7 @@ unsafe fn copy_octets(dst: *mut u8, src: *const u8, len: usize) -> usize {
 unsafe fn copy_portable(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's promise; the rest is aligned, or empty.
     unsafe {
-        let done = copy_octets(dst, src, len);
+        let done = copy_bytes(dst, src, len);
         copy_aligned(dst.add(done), src.add(done), len - done);
     }
 }
@@ -197,14 +197,14 @@ mod x86_64 {
 
     use super::{AtomicU8, AtomicU64, Ordering, fence};
 
-    /// Octets for which the string instruction beats a loop of vectors: neither short, nor more than a second-level cache
+    /// Bytes for which the string instruction beats a loop of vectors: neither short, nor more than a second-level cache
     /// holds of both sides.
     const STRING: Range<usize> = 2048..512 * 1024;
 
-    /// Octets of a cache line.
+    /// Bytes of a cache line.
     const LINE: usize = 64;
 
-    /// Octets after which the processor's first comparison of addresses repeats.
+    /// Bytes after which the processor's first comparison of addresses repeats.
     const PAGE: usize = 4096;
 
     /// Copies what is not short and aligned.
@@ -227,17 +227,17 @@ mod x86_64 {
         unsafe { copy_last(dst.add(body), src.add(body), last) };
     }
 
-    /// Stores the last piece, one aligned word or one octet.
+    /// Stores the last piece, one aligned word or one byte.
     ///
     /// # Safety
     /// As [`super::copy`]; `len` is 8 and `dst` aligned to 8, or `len` is 1.
     #[inline]
     unsafe fn copy_last(dst: *mut u8, src: *const u8, len: usize) {
         if len == 8 {
-            // SAFETY: eight octets on either side by the caller's promise, `dst` aligned.
+            // SAFETY: eight bytes on either side by the caller's promise, `dst` aligned.
             unsafe { AtomicU64::from_ptr(dst.cast()).store(load_word(src), Ordering::Release) }
         } else {
-            // SAFETY: one octet on either side by the caller's promise.
+            // SAFETY: one byte on either side by the caller's promise.
             unsafe { piece!(AtomicU8, dst, src, Ordering::Release) }
         }
     }
@@ -295,7 +295,7 @@ mod x86_64 {
         }
     }
 
-    /// Copies a multiple of 64 octets in vectors of 16.
+    /// Copies a multiple of 64 bytes in vectors of 16.
     ///
     /// # Safety
     /// As [`super::copy`]; `len` must be a multiple of 64.
@@ -327,7 +327,7 @@ mod x86_64 {
         }
     }
 
-    /// Copies fewer than 64 octets in pieces of 8, 4, 2 and 1 of any alignment.
+    /// Copies fewer than 64 bytes in pieces of 8, 4, 2 and 1 of any alignment.
     ///
     /// # Safety
     /// As [`super::copy`].
@@ -340,7 +340,7 @@ mod x86_64 {
             at += 8;
         }
         if len & 4 != 0 {
-            // SAFETY: at least four octets remain.
+            // SAFETY: at least four bytes remain.
             unsafe {
                 asm!("mov {v:e}, [{s}]", "mov [{d}], {v:e}", v = out(reg) _,
                     s = in(reg) src.add(at), d = in(reg) dst.add(at),
@@ -349,7 +349,7 @@ mod x86_64 {
             at += 4;
         }
         if len & 2 != 0 {
-            // SAFETY: at least two octets remain.
+            // SAFETY: at least two bytes remain.
             unsafe {
                 asm!("mov {v:x}, [{s}]", "mov [{d}], {v:x}", v = out(reg) _,
                     s = in(reg) src.add(at), d = in(reg) dst.add(at),
@@ -358,19 +358,19 @@ mod x86_64 {
             at += 2;
         }
         if len & 1 != 0 {
-            // SAFETY: one octet remains.
+            // SAFETY: one byte remains.
             unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
         }
     }
 
-    /// Reads eight octets at any alignment.
+    /// Reads eight bytes at any alignment.
     ///
     /// # Safety
-    /// `src` must be readable for 8 octets.
+    /// `src` must be readable for 8 bytes.
     #[inline]
     unsafe fn load_word(src: *const u8) -> u64 {
         let value;
-        // SAFETY: reads the eight octets that the caller promised.
+        // SAFETY: reads the eight bytes that the caller promised.
         unsafe {
             asm!("mov {v}, [{s}]", v = out(reg) value, s = in(reg) src,
                 options(nostack, preserves_flags, readonly));
@@ -378,13 +378,13 @@ mod x86_64 {
         value
     }
 
-    /// Writes eight octets at any alignment.
+    /// Writes eight bytes at any alignment.
     ///
     /// # Safety
-    /// `dst` must be writable for 8 octets.
+    /// `dst` must be writable for 8 bytes.
     #[inline]
     unsafe fn store_word(dst: *mut u8, value: u64) {
-        // SAFETY: writes the eight octets that the caller promised.
+        // SAFETY: writes the eight bytes that the caller promised.
         unsafe {
             asm!("mov [{d}], {v}", v = in(reg) value, d = in(reg) dst,
                 options(nostack, preserves_flags));
@@ -406,7 +406,7 @@ mod tests {
         (0..len).map(|i| (i * 31 + i / 251 + 1) as u8).collect()
     }
 
-    /// Copies `len` octets between two offsets and checks what was and was not written.
+    /// Copies `len` bytes between two offsets and checks what was and was not written.
     fn check(copy: CopyFn, len: usize, dst_at: usize, src_at: usize) {
         let src = pattern(src_at + len);
         let mut dst = vec![0xa5u8; dst_at + len + 16];
@@ -484,9 +484,9 @@ mod tests {
         }
     }
 
-    /// A program that spins on the last octet finds all others in place.
+    /// A program that spins on the last byte finds all others in place.
     #[test]
-    fn last_octet_is_last() {
+    fn last_byte_is_last() {
         const ROUNDS: u8 = 200;
         for len in [8usize, 64, 71, 513, 4097, 70_000] {
             let mut target = vec![0u64; len.div_ceil(8)];
@@ -505,17 +505,17 @@ mod tests {
                         }
                     }
                 });
-                let octet = |at: usize, order| {
+                let byte = |at: usize, order| {
                     // SAFETY: within the target, which both threads access atomically.
                     unsafe { AtomicU8::from_ptr(ptr::with_exposed_provenance_mut(base + at)) }
                         .load(order)
                 };
                 for round in 1..=ROUNDS {
-                    while octet(last, Ordering::Acquire) != round {
+                    while byte(last, Ordering::Acquire) != round {
                         thread::yield_now();
                     }
                     assert!(
-                        (0..len).all(|at| octet(at, Ordering::Relaxed) == round),
+                        (0..len).all(|at| byte(at, Ordering::Relaxed) == round),
                         "{len}"
                     );
                     seen.store(true, Ordering::Release);

@@ -41,13 +41,13 @@ pub struct OutOfMemory {
 
 /// An access beyond the end of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("octets {offset} to {offset} + {length} lie outside a memory of {size} octets")]
+#[error("bytes {offset} to {offset} + {length} lie outside a memory of {size} bytes")]
 pub struct OutOfRange {
-    /// First octet wanted.
+    /// First byte wanted.
     pub offset: usize,
-    /// Octets wanted.
+    /// Bytes wanted.
     pub length: usize,
-    /// Octets there.
+    /// Bytes there.
     pub size: usize,
 }
 
@@ -63,7 +63,7 @@ impl Memory {
         })
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.allocation.len()
     }
@@ -73,7 +73,7 @@ impl Memory {
         self.len() == 0
     }
 
-    /// The address of the first octet, as verbs and peers name it.
+    /// The address of the first byte, as verbs and peers name it.
     pub fn address(&self) -> u64 {
         self.allocation.as_ptr().expose_provenance() as u64
     }
@@ -91,7 +91,7 @@ impl Memory {
         })
     }
 
-    /// Copies octets out.
+    /// Copies bytes out.
     ///
     /// # Errors
     /// The stretch lies outside.
@@ -100,7 +100,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies octets in.
+    /// Copies bytes in.
     ///
     /// # Errors
     /// The stretch lies outside.
@@ -162,31 +162,31 @@ impl Memory {
         self.write(offset, value.as_bytes())
     }
 
-    /// One octet, with acquire order: a program that spins on the last octet of a message sees all before it.
+    /// One byte, with acquire order: a program that spins on the last byte of a message sees all before it.
     ///
     /// # Errors
-    /// The octet lies outside.
+    /// The byte lies outside.
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfRange> {
-        let mut octet = [0];
-        self.read(offset, &mut octet)?;
+        let mut byte = [0];
+        self.read(offset, &mut byte)?;
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        Ok(octet[0])
+        Ok(byte[0])
     }
 
-    /// Eight octets as a native integer; `offset` is a multiple of eight.
+    /// Eight bytes as a native integer; `offset` is a multiple of eight.
     ///
     /// # Errors
-    /// The octets lie outside, or are misaligned.
+    /// The bytes lie outside, or are misaligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfRange> {
         self.span(offset, 8)?
             .load_u64()
             .ok_or_else(|| self.out_of_range(offset, 8))
     }
 
-    /// Writes eight octets at once; `offset` is a multiple of eight.
+    /// Writes eight bytes at once; `offset` is a multiple of eight.
     ///
     /// # Errors
-    /// The octets lie outside, or are misaligned.
+    /// The bytes lie outside, or are misaligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfRange> {
         self.span(offset, 8)?
             .store_u64(value)
@@ -231,12 +231,12 @@ impl MemoryRange {
         &self.memory
     }
 
-    /// The first octet, counted from the start of the memory.
+    /// The first byte, counted from the start of the memory.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -246,7 +246,7 @@ impl MemoryRange {
         self.length == 0
     }
 
-    /// The address of the first octet.
+    /// The address of the first byte.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset as u64
     }

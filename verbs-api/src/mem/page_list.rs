@@ -36,7 +36,7 @@ struct Inner {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    // Of so many octets.
+    // Of so many bytes.
     Pages(u64),
     Blocks,
     Gaps,
@@ -46,7 +46,7 @@ enum Kind {
 enum Pieces {
     // One stretch.
     Flat(u64),
-    // Octet i lies in block (i + first_offset) / size at offset (i + first_offset) % size.
+    // Byte i lies in block (i + first_offset) / size at offset (i + first_offset) % size.
     Blocks {
         size: u64,
         first_offset: u64,
@@ -75,30 +75,30 @@ pub enum PageListError {
     /// Page sizes are powers of two.
     #[error("a page size is a power of two; {0} is not")]
     PageSize(u64),
-    /// The first octet lies in the first block.
-    #[error("the first octet's offset {first_offset} lies outside a block of {block_size} octets")]
+    /// The first byte lies in the first block.
+    #[error("the first byte's offset {first_offset} lies outside a block of {block_size} bytes")]
     FirstOffset {
         /// The offset given.
         first_offset: u64,
-        /// Octets of a block.
+        /// Bytes of a block.
         block_size: u64,
     },
     /// The blocks are all of one size, except that the last may be short.
-    #[error("block {index} has {length} octets where {block_size} are needed")]
+    #[error("block {index} has {length} bytes where {block_size} are needed")]
     BlockSize {
         /// Which one.
         index: usize,
-        /// Its octets.
+        /// Its bytes.
         length: usize,
-        /// Octets of a block.
+        /// Bytes of a block.
         block_size: u64,
     },
     /// The blocks do not cover the length.
-    #[error("{length} octets from offset {first_offset} need {needed} blocks; {given} were given")]
+    #[error("{length} bytes from offset {first_offset} need {needed} blocks; {given} were given")]
     Length {
-        /// Octets to cover.
+        /// Bytes to cover.
         length: u64,
-        /// Offset of the first octet.
+        /// Offset of the first byte.
         first_offset: u64,
         /// Blocks needed.
         needed: u64,
@@ -111,11 +111,11 @@ pub enum PageListError {
 }
 
 impl PageList {
-    /// Maps the longest legal prefix of `elements` onto at most `max_pages` pages of `page_size` octets.
+    /// Maps the longest legal prefix of `elements` onto at most `max_pages` pages of `page_size` bytes.
     ///
     /// The first element may begin anywhere in a page; every later one begins on a page boundary or where its
     /// predecessor ended; every one but the last ends on a page boundary or where its successor begins. The address of
-    /// the first octet is that of the first element. A shorter prefix than was given is not an error: compare
+    /// the first byte is that of the first element. A shorter prefix than was given is not an error: compare
     /// [`Mapped::elements`]. An element that fits in part is mapped in part and not counted. An empty element is legal
     /// anywhere, takes no page and is counted; the rules above are about the others.
     ///
@@ -209,7 +209,7 @@ impl PageList {
         ))
     }
 
-    /// Maps `length` octets that begin `first_offset` octets into the first of `blocks` of `block_size` octets each.
+    /// Maps `length` bytes that begin `first_offset` bytes into the first of `blocks` of `block_size` bytes each.
     /// Needs `BLOCK_LIST`. The block size need be neither a power of two nor aligned; the last block may be short.
     ///
     /// # Errors
@@ -308,17 +308,17 @@ impl PageList {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Octets mapped.
+    /// Bytes mapped.
     pub fn len(&self) -> u64 {
         self.inner.length
     }
 
-    /// Whether no octet is mapped; never true.
+    /// Whether no byte is mapped; never true.
     pub fn is_empty(&self) -> bool {
         self.inner.length == 0
     }
 
-    /// The address of the first octet: the region's address unless the request names another.
+    /// The address of the first byte: the region's address unless the request names another.
     pub fn address(&self) -> u64 {
         self.inner.address
     }
@@ -328,7 +328,7 @@ impl PageList {
         self.inner.entries
     }
 
-    /// Octets of a page, which must be among the sizes of `page_size_cap`; none for blocks and for gap lists.
+    /// Bytes of a page, which must be among the sizes of `page_size_cap`; none for blocks and for gap lists.
     pub fn page_size(&self) -> Option<u64> {
         match self.inner.kind {
             Kind::Pages(size) => Some(size),
@@ -346,7 +346,7 @@ impl PageList {
         self.inner.kind == Kind::Gaps
     }
 
-    /// The address of octet 0 where all octets lie in one stretch: a provider's short cut.
+    /// The address of byte 0 where all bytes lie in one stretch: a provider's short cut.
     pub fn flat_address(&self) -> Option<u64> {
         match self.inner.pieces {
             Pieces::Flat(address) => Some(address),
@@ -354,7 +354,7 @@ impl PageList {
         }
     }
 
-    /// The stretch that octet `offset` lies in: its address, and how many octets follow it there.
+    /// The stretch that byte `offset` lies in: its address, and how many bytes follow it there.
     ///
     /// `None` beyond the end.
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {

@@ -95,7 +95,7 @@ impl BufferPool {
             .len()
     }
 
-    /// Octets of each buffer.
+    /// Bytes of each buffer.
     pub fn buffer_size(&self) -> usize {
         self.pool.buffer_size
     }
@@ -140,7 +140,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes the buffer `length` octets long, at most its full size.
+    /// Makes the buffer `length` bytes long, at most its full size.
     pub fn set_len(&mut self, length: usize) {
         self.length = length.min(self.pool.buffer_size) as u32;
     }

@@ -16,7 +16,7 @@ pub struct Span<'p> {
 
 impl<'p> Span<'p> {
     /// # Safety
-    /// `length` octets from `start` stay mapped and writable for `'p`, are accessed by nobody through a Rust reference
+    /// `length` bytes from `start` stay mapped and writable for `'p`, are accessed by nobody through a Rust reference
     /// in that time, and by others only through [`copy`].
     pub const unsafe fn new(start: *mut u8, length: usize) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// Octets.
+    /// Bytes.
     pub const fn len(self) -> usize {
         self.length
     }
@@ -41,7 +41,7 @@ impl<'p> Span<'p> {
         self.start.expose_provenance() as u64
     }
 
-    /// The octets from `offset` on, `length` of them at most.
+    /// The bytes from `offset` on, `length` of them at most.
     #[must_use]
     pub fn sub(self, offset: usize, length: usize) -> Self {
         let offset = offset.min(self.length);
@@ -54,7 +54,7 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// Copies the octets of `source`, as many as both have.
+    /// Copies the bytes of `source`, as many as both have.
     #[inline]
     pub fn copy_from(self, source: Span<'_>) {
         // SAFETY: both stretches are mapped for the length copied.
@@ -81,9 +81,9 @@ impl<'p> Span<'p> {
         }
     }
 
-    /// The eight octets here as a native integer, read at once.
+    /// The eight bytes here as a native integer, read at once.
     ///
-    /// `None` unless the stretch has eight octets at an 8-aligned address.
+    /// `None` unless the stretch has eight bytes at an 8-aligned address.
     #[inline]
     pub fn load_u64(self) -> Option<u64> {
         // SAFETY: checked to be aligned and long enough.
@@ -91,7 +91,7 @@ impl<'p> Span<'p> {
             .then(|| unsafe { copy::load_u64(self.start.cast()) })
     }
 
-    /// Writes eight octets at once; `None` unless 8-aligned and long enough.
+    /// Writes eight bytes at once; `None` unless 8-aligned and long enough.
     #[inline]
     pub fn store_u64(self, value: u64) -> Option<()> {
         // SAFETY: checked to be aligned and long enough.
@@ -99,7 +99,7 @@ impl<'p> Span<'p> {
             .then(|| unsafe { copy::store_u64(self.start.cast(), value) })
     }
 
-    /// Replaces the eight octets by what `change` makes of them, atomically; answers the original value.
+    /// Replaces the eight bytes by what `change` makes of them, atomically; answers the original value.
     ///
     /// `change` answers `None` to leave them. `None` unless 8-aligned and long enough.
     #[inline]

@@ -23,14 +23,14 @@ const FIRST_OPCODE: u8 = 64;
 pub enum OperationData {
     /// It has none.
     None,
-    /// Its octets travel with the request, at most this many.
+    /// Its bytes travel with the request, at most this many.
     Source {
-        /// Octets.
+        /// Bytes.
         most: u16,
     },
-    /// The answer is placed there, at least this many octets.
+    /// The answer is placed there, at least this many bytes.
     Sink {
-        /// Octets.
+        /// Bytes.
         least: u16,
     },
 }
@@ -65,7 +65,7 @@ pub struct ExtensionOperation {
 }
 
 impl ExtensionOperation {
-    /// Octets of the body and the data of a request together, and of an answer: they fit the smallest packet.
+    /// Bytes of the body and the data of a request together, and of an answer: they fit the smallest packet.
     pub const MAX_OCTETS: usize = 240;
 
     /// The operation `number` of an extension, which takes `feature`. The number is what travels, so it stays.
@@ -88,13 +88,13 @@ impl ExtensionOperation {
         }
     }
 
-    /// Its requests have a body of so many octets.
+    /// Its requests have a body of so many bytes.
     ///
     /// # Panics
     /// More than [`MAX_OCTETS`](Self::MAX_OCTETS): at compile time, for a `static`.
     #[must_use]
-    pub const fn body(mut self, octets: u16) -> Self {
-        self.body = octets;
+    pub const fn body(mut self, bytes: u16) -> Self {
+        self.body = bytes;
         self.check();
         self
     }
@@ -161,7 +161,7 @@ impl ExtensionOperation {
         &self.feature
     }
 
-    /// Octets of the body of a request.
+    /// Bytes of the body of a request.
     pub const fn body_len(&self) -> usize {
         self.body as usize
     }
@@ -264,11 +264,11 @@ impl fmt::Debug for Held {
 ///
 /// Everything without a standard encoding of its own shares one opcode of a transport, and this number says whose it is.
 pub const fn extension_id(name: &str) -> u32 {
-    let octets = name.as_bytes();
+    let bytes = name.as_bytes();
     let mut hash = 0x811c_9dc5_u32;
     let mut at = 0;
-    while at < octets.len() {
-        hash = (hash ^ octets[at] as u32).wrapping_mul(0x0100_0193);
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u32).wrapping_mul(0x0100_0193);
         at += 1;
     }
     hash

@@ -236,7 +236,7 @@ impl Rig {
         }
     }
 
-    /// Whether the far end lets the near one write eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one write eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.
@@ -248,7 +248,7 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one read eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one read eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.
@@ -260,7 +260,7 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one add to eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one add to eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.

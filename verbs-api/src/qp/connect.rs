@@ -101,7 +101,7 @@ impl ConnectOptions {
         access: Access;
         /// The Q_Key of datagrams.
         qkey: u32;
-        /// Payload octets of one packet; the port's active MTU unless set.
+        /// Payload bytes of one packet; the port's active MTU unless set.
         path_mtu: Mtu => Some;
         /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
         sq_psn: Psn => Some;

@@ -106,7 +106,7 @@ impl QpOptions {
         self
     }
 
-    /// Inline octets. 64 unless set, or what the device has where that is less.
+    /// Inline bytes. 64 unless set, or what the device has where that is less.
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
         self.max_inline_data = Some(max_inline_data);
         self

@@ -17,7 +17,7 @@ pub struct QpCap {
     pub max_send_sge: u32,
     /// Entries of a receive.
     pub max_recv_sge: u32,
-    /// Inline octets.
+    /// Inline bytes.
     pub max_inline_data: u32,
 }
 
@@ -113,7 +113,7 @@ qp_attributes! {
     qkey: u32 = 6 QKEY,
     /// The path to the peer.
     ah_attr: AddressVector = 7 AV,
-    /// Payload octets of one packet.
+    /// Payload bytes of one packet.
     path_mtu: Mtu = 8 PATH_MTU,
     /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that where answers were
     /// slow; 0 never times out.

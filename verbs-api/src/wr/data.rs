@@ -1,4 +1,4 @@
-//! Where the octets of a request lie.
+//! Where the bytes of a request lie.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use crate::mem::{Buffer, Loan, Sge};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RemoteAddress {
-    /// Address of the first octet; for zero-based memory, its offset.
+    /// Address of the first byte; for zero-based memory, its offset.
     pub addr: u64,
     /// Remote key.
     pub rkey: RKey,
@@ -32,7 +32,7 @@ impl RemoteAddress {
         Self { addr, rkey }
     }
 
-    /// The address `offset` octets on.
+    /// The address `offset` bytes on.
     #[must_use]
     pub const fn plus(self, offset: u64) -> Self {
         Self {
@@ -84,7 +84,7 @@ pub struct UdDestination {
     pub remote_qkey: u32,
 }
 
-/// The octets of a request: in registered memory, inline, or in buffers that are handed over.
+/// The bytes of a request: in registered memory, inline, or in buffers that are handed over.
 ///
 /// ```
 /// use verbs_api::wr::Data;
@@ -93,7 +93,7 @@ pub struct UdDestination {
 /// ```
 #[derive(Debug, Default)]
 pub enum Data<'a> {
-    /// No octets.
+    /// No bytes.
     #[default]
     None,
     /// One stretch of registered memory.
@@ -146,14 +146,14 @@ pub struct Sges<'r> {
 }
 
 impl Data<'_> {
-    /// Octets, or `None` where their number exceeds 64 bits' worth of sense.
+    /// Bytes, or `None` where their number exceeds 64 bits' worth of sense.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
             Self::None => 0,
             Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length()),
             Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length())).sum(),
-            Self::Inline(octets) => octets.len() as u64,
+            Self::Inline(bytes) => bytes.len() as u64,
             Self::Buffer(buffer) => buffer.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
             Self::Lent(Lent {
@@ -167,12 +167,12 @@ impl Data<'_> {
         }
     }
 
-    /// Whether there are no octets.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Scatter/gather entries; inline octets need none.
+    /// Scatter/gather entries; inline bytes need none.
     #[inline]
     pub fn num_sge(&self) -> usize {
         match self {
@@ -192,7 +192,7 @@ impl Data<'_> {
         }
     }
 
-    /// The stretches, as a provider reads them; none for inline octets and for buffers not handed over yet.
+    /// The stretches, as a provider reads them; none for inline bytes and for buffers not handed over yet.
     #[inline]
     pub fn sges(&self) -> Sges<'_> {
         let (list, loan) = match self {
@@ -284,15 +284,15 @@ impl<'a, const N: usize> From<&'a [Sge; N]> for Data<'a> {
 
 impl<'a> From<&'a [u8]> for Data<'a> {
     #[inline]
-    fn from(octets: &'a [u8]) -> Self {
-        Self::Inline(octets)
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Inline(bytes)
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for Data<'a> {
     #[inline]
-    fn from(octets: &'a [u8; N]) -> Self {
-        Self::Inline(octets)
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::Inline(bytes)
     }
 }
 

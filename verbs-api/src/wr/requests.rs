@@ -106,7 +106,7 @@ pub trait Operation {
     /// What every request carries.
     fn common(&self) -> &Common;
 
-    /// Where its octets lie.
+    /// Where its bytes lie.
     fn data(&self) -> &Data<'_>;
 
     /// Whether it reads remote memory or operates on it atomically: what a fence waits for, and what counts against
@@ -255,7 +255,7 @@ requests! {
         pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
-    /// A message into the peer's next receive, with four octets beside it.
+    /// A message into the peer's next receive, with four bytes beside it.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -289,7 +289,7 @@ requests! {
         pub rkey: RKey,
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
-    /// Octets into remote memory; the peer's program is not told.
+    /// Bytes into remote memory; the peer's program is not told.
     ///
     /// A successful completion always means that the local memory may be used again. Beyond that:
     /// * Reliable connections of InfiniBand and RoCE: the peer's adapter has acknowledged the bytes. A write that is
@@ -316,7 +316,7 @@ requests! {
         pub remote: RemoteAddress,
     } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Octets into remote memory, then four octets that complete a receive of the peer.
+    /// Bytes into remote memory, then four bytes that complete a receive of the peer.
     ///
     /// Its completion says the same as that of a [`Write`], also about the receive: over iWARP the peer's receive may
     /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
@@ -338,7 +338,7 @@ requests! {
         pub imm: [u8; 4],
     } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Octets from remote memory.
+    /// Bytes from remote memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -357,7 +357,7 @@ requests! {
         pub remote: RemoteAddress,
     } READ => RdmaRead, read_or_atomic: true, check: checks::read;
 
-    /// Octets from remote memory; the local sink's key is invalidated when the last has been placed.
+    /// Bytes from remote memory; the local sink's key is invalidated when the last has been placed.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, addr: u64, remote: verbs_api::RemoteAddress)
@@ -375,7 +375,7 @@ requests! {
         pub invalidate: LKey,
     } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
 
-    /// Compares eight remote octets and swaps them where equal; the original comes back.
+    /// Compares eight remote bytes and swaps them where equal; the original comes back.
     ///
     /// ```no_run
     /// # fn example(
@@ -391,7 +391,7 @@ requests! {
     /// # }
     /// ```
     CompareSwap {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
         /// Compared with.
         pub compare: u64,
@@ -399,7 +399,7 @@ requests! {
         pub swap: u64,
     } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
 
-    /// Adds to eight remote octets; the original comes back.
+    /// Adds to eight remote bytes; the original comes back.
     ///
     /// ```no_run
     /// # fn example(
@@ -414,13 +414,13 @@ requests! {
     /// # }
     /// ```
     FetchAdd {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
         /// Added, modulo 2^64.
         pub add: u64,
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
-    /// Writes eight remote octets at once.
+    /// Writes eight remote bytes at once.
     ///
     /// ```no_run
     /// # fn example(
@@ -433,7 +433,7 @@ requests! {
     /// # }
     /// ```
     AtomicWrite {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
@@ -452,7 +452,7 @@ requests! {
     Flush {
         /// The stretch.
         pub remote: RemoteAddress,
-        /// Octets; ignored where `whole_region` is set.
+        /// Bytes; ignored where `whole_region` is set.
         pub length: u32,
         /// `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
         pub placement: Access,
@@ -481,9 +481,9 @@ requests! {
         pub pages: Option<&'a PageList>,
         /// Rights.
         pub access: Access,
-        /// The address of the first octet, or the page list's own.
+        /// The address of the first byte, or the page list's own.
         pub iova: Option<u64>,
-        /// Octets, or all that the page list maps.
+        /// Bytes, or all that the page list maps.
         pub length: Option<u32>,
     } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
 
@@ -595,7 +595,7 @@ pub enum WorkRequest<'a> {
 
 /// A request of an extension's [operation](ExtensionOperation): what its crate makes its own types into.
 ///
-/// The body is fixed octets, which travel as they are: numbers in network order. `holds` are objects that stay alive
+/// The body is fixed bytes, which travel as they are: numbers in network order. `holds` are objects that stay alive
 /// until the request has retired.
 #[derive(Debug)]
 #[repr(C)]
@@ -717,7 +717,7 @@ fn common_for(data: &Data<'_>) -> Common {
 }
 
 impl<'a> Send<'a> {
-    /// A message of these octets.
+    /// A message of these bytes.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>) -> Self {
         let data = data.into();
@@ -746,7 +746,7 @@ impl<'a> Send<'a> {
 }
 
 impl<'a> SendWithImmediate<'a> {
-    /// A message of these octets, and four beside it.
+    /// A message of these bytes, and four beside it.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -776,7 +776,7 @@ impl<'a> SendWithImmediate<'a> {
 }
 
 impl<'a> SendWithInvalidate<'a> {
-    /// A message of these octets that invalidates the receiver's `rkey`.
+    /// A message of these bytes that invalidates the receiver's `rkey`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
         let data = data.into();
@@ -797,7 +797,7 @@ impl<'a> SendWithInvalidate<'a> {
 }
 
 impl<'a> Write<'a> {
-    /// These octets to `remote`.
+    /// These bytes to `remote`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -810,7 +810,7 @@ impl<'a> Write<'a> {
 }
 
 impl<'a> WriteWithImmediate<'a> {
-    /// These octets to `remote`, and four to the peer's next receive.
+    /// These bytes to `remote`, and four to the peer's next receive.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -832,7 +832,7 @@ impl<'a> WriteWithImmediate<'a> {
 }
 
 impl<'a> Read<'a> {
-    /// As many octets from `remote` as `sink` holds.
+    /// As many bytes from `remote` as `sink` holds.
     #[inline]
     pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = sink.into();
@@ -845,7 +845,7 @@ impl<'a> Read<'a> {
 }
 
 impl<'a> ReadWithInvalidate<'a> {
-    /// As many octets from `remote` as `sink` holds; the sink's key is invalidated at the end.
+    /// As many bytes from `remote` as `sink` holds; the sink's key is invalidated at the end.
     #[inline]
     pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
         Self {
@@ -858,7 +858,7 @@ impl<'a> ReadWithInvalidate<'a> {
 }
 
 impl<'a> CompareSwap<'a> {
-    /// Swaps the eight octets at `remote` where they equal `compare`; the original goes to `result`.
+    /// Swaps the eight bytes at `remote` where they equal `compare`; the original goes to `result`.
     #[inline]
     pub fn new(
         result: impl Into<Data<'a>>,
@@ -878,7 +878,7 @@ impl<'a> CompareSwap<'a> {
 }
 
 impl<'a> FetchAdd<'a> {
-    /// Adds to the eight octets at `remote`; the original goes to `result`.
+    /// Adds to the eight bytes at `remote`; the original goes to `result`.
     #[inline]
     pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
         let data = result.into();
@@ -892,7 +892,7 @@ impl<'a> FetchAdd<'a> {
 }
 
 impl<'a> AtomicWrite<'a> {
-    /// Writes eight octets to `remote` at once.
+    /// Writes eight bytes to `remote` at once.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -905,7 +905,7 @@ impl<'a> AtomicWrite<'a> {
 }
 
 impl Flush<'_> {
-    /// Flushes `length` octets at `remote`.
+    /// Flushes `length` bytes at `remote`.
     #[inline]
     pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
         Self {
@@ -947,7 +947,7 @@ impl<'a> FastRegister<'a> {
         self
     }
 
-    /// Gives the first octet this address.
+    /// Gives the first byte this address.
     #[must_use]
     #[inline]
     pub fn iova(mut self, iova: u64) -> Self {
@@ -955,7 +955,7 @@ impl<'a> FastRegister<'a> {
         self
     }
 
-    /// Registers only the first `length` octets.
+    /// Registers only the first `length` bytes.
     #[must_use]
     #[inline]
     pub fn length(mut self, length: u32) -> Self {
@@ -1095,14 +1095,14 @@ mod checks {
                 given: num_sge,
             });
         }
-        if let Data::Inline(octets) = data {
+        if let Data::Inline(bytes) = data {
             if !inline_allowed {
                 return Err(PostReason::InlineNotAllowed);
             }
-            if octets.len() > rules.max_inline_data as usize {
+            if bytes.len() > rules.max_inline_data as usize {
                 return Err(PostReason::InlineTooLong {
                     max: rules.max_inline_data,
-                    given: octets.len(),
+                    given: bytes.len(),
                 });
             }
         }

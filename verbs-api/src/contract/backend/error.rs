@@ -42,7 +42,7 @@ pub enum ConnectError {
         error: VerbError,
     },
     /// More private data than the message has room for.
-    #[error("{len} octets of private data, where there may be {max}")]
+    #[error("{len} bytes of private data, where there may be {max}")]
     PrivateData {
         /// What was given.
         len: usize,

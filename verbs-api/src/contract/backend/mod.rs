@@ -73,7 +73,7 @@ pub struct Offer {
     pub inbound_reads: u8,
     /// Reads that it has outstanding at one time.
     pub outbound_reads: u8,
-    /// Payload octets of one packet, both ways; `None` where the transport has no such thing.
+    /// Payload bytes of one packet, both ways; `None` where the transport has no such thing.
     pub path_mtu: Option<Mtu>,
     /// Retries after a timeout or a sequence error; `None` where that is not said.
     pub retry_cnt: Option<u8>,

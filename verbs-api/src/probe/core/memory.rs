@@ -190,7 +190,7 @@ pub(super) fn rereg_memory(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Eight octets that peers may operate on, the value in them, and a pair.
+/// Eight bytes that peers may operate on, the value in them, and a pair.
 fn counter(rig: &Rig, value: u64) -> Result<(Pair, Region), Evidence> {
     let cell = rig.far.region(64, OPEN | Access::REMOTE_ATOMIC)?;
     cell.set_word(0, value)?;

@@ -106,7 +106,7 @@ probes! {
     FLUSH: "flush-rights" "2.05" "each kind of flush is a right of its own" => memory::flush_rights;
 }
 
-/// Gives the scratch memory of the near end octets that tell where they are.
+/// Gives the scratch memory of the near end bytes that tell where they are.
 fn filled(rig: &Rig) -> Outcome {
     rig.scratch.fill(0x3c)
 }
