@@ -1,4 +1,4 @@
-//! What objects are told apart by, and who uses them.
+//! Identities of objects, and the holders that keep them in use.
 
 pub use crate::ah::Ah;
 pub use crate::context::DeviceId;

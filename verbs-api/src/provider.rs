@@ -1,7 +1,7 @@
 //! The contract of a provider: what a crate implements to make its devices available.
 //!
-//! A program never sees these traits. The safe objects check the caller's arguments once, keep the books of who uses
-//! what, and hand over to a provider; a provider checks everything that a peer controls.
+//! A program never sees these traits. The safe objects check the caller's arguments once, track which object uses
+//! which, and call the provider; a provider checks everything that a peer controls.
 //!
 //! Rules that every method obeys:
 //!
@@ -11,8 +11,8 @@
 //! * Posting, polling and arming are direct calls that allocate nothing.
 //! * Posts, polls, arms and queries may be under way on other threads while an object is destroyed: the safe objects do not
 //!   wait for them. A provider keeps what they use until they have returned.
-//! * After a destroy has been answered with success, neither a new completion nor an event comes from that object. What had
-//!   completed before may still be polled, or not.
+//! * After a destroy has been answered with success, neither a new completion nor an event comes from that object. Completions
+//!   from before may or may not still be polled.
 //!
 //! # Removal
 //!
@@ -24,8 +24,8 @@
 //! 2. Queue pairs are closed ([`QpOps::admit`]) and go to ERR. The *provider* flushes: every request that was posted
 //!    completes once with [`WR_FLUSH_ERR`](crate::WcStatus::WrFlushErr), also where the hardware answers nothing any more; what
 //!    had completed before keeps its status. Completion queues can be polled until they are empty.
-//! 3. [`EventType::DeviceRemoved`] is told once, about [`EventSubject::Device`], and no event after it. The safe layer marks the
-//!    objects and tells the program.
+//! 3. [`EventType::DeviceRemoved`] is reported once, about [`EventSubject::Device`], and no event after it. The safe layer marks
+//!    the objects and reports it to the program.
 //!
 //! [`VerbError::UnsupportedVerb`]: crate::VerbError::UnsupportedVerb
 //! [`VerbError::DeviceRemoved`]: crate::VerbError::DeviceRemoved

@@ -1,7 +1,7 @@
-//! What carries the messages by which connections are made: between a provider and whoever speaks the protocols.
+//! How a device carries the messages of connection management.
 //!
-//! A program does not see this either. A provider knows its sockets and no protocol of connections; the crate that knows
-//! them finds here, on any device, what it sends with and who tells it what has come.
+//! Programs do not see this. A provider knows its sockets and no connection protocol; the crate that implements the
+//! protocols sends and receives through these traits, on any device.
 
 use std::fmt;
 use std::io;
@@ -13,15 +13,15 @@ use crate::contract::AsAny;
 use crate::contract::backend::Backend;
 use crate::ids::Qpn;
 
-/// How a device carries what connections are made with.
+/// How a device carries the messages of connection management.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Carrier {
     /// Management datagrams to and from queue pair 1.
     Datagrams(Arc<dyn ManagementPort>),
-    /// Streams of octets that become those of queue pairs.
+    /// Streams of octets, each of which becomes that of a queue pair.
     Streams(Arc<dyn StreamPort>),
-    /// The provider makes them, as one over `librdmacm` does.
+    /// The provider makes connections itself, as the one over `librdmacm` does.
     Backend(Arc<dyn Backend>),
     /// Nothing leaves the process: queue pairs reach those of the same device.
     InProcess,
@@ -40,117 +40,118 @@ impl fmt::Debug for Carrier {
 
 /// Queue pair 1 of a device on an IP network.
 ///
-/// Several processes may share its address: each has communication ids of its own, by which what answers its messages
-/// finds it, and names the services that it answers for.
+/// Several processes may share its address. Each has communication IDs of its own, by which replies are routed to it, and
+/// registers the services that it listens for.
 pub trait ManagementPort: Send + Sync + 'static {
     /// The device's address.
     fn address(&self) -> IpAddr;
 
-    /// The communication ids of this process: with these upper bits, and this many lower ones to choose.
+    /// The communication IDs of this process: the upper bits that they share, and how many lower bits it may choose.
     fn communication_ids(&self) -> (u32, u32);
 
-    /// Who is told what comes. The first one made stays; whoever is later gets that one.
+    /// Attaches the sink for received datagrams. Only the first call makes one; every later call gets the same.
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink>;
 
-    /// Sends a management datagram of 256 octets. It may be lost on its way, but not with this process: it has left when
-    /// this returns. Nobody is told anything meanwhile.
+    /// Sends a management datagram of 256 octets. It may be lost in the network, but is not lost if this process exits: it has
+    /// left the process when this returns. No sink is called meanwhile.
     fn send(&self, to: IpAddr, datagram: &[u8]);
 
-    /// Delivers what is due, where that needs somebody. Call after what was sent, with no lock held.
+    /// Delivers what is due, on links that need a caller to do so. Call it after sending, with no lock held.
     fn progress(&self) {}
 
-    /// Requests for this service are for this process from now on, whichever of those at the address they reach.
+    /// Registers a service: from now on requests for it are routed to this process, whichever process at the address receives
+    /// them.
     ///
     /// # Errors
-    /// Another one answers for it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another process has registered it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     fn serve(&self, service: u64) -> io::Result<()>;
 
-    /// They no longer are.
+    /// Takes the registration back.
     fn withdraw(&self, service: u64);
 
-    /// Time that has passed since some moment.
+    /// The time since some fixed moment.
     fn now(&self) -> Duration;
 
     /// Has [`ManagementSink::due`] called at `at`, or shortly after it.
     fn wake_at(&self, at: Duration);
 }
 
-/// Takes what comes to queue pair 1. Called with no lock held, on a thread that must not be kept waiting.
+/// Receives what arrives at queue pair 1. Called with no lock held, on a thread that must not block.
 pub trait ManagementSink: AsAny {
-    /// A management datagram has come.
+    /// A management datagram has arrived.
     fn datagram(&self, from: IpAddr, datagram: &[u8]);
 
-    /// The first packet since it became ready to receive has come to a queue pair that has a peer.
+    /// A connected queue pair has received its first packet since it became ready to receive (COMM_EST).
     fn traffic(&self, qp: Qpn);
 
-    /// A moment has come that was asked for.
+    /// A time that was asked for with [`ManagementPort::wake_at`] has come.
     fn due(&self);
 }
 
 /// The streams of a device on an IP network, from the first octet until frames travel on them.
 ///
-/// A stream has a number like a queue pair's: the queue pair that becomes ready to receive and names that as its peer's
-/// is the one that the stream belongs to. Until it was [agreed on](Self::agree), octets come to the stream's sink.
+/// A stream has a number like a queue pair's. A queue pair gets the stream whose number it names as its peer's when it
+/// becomes ready to receive. Until MPA has [agreed](Self::agree) on the stream, its octets go to its sink.
 pub trait StreamPort: Send + Sync + 'static {
     /// The device's address.
     fn address(&self) -> IpAddr;
 
-    /// What the device wants of its streams.
+    /// The device's preferences for its streams.
     fn wishes(&self) -> StreamWishes;
 
-    /// Takes streams at an address of the device; port 0 has one assigned. Answers the address.
+    /// Listens for streams at an address of the device; for port 0 a port is assigned. Returns the address.
     ///
     /// # Errors
     /// The address is in use or none of the device's.
     fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr>;
 
-    /// Takes no more.
+    /// Stops listening.
     fn unlisten(&self, at: SocketAddr);
 
-    /// Begins a stream. What becomes of it is told to the sink.
+    /// Connects a stream. The outcome is reported to the sink.
     ///
     /// # Errors
-    /// It cannot even begin.
+    /// The connection cannot be started.
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
 
-    /// Sends octets, before it was agreed on.
+    /// Sends octets on a stream that has not been agreed on yet.
     fn send(&self, stream: Qpn, octets: &[u8]);
 
-    /// From now on frames travel on the stream, behind the `last` octets that are sent before them. `rest` has come
-    /// already, and is frames.
+    /// Switches the stream to frames, after sending the octets of `last`. `rest` was received already and is the beginning
+    /// of the peer's frames.
     fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]);
 
     /// Whether a queue pair of the device has its stream.
     fn carries(&self, qp: Qpn) -> bool;
 
-    /// Ends a stream. Nothing is told of it any more, unless a queue pair has it.
+    /// Closes a stream. Its sink is not called any more, unless a queue pair has the stream.
     fn close(&self, stream: Qpn, how: StreamClose);
 
-    /// Time that has passed since some moment.
+    /// The time since some fixed moment.
     fn now(&self) -> Duration;
 
     /// Has [`StreamSink::due`] called at `at`, or shortly after it, unless the stream has ended.
     fn wake_at(&self, stream: Qpn, at: Duration);
 }
 
-/// What a device wants of its streams.
+/// A device's preferences for its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamWishes {
     /// Checksums, in both directions.
     pub crc: bool,
     /// Markers in what it receives.
     pub markers: bool,
-    /// As the passive side, to send before the peer has where no ready-to-receive indication was agreed on. RFC 5044 section
-    /// 7.1 has it wait; a peer that takes frames right behind the reply, and itself waits for one, needs this.
+    /// As the passive side, sends before the peer does where no ready-to-receive indication was agreed on. RFC 5044 section
+    /// 7.1 makes it wait; a peer that itself waits for a frame right after the reply needs this.
     pub speaks_first: bool,
 }
 
-/// How a stream ends from this side.
+/// How this side closes a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamClose {
-    /// Behind what was sent. With requests of its queue pair outstanding it is abrupt.
+    /// In good order, after everything that was sent. Abrupt while requests of its queue pair are outstanding.
     Graceful,
-    /// At once.
+    /// Abruptly.
     Abrupt,
 }
 
@@ -163,9 +164,9 @@ pub struct StreamAgreed {
     pub sends_markers: bool,
     /// Markers in what it receives.
     pub receives_markers: bool,
-    /// The ready-to-receive indication that this side begins with.
+    /// The ready-to-receive indication that this side sends first.
     pub says: ReadyForms,
-    /// Those that the peer may begin with.
+    /// Those that the peer may send first.
     pub awaits: ReadyForms,
     /// This side sends nothing before the peer has.
     pub is_held: bool,
@@ -184,47 +185,47 @@ bitflags::bitflags! {
     }
 }
 
-/// Why a stream is over.
+/// Why a stream has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// It was ended, by the peer or with its queue pair.
+    /// It was closed, by the peer or with its queue pair.
     Closed,
-    /// Nobody listens there.
+    /// There is no listener at the address.
     Refused,
-    /// It broke off.
+    /// The connection was reset.
     Reset,
     /// The peer does not answer.
     TimedOut,
-    /// There is no way to the peer.
+    /// There is no route to the peer.
     Unreachable,
 }
 
-/// Takes streams that others begin. Called with no lock held, on a thread that must not be kept waiting.
+/// Receives the streams that peers connect. Called with no lock held, on a thread that must not block.
 pub trait StreamListener: Send + Sync + 'static {
-    /// Somebody has begun a stream: who is told what comes; `None` refuses it.
+    /// A peer has connected a stream. Returns its sink; `None` refuses it.
     fn accepted(&self, stream: Qpn, from: SocketAddr) -> Option<Arc<dyn StreamSink>>;
 }
 
-/// Takes what comes on a stream. Called with no lock held, on a thread that must not be kept waiting.
+/// Receives what arrives on a stream. Called with no lock held, on a thread that must not block.
 pub trait StreamSink: Send + Sync + 'static {
-    /// The stream that was begun is there.
+    /// The stream is connected.
     fn connected(&self);
 
-    /// Octets have come.
+    /// Octets have arrived.
     fn octets(&self, octets: &[u8]);
 
-    /// Whether whoever connected has said all that it has to: a stream that waits for the own program is not given up for
-    /// others that come.
+    /// Whether the peer has sent its whole request, so that only the local program is awaited: such a stream is not dropped
+    /// in favour of newer ones.
     fn has_asked(&self) -> bool {
         false
     }
 
-    /// The peer's first frame has come.
+    /// The peer's first frame has arrived.
     fn begun(&self);
 
-    /// The stream is over. Nothing more is told.
+    /// The stream has ended. No further call follows.
     fn ended(&self, end: StreamEnd);
 
-    /// A moment has come that was asked for.
+    /// A time that was asked for with [`StreamPort::wake_at`] has come.
     fn due(&self);
 }

@@ -111,7 +111,7 @@ impl fmt::Debug for QpExtension {
 /// A mode of an extension that a shared receive queue is created with: see
 /// [`Pd::create_srq_of`](crate::Pd::create_srq_of).
 ///
-/// An extension's handle makes it. What is [held](Self::held) is between the extension and who carries it out.
+/// An extension's handle makes it. What is [held](Self::held) is between the extension and its implementation.
 #[derive(Clone)]
 pub struct SrqExtension {
     extension: &'static str,

@@ -26,7 +26,7 @@ use crate::service::QpType;
 use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
 
-/// Makes an object of the safe layer recognisable to the provider that made it.
+/// Lets a provider recognise its own objects when the safe layer hands them back.
 pub trait AsAny: Any + Send + Sync {
     /// The object itself.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
@@ -72,21 +72,21 @@ pub trait DeviceOps: AsAny {
         Vec::new()
     }
 
-    /// How connections are made; `None`: there is no way that the device knows of, and asking for one is refused.
+    /// How connections are made; `None` where the device supports none, and connecting is refused.
     fn carrier(&self) -> Option<Carrier> {
         None
     }
 }
 
-/// Where a provider puts asynchronous events. Called with no lock held.
+/// Receives a provider's asynchronous events. Called with no lock held.
 pub trait EventSink: Send + Sync + 'static {
-    /// Something happened.
+    /// An event has occurred.
     fn event(&self, event: EventType, subject: EventSubject);
 }
 
-/// Told by a provider when an armed completion queue has something. Called with no lock held.
+/// Notified by a provider when an armed completion queue has a completion. Called with no lock held.
 pub trait CompletionSink: Send + Sync + 'static {
-    /// The queue that this sink was given for has a completion.
+    /// The armed queue that this sink belongs to has a completion.
     fn notify(&self);
 }
 
@@ -106,7 +106,7 @@ pub trait ContextOps: AsAny {
         reply.unsupported("create_cq");
     }
 
-    /// Gives the context back. Everything made from it is gone already.
+    /// Closes the context. Everything made from it is gone already.
     fn close(&self) {}
 }
 
@@ -116,10 +116,10 @@ pub struct CqInit {
     pub id: ObjectId,
     /// Entries, at least.
     pub cqe: u32,
-    /// Which of the device's completion vectors brings the notices, below
+    /// Which of the device's completion vectors delivers its notifications, below
     /// [`num_comp_vectors`](crate::capability::Limits::num_comp_vectors).
     pub comp_vector: u32,
-    /// Told when the queue was armed and has something.
+    /// Notified when the queue is armed and has a completion.
     pub sink: Arc<dyn CompletionSink>,
 }
 
@@ -128,25 +128,25 @@ pub trait CqOps: AsAny {
     /// Entries that it holds.
     fn cqe(&self) -> u32;
 
-    /// Fills `completions` from the front; answers how many.
+    /// Fills `completions` from the front; returns how many.
     ///
     /// # Errors
     /// The queue overran.
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError>;
 
-    /// Asks for one notice. Answers whether completions are present already.
+    /// Arms the queue for one notification. Returns whether completions are present already.
     ///
     /// # Errors
-    /// The device refused: there will be no notice.
+    /// The device refused: no notification will come.
     fn arm(&self, notify: Notify) -> Result<bool, VerbError>;
 
-    /// A descriptor of its own, readable from a notice until [`drain`](Self::drain). The sink is told of the notice all
-    /// the same. `None` has the safe layer make one when a program asks for it.
+    /// The queue's own descriptor, readable from a notification until [`drain`](Self::drain). The sink is notified all the
+    /// same. Where this is `None`, the safe layer makes a descriptor when a program asks for one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes the notices from the descriptor, before the queue is armed again. Never blocks.
+    /// Reads the notifications from the descriptor, before the queue is armed again. Never blocks.
     fn drain(&self) {}
 
     /// Changes the number of entries.
@@ -176,7 +176,7 @@ pub struct MrInit {
     pub private: bool,
 }
 
-/// What of a region is changed; what is `None` stays.
+/// Changes of a memory region; what is `None` stays as it is.
 #[derive(Clone)]
 pub struct MrChange {
     /// Memory and the address of its first byte.
@@ -256,7 +256,7 @@ pub trait PdOps: AsAny {
         reply.unsupported("create_ah");
     }
 
-    /// Gives the domain back.
+    /// Deallocates the domain.
     fn dealloc(&self, reply: Reply<()>);
 }
 
@@ -289,7 +289,7 @@ pub trait MwOps: AsAny {
     /// Its key now. A window of type 1 that was never bound has one that opens nothing.
     fn rkey(&self) -> RKey;
 
-    /// Unbinds where bound, and gives the window back.
+    /// Deallocates the window, unbinding it if it is bound.
     fn dealloc(&self, reply: Reply<()>);
 }
 
@@ -307,7 +307,7 @@ pub trait SrqOps: AsAny {
     /// Entries of a request: at least what was asked for.
     fn max_sge(&self) -> u32;
 
-    /// What the requests of peers name it by, where an extension has them do so.
+    /// The number by which requests of peers name it, where an extension gives it one.
     fn srq_num(&self) -> Option<u32> {
         None
     }
@@ -371,13 +371,13 @@ fn next_step<T: QpOps + ?Sized>(
 
 /// A queue pair.
 pub trait QpOps: AsAny {
-    /// What posts: asked for once, then used for every request. It may be a part of the provider's object that lies
+    /// The data path: fetched once, then used for every request. It may be a part of the provider's object that is stored
     /// apart from the rest.
     fn poster(&self) -> &(dyn PostOps + 'static);
 
-    /// Whether requests are taken from now on. Closed, every post answers [`PostReason::InvalidHandle`] and consumes
-    /// nothing; that includes the posts of other threads that begin after this has returned. Queue pairs are made open.
-    /// Told before [`destroy`](Self::destroy), again if that was refused, and at the removal of the device.
+    /// Whether requests are accepted from now on. While closed, every post fails with [`PostReason::InvalidHandle`] and
+    /// consumes nothing, including the posts of other threads that begin after this has returned. Queue pairs are made open.
+    /// Called before [`destroy`](Self::destroy), again if that was refused, and at the removal of the device.
     fn admit(&self, open: bool);
 
     /// Its number.
@@ -399,7 +399,7 @@ pub trait QpOps: AsAny {
         modify_in_turn(self, steps, reply);
     }
 
-    /// See [`Qp::keep_receives`](crate::Qp::keep_receives). By default nothing: for who keeps them anyway.
+    /// See [`Qp::keep_receives`](crate::Qp::keep_receives). By default nothing, for devices that keep them anyway.
     fn keep_receives(&self) {}
 
     /// State, attributes and sizes.
@@ -408,7 +408,7 @@ pub trait QpOps: AsAny {
     /// The device refused, or is gone.
     fn query(&self) -> Result<QpStatus, VerbError>;
 
-    /// What it counted.
+    /// Its counters.
     fn counters(&self) -> QpCounters {
         QpCounters::default()
     }

@@ -1,16 +1,16 @@
-//! Why there is no connection.
+//! Errors of connections.
 
 use std::net::SocketAddr;
 
 use crate::error::VerbError;
 use thiserror::Error;
 
-/// What a request was doing when it failed. What earlier phases did stands.
+/// The phase of a request in which it failed. The effects of earlier phases remain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Something was done to the connection.
+    /// Changing the connection.
     Connection,
-    /// Something was done to the queue pair.
+    /// Changing the queue pair.
     QueuePair,
 }
 
@@ -18,25 +18,25 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer gave up before the connection was there.
+    /// The peer gave up before the connection was established.
     #[error("the peer gave up")]
     Aborted,
-    /// Somebody listens there already.
+    /// Another listener has the address.
     #[error("{0} is in use")]
     AddressInUse(SocketAddr),
     /// The queue pair is connected, or was and has not been reset.
     #[error("the queue pair is connected already")]
     Connected,
-    /// There is no connection any more.
+    /// The connection has ended.
     #[error("not connected")]
     NotConnected,
-    /// Something answers there that does not speak the protocol of RDMA connections.
+    /// What answers at the address does not speak the RDMA connection protocol.
     #[error("what answers there is no RDMA device")]
     NoDevice,
     /// A later phase of a request failed.
     #[error("phase {phase:?}: {error}")]
     Phase {
-        /// Which.
+        /// The phase.
         phase: Phase,
         /// Why.
         error: VerbError,
@@ -49,25 +49,25 @@ pub enum ConnectError {
         /// What fits.
         max: usize,
     },
-    /// The peer, or nobody, does not want a connection. The queue pair is as it was and may be used again.
+    /// The peer rejected the connection, or has no listener there. The queue pair is unchanged and may be used again.
     #[error("the connection was refused")]
     Refused {
-        /// What the peer said, with zeros behind it up to at least 148 bytes; zeros or nothing where it said nothing.
+        /// The peer's private data, padded with zeros to at least 148 bytes; zeros or empty where it sent none.
         private_data: Vec<u8>,
     },
-    /// Nobody answered in time.
+    /// The peer did not answer in time.
     #[error("nobody answered in time")]
     TimedOut,
-    /// There is no way to this address from the device.
+    /// The address cannot be reached from the device.
     #[error("{0} cannot be reached from this device")]
     Unreachable(SocketAddr),
-    /// A verb failed before anything was done.
+    /// A verb failed before anything was changed.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }
 
 impl ConnectError {
-    /// Something done to the queue pair failed.
+    /// A change of the queue pair failed.
     pub const fn in_queue_pair(error: VerbError) -> Self {
         Self::Phase {
             phase: Phase::QueuePair,

@@ -1,8 +1,8 @@
-//! What makes connections: what a transport, or a provider that connects by itself, does for the connector.
+//! Connection backends: what a transport, or a provider that connects by itself, does for the connection manager.
 //!
-//! A backend carries five messages between two ends. It calls a [`Sink`] with no lock held, and never from within a call that
-//! could not stand it: the sink may call back. It need not know queue pairs: the connector brings them up, with attributes
-//! that the backend may [change](Backend::bring_up), or that it leaves to the backend.
+//! A backend carries five messages between the two ends of a connection. It calls a [`Sink`] with no lock held, because the
+//! sink may call the backend. A backend need not know queue pairs: the connector brings them up, with attributes that the
+//! backend may [change](Backend::bring_up), or leaves that to the backend.
 
 mod error;
 
@@ -20,7 +20,7 @@ use crate::service::QpType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// How much private data each message takes, in bytes of the program's.
+/// The most private data of the program that each message carries, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
     /// With `connect`.
@@ -55,11 +55,11 @@ impl PrivateDataLimits {
     };
 }
 
-/// What an end tells the other about itself.
+/// What one end of a connection tells the other about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Who asks, in a request that has come, where the network tells. In one that goes out the port counts, where the
-    /// program has chosen one.
+    /// In a received request: the requester's address, where the transport conveys it. In one that is sent: only the port
+    /// counts, if the program chose one.
     pub from: Option<SocketAddr>,
     /// The queue pair.
     pub endpoint: QpEndpoint,
@@ -67,107 +67,107 @@ pub struct Offer {
     pub qp_type: QpType,
     /// Which end of the connection it is.
     pub half: Half,
-    /// The first packet sequence number that it takes, where ends say that instead of what they send.
+    /// The first packet sequence number that it expects, for transports whose messages carry that instead of the one it sends.
     pub takes_psn: Option<Psn>,
-    /// Reads that it serves at one time.
+    /// Incoming reads and atomics that it serves at one time (responder resources).
     pub inbound_reads: u8,
-    /// Reads that it has outstanding at one time.
+    /// Reads and atomics that it has outstanding at one time (initiator depth).
     pub outbound_reads: u8,
     /// Payload bytes of one packet, both ways; `None` where the transport has no such thing.
     pub path_mtu: Option<Mtu>,
-    /// Retries after a timeout or a sequence error; `None` where that is not said.
+    /// Retries after a timeout or a sequence error; `None` where the transport does not convey it.
     pub retry_cnt: Option<u8>,
-    /// Retries of who has met no receive; `None` where that is not said.
+    /// Retries after the peer had no receive posted (RNR); `None` where the transport does not convey it.
     pub rnr_retry: Option<u8>,
-    /// The program's.
+    /// Private data of the program.
     pub private_data: Vec<u8>,
 }
 
-/// What an end is told.
+/// An event of a connection, as its backend reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Told {
-    /// The other accepts.
+    /// The peer accepted.
     Accepted(Offer),
-    /// The other has completed the connection.
+    /// The peer, which asked for the connection, has completed it.
     Completed,
-    /// The other does not want it.
+    /// The peer rejected the connection, with this private data.
     Rejected(Vec<u8>),
-    /// The other gave up, or is gone.
+    /// The peer gave up, or is gone.
     Aborted,
-    /// Nobody answered in time.
+    /// The peer did not answer in time.
     TimedOut,
-    /// There will be no connection, for this reason: found out after [`Backend::connect`] has begun to ask.
+    /// The connection failed after [`Backend::connect`] had started it.
     Failed(ConnectError),
-    /// The other ended the connection.
+    /// The peer disconnected.
     Disconnected,
-    /// The other knows that the connection has ended.
+    /// The peer has confirmed the disconnect.
     DisconnectConfirmed,
-    /// Nothing can be under way any more of the connection, which has ended. From who [lingers](Backend::lingers) only.
+    /// TIMEWAIT is over: the numbers of the connection may be used again. Only from a backend that [lingers](Backend::lingers).
     Lingered,
 }
 
-/// How the queue pair of an end comes to be ready.
+/// How the queue pair of an end is brought up.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BringUp {
-    /// It is modified so: to INIT, to RTR and to RTS.
+    /// It is modified with these attributes, to INIT, to RTR and to RTS.
     Steps(Box<[QpAttributes; 3]>),
-    /// The backend does it, or what is behind it: it is ready to send when an end is told [`Told::Accepted`] or
+    /// The backend does it, or the library behind it: the queue pair is ready to send when the end gets [`Told::Accepted`] or
     /// [`Told::Completed`].
     ByBackend,
 }
 
-/// Takes what an end is told.
+/// Receives the events of one end of a connection.
 pub trait Sink: Send + Sync + 'static {
-    /// It happened. Called with no lock held.
+    /// An event has occurred. Called with no lock held.
     fn told(&self, what: Told);
 }
 
-/// Which queue pair serves datagrams: somebody asks.
+/// A request to resolve a service to its datagram queue pair (SIDR).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The device that asks, where the network tells.
+    /// The requester's device, where the transport conveys it.
     pub from: Option<LinkAddress>,
-    /// The address that who asks says to have.
+    /// The address that the requester states as its own.
     pub source: Option<SocketAddr>,
-    /// The program's.
+    /// Private data of the program.
     pub private_data: Vec<u8>,
 }
 
-/// A queue pair that serves datagrams.
+/// The queue pair that serves datagrams of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its device.
+    /// The address of its device.
     pub address: LinkAddress,
-    /// Its identifier.
+    /// Its global identifier.
     pub gid: Gid,
     /// The queue pair.
     pub qp_num: Qpn,
     /// Its queue key.
     pub qkey: u32,
-    /// The program's.
+    /// Private data of the program.
     pub private_data: Vec<u8>,
 }
 
-/// Takes requests for connections, or questions, that come to a listener.
+/// Receives the connection requests, or the questions, of a listener.
 pub trait ListenSink<T>: Send + Sync + 'static {
-    /// Somebody asks. Called with no lock held.
+    /// A request has arrived. Called with no lock held.
     fn asked(&self, token: Token, what: T);
 
-    /// Who asked has given up, and nobody has answered. Called with no lock held.
+    /// The requester has given up before the request was answered. Called with no lock held.
     fn withdrawn(&self, token: Token);
 }
 
-/// Takes the answer to a question.
+/// Receives the answer to a question.
 pub trait AnswerSink: Send + Sync + 'static {
-    /// It has come. Called once, with no lock held.
+    /// The answer has arrived. Called once, with no lock held.
     fn answered(&self, answer: Result<Answer, ConnectError>);
 }
 
-/// Takes the outcome of a ping: called once, with no lock held.
+/// Receives the outcome of a ping: called once, with no lock held.
 pub type PingSink = Box<dyn FnOnce(Result<(), ConnectError>) + Send>;
 
-/// Pings with a question which queue pair serves datagrams of a port that nobody has: any connection manager of InfiniBand
-/// answers, and tells no program.
+/// Liveness probe: asks for the datagram queue pair of a port that no service uses. Every InfiniBand connection manager
+/// answers such a question by itself, without involving a program.
 ///
 /// # Errors
 /// Those of [`Backend::resolve`].
@@ -176,7 +176,7 @@ pub fn ping_by_question<B: Backend + ?Sized>(
     to: SocketAddr,
     sink: PingSink,
 ) -> Result<(), ConnectError> {
-    // RFC 863: nobody serves there.
+    // RFC 863, the discard service: no RDMA service uses its port.
     const DISCARD: u16 = 9;
     let sink = Arc::new(Pinging(Mutex::new(Some(sink))));
     backend.resolve(SocketAddr::new(to.ip(), DISCARD), Vec::new(), sink)
@@ -196,23 +196,23 @@ impl AnswerSink for Pinging {
     }
 }
 
-/// A transport's part of connections.
+/// A transport's part of connection management.
 pub trait Backend: Send + Sync + 'static {
-    /// How much private data each message takes.
+    /// The most private data that each message carries.
     fn private_data(&self) -> PrivateDataLimits;
 
-    /// Whether a queue pair is to be in INIT, with what peers may do, before it is asked or agreed with: what is behind the
-    /// backend takes it from there, and does not wait for [`bring_up`](Self::bring_up).
+    /// Whether a queue pair must be in INIT, with its remote access rights set, before it connects or accepts: the library
+    /// behind the backend brings it up from there and does not wait for [`bring_up`](Self::bring_up).
     fn needs_init(&self) -> bool {
         false
     }
 
-    /// Whether a connection that has ended keeps its numbers for a while, whose end is [told](Told::Lingered).
+    /// Whether connections that have ended stay in TIMEWAIT, whose end is [reported](Told::Lingered).
     fn lingers(&self) -> bool {
         false
     }
 
-    /// Takes requests for an address; port 0 has one assigned. Answers the address.
+    /// Listens for connection requests at an address; for port 0 a port is assigned. Returns the address.
     ///
     /// # Errors
     /// It is in use.
@@ -222,13 +222,13 @@ pub trait Backend: Send + Sync + 'static {
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError>;
 
-    /// Takes no more.
+    /// Stops listening.
     fn unlisten(&self, at: SocketAddr);
 
-    /// Asks for a connection. That nobody listens is told to the sink.
+    /// Starts a connection. A peer without a listener is reported to the sink.
     ///
     /// # Errors
-    /// There is no way to this address, or no room for another connection.
+    /// The address cannot be reached from the device, or there are too many connections.
     fn connect(
         &self,
         to: SocketAddr,
@@ -236,15 +236,15 @@ pub trait Backend: Send + Sync + 'static {
         sink: Arc<dyn Sink>,
     ) -> Result<Token, ConnectError>;
 
-    /// Agrees to one.
+    /// Accepts a connection request.
     ///
     /// # Errors
-    /// Who asked has given up.
+    /// The requester has given up.
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError>;
 
-    /// How the queue pair of this end is brought up: before it accepts, or where the other has accepted and it completes.
-    /// `planned` is what follows from the program's options and from what the other has said; a backend that knows more
-    /// (the path, service level, partition, numbers or timeouts) changes it.
+    /// How the queue pair of this end is brought up: before it accepts, or after the peer has accepted and before it completes.
+    /// `planned` follows from the program's options and the peer's offer; a backend that knows more (path, service level,
+    /// partition, numbers or timeouts) changes it.
     ///
     /// # Errors
     /// The connection has ended.
@@ -253,30 +253,30 @@ pub trait Backend: Send + Sync + 'static {
         Ok(BringUp::Steps(Box::new(planned)))
     }
 
-    /// The active end's queue pair is ready.
+    /// Completes a connection whose queue pair is ready at the active end.
     fn complete(&self, token: Token);
 
-    /// Either end does not want it.
+    /// Rejects a connection, from either end.
     fn reject(&self, token: Token, private_data: Vec<u8>);
 
-    /// Ends a connection, told as [`Told::DisconnectConfirmed`] when the other knows.
+    /// Disconnects; [`Told::DisconnectConfirmed`] follows when the peer has confirmed.
     fn disconnect(&self, token: Token);
 
-    /// Nobody wants to hear of it any more: the other is told that it was aborted, or that it has ended.
+    /// Drops a connection: no more events are reported, and the peer sees an abort or a disconnect.
     fn forget(&self, token: Token);
 
-    /// Asks whether a device of this transport is at an address; port 0 where no program's is known. No program there hears
-    /// of it.
+    /// Liveness probe: whether a device of this transport is at an address; port 0 where no listener is known. No program at
+    /// the peer notices.
     ///
     /// # Errors
-    /// There is no way to this address; by default, that this transport cannot be asked.
+    /// The address cannot be reached from the device; by default, that this transport has no such probe.
     fn ping(&self, to: SocketAddr, sink: PingSink) -> Result<(), ConnectError> {
         let _ = (to, sink);
         Err(VerbError::UnsupportedVerb("ping").into())
     }
 
-    /// Takes questions which queue pair serves datagrams of an address, whose ports are none of those of
-    /// [`listen`](Self::listen); port 0 has one assigned. Answers the address.
+    /// Listens for questions about the datagram queue pair of an address, whose ports are apart from those of
+    /// [`listen`](Self::listen); for port 0 a port is assigned. Returns the address.
     ///
     /// # Errors
     /// It is in use; by default, that this transport has no datagrams.
@@ -289,15 +289,15 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("listen_datagrams").into())
     }
 
-    /// Takes no more.
+    /// Stops listening for questions.
     fn unlisten_datagrams(&self, at: SocketAddr) {
         let _ = at;
     }
 
-    /// Asks which queue pair serves datagrams of an address.
+    /// Asks which queue pair serves datagrams at an address.
     ///
     /// # Errors
-    /// There is no way to this address; by default, that this transport has no datagrams.
+    /// The address cannot be reached from the device; by default, that this transport has no datagrams.
     fn resolve(
         &self,
         to: SocketAddr,
@@ -308,10 +308,10 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("resolve").into())
     }
 
-    /// Answers a question; `None` where no queue pair does.
+    /// Answers a question; `None` refuses it, because no queue pair serves datagrams there.
     ///
     /// # Errors
-    /// The answer cannot be given so, and the question has been refused.
+    /// The answer cannot be sent as it is; the question has been refused instead.
     fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
         let _ = (token, answer);
         Ok(())
