@@ -1,4 +1,4 @@
-//! Completion channels: one place to learn of the completions of many queues.
+//! Completion channels: one place for the notifications of many queues.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -147,18 +147,18 @@ impl CompletionChannel {
         self.object.node.id()
     }
 
-    /// The next queue that has a notice, if there is one.
+    /// The next queue that has a notification, if there is one.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn poll_event(&self) -> Option<CqEvent> {
         self.object.extra.pop()
     }
 
-    /// The next queue that has a notice: await it, or wait for it.
+    /// The next queue that has a notification: await it, or wait for it.
     pub fn next(&self) -> NextCqEvent<'_> {
         NextCqEvent { channel: self }
     }
 
-    /// A descriptor that is readable while notices wait.
+    /// A descriptor that is readable while notifications wait.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -196,7 +196,7 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// A notice of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
+/// A notification of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
 #[doc(alias = "ibv_ack_cq_events")]
 pub struct CqEvent {
     cq: Cq,
@@ -216,7 +216,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// The next notice of a channel: await it, or [`wait`](Self::wait) for it.
+/// The next notification of a channel: await it, or [`wait`](Self::wait) for it.
 #[must_use = "nothing is fetched unless this is awaited or waited for"]
 pub struct NextCqEvent<'c> {
     channel: &'c CompletionChannel,
@@ -231,7 +231,7 @@ impl NextCqEvent<'_> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where no queue has a notice by then.
+    /// The same for `time` at most; `None` where no queue has a notification by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).

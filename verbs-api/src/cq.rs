@@ -55,14 +55,14 @@ impl CqOptions {
         }
     }
 
-    /// Which completion vector brings its notices, below `num_comp_vectors`; 0 unless set.
+    /// Which completion vector brings its notifications, below `num_comp_vectors`; 0 unless set.
     #[must_use]
     pub const fn comp_vector(mut self, comp_vector: u32) -> Self {
         self.comp_vector = comp_vector;
         self
     }
 
-    /// A queue whose notices go to `channel`.
+    /// A queue whose notifications go to `channel`.
     #[must_use]
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
@@ -78,7 +78,7 @@ impl From<u32> for CqOptions {
 
 type CompletionHandler = Arc<dyn Fn(&Cq) + Send + Sync>;
 
-// Whom a notice of the provider reaches.
+// Where the provider's notifications go.
 #[derive(Default)]
 struct CqSink {
     object: OnceLock<Weak<CqObject>>,
@@ -98,8 +98,8 @@ impl CqSink {
             .clone()
     }
 
-    // Tells the program: one notice for each time that it armed the queue.
-    fn notice(&self) {
+    // Notifies the program: once for each time that it armed the queue.
+    fn notify_program(&self) {
         self.notifier.raise();
         self.waiters.wake();
         let Some(object) = self.object.get() else {
@@ -122,13 +122,13 @@ impl CqSink {
 impl CompletionSink for CqSink {
     fn notify(&self) {
         let Some(router) = self.router.get() else {
-            return self.notice();
+            return self.notify_program();
         };
-        if !router.on_notice() {
+        if !router.on_notification() {
             return;
         }
         let object = self.object.get().cloned();
-        // As a handler: what is polled may give notices of other queues, and the stack stays flat.
+        // Run as a handler, which keeps the stack flat: polling may cause notifications of other queues.
         run_handler(move || {
             if let Some(object) = object.as_ref().and_then(Weak::upgrade)
                 && let Some(router) = object.extra.router()
@@ -171,7 +171,7 @@ impl CqExtra {
 
 impl Extra for CqExtra {
     fn on_removed(&self) {
-        self.sink.notice();
+        self.sink.notify_program();
         self.wake_all();
     }
 
@@ -298,7 +298,7 @@ impl Cq {
         self.ops.cqe()
     }
 
-    /// Fills `slots` from the front, and answers those that were filled: none where nothing has
+    /// Fills `slots` from the front and returns the filled ones: none if nothing has
     /// completed. Allocates nothing. Buffers that a filled slot still held go back to their pools.
     ///
     /// # Errors
@@ -348,9 +348,9 @@ impl Cq {
         Err(self.object.node.dead())
     }
 
-    /// Asks for one notice: through the descriptor, the channel, the handler, or to those who await.
+    /// Arms the queue for one notification: on the descriptor, the channel, the handler, or the tasks that await it.
     ///
-    /// Answers whether completions are there already, which may raise no notice: poll again.
+    /// Returns whether completions are present already, for which no notification may come: poll again.
     ///
     /// # Errors
     /// The queue was destroyed, its device removed, or the device refused.
@@ -361,7 +361,7 @@ impl Cq {
         self.object.extra.sink.notifier.clear();
         self.ops.drain();
         if let Some(router) = self.object.extra.router() {
-            // Which completions are solicited is not known of those that were fetched: any raises the notice.
+            // Whether a fetched completion was solicited is not known: any of them raises the notification.
             return Ok(router.arm_program(&self.object));
         }
         self.ops.arm(notify)
@@ -409,11 +409,11 @@ impl Cq {
         }
     }
 
-    /// Calls `handler` at each notice: one for each [`arm`](Self::arm).
+    /// Calls `handler` at each notification: one for each [`arm`](Self::arm).
     ///
     /// It runs on the thread that brings the completion, with no lock held; every verb may be
     /// started in it and none waited for. It polls until nothing is left, arms, and polls once more
-    /// where that answers that completions are there already.
+    /// if that returns that completions are present already.
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -447,7 +447,7 @@ impl Cq {
         drop(before);
     }
 
-    /// A descriptor that becomes readable at a notice and stays so until [`arm`](Self::arm).
+    /// A descriptor that becomes readable at a notification and stays so until [`arm`](Self::arm).
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -474,7 +474,7 @@ impl Cq {
         }
     }
 
-    /// Changes the number of entries, keeping those that wait; answers how many there are now.
+    /// Changes the number of entries, keeping the completions in it; returns how many there are now.
     ///
     /// # Errors
     /// Fewer than wait, or beyond `max_cqe`: the queue is as it was. A device with the gap `NO_RESIZE_CQ` has no such verb.
@@ -597,7 +597,7 @@ pub struct NextBatch<'c, 's> {
 }
 
 impl<'s> NextBatch<'_, 's> {
-    /// Waits in this thread. Answers the slots that were filled, as [`Cq::poll`] does.
+    /// Waits in this thread. Returns the filled slots, as [`Cq::poll`] does.
     ///
     /// # Errors
     /// As [`Cq::poll`]; there are no slots; `WouldDeadlock` in a handler.
@@ -673,7 +673,7 @@ impl Cq {
             if let Some(fetched) = fetch()? {
                 return Poll::Ready(Ok(fetched));
             }
-            // Registered before armed: no notice can come between.
+            // Registered before armed: no notification can come between.
             self.object.extra.sink.waiters.add(cx.waker());
             if !self.arm(Notify::Next)? {
                 return Poll::Pending;

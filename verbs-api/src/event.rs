@@ -1,4 +1,4 @@
-//! Asynchronous events, and the notices of completion queues.
+//! Asynchronous events, and the notifications of completion queues.
 
 pub use crate::channel::{CompletionChannel, CqEvent, NextCqEvent};
 pub use crate::context::{Events, NextEvent};

@@ -1,12 +1,12 @@
-//! What a control verb is answered with.
+//! Replies to control verbs.
 
 use crate::error::VerbError;
 
 type Answer<T> = Box<dyn FnOnce(Result<T, VerbError>) + Send>;
 
-/// The answer that a started control verb owes.
+/// The reply that a provider owes for a control verb.
 ///
-/// Dropped unanswered, it answers [`VerbError::Canceled`].
+/// Dropped without one, it replies with [`VerbError::Canceled`].
 pub struct Reply<T: 'static> {
     answer: Option<Answer<T>>,
 }
@@ -19,14 +19,14 @@ impl<T> Reply<T> {
         }
     }
 
-    /// Answers.
+    /// Replies.
     pub fn send(mut self, result: Result<T, VerbError>) {
         if let Some(answer) = self.answer.take() {
             answer(result);
         }
     }
 
-    /// Answers that the device has no such verb.
+    /// Replies that the device does not support the verb.
     pub fn unsupported(self, verb: &'static str) {
         self.send(Err(VerbError::UnsupportedVerb(verb)));
     }

@@ -1,18 +1,18 @@
-//! Objects that are being made.
+//! Objects under construction.
 
 use std::sync::{Arc, Weak};
 
 use super::context::ContextCore;
-use super::node::{AnyObject, Node, Own};
+use super::node::{AnyObject, Holdings, Node};
 use super::object::{Extra, Object, Ops};
 use crate::error::VerbError;
 use crate::object_id::{ObjectId, ObjectKind};
 
-/// An object that is being made: its identity is taken and its parents are held. Dropped, it gives all back.
+/// An object under construction: its identity is reserved and its parents are held. Dropping it releases both.
 pub(crate) struct ObjectBuilder {
     context: Arc<ContextCore>,
     kind: ObjectKind,
-    own: Own,
+    holdings: Holdings,
 }
 
 impl ObjectBuilder {
@@ -25,30 +25,30 @@ impl ObjectBuilder {
         Ok(Self {
             context: Arc::clone(context),
             kind,
-            own: Own::new(reserved, parents)?,
+            holdings: Holdings::new(reserved, parents)?,
         })
     }
 
     pub(crate) fn id(&self) -> ObjectId {
-        self.own.id()
+        self.holdings.id()
     }
 
     pub(crate) fn context(&self) -> &ContextCore {
         &self.context
     }
 
-    /// The object, which the provider has made as `ops`.
+    /// The object, once the provider has made its part.
     pub(crate) fn finish<O: Ops + ?Sized, X: Extra>(
         self,
         ops: Arc<O>,
         extra: X,
     ) -> Arc<Object<O, X>> {
         let id = self.id();
-        let node = Node::new(self.kind, id, self.own, self.context.is_removed());
+        let node = Node::new(self.kind, id, self.holdings, self.context.is_removed());
         let object = Arc::new(Object::new(ops, node, self.context, extra));
         let weak: Weak<Object<O, X>> = Arc::downgrade(&object);
         object.node.publish(weak);
-        // A removal that walked the table before the object was in it.
+        // A removal may have walked the table before the object was in it.
         if object.context.is_removed() {
             object.remove();
         }

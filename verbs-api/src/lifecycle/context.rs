@@ -17,7 +17,8 @@ use crate::post::QpRules;
 
 type Abort = Box<dyn FnOnce() + Send>;
 
-/// What the provider's side of a context reaches: it never keeps the provider's part alive.
+/// What the provider refers to as the context's event sink. It holds nothing of the provider's, so that there is no cycle of
+/// references.
 #[derive(Default)]
 pub(crate) struct ContextShared {
     table: Arc<Table>,
@@ -36,7 +37,7 @@ impl ContextShared {
         self.events.pop(&self.table)
     }
 
-    /// The next event; where there is none, has `waker` woken when there is.
+    /// The next event; if there is none, `waker` is woken when one arrives.
     pub(crate) fn next_event(&self, waker: &Waker) -> Poll<Result<AsyncEvent, VerbError>> {
         // Registered first, or an event between the look and the registration would wake nobody.
         self.events.add_waiter(waker);
@@ -51,12 +52,12 @@ impl ContextShared {
         &self.events
     }
 
-    /// Gives everything that is queued to the handler, if there is one.
+    /// Passes all queued events to the handler, if there is one.
     pub(crate) fn deliver(&self) {
         self.events.deliver(&self.table);
     }
 
-    // No verb may be left waiting: what is in flight ends, what comes later is refused.
+    // Ends every verb in flight; later ones are refused.
     fn remove(&self) {
         let aborted = {
             let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +70,7 @@ impl ContextShared {
         objects.iter().for_each(|object| object.on_removed());
     }
 
-    /// The provider says that something happened.
+    /// Takes an event from the provider.
     pub(crate) fn on_event(&self, event: EventType, subject: EventSubject) {
         if event == EventType::DeviceRemoved {
             if self.is_removed() {
@@ -90,16 +91,16 @@ impl ContextShared {
     }
 }
 
-/// How many different rules are looked through for those of a new queue pair.
+/// How many sets of rules, the most recent ones, a new queue pair may share.
 const RECENT_RULES: usize = 8;
 
 /// The provider's part of a context.
 pub(crate) trait ProviderPart: Send + Sync + 'static {
-    /// Gives it back.
+    /// Closes it.
     fn close(&self);
 }
 
-/// An object that the provider would not take back yet.
+/// An object that the provider refused to destroy for now.
 pub(crate) trait Deferred: Send {
     fn retry(self: Box<Self>);
 }
@@ -139,13 +140,13 @@ impl ContextCore {
         &self.shared
     }
 
-    /// Gives the provider's part back: nothing is made from the context any more.
+    /// Closes the provider's part: nothing more can be made from the context.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.provider.close();
     }
 
-    /// Queue pairs that were made alike one after the other share their rules: many of them then read the same line.
+    /// Queue pairs created alike in succession share their rules, so that many of them read the same cache line.
     pub(crate) fn share_rules(&self, rules: QpRules) -> Arc<QpRules> {
         let mut recent = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = recent.iter().find(|known| ***known == rules) {
@@ -163,12 +164,12 @@ impl ContextCore {
         &self.shared.table
     }
 
-    /// What of the baseline is refused here. Who was granted what the device says that it lacks is refused by the device.
+    /// The baseline gaps that are refused here. A program that was granted a gap all the same is refused by the device.
     pub(crate) fn gaps(&self) -> BaselineGaps {
         self.attributes().gaps - self.grant.set::<Baseline>().gaps()
     }
 
-    /// Whether a verb is behind no such gap.
+    /// Refuses a verb that the device lacks.
     pub(crate) fn check_gap(&self, gap: BaselineGaps) -> Result<(), VerbError> {
         match self.gaps().contains(gap) {
             true => Err(VerbError::BaselineGap(gap)),
@@ -215,12 +216,12 @@ impl ContextCore {
         Ok(())
     }
 
-    /// Starts a verb that ends with `DeviceRemoved` where the device is removed meanwhile.
+    /// Starts a verb that ends with `DeviceRemoved` if the device is removed meanwhile.
     pub(crate) fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
         self.begin_or(|| Err(VerbError::DeviceRemoved))
     }
 
-    /// Starts a verb that ends with `removed` where the device is removed meanwhile.
+    /// Starts a verb that ends with `removed` if the device is removed meanwhile.
     pub(crate) fn begin_or<T, E>(
         &self,
         removed: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -255,7 +256,7 @@ impl ContextCore {
         )
     }
 
-    /// Starts a verb that ends when the provider says so, also where the device is removed.
+    /// Starts a verb that ends only when the provider completes it, even if the device is removed.
     pub(crate) fn begin_kept<T, E>(&self) -> (Started<T, E>, Outcome<T, E>) {
         let (started, completer) = Started::pending();
         let shared = Arc::clone(&self.shared);
@@ -271,7 +272,7 @@ impl ContextCore {
         self.shared.events.discard(id);
     }
 
-    /// Keeps an object that the provider would not take back yet.
+    /// Keeps an object that the provider refused to destroy for now, until it is retried.
     pub(crate) fn defer(&self, object: Box<dyn Deferred>) {
         self.deferred
             .lock()
@@ -279,7 +280,7 @@ impl ContextCore {
             .push(object);
     }
 
-    /// An object is gone: what waited for it is tried again.
+    /// An object is gone: retries the destructions that may have waited for it.
     pub(crate) fn destroyed(&self, kind: ObjectKind) {
         if matches!(kind, ObjectKind::Mw | ObjectKind::Qp) {
             self.retry_deferred();
@@ -301,7 +302,7 @@ impl Drop for ContextCore {
     }
 }
 
-/// Where a verb reports how it ended.
+/// Where a verb reports its outcome.
 pub struct Outcome<T, E = VerbError> {
     completer: Completer<T, E>,
     slot: Option<u32>,
@@ -317,7 +318,7 @@ impl<T: 'static, E: 'static> Outcome<T, E> {
                 .pending
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            // After a removal the slots are gone, and nobody takes new ones.
+            // After a removal the slots are gone, and no new ones are taken.
             let abort = pending.remove(slot);
             drop(pending);
             drop(abort);

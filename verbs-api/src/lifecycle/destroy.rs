@@ -1,4 +1,4 @@
-//! Destroying on demand.
+//! Destroying objects on request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::object_id::{Holder, ObjectKind};
 /// ```
 #[non_exhaustive]
 pub enum DestroyError<T> {
-    /// It is in use. Nothing has changed, and here it is back.
+    /// It is in use. Nothing has changed, and it is handed back.
     ///
     /// ```no_run
     /// # fn example(pd: verbs_api::Pd, region: verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -40,7 +40,7 @@ pub enum DestroyError<T> {
     Busy {
         /// The object.
         object: T,
-        /// By whom it is used: objects, or control requests that have not ended.
+        /// Its holders: objects, or control requests that have not ended.
         held_by: Vec<Holder>,
     },
     /// Another reason.
@@ -101,7 +101,7 @@ pub(crate) trait Handle: Send + 'static {
     fn object(&self) -> &Arc<Object<Self::Ops, Self::Extra>>;
 }
 
-/// Destroys the object of `handle`: Busy, or accepted, and then every other handle is invalid.
+/// Destroys the object of `handle`: refused as Busy, or accepted, which invalidates every other handle.
 pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
     let object = Arc::clone(handle.object());
     let context = Arc::clone(&object.context);
@@ -117,8 +117,8 @@ pub(crate) fn destroy<H: Handle>(handle: H) -> Started<(), DestroyError<H>> {
         }
     }
     context.discard_events(object.node.id());
-    // A removal takes the object away, which is what was asked for. But memory is the program's again
-    // only when the provider says so: an access may be in progress.
+    // A removal of the device destroys the object, as requested. Memory, however, is the program's again only when the
+    // provider says so: an access may be in progress.
     let removed = Arc::clone(&object);
     let (started, completer) = match object.node.kind() {
         ObjectKind::Mr => context.begin_kept(),

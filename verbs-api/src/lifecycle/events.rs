@@ -1,4 +1,4 @@
-//! The asynchronous events of a context: queued, handed out, acknowledged.
+//! The queue of a context's asynchronous events.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::event_type::{EventSubject, EventType};
 use crate::notifier::Notifier;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 
-/// Events that wait to be fetched, at most; beyond that the newest are lost, and counted.
+/// The most events that are queued; beyond that the newest are dropped, and counted.
 pub(crate) const EVENT_QUEUE_CAPACITY: usize = 256;
 
 type EventHandler = Arc<dyn Fn(AsyncEvent) + Send + Sync>;
 
 /// An asynchronous event. Dropping it acknowledges it.
 ///
-/// The object that it is about is not destroyed before: a destroy started meanwhile stays pending.
+/// Until then a destroy of the object that it is about stays pending.
 ///
 /// ```no_run
 /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -83,7 +83,7 @@ struct Queue {
 }
 
 impl EventQueue {
-    /// Queues an event; a fatal one takes the place of another where the queue is full.
+    /// Queues an event; where the queue is full, a fatal one replaces one that is not.
     pub(super) fn push(&self, event: EventType, subject: EventSubject) {
         let mut queue = self.lock();
         if queue.events.len() >= EVENT_QUEUE_CAPACITY {
@@ -100,7 +100,7 @@ impl EventQueue {
         self.waiters.wake();
     }
 
-    /// The next event whose object lives.
+    /// The next event whose object is alive.
     pub(super) fn pop(&self, table: &Table) -> Option<AsyncEvent> {
         loop {
             let mut queue = self.lock();
@@ -130,7 +130,7 @@ impl EventQueue {
         self.waiters.add(waker);
     }
 
-    /// Forgets what is queued about an object.
+    /// Drops the queued events about an object.
     pub(super) fn discard(&self, id: ObjectId) {
         let mut queue = self.lock();
         if queue.events.is_empty() {
@@ -159,11 +159,11 @@ impl EventQueue {
 
     pub(crate) fn set_handler(&self, handler: EventHandler) {
         let before = self.lock().handler.replace(handler);
-        // With the lock released: it may own the last handle of an object, which discards its events here.
+        // Dropped with the lock released: it may own the last handle of an object, whose drop calls `discard`.
         drop(before);
     }
 
-    /// Gives everything queued to the handler, if there is one.
+    /// Passes all queued events to the handler, if there is one.
     pub(super) fn deliver(&self, table: &Table) {
         loop {
             let Some(handler) = self.lock().handler.clone() else {
@@ -183,7 +183,7 @@ const fn is_fatal(event: EventType) -> bool {
     matches!(event, EventType::DeviceFatal | EventType::DeviceRemoved)
 }
 
-/// Whether such an event can be about such an object.
+/// Whether this event can concern an object of this kind.
 pub(super) fn fits(event: EventType, kind: ObjectKind) -> bool {
     match event {
         EventType::CqErr => kind == ObjectKind::Cq,

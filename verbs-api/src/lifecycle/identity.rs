@@ -1,9 +1,9 @@
-//! Handles are equal where they are of one object.
+//! Equality of handles: two are equal if they refer to the same object.
 
-/// What `PartialEq`, `Eq` and `Hash` are for a handle whose object is `$object(&handle)`.
+/// Implements `PartialEq`, `Eq` and `Hash` for a handle whose object is `$object(&handle)`.
 macro_rules! by_identity {
     ($handle:ty: $object:path) => {
-        /// Equal where both are of one object.
+        /// Equal if both refer to the same object.
         impl PartialEq for $handle {
             fn eq(&self, other: &Self) -> bool {
                 std::sync::Arc::ptr_eq($object(self), $object(other))

@@ -1,11 +1,10 @@
-//! How objects come and go: what they are found by, who uses whom, how they end, and the events about them.
+//! The lifecycle of objects: identities, holders, events, removal of the device, deferred destruction.
 //!
-//! Each object has one `Node`: its state, its holders, the control requests in flight
-//! on it, and the events that the program was given and has not acknowledged. Handles share the
-//! object; children hold their parents, so that an object whose last handle is dropped while it is in
-//! use ends after its holders, and nothing is ever destroyed by cascade.
+//! Each object has one `Node`: its state, its holders, the control requests in flight on it, and the events that the program
+//! has not acknowledged yet. Handles share the object; children hold their parents, so that an object whose last handle is
+//! dropped while it is in use ends after its holders, and nothing is ever destroyed by cascade.
 //!
-//! Nothing here knows what kinds of objects there are, or what a provider does for them. Read next: `node`, then `object`.
+//! Nothing here depends on the kinds of objects, or on what a provider does for them. Read next: `node`, then `object`.
 
 mod builder;
 mod context;

@@ -1,4 +1,4 @@
-//! What the books say about one object.
+//! The state of one object: whether it lives, who uses it, and what it holds.
 
 use std::any::Any;
 use std::mem;
@@ -20,25 +20,25 @@ const REMOVED: u8 = 3;
 pub(crate) trait AnyObject: Send + Sync + 'static {
     fn node(&self) -> &Node;
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
-    /// The device was removed: every use but destroying is an error from now on.
+    /// The device was removed: from now on every use except destroying is an error.
     fn remove(&self) {
         self.node().remove();
     }
-    /// The device was removed: whoever waits for the object is to look again.
+    /// The device was removed: wakes those who wait for the object.
     fn on_removed(&self);
     /// The number by which the program knows it, if it has one.
     fn number(&self) -> Option<u32>;
 }
 
-/// What the books say about one object.
+/// The state of one object.
 pub(crate) struct Node {
     state: AtomicU8,
     kind: ObjectKind,
     id: ObjectId,
-    book: Mutex<Book>,
+    uses: Mutex<Uses>,
 }
 
-/// Who uses an object. A domain has one for each of its queue pairs: it is kept small.
+/// A user of an object. Kept small, because a domain has one for each of its queue pairs.
 #[derive(Clone, Copy)]
 pub(crate) struct User {
     pub(crate) kind: ObjectKind,
@@ -51,16 +51,16 @@ impl From<User> for Holder {
     }
 }
 
-struct Book {
+struct Uses {
     holders: Slab<User>,
     requests: Slab<User>,
     unacked: u32,
     when_acked: Option<Box<dyn FnOnce() + Send>>,
-    own: Own,
+    holdings: Holdings,
 }
 
 /// What an object holds: its identity, and its parents.
-pub(crate) struct Own {
+pub(crate) struct Holdings {
     reserved: Option<Reserved>,
     holds: Vec<Hold>,
 }
@@ -73,25 +73,30 @@ pub(crate) enum Refusal {
 
 impl Node {
     /// The node of an object that was made, with what it holds.
-    pub(super) fn new(kind: ObjectKind, id: ObjectId, own: Own, is_removed: bool) -> Self {
-        let book = Book {
+    pub(super) fn new(
+        kind: ObjectKind,
+        id: ObjectId,
+        holdings: Holdings,
+        is_removed: bool,
+    ) -> Self {
+        let uses = Uses {
             holders: Slab::new(),
             requests: Slab::new(),
             unacked: 0,
             when_acked: None,
-            own,
+            holdings,
         };
         Self {
             state: AtomicU8::new(first_state(is_removed)),
             kind,
             id,
-            book: Mutex::new(book),
+            uses: Mutex::new(uses),
         }
     }
 
-    /// Has the object found by its identity.
+    /// Lets the object be found by its identity.
     pub(super) fn publish(&self, object: Weak<dyn AnyObject>) {
-        if let Some(reserved) = &self.lock().own.reserved {
+        if let Some(reserved) = &self.lock().holdings.reserved {
             reserved.publish(object);
         }
     }
@@ -150,7 +155,7 @@ impl Node {
         }
     }
 
-    /// The device was removed: every use but destroying is an error from now on.
+    /// The device was removed: from now on every use except destroying is an error.
     pub(crate) fn remove(&self) {
         let _ = self
             .state
@@ -159,15 +164,15 @@ impl Node {
 
     /// Accepts a destroy, or says why not.
     pub(crate) fn begin_destroy(&self) -> Result<(), Refusal> {
-        let book = self.lock();
+        let uses = self.lock();
         let removed = match self.state.load(Ordering::Relaxed) {
             LIVE => false,
             REMOVED => true,
             _ => return Err(Refusal::Dead(VerbError::InvalidHandle(self.kind))),
         };
         // After a removal every request has ended, whether the provider answered it or not.
-        let requests = book.requests.iter().filter(|_| !removed);
-        let users = book.holders.iter().chain(requests);
+        let requests = uses.requests.iter().filter(|_| !removed);
+        let users = uses.holders.iter().chain(requests);
         let holders: Vec<Holder> = users.map(|user| (*user).into()).collect();
         if !holders.is_empty() {
             return Err(Refusal::Busy(holders));
@@ -178,40 +183,40 @@ impl Node {
 
     /// The provider refused to destroy the object.
     pub(super) fn revive(&self, is_removed: impl FnOnce() -> bool) {
-        let _book = self.lock();
+        let _uses = self.lock();
         if self.state.load(Ordering::Relaxed) == DESTROYING {
             self.state
                 .store(first_state(is_removed()), Ordering::Relaxed);
         }
     }
 
-    /// The object went with its device: it holds nothing any more, whatever the provider still does.
+    /// The device was removed while the object was being destroyed: releases what it holds without waiting for the provider.
     pub(crate) fn abandon(&self) {
-        let mut book = self.lock();
+        let mut uses = self.lock();
         self.state.store(DESTROYED, Ordering::Relaxed);
-        let own = book.own.take();
-        drop(book);
-        drop(own);
+        let holdings = uses.holdings.take();
+        drop(uses);
+        drop(holdings);
     }
 
-    /// The object is gone. Runs `done` when every event that the program was given is acknowledged.
+    /// The provider has destroyed the object. Runs `done` when the program has acknowledged every event about it.
     pub(crate) fn finish_destroy(&self, done: impl FnOnce() + Send + 'static) {
-        let mut book = self.lock();
+        let mut uses = self.lock();
         self.state.store(DESTROYED, Ordering::Relaxed);
-        let own = book.own.take();
-        let waits = book.unacked > 0;
+        let holdings = uses.holdings.take();
+        let waits = uses.unacked > 0;
         let mut done = Some(done);
         if waits {
-            book.when_acked = done.take().map(|done| Box::new(done) as _);
+            uses.when_acked = done.take().map(|done| Box::new(done) as _);
         }
-        drop(book);
-        drop(own);
+        drop(uses);
+        drop(holdings);
         if let Some(done) = done {
             done();
         }
     }
 
-    /// Shows `user` as one that uses the object.
+    /// Adds a user to the holders of the object.
     pub(crate) fn add_holder(&self, user: User) -> u32 {
         self.lock().holders.insert(user)
     }
@@ -220,23 +225,23 @@ impl Node {
         self.lock().holders.remove(slot);
     }
 
-    /// Puts another parent in the place of the first; answers the hold to drop, with no lock held.
+    /// Replaces the hold on the first parent; returns the one to drop once no lock is held.
     pub(crate) fn swap_parent(&self, hold: Hold) -> Hold {
-        match self.lock().own.holds.first_mut() {
+        match self.lock().holdings.holds.first_mut() {
             Some(first) => mem::replace(first, hold),
             None => hold,
         }
     }
 
-    /// The last handle and the last holder are gone: what the object holds, unless it was destroyed.
-    pub(super) fn begin_implicit(&mut self) -> Option<Own> {
+    /// The last handle and the last holder are gone: returns what the object holds, unless it was destroyed.
+    pub(super) fn begin_drop(&mut self) -> Option<Holdings> {
         let state = mem::replace(self.state.get_mut(), DESTROYED);
-        let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
-        (state != DESTROYED).then(|| book.own.take())
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (state != DESTROYED).then(|| uses.holdings.take())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -244,8 +249,8 @@ const fn first_state(is_removed: bool) -> u8 {
     if is_removed { REMOVED } else { LIVE }
 }
 
-impl Own {
-    /// An identity, and a hold on each of the parents.
+impl Holdings {
+    /// This identity, and a hold on each of the parents.
     pub(super) fn new(
         reserved: Reserved,
         parents: impl IntoIterator<Item = Arc<dyn AnyObject>>,
@@ -272,7 +277,7 @@ impl Own {
     }
 }
 
-/// One use of an object by another: keeps it alive and shows in its list of holders.
+/// A reference to a parent: keeps it alive, and is listed among its holders.
 pub(crate) struct Hold {
     parent: Arc<dyn AnyObject>,
     slot: u32,
@@ -281,10 +286,10 @@ pub(crate) struct Hold {
 impl Hold {
     pub(crate) fn new(parent: Arc<dyn AnyObject>, user: User) -> Result<Self, VerbError> {
         let node = parent.node();
-        let mut book = node.lock();
+        let mut uses = node.lock();
         node.check_live()?;
-        let slot = book.holders.insert(user);
-        drop(book);
+        let slot = uses.holders.insert(user);
+        drop(uses);
         Ok(Self { parent, slot })
     }
 }
@@ -295,21 +300,21 @@ impl Drop for Hold {
     }
 }
 
-/// A control request in flight on an object.
-pub(crate) struct Ticket {
+/// A control request in flight on an object, listed among its holders until it is dropped.
+pub(crate) struct PendingRequest {
     object: Arc<dyn AnyObject>,
     slot: u32,
     _reserved: Reserved,
 }
 
-impl Ticket {
+impl PendingRequest {
     pub(super) fn new(object: Arc<dyn AnyObject>, table: &Arc<Table>) -> Result<Self, VerbError> {
         let node = object.node();
         let reserved = table.reserve(ObjectKind::Request)?;
-        let mut book = node.lock();
+        let mut uses = node.lock();
         node.check_live()?;
-        let slot = book.requests.insert(reserved.user());
-        drop(book);
+        let slot = uses.requests.insert(reserved.user());
+        drop(uses);
         Ok(Self {
             object,
             slot,
@@ -318,27 +323,27 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.object.node().lock().requests.remove(self.slot);
     }
 }
 
-/// An event about an object that the program was given; acknowledged when dropped.
+/// The acknowledgement that the program owes for an event about an object: given when dropped.
 pub(crate) struct Ack {
     object: Arc<dyn AnyObject>,
 }
 
 impl Ack {
-    /// `None` where the object is on its way out: the event is discarded.
+    /// `None` where the object is being destroyed: the event is discarded.
     pub(crate) fn new(object: Arc<dyn AnyObject>) -> Option<Self> {
         let node = object.node();
-        let mut book = node.lock();
+        let mut uses = node.lock();
         if !(node.is_live() || node.is_removed()) {
             return None;
         }
-        book.unacked += 1;
-        drop(book);
+        uses.unacked += 1;
+        drop(uses);
         Some(Self { object })
     }
 
@@ -349,14 +354,14 @@ impl Ack {
 
 impl Drop for Ack {
     fn drop(&mut self) {
-        let mut book = self.object.node().lock();
-        book.unacked -= 1;
-        let done = if book.unacked == 0 {
-            book.when_acked.take()
+        let mut uses = self.object.node().lock();
+        uses.unacked -= 1;
+        let done = if uses.unacked == 0 {
+            uses.when_acked.take()
         } else {
             None
         };
-        drop(book);
+        drop(uses);
         if let Some(done) = done {
             done();
         }

@@ -1,4 +1,4 @@
-//! An object: its books, the provider's part, and what its kind adds.
+//! An object: its node, the provider's part, and what its kind adds.
 
 use std::any::Any;
 use std::fmt;
@@ -6,17 +6,17 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::context::{ContextCore, Deferred};
-use super::node::{AnyObject, Node, Own, Ticket};
+use super::node::{AnyObject, Holdings, Node, PendingRequest};
 use crate::control::Reply;
 use crate::error::VerbError;
 use crate::object_id::{ObjectId, ObjectKind};
 use crate::post::PostReason;
 
-/// The provider's part of an object: how it is given back.
+/// The provider's part of an object, as far as its lifecycle is concerned.
 pub(crate) trait Ops: Send + Sync + 'static {
     fn destroy(&self, reply: Reply<()>);
 
-    /// Whether the program may use it: told where that is checked by the provider.
+    /// Whether the program may use it, for parts that check this themselves.
     fn admit(&self, _open: bool) {}
 
     /// The number by which the program knows it, if it has one.
@@ -29,13 +29,13 @@ pub(crate) trait Ops: Send + Sync + 'static {
 pub(crate) trait Extra: Send + Sync + 'static {
     fn on_removed(&self) {}
 
-    /// The object was destroyed, on demand or with its last handle: the provider has it no more, or is about to.
+    /// The object was destroyed, on request or with its last handle.
     fn on_destroyed(&self, _id: ObjectId) {}
 }
 
 impl Extra for () {}
 
-/// An object. Dropped while it lives, it is given back to the provider.
+/// An object. Dropping it while it is alive destroys the provider's part.
 pub(crate) struct Object<O: Ops + ?Sized, X: Extra = ()> {
     base: ObjectBase<O>,
     pub(crate) extra: X,
@@ -58,7 +58,7 @@ impl<O: Ops + ?Sized, X: Extra> Deref for Object<O, X> {
 }
 
 impl<O: ?Sized> ObjectBase<O> {
-    /// Whether a request of this context may name it: it is of the context, and lives.
+    /// Whether a request on this context may name it: it belongs to the context and is alive.
     pub(crate) fn check_in(&self, context: &Arc<ContextCore>) -> Result<(), PostReason> {
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostReason::AnotherDevice(self.node.kind()));
@@ -105,16 +105,16 @@ impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
         Self { base, extra }
     }
 
-    /// Begins a control request on it, which is its holder until it is dropped.
-    pub(crate) fn begin_request(self: &Arc<Self>) -> Result<Ticket, VerbError> {
-        Ticket::new(Arc::clone(self) as Arc<dyn AnyObject>, self.context.table())
+    /// Begins a control request on it.
+    pub(crate) fn begin_request(self: &Arc<Self>) -> Result<PendingRequest, VerbError> {
+        PendingRequest::new(Arc::clone(self) as Arc<dyn AnyObject>, self.context.table())
     }
 
     /// The provider refused to destroy it.
     pub(super) fn revive(&self) {
         self.node.revive(|| self.context.is_removed());
         self.ops.admit(true);
-        // A removal that told the provider before.
+        // The device was removed meanwhile.
         if !self.node.is_live() {
             self.ops.admit(false);
         }
@@ -123,7 +123,7 @@ impl<O: Ops + ?Sized, X: Extra> Object<O, X> {
 
 impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
     fn drop(&mut self) {
-        let Some(own) = self.base.node.begin_implicit() else {
+        let Some(holdings) = self.base.node.begin_drop() else {
             return;
         };
         let context = Arc::clone(&self.context);
@@ -134,18 +134,18 @@ impl<O: Ops + ?Sized, X: Extra> Drop for Object<O, X> {
             ops: Arc::clone(&self.ops),
             kind,
             context,
-            own,
+            holdings,
         }
         .start();
     }
 }
 
-/// What is left of an object without handle or holder until the provider has taken its part back.
+/// A destruction in progress of an object that has neither handle nor holder any more.
 struct PendingDestroy<O: Ops + ?Sized> {
     ops: Arc<O>,
     kind: ObjectKind,
     context: Arc<ContextCore>,
-    own: Own,
+    holdings: Holdings,
 }
 
 impl<O: Ops + ?Sized> PendingDestroy<O> {
@@ -159,9 +159,12 @@ impl<O: Ops + ?Sized> PendingDestroy<O> {
             }
             _ => {
                 let Self {
-                    kind, context, own, ..
+                    kind,
+                    context,
+                    holdings,
+                    ..
                 } = self;
-                drop(own);
+                drop(holdings);
                 context.destroyed(kind);
             }
         }));

@@ -1,6 +1,6 @@
-//! Values found again by a small number.
+//! A slab: values under small numbers.
 
-/// Values found again by a small number, which is used again after the value was taken out.
+/// Values under small numbers, which are reused.
 pub(crate) struct Slab<T> {
     entries: Vec<Option<T>>,
     free: Vec<u32>,

@@ -8,7 +8,7 @@ use super::node::{AnyObject, User};
 use crate::error::VerbError;
 use crate::object_id::{Holder, ObjectId, ObjectKind};
 
-// One sequence for the whole process: an identity of one context never equals one of another.
+// One sequence for the whole process, so that identities of different contexts differ.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Slot {
 }
 
 impl Table {
-    /// Takes a place for an object that is to be made, unless the context is closed.
+    /// Reserves an identity for an object, unless the context is closed.
     pub(crate) fn reserve(self: &Arc<Self>, kind: ObjectKind) -> Result<Reserved, VerbError> {
         let mut slots = self.lock();
         if slots.closed {
@@ -57,7 +57,7 @@ impl Table {
         })
     }
 
-    /// The object of this identity, unless it is gone; an identity never names a later object.
+    /// The object of this identity, unless it is gone; identities are never reused.
     pub(crate) fn find(&self, id: ObjectId) -> Option<Arc<dyn AnyObject>> {
         let slots = self.lock();
         let slot = slots
@@ -67,8 +67,8 @@ impl Table {
         slot.entry.as_ref()?.1.as_ref()?.upgrade()
     }
 
-    /// Takes no more objects. Answers whether this was the first time, or every identity that is taken, also
-    /// of objects that are still being made.
+    /// Closes the table to new objects. Returns whether this was the first time; or every identity in use, including those of
+    /// objects under construction.
     pub(crate) fn close(&self) -> Result<bool, Vec<Holder>> {
         let mut slots = self.lock();
         let taken = slots.slots.iter().enumerate().filter_map(|(index, slot)| {
@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// Each of these once, with its number. An object may end here: no lock is held.
+    /// These holders without duplicates, each with its number. Called with no lock held: an object may end here.
     pub(crate) fn named(&self, holders: Vec<Holder>) -> Vec<Holder> {
         let mut seen = HashSet::new();
         let once = holders.into_iter().filter(|holder| seen.insert(holder.id));
@@ -99,7 +99,7 @@ impl Table {
         .collect()
     }
 
-    /// The same for an error that names holders.
+    /// The same for the holders in an error.
     pub(crate) fn name_holders(&self, error: VerbError) -> VerbError {
         match error {
             VerbError::Busy(holders) => VerbError::Busy(self.named(holders)),
@@ -107,7 +107,7 @@ impl Table {
         }
     }
 
-    /// Every object there is.
+    /// All objects.
     pub(crate) fn objects(&self) -> Vec<Arc<dyn AnyObject>> {
         let slots = self.lock();
         let entries = slots.slots.iter().filter_map(|slot| slot.entry.as_ref());
@@ -121,7 +121,7 @@ impl Table {
     }
 }
 
-/// An identity that is taken; dropped, it is free and resolves to nothing.
+/// A reserved identity; dropping it frees it, and it resolves to nothing.
 pub(crate) struct Reserved {
     table: Arc<Table>,
     id: ObjectId,

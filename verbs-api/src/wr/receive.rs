@@ -2,7 +2,7 @@
 
 use super::Data;
 
-/// Room for one incoming message, or for the notice of a write with immediate.
+/// Room for one incoming message, or for the notification of a write with immediate.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
