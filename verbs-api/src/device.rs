@@ -95,7 +95,7 @@ pub struct Device {
     ops: Arc<dyn DeviceOps>,
     name: String,
     provider: &'static str,
-    // Shared with the handles that programs took from a registry.
+    // Its provider no longer has it. Shared by all handles.
     is_gone: Arc<AtomicBool>,
 }
 
@@ -111,7 +111,7 @@ impl Device {
         }
     }
 
-    /// A device of a provider with this name, whatever the device says.
+    /// A device of the provider of this name.
     pub(crate) fn of_provider(provider: &'static str, ops: Arc<dyn DeviceOps>) -> Self {
         Self {
             provider,
@@ -119,7 +119,7 @@ impl Device {
         }
     }
 
-    /// Its provider has it no more: it opens no longer.
+    /// Its provider no longer has it: it cannot be opened any more.
     pub(crate) fn mark_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }

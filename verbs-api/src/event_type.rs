@@ -42,7 +42,7 @@ pub enum EventType {
     PkeyChange,
     /// Another subnet manager took over.
     SmChange,
-    /// The subnet manager asks to be told again of memberships and services: multicast groups have to be joined anew.
+    /// The subnet manager asks clients to reregister: multicast groups have to be joined anew.
     ClientReregister,
     /// The device failed.
     DeviceFatal,
@@ -50,7 +50,7 @@ pub enum EventType {
     DeviceRemoved,
 }
 
-// The numbers of verbs. The removal of a device is none of them: it is told as the failure of the device.
+// The numbers of verbs. The removal of a device has none: it is reported as a failure of the device.
 const CODES: [(EventType, u8); 19] = [
     (EventType::CqErr, 0),
     (EventType::QpFatal, 1),

@@ -203,7 +203,7 @@ impl Gid {
     /// The link-local GID of the software RoCE device at `address`.
     ///
     /// Of IPv4 it is the EUI-64 of an Ethernet address that has the IPv4 address in it, of IPv6 the interface identifier:
-    /// whoever is told the GID [knows the address](Self::to_ip).
+    /// the GID [tells the address](Self::to_ip).
     pub fn link_local(address: IpAddr) -> Self {
         let mut bytes = [0; 16];
         bytes[..2].copy_from_slice(&LINK_LOCAL);
@@ -320,7 +320,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Where a port is found on its link: each transport has its own kind, and nobody fakes another's.
+/// Where a port is found on its link: each transport has its own kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum LinkAddress {
@@ -345,7 +345,7 @@ impl LinkAddress {
         }
     }
 
-    /// Whom `gid` stands for on the link of a port that has this address. On an in-process network routing headers name a
+    /// The peer's address that `gid` stands for, as seen by a port with this address. On an in-process network routing headers name a
     /// port by an IPv4 address: 127, and 24 bits of its number.
     #[must_use]
     pub fn peer(self, gid: Gid) -> Self {

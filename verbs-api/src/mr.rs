@@ -103,7 +103,7 @@ pub(crate) struct Shape {
     length: u64,
 }
 
-/// What stands behind a key: only an ordinary region may be changed by whoever finds it.
+/// The kind of region behind a key. Only ordinary ones are handed out by `find_mr`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegionKind {
     Key,
@@ -114,16 +114,16 @@ pub(crate) enum RegionKind {
 pub(crate) struct MrExtra {
     kind: RegionKind,
     shape: CurrentShape,
-    // Whoever changes the shape has it.
+    // Locked while the shape is changed.
     range: Mutex<Option<MemoryRange>>,
     // The low byte that a key was last given.
     key_byte: AtomicU8,
 }
 
-/// A [`Shape`] that is read for every request and changed hardly ever: reading takes no lock, and is done again where it met
-/// a change.
+/// A seqlock over a [`Shape`], which every request reads and which hardly ever changes: readers take no lock, and retry if
+/// they met a change.
 struct CurrentShape {
-    // Odd while a change is under way.
+    // Odd while a change is in progress.
     version: AtomicU32,
     iova: AtomicU64,
     length: AtomicU64,
@@ -199,7 +199,7 @@ pub struct Mr {
     pub(crate) object: Arc<MrObject>,
 }
 
-/// What is changed of a region by [`Mr::rereg`]; what is not named stays.
+/// What [`Mr::rereg`] changes of a region; what is not set stays as it is.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -304,7 +304,7 @@ impl Pd {
     ///
     /// # Safety
     /// `length` bytes from `address` stay mapped, and readable and writable, until the
-    /// deregistration or a change to other memory was answered, or the last handle of the region and everything
+    /// deregistration or a change to other memory has completed, or the last handle of the region and everything
     /// posted with it is gone. In that time the program accesses them only as
     /// [`memory::copy`](crate::memory::copy) does.
     #[allow(unsafe_code)]
@@ -424,7 +424,7 @@ impl Mr {
         }
     }
 
-    // Buffers of private memory are exclusive slices: nobody may open their region by finding it.
+    // Buffers of private memory are exclusive slices: their region must not be reachable by `find_mr`.
     pub(crate) fn found(object: Arc<MrObject>) -> Option<Self> {
         (object.extra.kind == RegionKind::Ordinary).then_some(Self { object })
     }
@@ -464,10 +464,10 @@ impl Mr {
         self.object.extra.range().clone()
     }
 
-    /// A stretch of the region, for a request's scatter/gather list.
+    /// A range of the region, for a request's scatter/gather list.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, OutOfRange> {
         let Shape { iova, length: size } = self.shape();
         let end = (offset as u64).checked_add(u64::from(length));
@@ -492,7 +492,7 @@ impl Mr {
         Sge::new(iova, length, self.lkey())
     }
 
-    /// What a peer is told to reach the byte at `offset`.
+    /// What a peer needs to reach the byte at `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova().wrapping_add(offset), self.rkey())
     }
@@ -671,7 +671,7 @@ impl MrKey {
         self
     }
 
-    /// Goes on to the next consumer byte, and answers the key for peers.
+    /// Advances to the next consumer byte, and returns the key for peers.
     pub fn advance(&self) -> RKey {
         self.mr
             .object
@@ -684,7 +684,7 @@ impl MrKey {
     /// The key for peers, with the current consumer byte.
     pub fn rkey(&self) -> RKey {
         let rkey = self.mr.rkey();
-        // Where a device tells no remote key before memory is registered, both keys are one.
+        // A device that reports no remote key before memory is registered has one key for both.
         let rkey = if rkey.value() == 0 {
             RKey::new(self.mr.lkey().value())
         } else {
@@ -698,12 +698,12 @@ impl MrKey {
         self.mr.lkey().with_key_byte(self.key_byte())
     }
 
-    /// A stretch that the key was registered for.
+    /// A range that the key was registered for.
     pub fn sge(&self, addr: u64, length: u32) -> Sge {
         Sge::new(addr, length, self.lkey())
     }
 
-    /// What a peer is told to reach `addr`.
+    /// What a peer needs to reach `addr`.
     pub fn remote(&self, addr: u64) -> RemoteAddress {
         RemoteAddress::new(addr, self.rkey())
     }

@@ -226,7 +226,7 @@ impl Default for Sink {
 }
 
 impl Sink {
-    /// A sink of this stretch, whose key for peers is `rkey`.
+    /// A sink of this range, whose key for peers is `rkey`.
     pub const fn new(sge: Sge, rkey: RKey) -> Self {
         let rkey = Some(rkey);
         Self { sge, rkey }
@@ -239,7 +239,7 @@ impl Sink {
 }
 
 impl MrKey {
-    /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.
+    /// A range that the key was registered for, as the sink of a portable read-and-invalidate.
     pub fn sink(&self, addr: u64, length: u32) -> Sink {
         Sink::new(self.sge(addr, length), self.rkey())
     }

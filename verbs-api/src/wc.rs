@@ -226,7 +226,7 @@ pub struct Completion {
     pub(crate) buffers: Buffers,
 }
 
-// A slot of a poll is one line of the cache.
+// A slot of a poll is one cache line.
 const _: () = assert!(size_of::<Completion>() <= 64);
 /// A request completed with another status than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

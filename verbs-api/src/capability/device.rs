@@ -10,7 +10,7 @@ use super::{
 use crate::ids::{Gid, Guid, LinkAddress, Port};
 use crate::transport::Transport;
 
-/// With respect to whom an atomic operation is atomic.
+/// The scope within which an atomic operation is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_atomic_cap")]
 pub enum AtomicScope {

@@ -15,7 +15,7 @@ pub trait FeatureSet: bitflags::Flags<Bits = u64> + Copy + Send + Sync + 'static
 bitflags! {
     /// Opt-in abilities of the core's own work requests and objects.
     ///
-    /// Each bit's page says what it guarantees, which limits come with it, who has it, and where it is specified.
+    /// Each bit's page says what it guarantees, which limits come with it, which devices have it, and where it is specified.
     ///
     /// ```
     /// use verbs_api::{Features, capability::feature_names};

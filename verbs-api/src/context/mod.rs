@@ -27,7 +27,7 @@ use crate::qp_attributes::AddressVector;
 pub struct DeviceId(Weak<dyn DeviceOps>);
 
 impl DeviceId {
-    /// Whether nobody has the device any more.
+    /// Whether the device is gone: neither its provider nor a program has it any more.
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -98,7 +98,7 @@ impl Context {
         Ok(Self { core, opened })
     }
 
-    /// What the device told about itself when it was opened.
+    /// The attributes of the device when it was opened.
     #[doc(alias = "ibv_query_device")]
     pub fn attributes(&self) -> &DeviceAttributes {
         self.core.attributes()
@@ -181,13 +181,13 @@ impl Context {
         self.opened.device.carrier()
     }
 
-    /// Which device this is: the same for whoever has opened it.
+    /// The identity of the device, the same for all its contexts.
     pub fn device_id(&self) -> DeviceId {
         DeviceId(Arc::downgrade(&self.opened.device))
     }
 
-    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: what is answered, and
-    /// how the caller ends it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
+    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: returns its future, and the
+    /// end by which the caller completes it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
     pub fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
         self.core.begin()
     }
@@ -198,7 +198,7 @@ impl Context {
         self.core.shared().poll_event()
     }
 
-    /// The next asynchronous event: await it, or wait for it. Each event goes to one of those who wait.
+    /// The next asynchronous event: await it, or wait for it. Each event goes to one of the waiters.
     ///
     /// ```no_run
     /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -215,7 +215,7 @@ impl Context {
         }
     }
 
-    /// Every asynchronous event from now on, as a stream. Each goes to one of those who wait.
+    /// Every asynchronous event from now on, as a stream. Each goes to one of the waiters.
     ///
     /// ```no_run
     /// # async fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -263,7 +263,7 @@ impl Context {
         shared.deliver();
     }
 
-    /// Events lost because nobody fetched those before them. Fatal events are never lost.
+    /// Events lost because earlier ones were not fetched. Fatal events are never lost.
     pub fn lost_events(&self) -> u64 {
         self.core.shared().events().lost()
     }

@@ -24,9 +24,9 @@ pub enum RegistryError {
     DuplicateDevice {
         /// The name.
         device: String,
-        /// Who has it.
+        /// The one that has it.
         first: &'static str,
-        /// Who wanted it.
+        /// The one that claimed it too.
         second: &'static str,
     },
     /// Two extensions that claim the same.
@@ -34,9 +34,9 @@ pub enum RegistryError {
     DuplicateExtension {
         /// Name, feature set or opcode.
         what: String,
-        /// Who has it.
+        /// The one that has it.
         first: &'static str,
-        /// Who wanted it.
+        /// The one that claimed it too.
         second: &'static str,
     },
     /// Two providers of one name.
@@ -86,7 +86,7 @@ pub enum RegistryError {
     TooLate {
         /// The extension.
         extension: &'static str,
-        /// Who has devices.
+        /// The providers that have made devices.
         providers: Vec<&'static str>,
     },
 }

@@ -6,7 +6,7 @@ use crate::capability::{FeatureSet, Unsupported, feature_names};
 use crate::context::Context;
 use crate::service::Operations;
 
-/// The typed handle of an extension: who has one, was granted its features.
+/// The typed handle of an extension: having one proves that its features were granted.
 ///
 /// Passed to [`QpOptions::operations`](crate::QpOptions::operations), it makes a queue pair that
 /// does its operations.
@@ -58,7 +58,7 @@ impl Context {
     /// The typed handle of an extension: the proof that its features were granted.
     ///
     /// # Errors
-    /// The bits that were not granted, because the device lacks them or nobody asked for them.
+    /// The bits that were not granted, because the device lacks them or the program did not ask for them.
     pub fn extension<X: Extension>(&self) -> Result<X, Unsupported> {
         X::load(self)
     }

@@ -19,7 +19,7 @@ pub(crate) struct Allocation {
     length: usize,
 }
 
-// SAFETY: the allocation is plain memory; whoever touches it goes through `copy`, which tolerates concurrent access,
+// SAFETY: the allocation is plain memory; all access goes through `copy`, which tolerates concurrent access,
 // or holds a `Buffer`, which is exclusive.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
@@ -61,7 +61,7 @@ impl Drop for Allocation {
         match self.length {
             0 => {}
             MAPPED.. => {
-                // SAFETY: the mapping that `zeroed` made, whole, and nobody uses it any more.
+                // SAFETY: the mapping that `zeroed` made, whole, and unused by now.
                 let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
                 debug_assert!(unmapped.is_ok());
             }

@@ -7,8 +7,8 @@
 //! undefined behaviour.
 //!
 //! Programs spin on the last byte of a message. Pieces are therefore written in ascending order,
-//! and the piece that holds the last byte is written last, with release: whoever sees it (by an
-//! acquiring load, [`load_u64`]) sees the rest. That last piece never straddles an aligned word,
+//! and the piece that holds the last byte is written last, with release: a reader that sees it
+//! (by an acquiring load, [`load_u64`]) sees the rest. That last piece never straddles an aligned word,
 //! because the two halves of such a store may become visible in either order.
 //!
 //! Two peers that access the same bytes with atomics of different sizes are outside the

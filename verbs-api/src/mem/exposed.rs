@@ -78,10 +78,10 @@ impl Memory {
         self.allocation.as_ptr().expose_provenance() as u64
     }
 
-    /// A stretch of this memory that keeps it alive.
+    /// A range of this memory that keeps it alive.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn range(&self, offset: usize, length: usize) -> Result<MemoryRange, OutOfRange> {
         self.span(offset, length)?;
         Ok(MemoryRange {
@@ -94,7 +94,7 @@ impl Memory {
     /// Copies bytes out.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn read(&self, offset: usize, target: &mut [u8]) -> Result<(), OutOfRange> {
         self.span(offset, target.len())?.read(target);
         Ok(())
@@ -103,16 +103,16 @@ impl Memory {
     /// Copies bytes in.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn write(&self, offset: usize, source: &[u8]) -> Result<(), OutOfRange> {
         self.span(offset, source.len())?.write(source);
         Ok(())
     }
 
-    /// A copy of a stretch.
+    /// A copy of a range.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn to_vec(&self, offset: usize, length: usize) -> Result<Vec<u8>, OutOfRange> {
         let span = self.span(offset, length)?;
         let mut copy = vec![0; length];
@@ -204,7 +204,7 @@ impl Memory {
         {
             return Err(self.out_of_range(offset, length));
         }
-        // SAFETY: the stretch lies inside the allocation, which `self` keeps; exposed memory is never borrowed.
+        // SAFETY: the range lies inside the allocation, which `self` keeps; exposed memory is never borrowed.
         Ok(unsafe { Span::new(self.allocation.as_ptr().add(offset), length) })
     }
 
@@ -217,7 +217,7 @@ impl Memory {
     }
 }
 
-/// A stretch of a [`Memory`] that keeps it alive.
+/// A range of a [`Memory`] that keeps it alive.
 #[derive(Clone, Debug)]
 pub struct MemoryRange {
     memory: Memory,

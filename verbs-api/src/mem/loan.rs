@@ -1,5 +1,5 @@
-//! Buffers that are with the device, found again by a small number that travels with the request.
-// Acting on a loan is unsafe: whoever gives buffers back while the device still has them makes two owners.
+//! Buffers that are lent to the device, under a small number that travels with the request.
+// Ending a loan is unsafe: giving buffers back while the device still has them would make two owners.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
@@ -58,7 +58,7 @@ impl Loan {
     /// One loan that names the buffers of both, those of `self` first.
     ///
     /// # Safety
-    /// Both come from requests of one queue that have retired and whose buffers nobody has given back or joined.
+    /// Both come from retired requests of one queue whose buffers have not been given back or joined yet.
     pub unsafe fn join(self, later: Self) -> Self {
         if self.is_none() || later.is_none() {
             return if self.is_none() { later } else { self };
@@ -75,7 +75,7 @@ impl Loan {
     /// Gives the buffers back to their pools.
     ///
     /// # Safety
-    /// The device touches them no more, and nobody has given them back or joined them.
+    /// The device no longer accesses them, and they have not been given back or joined yet.
     pub unsafe fn release(self) {
         drop(take_back(self));
     }
@@ -101,7 +101,7 @@ pub(crate) fn take_back(loan: Loan) -> Buffers {
     all
 }
 
-/// The same into what is there, whose room is used again.
+/// The same into an existing collection, which reuses its allocation.
 pub(crate) fn take_back_into(loan: Loan, all: &mut Buffers) {
     if loan.is_none() {
         return;

@@ -8,7 +8,7 @@ use super::{Memory, MemoryRange};
 
 /// A list of pages, blocks or elements, and the memory that they lie in. Cloning shares it.
 ///
-/// Immutable once made: what a key was registered with cannot change behind it.
+/// Immutable, so that what a key was registered with cannot change afterwards.
 ///
 /// ```
 /// use verbs_api::{Memory, PageList};
@@ -44,7 +44,7 @@ enum Kind {
 
 #[derive(Debug)]
 enum Pieces {
-    // One stretch.
+    // One range.
     Flat(u64),
     // Byte i lies in block (i + first_offset) / size at offset (i + first_offset) % size.
     Blocks {
@@ -346,7 +346,7 @@ impl PageList {
         self.inner.kind == Kind::Gaps
     }
 
-    /// The address of byte 0 where all bytes lie in one stretch: a provider's short cut.
+    /// The address of byte 0 where all bytes lie in one range: a provider's short cut.
     pub fn flat_address(&self) -> Option<u64> {
         match self.inner.pieces {
             Pieces::Flat(address) => Some(address),
@@ -354,7 +354,7 @@ impl PageList {
         }
     }
 
-    /// The stretch that byte `offset` lies in: its address, and how many bytes follow it there.
+    /// The range that byte `offset` lies in: its address, and how many bytes follow it there.
     ///
     /// `None` beyond the end.
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {

@@ -210,12 +210,12 @@ impl fmt::Debug for Buffer {
 #[derive(Debug, Default)]
 pub struct Buffers {
     first: First,
-    // Nearly always none: a pointer keeps a completion on one line of the cache, and an empty one nothing but zeros. Once
-    // made it stays, so that a slot which is used again has its room.
+    // Nearly always none: as a pointer it keeps a completion within one cache line, and an empty one all zeros. Once
+    // allocated it stays, so that a slot that is used again need not allocate.
     more: Option<Box<More>>,
 }
 
-// A completion has either: the loan from the provider until it is handed out, its buffers from then on.
+// The loan from the provider until the completion is handed out, its buffers from then on.
 #[derive(Debug)]
 enum First {
     Loan(Loan),
@@ -279,7 +279,7 @@ impl Buffers {
         self.first = First::Loan(loan);
     }
 
-    /// Puts the buffers of the loan in its place. What the slot still had of an earlier completion goes back to its pool.
+    /// Replaces the loan by its buffers. Buffers of an earlier completion that are still in the slot go back to their pools.
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !matches!((&self.first, &self.more), (First::Loan(Loan::NONE), None)) {

@@ -1,4 +1,4 @@
-//! What memory regions are made of.
+//! The memory of a region.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use super::{Allocation, MemoryRange};
 
 /// The memory that a region is made of: a [`MemoryRange`], which this keeps alive, or memory that the program keeps.
 ///
-/// A provider may copy to and from it, as [`memory::copy`](crate::memory::copy) does, until it has answered the
+/// A provider may copy to and from it, as [`memory::copy`](crate::memory::copy) does, until it has completed the
 /// deregistration, or the change to other memory.
 ///
-/// Whoever names memory of the program answers for it:
+/// To name memory of the program is unsafe:
 ///
 /// ```
 /// let mut words = [0u64; 8];

@@ -2,7 +2,7 @@
 
 use crate::ids::LKey;
 
-/// A scatter/gather entry: a stretch of registered memory, named by its local key.
+/// A scatter/gather entry: a range of registered memory, named by its local key.
 ///
 /// Made by a region ([`Mr::sge`](crate::Mr::sge)) or a key ([`MrKey::sge`](crate::MrKey::sge)): safe code can only name
 /// the memory that it registered. Length 0 is 0 bytes, and then the key is not looked at. It holds nothing: the device
@@ -56,7 +56,7 @@ impl Sge {
         Self::new(addr, length, lkey)
     }
 
-    /// Another stretch of what the same key opens. The device refuses one that lies outside.
+    /// Another range of what the same key opens. The device refuses one that lies outside.
     #[must_use]
     pub const fn at(self, addr: u64, length: u32) -> Self {
         Self::new(addr, length, self.lkey)

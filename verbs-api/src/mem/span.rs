@@ -1,12 +1,12 @@
-//! A stretch of registered memory that has passed the access check.
-// Copies between checked stretches of registered memory.
+//! A range of registered memory that has passed the access check.
+// Copies between checked ranges of registered memory.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
 use super::copy;
 
-/// A stretch of registered memory that stays mapped for `'p`; others may write it at any time, so it is only copied.
+/// A range of registered memory that stays mapped for `'p`; others may write it at any time, so it is only copied.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'p> {
     start: *mut u8,
@@ -16,8 +16,8 @@ pub struct Span<'p> {
 
 impl<'p> Span<'p> {
     /// # Safety
-    /// `length` bytes from `start` stay mapped and writable for `'p`, are accessed by nobody through a Rust reference
-    /// in that time, and by others only through [`copy`].
+    /// `length` bytes from `start` stay mapped and writable for `'p`, are not accessed through a Rust reference
+    /// in that time, and otherwise only through [`copy`].
     pub const unsafe fn new(start: *mut u8, length: usize) -> Self {
         Self {
             start,
@@ -36,7 +36,7 @@ impl<'p> Span<'p> {
         self.length == 0
     }
 
-    /// Where the stretch begins in the address space of the process.
+    /// Where the range begins in the address space of the process.
     pub fn address(self) -> u64 {
         self.start.expose_provenance() as u64
     }
@@ -45,7 +45,7 @@ impl<'p> Span<'p> {
     #[must_use]
     pub fn sub(self, offset: usize, length: usize) -> Self {
         let offset = offset.min(self.length);
-        // SAFETY: `offset` is within the stretch.
+        // SAFETY: `offset` is within the range.
         let start = unsafe { self.start.add(offset) };
         Self {
             start,
@@ -57,21 +57,21 @@ impl<'p> Span<'p> {
     /// Copies the bytes of `source`, as many as both have.
     #[inline]
     pub fn copy_from(self, source: Span<'_>) {
-        // SAFETY: both stretches are mapped for the length copied.
+        // SAFETY: both ranges are mapped for the length copied.
         unsafe { copy::copy(self.start, source.start, self.length.min(source.length)) }
     }
 
     /// Copies `source`, as much as fits.
     #[inline]
     pub fn write(self, source: &[u8]) {
-        // SAFETY: the stretch is mapped; `source` is an ordinary slice.
+        // SAFETY: the range is mapped; `source` is an ordinary slice.
         unsafe { copy::copy(self.start, source.as_ptr(), self.length.min(source.len())) }
     }
 
     /// Copies into `target`, as much as fits.
     #[inline]
     pub fn read(self, target: &mut [u8]) {
-        // SAFETY: the stretch is mapped; `target` is an ordinary slice.
+        // SAFETY: the range is mapped; `target` is an ordinary slice.
         unsafe {
             copy::copy(
                 target.as_mut_ptr(),
@@ -83,7 +83,7 @@ impl<'p> Span<'p> {
 
     /// The eight bytes here as a native integer, read at once.
     ///
-    /// `None` unless the stretch has eight bytes at an 8-aligned address.
+    /// `None` unless the range has eight bytes at an 8-aligned address.
     #[inline]
     pub fn load_u64(self) -> Option<u64> {
         // SAFETY: checked to be aligned and long enough.
@@ -99,9 +99,9 @@ impl<'p> Span<'p> {
             .then(|| unsafe { copy::store_u64(self.start.cast(), value) })
     }
 
-    /// Replaces the eight bytes by what `change` makes of them, atomically; answers the original value.
+    /// Replaces the eight bytes by what `change` makes of them, atomically; returns the original value.
     ///
-    /// `change` answers `None` to leave them. `None` unless 8-aligned and long enough.
+    /// `change` returns `None` to leave them. `None` unless 8-aligned and long enough.
     #[inline]
     pub fn update_u64(self, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let mut current = self.load_u64()?;

@@ -88,16 +88,16 @@ impl ConnectOptions {
     }
 
     setters! {
-        /// The own port, counted from 1.
+        /// The local port, counted from 1.
         port_num: Port;
         /// Index of the partition key.
         pkey_index: u16;
-        /// Index of the own global identifier; the port's
+        /// Index of the local GID; the port's
         /// [default](crate::capability::PortAttributes::default_gid_index) unless set.
         sgid_index: u8 => Some;
         /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
         ///
-        /// It is about requests of the peer's: the answers to own reads need no right here, on no transport.
+        /// This concerns the peer's requests: responses to this side's own reads need no right here, on any transport.
         access: Access;
         /// The Q_Key of datagrams.
         qkey: u32;
@@ -105,8 +105,8 @@ impl ConnectOptions {
         path_mtu: Mtu => Some;
         /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
         sq_psn: Psn => Some;
-        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that where answers were
-        /// slow; 0 never times out. 14 unless set.
+        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that after slow
+        /// responses; 0 never times out. 14 unless set.
         timeout: u8;
         /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
         retry_cnt: u8;
@@ -126,12 +126,12 @@ impl ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The path MTU, where one was set.
+    /// The path MTU, if one was set.
     pub const fn chosen_path_mtu(&self) -> Option<Mtu> {
         self.path_mtu
     }
 
-    /// The own port.
+    /// The local port.
     pub const fn chosen_port(&self) -> Port {
         self.port_num
     }
@@ -146,8 +146,8 @@ impl ConnectOptions {
         self.rnr_retry
     }
 
-    /// What [`Qp::connect`] does to a reliable queue pair, for a program that does it itself: the way to INIT, to RTR and
-    /// to RTS.
+    /// The steps of [`Qp::connect`] for a reliable queue pair, for programs that modify it themselves: to INIT, to RTR and to
+    /// RTS.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -160,7 +160,7 @@ impl ConnectOptions {
         self.steps(context, peer, own_psn, (true, true))
     }
 
-    /// `asks` and `answers`: what of reads it is told.
+    /// `asks` and `answers`: whether it gets the attributes of a requester and of a responder of reads.
     fn steps(
         &self,
         context: &Context,
@@ -250,8 +250,8 @@ impl Qp {
         })
     }
 
-    /// Which end of its connection it is: a variant that is not told what a responder needs only asks, and one that is not
-    /// told what a requester needs only answers.
+    /// Its role in its connection. A variant without the attributes of a responder is a requester only, one without those of a
+    /// requester is a responder only.
     pub fn half(&self) -> Half {
         if self.variant().is_none() || self.qp_type() != QpType::Rc {
             return Half::Both;
@@ -309,7 +309,7 @@ impl Qp {
         self.request(Ok(()), move |reply| ops.connect(&peer, steps, reply))
     }
 
-    /// What [`connect`](Self::connect) does, as attributes: the way to INIT, to RTR and to RTS.
+    /// The steps of [`connect`](Self::connect) as attributes: to INIT, to RTR and to RTS.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, peer: verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
@@ -333,7 +333,7 @@ impl Qp {
             let reason = "datagrams have no peer: activate it";
             return Err(VerbError::argument("qp_type", reason));
         }
-        // Only a reliable one is told of reads.
+        // Only reliable queue pairs have attributes of reads.
         let reliable = self.qp_type() == QpType::Rc;
         let halves = (reliable && self.asks(), reliable && self.answers());
         options.steps(&self.open_device(), peer, self.sq_psn(), halves)
@@ -414,8 +414,8 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// ```
 ///
 /// # Errors
-/// [`VerbError::InvalidArgument`] where the two cannot be a pair: they are of different services, are variants that never
-/// meet, or are one and the same. Neither has changed then. Otherwise of the first step that failed.
+/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services, are variants that do not
+/// fit together, or are one and the same. Neither has changed then. Otherwise that of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {

@@ -1,4 +1,4 @@
-//! What a queue pair is created with, and what of it is refused.
+//! Creation options of queue pairs, and their checks.
 
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
 use crate::contract::{QpExtension, QpShape};
@@ -11,9 +11,9 @@ use crate::qp_attributes::{QpCap, QpVariant};
 use crate::service::{Operations, QpType};
 use crate::srq::Srq;
 
-/// What a queue pair is created with.
+/// Creation options of a queue pair.
 ///
-/// Unless told otherwise it does every operation that its service has and that needs no feature.
+/// By default it supports every operation of its service that needs no feature.
 ///
 /// ```
 /// # fn example(cq: &verbs_api::Cq) {
@@ -160,7 +160,7 @@ impl QpOptions {
         if self.variant().is_some_and(|variant| !variant.has_sends()) {
             return Ok(Operations::empty());
         }
-        // Who was granted what the device says that it lacks is refused by the device, not here.
+        // A program that was granted a gap all the same is refused by the device, not here.
         let device_gaps = context.gaps();
         let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
         if !service.is_empty() {
@@ -302,7 +302,7 @@ fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineG
     closed
 }
 
-/// What posting checks: fixed now.
+/// The rules that posting checks, fixed at creation.
 pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,

@@ -1,4 +1,4 @@
-//! The queue pair as a program has it.
+//! Queue pairs: the handle, posting, and control verbs.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{fmt, mem, slice};
@@ -37,7 +37,7 @@ pub(crate) struct QpExtra {
     queues: Queues,
 }
 
-/// Where a queue pair completes. It holds the queues as its parents, and no longer than those.
+/// The completion queues of a queue pair. Weak: the queue pair holds them as its parents.
 #[derive(Clone)]
 pub(super) struct Queues {
     pub(super) send: Weak<CqObject>,
@@ -45,7 +45,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    // Requests that have not completed never will.
+    // Ends the futures of outstanding requests: they will not complete.
     fn end_requests_of(&self, qp: ObjectId) {
         for queue in [&self.send, &self.recv]
             .into_iter()
@@ -58,7 +58,7 @@ impl Queues {
 
 struct Attachment {
     group: Gid,
-    // Shows in the list of holders; `None` until the provider has attached.
+    // Its entry in the list of holders; `None` until the provider has attached.
     hold: Option<AttachmentHold>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 #[derive(Clone)]
 #[doc(alias = "ibv_qp")]
 pub struct Qp {
-    // What posting needs is one step away, and the handle small: a program may have many.
+    // What posting needs is one pointer away, and the handle is small: a program may have many.
     object: Poster,
     rules: Arc<QpRules>,
 }
@@ -381,7 +381,7 @@ impl Qp {
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
-    /// Post many ahead: a message that finds none waits or is lost, as the service has it.
+    /// Post several ahead: a message that finds none is retried or lost, depending on the service.
     ///
     /// # Errors
     /// Why it was not posted. The request is dropped and its buffers go back to their pools;
@@ -425,7 +425,7 @@ impl Qp {
         })
     }
 
-    /// Binds a window of type 1; answers the key that it has from then on. [`BindWindow::unbind`] unbinds it.
+    /// Binds a window of type 1; returns the key that it has from then on. [`BindWindow::unbind`] unbinds it.
     /// Needs [`Features::WINDOW_1`].
     ///
     /// Requests posted later see the bind. A peer that learns the key by another way than this queue
@@ -504,14 +504,14 @@ impl Qp {
         })
     }
 
-    /// Whoever makes the connection is told of its end by other means: where the peer ends it in good order, what was posted
-    /// to receive stays until the program flushes it. Without this it is flushed where the transport itself tells of the
-    /// end, as iWARP does. For connection managers, before the queue pair is ready to receive; until it is reset.
+    /// Keeps posted receives when the peer closes the connection in good order, because the connection manager reports the
+    /// disconnect; the program flushes them. Without this, a transport that notices the close itself, as iWARP does, flushes
+    /// them. For connection managers: call it before RTR; RESET clears it.
     pub fn keep_receives(&self) {
         self.ops().keep_receives();
     }
 
-    // Whether queue pairs of the device are modified so.
+    // Refuses a step that queue pairs of the device do not support.
     pub(super) fn check_step(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
         let context = &self.object.context;
         match attributes.qp_state {
@@ -520,7 +520,7 @@ impl Qp {
         }
     }
 
-    // One control request on this queue pair: shown as its holder until it has ended.
+    // Starts one control request on this queue pair, which is its holder until it has ended.
     pub(super) fn request(
         &self,
         check: Result<(), VerbError>,
@@ -548,12 +548,12 @@ impl Qp {
         self.ops().query()
     }
 
-    /// What it counted since it was created.
+    /// Its counters since it was created.
     pub fn counters(&self) -> QpCounters {
         self.ops().counters()
     }
 
-    /// Joins a multicast group; shows as a holder of the queue pair until it leaves. Needs
+    /// Joins a multicast group, which is a holder of the queue pair until it leaves. Needs
     /// [`Features::MULTICAST`].
     ///
     /// ```no_run
@@ -584,7 +584,7 @@ impl Qp {
                 }),
             );
         });
-        // Refused because the handle is dead: nothing was started that would take the entry back.
+        // Refused because the handle is dead: no request was started that would remove the entry.
         if accepted && !self.object.node.is_live() {
             self.object.extra.forget_unattached(group);
         }
@@ -677,7 +677,7 @@ impl Qp {
         }
     }
 
-    // Where the handle is dead, that is the reason, whatever else there is.
+    // If the handle is dead, that is the reason, whatever else is wrong.
     #[cold]
     fn refused(&self, reason: PostReason) -> PostReason {
         self.check_live().err().unwrap_or(reason)
@@ -702,7 +702,7 @@ impl Qp {
 
     #[inline]
     fn check(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
-        // The common ones are told apart once; the rest at each step.
+        // The common ones are matched once, the others again at each step.
         match request {
             WorkRequest::Write(write) => self.check_one(write),
             WorkRequest::Send(send) => self.check_one(send),
@@ -711,7 +711,7 @@ impl Qp {
         }
     }
 
-    // Apart: an arm more would have the common ones found in a table.
+    // Out of line: with another arm the compiler would dispatch the common ones through a jump table.
     #[inline(never)]
     fn check_other(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
         self.check_one(request)?;
@@ -730,7 +730,7 @@ impl Qp {
         request.validate(&self.rules)
     }
 
-    // Of a variant, whose requests carry an attribute; or an operation that was not asked for.
+    // A request on a variant, which must carry its attribute; or an operation that the queue pair was not created for.
     #[cold]
     fn check_special(&self, request: &impl Operation) -> Result<(), PostReason> {
         let operation = request.operation();
@@ -788,7 +788,7 @@ impl Qp {
     }
 }
 
-// Whether it is carried out where it was posted.
+// Whether the operation is carried out locally.
 fn is_local(operation: Operations) -> bool {
     let of_core = Operations::BIND_MW | Operations::LOCAL_INV | Operations::FAST_REGISTER;
     let mut of_extensions = operation.of_extensions();

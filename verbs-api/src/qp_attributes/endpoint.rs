@@ -27,14 +27,14 @@ pub struct QpEndpoint {
     pub gid: Gid,
 }
 
-/// Which end of its connection a queue pair is.
+/// The role of a queue pair in its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Half {
-    /// It asks and answers, as queue pairs do of which no extension makes something else.
+    /// Requester and responder, as all queue pairs are that no extension makes a variant of.
     #[default]
     Both,
-    /// It asks: at the other end is a [`Responder`](Self::Responder).
+    /// Requester only: its peer is a [`Responder`](Self::Responder).
     Requester,
-    /// It answers, and has no queues of its own that end with its connection.
+    /// Responder only, without queues of its own.
     Responder,
 }

@@ -102,7 +102,7 @@ impl Registry {
     }
 
     /// Asks every provider again which devices it has: new ones are added, and those that are gone are listed no more. A
-    /// [`Device`] that was taken from the registry goes on, unless it is gone: then opening it answers
+    /// [`Device`] that was taken from the registry goes on, unless it is gone: then opening it fails with
     /// [`VerbError::DeviceRemoved`].
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Registry {
         outcome
     }
 
-    /// The same for the [`registry`] of the process. What that answered before stays as it was.
+    /// The same for the [`registry`] of the process. Registries that it returned before stay as they were.
     ///
     /// # Errors
     /// As [`refresh`](Self::refresh); or as [`registry`], where it was not made yet.
@@ -134,7 +134,7 @@ impl Registry {
             .map_or(Ok(()), |registry| Arc::make_mut(registry).refresh())
     }
 
-    // Those that are still there keep the handle that they have.
+    // Devices that are still there keep their handles.
     fn replace(&mut self, provider: &'static str, mut devices: BTreeMap<String, Device>) {
         self.devices.retain(|name, known| {
             let is_same = |found: &Device| Arc::ptr_eq(found.ops(), known.ops());
@@ -152,7 +152,7 @@ impl Registry {
         self.devices.append(&mut devices);
     }
 
-    // What a provider told, by name, if it fits together and with what others have.
+    // The devices that a provider reported, by name, if they are consistent and their names are free.
     fn checked(
         &self,
         provider: &'static dyn Provider,

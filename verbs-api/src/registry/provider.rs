@@ -1,4 +1,4 @@
-//! Providers: what a crate with devices registers.
+//! Providers: what a crate registers to offer devices.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ pub trait Provider: Sync {
     /// Why there are none: which mandatory part is missing.
     fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
 
-    /// What it cannot offer, and why, as of when it was last asked for its devices: a device that does not open, or a library
-    /// that is not there.
+    /// What it could not offer, and why, when it was last asked for its devices: a device that does not open, or a missing
+    /// library.
     fn absent(&self) -> Vec<Absent> {
         Vec::new()
     }
@@ -35,8 +35,8 @@ pub trait Provider: Sync {
         false
     }
 
-    /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is answered
-    /// as the same object; one that is new is made with these extensions. By default devices neither come nor go.
+    /// Its devices now, asked by a registry that has the devices `known` from it. A device that is still there is
+    /// returned as the same object; a new one is made with these extensions. By default devices neither come nor go.
     ///
     /// # Errors
     /// Why it cannot tell: what is known stays.

@@ -8,7 +8,7 @@ use crate::mem::{Buffer, Loan, Sge};
 
 /// Remote memory: an address and the key that a peer gave for it.
 ///
-/// A peer is told of memory in any message: here are the bytes, and there what they name.
+/// Its byte form travels to the peer in a message of any kind.
 ///
 /// ```
 /// use verbs_api::{RKey, RemoteAddress};
@@ -41,14 +41,14 @@ impl RemoteAddress {
         }
     }
 
-    /// Address and key, in network order: what a peer is told.
+    /// Address and key in network order, to be sent to a peer.
     pub const fn to_bytes(self) -> [u8; Self::BYTES] {
         let [a, b, c, d, e, f, g, h] = self.addr.to_be_bytes();
         let [i, j, k, l] = self.rkey.value().to_be_bytes();
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
-    /// What a peer has told. Any bytes name something; whether it exists the peer's device decides.
+    /// The remote memory that a peer has sent. All bytes are accepted: the peer's device checks the key.
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
         Self {
@@ -96,9 +96,9 @@ pub enum Data<'a> {
     /// No bytes.
     #[default]
     None,
-    /// One stretch of registered memory.
+    /// One range of registered memory.
     Sge(Sge),
-    /// Several stretches of registered memory.
+    /// Several ranges of registered memory.
     Sges(&'a [Sge]),
     /// Copied while posting: no key, and free for reuse at once. Sends and writes only.
     Inline(&'a [u8]),
@@ -110,7 +110,7 @@ pub enum Data<'a> {
     Lent(Lent),
 }
 
-/// Private buffers that are with the device: their stretches, and the loan that finds them again.
+/// Private buffers that are with the device: their ranges, and the loan that finds them again.
 pub struct Lent {
     pub(crate) loan: Loan,
     pub(crate) sges: LentSges,
@@ -134,10 +134,10 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// The stretches of a request as a provider reads them.
+/// The ranges of a request as a provider reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct Sges<'r> {
-    /// The stretches.
+    /// The ranges.
     pub list: &'r [Sge],
     /// Whether they name private memory: only requests that handed buffers over may.
     pub private: bool,
@@ -192,7 +192,7 @@ impl Data<'_> {
         }
     }
 
-    /// The stretches, as a provider reads them; none for inline bytes and for buffers not handed over yet.
+    /// The ranges, as a provider reads them; none for inline bytes and for buffers not handed over yet.
     #[inline]
     pub fn sges(&self) -> Sges<'_> {
         let (list, loan) = match self {

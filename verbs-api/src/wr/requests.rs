@@ -57,7 +57,7 @@ pub struct Common {
     pub wr_id: u64,
     /// How the request is carried out and reported.
     pub flags: SendFlags,
-    // What takes a closer look while posting.
+    // What needs extra checks while posting.
     pub(crate) special: Special,
     // The kind of the attribute, 0 for none, and its value.
     attribute: u8,
@@ -65,7 +65,7 @@ pub struct Common {
 }
 
 bitflags! {
-    /// What of a request takes a closer look while posting.
+    /// What of a request needs extra checks while posting.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub(crate) struct Special: u8 {
         /// Private buffers are handed over.
@@ -127,7 +127,7 @@ macro_rules! requests {
         $bit:ident => $wc:ident, read_or_atomic: $reads:literal, check: $check:path;)*) => {
         $(
             $(#[$doc])*
-            // In order: what all requests have lies at one place in all of them, and is found without asking which it is.
+            // `repr(C)`: the common fields are at the same offset in all requests, and are read without matching on the operation.
             #[derive(Debug, Default)]
             #[repr(C)]
             pub struct $name<'a> {
@@ -289,14 +289,14 @@ requests! {
         pub rkey: RKey,
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
-    /// Bytes into remote memory; the peer's program is not told.
+    /// Writes into remote memory; the peer's program is not notified.
     ///
     /// A successful completion always means that the local memory may be used again. Beyond that:
     /// * Reliable connections of InfiniBand and RoCE: the peer's adapter has acknowledged the bytes. A write that is
     ///   refused fails here.
     /// * iWARP: the bytes were handed to the stream, no more (RFC 5040 section 5.1). They may still be on their way or
     ///   be lost with the connection, and a refusal is seen only as the end of the connection.
-    /// * Unreliable connections: the bytes have left, and nobody tells whether they arrive.
+    /// * Unreliable connections: the bytes have left; whether they arrive is not reported.
     ///
     /// On no transport may the peer's program rely on the bytes because of it. A later [`Send`] or
     /// [`WriteWithImmediate`] of the same queue pair is ordered behind the write: when the peer's receive completes, the
@@ -437,7 +437,7 @@ requests! {
         pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
-    /// Completes when earlier writes to a stretch of remote memory are visible or persistent there.
+    /// Completes when earlier writes to a range of remote memory are visible or persistent there.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -450,7 +450,7 @@ requests! {
     /// # }
     /// ```
     Flush {
-        /// The stretch.
+        /// The range.
         pub remote: RemoteAddress,
         /// Bytes; ignored where `whole_region` is set.
         pub length: u32,
@@ -505,7 +505,7 @@ requests! {
         pub key: RKey,
     } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
 
-    /// Binds a window to a stretch of a region.
+    /// Binds a window to a range of a region.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, window: &verbs_api::Mw)
