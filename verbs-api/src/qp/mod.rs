@@ -11,8 +11,7 @@ pub use crate::qp_attributes::{
     QpState, QpStatus, Transition, check_modify, check_modify_of, transition,
 };
 pub use crate::service::QpType;
+pub use crate::srq::SrqStatus;
 pub use connect::{ConnectOptions, connect_pair};
 pub use options::QpOptions;
 pub use pair::Qp;
-
-pub use crate::srq::SrqStatus;

@@ -9,6 +9,8 @@ mod receive;
 pub(crate) mod requests;
 
 pub use crate::mem::Sge;
+pub use crate::post::PostReason;
+pub use crate::service::Operations;
 pub use batch::Batch;
 pub use data::{Data, RemoteAddress, UdDestination};
 pub use receive::{ReceiveBatch, ReceiveRequest};
@@ -17,6 +19,3 @@ pub use requests::{
     LocalInvalidate, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
     SendWithInvalidate, WindowRegion, WorkRequest, Write, WriteWithImmediate,
 };
-
-pub use crate::post::PostReason;
-pub use crate::service::Operations;
