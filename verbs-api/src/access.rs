@@ -27,7 +27,7 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to this region.
         const MW_BIND = 1 << 4;
-        /// Addresses are offsets from the first octet of the region or window.
+        /// Addresses are offsets from the first byte of the region or window.
         const ZERO_BASED = 1 << 5;
         /// A peer may flush what it wrote here, up to global visibility.
         const FLUSH_GLOBAL = 1 << 8;

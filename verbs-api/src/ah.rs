@@ -4,17 +4,26 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::capability::PortAttributes;
-use crate::completion::{Completion, WcFlags};
-use crate::control::Started;
-use crate::error::VerbError;
+use crate::contract::AhOps;
+use crate::control::{Reply, Started};
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
-use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
-use crate::provider::AhOps;
-use crate::qp::AddressVector;
+use crate::lifecycle::{
+    DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
+};
+use crate::object_id::ObjectId;
+use crate::qp_attributes::AddressVector;
+use crate::wc::{Completion, WcFlags};
 
 pub(crate) struct AhExtra;
 
 impl Extra for AhExtra {}
+
+impl Ops for dyn AhOps {
+    fn destroy(&self, reply: Reply<()>) {
+        AhOps::destroy(self, reply);
+    }
+}
 
 pub(crate) type AhObject = Object<dyn AhOps, AhExtra>;
 
@@ -39,13 +48,9 @@ pub struct Ah {
 }
 
 impl Ah {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn AhOps>, pd: ObjectId) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn AhOps>, pd: ObjectId) -> Self {
         Self {
-            object: birth.finish(|node| Object {
-                ops,
-                node,
-                extra: AhExtra,
-            }),
+            object: builder.finish(ops, AhExtra),
             pd,
         }
     }
@@ -94,6 +99,28 @@ impl Ah {
 }
 
 impl AddressVector {
+    /// Checks the numbers that mean the same on every device, of one with `phys_port_cnt` ports.
+    ///
+    /// # Errors
+    /// The one that is out of its range.
+    pub fn check(&self, phys_port_cnt: u8) -> Result<(), VerbError> {
+        if !(1..=phys_port_cnt).contains(&self.port_num) {
+            let reason = ArgumentReason::OutOfRange {
+                given: self.port_num.into(),
+                least: 1,
+                most: phys_port_cnt.into(),
+            };
+            return Err(VerbError::argument("port_num", reason));
+        }
+        if self.sl > 15 || self.static_rate > 31 {
+            return Err(VerbError::argument("sl, static_rate", "beyond 15 or 31"));
+        }
+        if self.flow_label >= 1 << 20 {
+            return Err(VerbError::argument("flow_label", "has more than 20 bits"));
+        }
+        Ok(())
+    }
+
     /// The path back to the sender of a datagram that came through `port`. `grh` is what the receive has in front of the
     /// message: without [`WcFlags::GRH`] it says nothing.
     ///
@@ -154,8 +181,8 @@ impl Route {
         }
         let v4 = &grh[20..];
         let gid = |at: usize| {
-            let octets: [u8; 4] = *v4[at..].first_chunk()?;
-            Some(Gid::from(std::net::IpAddr::from(octets)))
+            let bytes: [u8; 4] = *v4[at..].first_chunk()?;
+            Some(Gid::from(std::net::IpAddr::from(bytes)))
         };
         Some(Self {
             sgid: gid(12)?,
@@ -175,6 +202,8 @@ impl Handle for Ah {
         &self.object
     }
 }
+
+by_identity!(Ah: Handle::object);
 
 impl fmt::Debug for Ah {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

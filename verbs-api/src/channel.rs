@@ -1,4 +1,4 @@
-//! Completion channels: one place to learn of the completions of many queues.
+//! Completion channels: one place for the notifications of many queues.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,16 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use crate::argument::ArgumentReason;
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on, block_on_for};
+use crate::control::{Reply, Started, Waiters, block_on, block_on_for};
 use crate::cq::{Cq, CqObject};
-use crate::error::VerbError;
-use crate::notifier::Notifier;
-use crate::objects::{
-    Ack, AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, Ops, destroy,
+use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::{
+    Ack, AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
 };
-use crate::provider::Reply;
+use crate::notifier::Notifier;
+use crate::object_id::{ObjectId, ObjectKind};
 
 // A channel has no provider's part.
 pub(crate) struct NoOps;
@@ -111,20 +110,29 @@ pub struct CompletionChannel {
     object: Arc<ChannelObject>,
 }
 
+impl Context {
+    /// Makes a completion channel: one place to learn of the completions of many queues.
+    ///
+    /// # Errors
+    /// The device was removed, or the context closed.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, VerbError> {
+        Ok(CompletionChannel::new(
+            self.builder(ObjectKind::CompletionChannel)?,
+        ))
+    }
+}
+
 impl CompletionChannel {
-    pub(crate) fn new(birth: Birth) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder) -> Self {
         let extra = ChannelQueue::default();
         Self {
-            object: birth.finish(|node| Object {
-                ops: Arc::new(NoOps),
-                node,
-                extra,
-            }),
+            object: builder.finish(Arc::new(NoOps), extra),
         }
     }
 
     pub(crate) fn object_of(&self, context: &Context) -> Result<Arc<ChannelObject>, VerbError> {
-        if Arc::ptr_eq(self.object.node.context(), &context.inner) {
+        if Arc::ptr_eq(&self.object.context, &context.core) {
             Ok(Arc::clone(&self.object))
         } else {
             Err(VerbError::argument(
@@ -139,18 +147,18 @@ impl CompletionChannel {
         self.object.node.id()
     }
 
-    /// The next queue that has a notice, if there is one.
+    /// The next queue that has a notification, if there is one.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn poll_event(&self) -> Option<CqEvent> {
         self.object.extra.pop()
     }
 
-    /// The next queue that has a notice: await it, or wait for it.
+    /// The next queue that has a notification: await it, or wait for it.
     pub fn next(&self) -> NextCqEvent<'_> {
         NextCqEvent { channel: self }
     }
 
-    /// A descriptor that is readable while notices wait.
+    /// A descriptor that is readable while notifications wait.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -180,13 +188,15 @@ impl Handle for CompletionChannel {
     }
 }
 
+by_identity!(CompletionChannel: Handle::object);
+
 impl fmt::Debug for CompletionChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.object.node.holder())
     }
 }
 
-/// A notice of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
+/// A notification of a completion queue. Dropping it acknowledges it; the queue is not destroyed before.
 #[doc(alias = "ibv_ack_cq_events")]
 pub struct CqEvent {
     cq: Cq,
@@ -206,7 +216,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// The next notice of a channel: await it, or [`wait`](Self::wait) for it.
+/// The next notification of a channel: await it, or [`wait`](Self::wait) for it.
 #[must_use = "nothing is fetched unless this is awaited or waited for"]
 pub struct NextCqEvent<'c> {
     channel: &'c CompletionChannel,
@@ -221,7 +231,7 @@ impl NextCqEvent<'_> {
         block_on(self)
     }
 
-    /// The same for `time` at most; `None` where no queue has a notice by then.
+    /// The same for `time` at most; `None` where no queue has a notification by then.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).

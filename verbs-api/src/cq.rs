@@ -12,18 +12,18 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, DeviceAttributes, Limit};
 use crate::channel::{ChannelObject, CompletionChannel};
-use crate::completion::{Completion, Notify};
 use crate::context::Context;
-use crate::control::{Started, Waiters, block_on, block_on_for, run_handler};
-use crate::error::VerbError;
-use crate::notifier::Notifier;
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Ticket, destroy,
+use crate::contract::{CompletionSink, CqInit, CqOps};
+use crate::control::{Reply, Started, Waiters, block_on, block_on_for, run_handler};
+use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::{
+    AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
 };
-use crate::provider::{CompletionSink, CqInit, CqOps, Reply};
+use crate::notifier::Notifier;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::wc::{Completion, Notify};
 use router::Router;
 
 /// What a completion queue is made of. A number of entries converts into it.
@@ -55,14 +55,14 @@ impl CqOptions {
         }
     }
 
-    /// Which completion vector brings its notices, below `num_comp_vectors`; 0 unless set.
+    /// Which completion vector brings its notifications, below `num_comp_vectors`; 0 unless set.
     #[must_use]
     pub const fn comp_vector(mut self, comp_vector: u32) -> Self {
         self.comp_vector = comp_vector;
         self
     }
 
-    /// A queue whose notices go to `channel`.
+    /// A queue whose notifications go to `channel`.
     #[must_use]
     pub fn channel(mut self, channel: &CompletionChannel) -> Self {
         self.channel = Some(channel.clone());
@@ -78,7 +78,7 @@ impl From<u32> for CqOptions {
 
 type CompletionHandler = Arc<dyn Fn(&Cq) + Send + Sync>;
 
-// Whom a notice of the provider reaches.
+// Where the provider's notifications go.
 #[derive(Default)]
 struct CqSink {
     object: OnceLock<Weak<CqObject>>,
@@ -98,8 +98,8 @@ impl CqSink {
             .clone()
     }
 
-    // Tells the program: one notice for each time that it armed the queue.
-    fn notice(&self) {
+    // Notifies the program: once for each time that it armed the queue.
+    fn notify_program(&self) {
         self.notifier.raise();
         self.waiters.wake();
         let Some(object) = self.object.get() else {
@@ -122,13 +122,13 @@ impl CqSink {
 impl CompletionSink for CqSink {
     fn notify(&self) {
         let Some(router) = self.router.get() else {
-            return self.notice();
+            return self.notify_program();
         };
-        if !router.on_notice() {
+        if !router.on_notification() {
             return;
         }
         let object = self.object.get().cloned();
-        // As a handler: what is polled may give notices of other queues, and the stack stays flat.
+        // Run as a handler, which keeps the stack flat: polling may cause notifications of other queues.
         run_handler(move || {
             if let Some(object) = object.as_ref().and_then(Weak::upgrade)
                 && let Some(router) = object.extra.router()
@@ -171,12 +171,18 @@ impl CqExtra {
 
 impl Extra for CqExtra {
     fn on_removed(&self) {
-        self.sink.notice();
+        self.sink.notify_program();
         self.wake_all();
     }
 
     fn on_destroyed(&self, _: ObjectId) {
         self.wake_all();
+    }
+}
+
+impl Ops for dyn CqOps {
+    fn destroy(&self, reply: Reply<()>) {
+        CqOps::destroy(self, reply);
     }
 }
 
@@ -202,6 +208,19 @@ pub(crate) type CqObject = Object<dyn CqOps, CqExtra>;
 pub struct Cq {
     ops: Arc<dyn CqOps>,
     object: Arc<CqObject>,
+}
+
+impl Context {
+    /// Makes a completion queue: of this many entries at least, or with [`CqOptions`].
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Started<Cq> {
+        Cq::create(self, options.into())
+    }
+
+    /// The completion queue of this identity, or `None` once it was destroyed.
+    pub fn find_cq(&self, id: ObjectId) -> Option<Cq> {
+        Some(Cq::of(self.find(id)?))
+    }
 }
 
 impl Cq {
@@ -230,7 +249,7 @@ impl Cq {
             comp_vector,
             channel,
         } = options;
-        let inner = &context.inner;
+        let inner = &context.core;
         inner.check_open()?;
         check_cqe(cqe, inner.attributes())?;
         check_comp_vector(comp_vector, inner.attributes())?;
@@ -240,27 +259,27 @@ impl Cq {
         let parents = channel
             .iter()
             .map(|channel| Arc::clone(channel) as Arc<dyn AnyObject>);
-        let birth = Birth::new(inner, ObjectKind::Cq, parents)?;
+        let builder = ObjectBuilder::new(inner, ObjectKind::Cq, parents)?;
         let channel = channel.as_ref().map(Arc::downgrade);
         let sink = Arc::new(CqSink {
             channel,
             ..CqSink::default()
         });
         let init = CqInit {
-            id: birth.id(),
+            id: builder.id(),
             cqe,
             comp_vector,
             sink: Arc::clone(&sink) as Arc<dyn CompletionSink>,
         };
         let (started, outcome) = inner.begin();
-        inner.create_cq(
+        context.ops().create_cq(
             init,
             Reply::new(move |result| {
                 outcome.complete(result.map(|ops| {
                     let extra = CqExtra {
                         sink: Arc::clone(&sink),
                     };
-                    let object = birth.finish(|node| Object { ops, node, extra });
+                    let object = builder.finish(ops, extra);
                     let _ = sink.object.set(Arc::downgrade(&object));
                     Self::of(object)
                 }));
@@ -279,7 +298,7 @@ impl Cq {
         self.ops.cqe()
     }
 
-    /// Fills `slots` from the front, and answers those that were filled: none where nothing has
+    /// Fills `slots` from the front and returns the filled ones: none if nothing has
     /// completed. Allocates nothing. Buffers that a filled slot still held go back to their pools.
     ///
     /// # Errors
@@ -329,9 +348,9 @@ impl Cq {
         Err(self.object.node.dead())
     }
 
-    /// Asks for one notice: through the descriptor, the channel, the handler, or to those who await.
+    /// Arms the queue for one notification: on the descriptor, the channel, the handler, or the tasks that await it.
     ///
-    /// Answers whether completions are there already, which may raise no notice: poll again.
+    /// Returns whether completions are present already, for which no notification may come: poll again.
     ///
     /// # Errors
     /// The queue was destroyed, its device removed, or the device refused.
@@ -342,7 +361,7 @@ impl Cq {
         self.object.extra.sink.notifier.clear();
         self.ops.drain();
         if let Some(router) = self.object.extra.router() {
-            // Which completions are solicited is not known of those that were fetched: any raises the notice.
+            // Whether a fetched completion was solicited is not known: any of them raises the notification.
             return Ok(router.arm_program(&self.object));
         }
         self.ops.arm(notify)
@@ -390,11 +409,11 @@ impl Cq {
         }
     }
 
-    /// Calls `handler` at each notice: one for each [`arm`](Self::arm).
+    /// Calls `handler` at each notification: one for each [`arm`](Self::arm).
     ///
     /// It runs on the thread that brings the completion, with no lock held; every verb may be
     /// started in it and none waited for. It polls until nothing is left, arms, and polls once more
-    /// where that answers that completions are there already.
+    /// if that returns that completions are present already.
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -428,7 +447,7 @@ impl Cq {
         drop(before);
     }
 
-    /// A descriptor that becomes readable at a notice and stays so until [`arm`](Self::arm).
+    /// A descriptor that becomes readable at a notification and stays so until [`arm`](Self::arm).
     ///
     /// ```no_run
     /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -455,21 +474,20 @@ impl Cq {
         }
     }
 
-    /// Changes the number of entries, keeping those that wait; answers how many there are now.
+    /// Changes the number of entries, keeping the completions in it; returns how many there are now.
     ///
     /// # Errors
     /// Fewer than wait, or beyond `max_cqe`: the queue is as it was. A device with the gap `NO_RESIZE_CQ` has no such verb.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Started<u32> {
-        let node = &self.object.node;
-        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
-        let checked = (node.context().check_gap(BaselineGaps::NO_RESIZE_CQ))
-            .and_then(|()| check_cqe(cqe, node.context().attributes()));
-        let ticket = match checked.and_then(|()| Ticket::new(object)) {
+        let context = &self.object.context;
+        let checked = (context.check_gap(BaselineGaps::NO_RESIZE_CQ))
+            .and_then(|()| check_cqe(cqe, context.attributes()));
+        let ticket = match checked.and_then(|()| self.object.begin_request()) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, outcome) = node.context().begin();
+        let (started, outcome) = context.begin();
         let reply = Reply::new(move |result| {
             drop(ticket);
             outcome.complete(result);
@@ -519,6 +537,8 @@ impl Handle for Cq {
         &self.object
     }
 }
+
+by_identity!(Cq: Handle::object);
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -577,7 +597,7 @@ pub struct NextBatch<'c, 's> {
 }
 
 impl<'s> NextBatch<'_, 's> {
-    /// Waits in this thread. Answers the slots that were filled, as [`Cq::poll`] does.
+    /// Waits in this thread. Returns the filled slots, as [`Cq::poll`] does.
     ///
     /// # Errors
     /// As [`Cq::poll`]; there are no slots; `WouldDeadlock` in a handler.
@@ -653,7 +673,7 @@ impl Cq {
             if let Some(fetched) = fetch()? {
                 return Poll::Ready(Ok(fetched));
             }
-            // Registered before armed: no notice can come between.
+            // Registered before armed: no notification can come between.
             self.object.extra.sink.waiters.add(cx.waker());
             if !self.arm(Notify::Next)? {
                 return Poll::Pending;

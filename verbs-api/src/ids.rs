@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::capability::Transport;
+use crate::transport::Transport;
 
 const MASK_24: u32 = 0x00ff_ffff;
 
@@ -176,13 +176,13 @@ impl From<RKey> for STag {
 /// A port of a device, counted from 1.
 pub type Port = u8;
 
-/// A global identifier: 16 octets, network order.
+/// A global identifier: 16 bytes, network order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_gid")]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether this names a multicast group: first octet 0xff.
+    /// Whether this names a multicast group: first byte 0xff.
     pub const fn is_multicast(self) -> bool {
         self.0[0] == 0xff
     }
@@ -195,23 +195,23 @@ impl Gid {
 
     /// The GID of the software iWARP device at `address`: its Ethernet address, zeros behind it.
     pub fn iwarp(address: IpAddr) -> Self {
-        let mut octets = [0; 16];
-        octets[..6].copy_from_slice(&software_mac(address));
-        Self(octets)
+        let mut bytes = [0; 16];
+        bytes[..6].copy_from_slice(&software_mac(address));
+        Self(bytes)
     }
 
     /// The link-local GID of the software RoCE device at `address`.
     ///
     /// Of IPv4 it is the EUI-64 of an Ethernet address that has the IPv4 address in it, of IPv6 the interface identifier:
-    /// whoever is told the GID [knows the address](Self::to_ip).
+    /// the GID [tells the address](Self::to_ip).
     pub fn link_local(address: IpAddr) -> Self {
-        let mut octets = [0; 16];
-        octets[..2].copy_from_slice(&LINK_LOCAL);
-        octets[8..].copy_from_slice(&match address {
+        let mut bytes = [0; 16];
+        bytes[..2].copy_from_slice(&LINK_LOCAL);
+        bytes[8..].copy_from_slice(&match address {
             IpAddr::V4(_) => eui_64(software_mac(address)),
             IpAddr::V6(ip) => interface_identifier(ip),
         });
-        Self(octets)
+        Self(bytes)
     }
 
     /// The IP address of the RoCEv2 device with this GID, asked by a device at `own`: a [link-local](Self::link_local) GID
@@ -224,9 +224,9 @@ impl Gid {
                 IpAddr::from([c, f, g, h])
             }
             IpAddr::V6(own) if ip.is_unicast_link_local() && !own.is_unicast_link_local() => {
-                let mut octets = own.octets();
-                octets[8..].copy_from_slice(&[a, b, c, d, e, f, g, h]);
-                IpAddr::from(octets)
+                let mut bytes = own.octets();
+                bytes[8..].copy_from_slice(&[a, b, c, d, e, f, g, h]);
+                IpAddr::from(bytes)
             }
             _ => self.as_ip(),
         }
@@ -320,7 +320,7 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Where a port is found on its link: each transport has its own kind, and nobody fakes another's.
+/// Where a port is found on its link: each transport has its own kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum LinkAddress {
@@ -345,7 +345,7 @@ impl LinkAddress {
         }
     }
 
-    /// Whom `gid` stands for on the link of a port that has this address. On an in-process network routing headers name a
+    /// The peer's address that `gid` stands for, as seen by a port with this address. On an in-process network routing headers name a
     /// port by an IPv4 address: 127, and 24 bits of its number.
     #[must_use]
     pub fn peer(self, gid: Gid) -> Self {

@@ -5,20 +5,20 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, Features, Limit};
-use crate::context::ContextInner;
-use crate::control::Started;
-use crate::error::VerbError;
+use crate::context::Context;
+use crate::contract::{MrChange, MrInit, MrOps};
+use crate::control::{Reply, Started};
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{LKey, RKey};
-use crate::memory::{MemoryRange, OutOfRange};
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Hold, Object, ObjectId, Ticket, destroy,
+use crate::lifecycle::{
+    AnyObject, ContextCore, DestroyError, Extra, Handle, Hold, Object, ObjectBuilder, Ops,
+    by_identity, destroy,
 };
+use crate::mem::{BufferPool, MemoryRange, OutOfRange, RegionMemory, Sge};
+use crate::object_id::{ObjectId, ObjectKind};
 use crate::pd::Pd;
-use crate::portable::Sink;
-use crate::provider::{MrChange, MrOps, RegionMemory, Reply};
-use crate::wr::{RemoteAddress, Sge};
+use crate::wr::{RemoteAddress, WindowRegion};
 
 /// How memory is registered.
 ///
@@ -39,26 +39,26 @@ pub struct MrOptions {
 }
 
 impl MrOptions {
-    /// With these rights, the first octet at its own address.
+    /// With these rights, the first byte at its own address.
     pub const fn new(access: Access) -> Self {
         Self { access, iova: None }
     }
 
-    /// The first octet at this address, as requests and peers name it.
+    /// The first byte at this address, as requests and peers name it.
     #[must_use]
     pub const fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
     }
 
-    /// Addresses count from the first octet. Needs [`Features::ZBVA`].
+    /// Addresses count from the first byte. Needs [`Features::ZBVA`].
     #[must_use]
     pub const fn zero_based(mut self) -> Self {
         self.access = self.access.union(Access::ZERO_BASED);
         self
     }
 
-    pub(crate) fn check(&self, context: &ContextInner) -> Result<(), VerbError> {
+    pub(crate) fn check(&self, context: &ContextCore) -> Result<(), VerbError> {
         check_access(self.access, context)?;
         if self.access.contains(Access::ZERO_BASED) && self.iova.is_some_and(|iova| iova != 0) {
             return Err(VerbError::argument(
@@ -83,7 +83,7 @@ impl MrOptions {
     }
 }
 
-fn check_access(access: Access, context: &ContextInner) -> Result<(), VerbError> {
+fn check_access(access: Access, context: &ContextCore) -> Result<(), VerbError> {
     if let Some(reason) = access.illegal() {
         return Err(VerbError::argument("access", reason));
     }
@@ -103,7 +103,7 @@ pub(crate) struct Shape {
     length: u64,
 }
 
-/// What stands behind a key: only an ordinary region may be changed by whoever finds it.
+/// The kind of region behind a key. Only ordinary ones are handed out by `find_mr`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegionKind {
     Key,
@@ -114,16 +114,16 @@ pub(crate) enum RegionKind {
 pub(crate) struct MrExtra {
     kind: RegionKind,
     shape: CurrentShape,
-    // Whoever changes the shape has it.
+    // Locked while the shape is changed.
     range: Mutex<Option<MemoryRange>>,
     // The low byte that a key was last given.
     key_byte: AtomicU8,
 }
 
-/// A [`Shape`] that is read for every request and changed hardly ever: reading takes no lock, and is done again where it met
-/// a change.
+/// A seqlock over a [`Shape`], which every request reads and which hardly ever changes: readers take no lock, and retry if
+/// they met a change.
 struct CurrentShape {
-    // Odd while a change is under way.
+    // Odd while a change is in progress.
     version: AtomicU32,
     iova: AtomicU64,
     length: AtomicU64,
@@ -169,6 +169,16 @@ impl CurrentShape {
 
 impl Extra for MrExtra {}
 
+impl Ops for dyn MrOps {
+    fn destroy(&self, reply: Reply<()>) {
+        MrOps::dereg(self, reply);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.lkey().value())
+    }
+}
+
 pub(crate) type MrObject = Object<dyn MrOps, MrExtra>;
 
 /// A memory region. Cloning shares it.
@@ -189,7 +199,7 @@ pub struct Mr {
     pub(crate) object: Arc<MrObject>,
 }
 
-/// What is changed of a region by [`Mr::rereg`]; what is not named stays.
+/// What [`Mr::rereg`] changes of a region; what is not set stays as it is.
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -216,7 +226,7 @@ impl MrReregister {
         Self::default()
     }
 
-    /// Other memory, the first octet at its own address.
+    /// Other memory, the first byte at its own address.
     #[must_use]
     pub fn memory(mut self, memory: impl Into<MemoryRange>) -> Self {
         let range = memory.into();
@@ -237,7 +247,7 @@ impl MrReregister {
         self
     }
 
-    /// The first octet of the other memory at this address.
+    /// The first byte of the other memory at this address.
     #[must_use]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
@@ -259,9 +269,145 @@ impl MrReregister {
     }
 }
 
+impl Context {
+    /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
+    /// allocated keys are not found.
+    pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
+        Mr::found(self.find(id)?)
+    }
+}
+
+impl Pd {
+    /// Registers exposed memory with these rights. The memory stays while it is registered or used.
+    ///
+    /// # Errors
+    /// Rights that do not go together, a length beyond `max_mr_size`, or a feature that is missing.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(&self, memory: impl Into<MemoryRange>, access: Access) -> Started<Mr> {
+        self.register_with(memory, MrOptions::new(access))
+    }
+
+    /// Registers exposed memory with these options.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub fn register_with(&self, memory: impl Into<MemoryRange>, options: MrOptions) -> Started<Mr> {
+        let range = memory.into();
+        self.reg_mr(RegionMemory::from(&range), options, Some(range), false)
+    }
+
+    /// Registers memory of the program.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// `length` bytes from `address` stay mapped, and readable and writable, until the
+    /// deregistration or a change to other memory has completed, or the last handle of the region and everything
+    /// posted with it is gone. In that time the program accesses them only as
+    /// [`memory::copy`](crate::memory::copy) does.
+    #[allow(unsafe_code)]
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_borrowed(
+        &self,
+        address: *mut u8,
+        length: usize,
+        options: MrOptions,
+    ) -> Started<Mr> {
+        // SAFETY: the caller's.
+        let memory = unsafe { RegionMemory::borrowed(address, length) };
+        self.reg_mr(memory, options, None, false)
+    }
+
+    /// Registers `count` private buffers of `size` bytes each: local rights only, handed over when
+    /// posted, and an ordinary `&mut [u8]` while the program holds one.
+    ///
+    /// # Errors
+    /// Out of memory, or a total beyond `max_mr_size`.
+    pub fn register_buffers(&self, count: u32, size: usize) -> Started<BufferPool> {
+        let Some(pool) = BufferPool::new(count, size).filter(|_| u32::try_from(size).is_ok())
+        else {
+            return Started::ready(Err(VerbError::Resources("memory")));
+        };
+        let length = pool.allocation().len();
+        let memory = RegionMemory::owned(Arc::clone(pool.allocation()), 0, length);
+        let (started, outcome) = self.context().begin();
+        self.reg_mr(memory, MrOptions::new(Access::LOCAL_WRITE), None, true)
+            .on_done(move |result| {
+                outcome.complete(result.map(|mr| {
+                    pool.registered(mr.lkey(), Box::new(mr));
+                    pool
+                }));
+            });
+        started
+    }
+
+    /// Allocates a key without memory, for fast-registers of at most `max_num_sg` pages, blocks or
+    /// elements. Needs [`Features::BMME`].
+    ///
+    /// # Errors
+    /// The feature is missing, or `max_num_sg` is 0 or beyond `max_fast_reg_page_list_len`.
+    #[doc(alias = "ib_alloc_mr")]
+    pub fn alloc_key(&self, max_num_sg: u32) -> Started<MrKey> {
+        let checks = || {
+            self.context().require(Features::BMME)?;
+            if max_num_sg == 0 {
+                return Err(VerbError::argument(
+                    "max_num_sg",
+                    "is 0: a key is for at least one page",
+                ));
+            }
+            self.check_limit(Limit::MaxFastRegPageListLen, u64::from(max_num_sg))?;
+            self.builder(ObjectKind::Mr)
+        };
+        self.make(checks, move |pd, builder, outcome| {
+            let id = builder.id();
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| MrKey::new(builder, ops, max_num_sg)));
+            });
+            pd.ops.alloc_mr(id, max_num_sg, reply);
+        })
+    }
+
+    fn reg_mr(
+        &self,
+        memory: RegionMemory,
+        options: MrOptions,
+        range: Option<MemoryRange>,
+        private: bool,
+    ) -> Started<Mr> {
+        let length = memory.len() as u64;
+        let checks = || {
+            options.check(self.context())?;
+            self.check_limit(Limit::MaxMrSize, length)?;
+            self.builder(ObjectKind::Mr)
+        };
+        let kind = if private {
+            RegionKind::Private
+        } else {
+            RegionKind::Ordinary
+        };
+        let shape = options.shape(&memory);
+        self.make(checks, |pd, builder, outcome| {
+            let init = MrInit {
+                id: builder.id(),
+                memory,
+                iova: shape.iova,
+                access: options.access,
+                private,
+            };
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| Mr::new(builder, ops, shape, range, kind)));
+            });
+            pd.ops.reg_mr(init, reply);
+        })
+    }
+}
+
 impl Mr {
     pub(crate) fn new(
-        birth: Birth,
+        builder: ObjectBuilder,
         ops: Arc<dyn MrOps>,
         shape: Shape,
         range: Option<MemoryRange>,
@@ -274,11 +420,11 @@ impl Mr {
             key_byte: AtomicU8::new(ops.lkey().key_byte()),
         };
         Self {
-            object: birth.finish(|node| Object { ops, node, extra }),
+            object: builder.finish(ops, extra),
         }
     }
 
-    // Buffers of private memory are exclusive slices: nobody may open their region by finding it.
+    // Buffers of private memory are exclusive slices: their region must not be reachable by `find_mr`.
     pub(crate) fn found(object: Arc<MrObject>) -> Option<Self> {
         (object.extra.kind == RegionKind::Ordinary).then_some(Self { object })
     }
@@ -298,7 +444,7 @@ impl Mr {
         self.object.ops.rkey()
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.shape().length as usize
     }
@@ -308,7 +454,7 @@ impl Mr {
         self.len() == 0
     }
 
-    /// The address of the first octet, as requests and peers name it; 0 where zero-based.
+    /// The address of the first byte, as requests and peers name it; 0 where zero-based.
     pub fn iova(&self) -> u64 {
         self.shape().iova
     }
@@ -318,10 +464,10 @@ impl Mr {
         self.object.extra.range().clone()
     }
 
-    /// A stretch of the region, for a request's scatter/gather list.
+    /// A range of the region, for a request's scatter/gather list.
     ///
     /// # Errors
-    /// The stretch lies outside.
+    /// The range is out of bounds.
     pub fn sge(&self, offset: usize, length: u32) -> Result<Sge, OutOfRange> {
         let Shape { iova, length: size } = self.shape();
         let end = (offset as u64).checked_add(u64::from(length));
@@ -339,14 +485,14 @@ impl Mr {
         ))
     }
 
-    /// The whole region, up to the 2^32 - 1 octets that an entry can name.
+    /// The whole region, up to the 2^32 - 1 bytes that an entry can name.
     pub fn sge_all(&self) -> Sge {
         let Shape { iova, length } = self.shape();
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         Sge::new(iova, length, self.lkey())
     }
 
-    /// What a peer is told to reach the octet at `offset`.
+    /// What a peer needs to reach the byte at `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress::new(self.iova().wrapping_add(offset), self.rkey())
     }
@@ -365,9 +511,9 @@ impl Mr {
     }
 
     fn start_rereg(&self, change: MrReregister) -> Result<Started<()>, VerbError> {
-        let context = self.object.node.context();
+        let context = &self.object.context;
         context.check_gap(BaselineGaps::NO_REREG_MR)?;
-        let ticket = Ticket::new(Arc::clone(&self.object) as Arc<dyn AnyObject>)?;
+        let ticket = self.object.begin_request()?;
         let MrReregister {
             translation,
             iova,
@@ -426,7 +572,7 @@ impl Mr {
                     drop(hold.map(|hold| object.node.swap_parent(hold)));
                 }
                 drop(ticket);
-                let table = Arc::clone(object.node.context().table());
+                let table = Arc::clone(object.context.table());
                 drop(object);
                 outcome.complete(result.map_err(|error| table.name_holders(error)));
             }),
@@ -471,6 +617,8 @@ impl Handle for Mr {
     }
 }
 
+by_identity!(Mr: Handle::object);
+
 impl fmt::Debug for Mr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.object.node.holder())
@@ -496,17 +644,12 @@ pub struct MrKey {
 }
 
 impl MrKey {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn MrOps>, max_num_sg: u32) -> Self {
         let shape = Shape { iova: 0, length: 0 };
         Self {
-            mr: Mr::new(birth, ops, shape, None, RegionKind::Key),
+            mr: Mr::new(builder, ops, shape, None, RegionKind::Key),
             max_num_sg,
         }
-    }
-
-    // For requests that name it: a program that has it could change the region.
-    pub(crate) const fn mr(&self) -> &Mr {
-        &self.mr
     }
 
     /// Its identity.
@@ -528,7 +671,7 @@ impl MrKey {
         self
     }
 
-    /// Goes on to the next consumer byte, and answers the key for peers.
+    /// Advances to the next consumer byte, and returns the key for peers.
     pub fn advance(&self) -> RKey {
         self.mr
             .object
@@ -541,7 +684,7 @@ impl MrKey {
     /// The key for peers, with the current consumer byte.
     pub fn rkey(&self) -> RKey {
         let rkey = self.mr.rkey();
-        // Where a device tells no remote key before memory is registered, both keys are one.
+        // A device that reports no remote key before memory is registered has one key for both.
         let rkey = if rkey.value() == 0 {
             RKey::new(self.mr.lkey().value())
         } else {
@@ -555,17 +698,12 @@ impl MrKey {
         self.mr.lkey().with_key_byte(self.key_byte())
     }
 
-    /// A stretch that the key was registered for.
+    /// A range that the key was registered for.
     pub fn sge(&self, addr: u64, length: u32) -> Sge {
         Sge::new(addr, length, self.lkey())
     }
 
-    /// A stretch that the key was registered for, as the sink of a portable read-and-invalidate.
-    pub fn sink(&self, addr: u64, length: u32) -> Sink {
-        Sink::new(self.sge(addr, length), self.rkey())
-    }
-
-    /// What a peer is told to reach `addr`.
+    /// What a peer needs to reach `addr`.
     pub fn remote(&self, addr: u64) -> RemoteAddress {
         RemoteAddress::new(addr, self.rkey())
     }
@@ -596,9 +734,31 @@ impl Handle for MrKey {
     }
 }
 
+by_identity!(MrKey: Handle::object);
+
 impl fmt::Debug for MrKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (key {})", self.mr.object.node.holder(), self.rkey())
+    }
+}
+
+impl<'a> From<&'a Mr> for WindowRegion<'a> {
+    #[inline]
+    fn from(mr: &'a Mr) -> Self {
+        Self {
+            region: &mr.object,
+            key_byte: mr.lkey().key_byte(),
+        }
+    }
+}
+
+impl<'a> From<&'a MrKey> for WindowRegion<'a> {
+    #[inline]
+    fn from(key: &'a MrKey) -> Self {
+        Self {
+            region: &key.mr.object,
+            key_byte: key.lkey().key_byte(),
+        }
     }
 }
 

@@ -3,11 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::control::Started;
+use crate::contract::MwOps;
+use crate::control::{Reply, Started};
+use crate::error::VerbError;
 use crate::ids::RKey;
-use crate::mr::{Mr, MrKey};
-use crate::objects::{Birth, DestroyError, Extra, Handle, Object, ObjectId, destroy};
-use crate::provider::{MwOps, MwType};
+use crate::lifecycle::{
+    DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, by_identity, destroy,
+};
+use crate::mem::MwType;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::pd::Pd;
+use crate::wr::{BindWindow, WindowRegion};
 
 pub(crate) struct MwExtra {
     mw_type: MwType,
@@ -15,12 +21,22 @@ pub(crate) struct MwExtra {
 
 impl Extra for MwExtra {}
 
+impl Ops for dyn MwOps {
+    fn destroy(&self, reply: Reply<()>) {
+        MwOps::dealloc(self, reply);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.rkey().value())
+    }
+}
+
 pub(crate) type MwObject = Object<dyn MwOps, MwExtra>;
 
 /// A memory window: opens a part of a region to peers. Cloning shares it.
 ///
 /// Type 1 is bound with [`Qp::bind_mw`](crate::Qp::bind_mw), type 2 with a posted
-/// [`BindWindow`](crate::wr::BindWindow).
+/// [`BindWindow`].
 ///
 /// ```no_run
 /// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, region: &verbs_api::Mr)
@@ -39,14 +55,32 @@ pub struct Mw {
     object: Arc<MwObject>,
 }
 
+impl Pd {
+    /// Makes a memory window. Type 1 needs [`WINDOW_1`](crate::Features::WINDOW_1), type 2 one of
+    /// [`WINDOW_2A`](crate::Features::WINDOW_2A) and [`WINDOW_2B`](crate::Features::WINDOW_2B).
+    ///
+    /// # Errors
+    /// The feature is missing.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, mw_type: MwType) -> Started<Mw> {
+        let checks = || {
+            self.context().require_window(mw_type)?;
+            self.builder(ObjectKind::Mw)
+        };
+        self.make(checks, move |pd, builder, outcome| {
+            let id = builder.id();
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| Mw::new(builder, ops, mw_type)));
+            });
+            pd.ops.alloc_mw(id, mw_type, reply);
+        })
+    }
+}
+
 impl Mw {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn MwOps>, mw_type: MwType) -> Self {
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn MwOps>, mw_type: MwType) -> Self {
         Self {
-            object: birth.finish(|node| Object {
-                ops,
-                node,
-                extra: MwExtra { mw_type },
-            }),
+            object: builder.finish(ops, MwExtra { mw_type }),
         }
     }
 
@@ -82,33 +116,33 @@ impl Handle for Mw {
     }
 }
 
+by_identity!(Mw: Handle::object);
+
 impl fmt::Debug for Mw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:?})", self.object.node.holder(), self.mw_type())
     }
 }
 
-/// The region of a [bind](crate::wr::BindWindow), with the key that it has now: an [`Mr`] or an [`MrKey`].
-#[derive(Clone, Copy, Debug)]
-pub struct WindowRegion<'a> {
-    pub(crate) mr: &'a Mr,
-    pub(crate) key_byte: u8,
-}
-
-impl<'a> From<&'a Mr> for WindowRegion<'a> {
+impl<'a> BindWindow<'a> {
+    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`](crate::Mr), or an [`MrKey`](crate::MrKey) that was
+    /// fast-registered or will be by a request posted before.
+    ///
+    /// The window's key gets its next low byte; [`key_byte`](Self::key_byte) sets another.
     #[inline]
-    fn from(mr: &'a Mr) -> Self {
-        let key_byte = mr.lkey().key_byte();
-        Self { mr, key_byte }
+    pub fn new(
+        window: &'a Mw,
+        region: impl Into<WindowRegion<'a>>,
+        addr: u64,
+        length: u64,
+    ) -> Self {
+        Self::unbind(window).bound_to(region.into(), addr, length)
     }
-}
 
-impl<'a> From<&'a MrKey> for WindowRegion<'a> {
+    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is freed by a [`LocalInvalidate`](crate::wr::LocalInvalidate).
     #[inline]
-    fn from(key: &'a MrKey) -> Self {
-        Self {
-            mr: key.mr(),
-            key_byte: key.lkey().key_byte(),
-        }
+    pub fn unbind(window: &'a Mw) -> Self {
+        let key_byte = window.rkey().next().key_byte();
+        Self::of_window(&window.object, window.mw_type(), key_byte)
     }
 }

@@ -1,4 +1,4 @@
-//! A file descriptor that becomes readable when there is something to fetch.
+//! An event descriptor, readable while there is something to fetch.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -21,14 +21,14 @@ impl Notifier {
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let fd = eventfd(0, flags).map_err(|errno| VerbError::os("eventfd", errno))?;
-        // Of two threads that ask at the same time, both get the first one's.
+        // If two threads race, both get the descriptor of the first.
         Ok(self.fd.get_or_init(|| fd).as_fd())
     }
 
     /// Makes the descriptor readable, if there is one.
     pub(crate) fn raise(&self) {
         if let Some(fd) = self.fd.get() {
-            // Full means readable already.
+            // If it is full, it is readable already.
             let _ = write(fd, &1_u64.to_ne_bytes());
         }
     }
@@ -36,7 +36,7 @@ impl Notifier {
     /// Makes the descriptor unreadable, if there is one.
     pub(crate) fn clear(&self) {
         if let Some(fd) = self.fd.get() {
-            // Empty is what is wanted.
+            // If it is empty, nothing needs to be done.
             let _ = read(fd, &mut [0_u8; 8]);
         }
     }

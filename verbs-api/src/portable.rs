@@ -14,15 +14,16 @@ use crate::context::Context;
 use crate::control::Started;
 use crate::error::VerbError;
 use crate::ids::RKey;
-use crate::memory::{MemoryRange, PageList};
+use crate::mem::{MemoryRange, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::post::PostReason;
-use crate::provider::{MwType, Operation};
+use crate::service::Operations;
+use crate::wr::requests::Operation;
 use crate::wr::{
-    BindWindow, FastRegister, LocalInvalidate, Operations, Read, ReadWithInvalidate, RemoteAddress,
-    Send, SendFlags, SendWithInvalidate, Sge, WorkRequest, Write,
+    BindWindow, FastRegister, LocalInvalidate, Read, ReadWithInvalidate, RemoteAddress, Send,
+    SendFlags, SendWithInvalidate, WorkRequest, Write,
 };
 
 /// Slots of a send queue that a portable operation takes at most.
@@ -225,7 +226,7 @@ impl Default for Sink {
 }
 
 impl Sink {
-    /// A sink of this stretch, whose key for peers is `rkey`.
+    /// A sink of this range, whose key for peers is `rkey`.
     pub const fn new(sge: Sge, rkey: RKey) -> Self {
         let rkey = Some(rkey);
         Self { sge, rkey }
@@ -237,7 +238,14 @@ impl Sink {
     }
 }
 
-/// Reads remote octets and invalidates the *local sink's* key when the last has been placed.
+impl MrKey {
+    /// A range that the key was registered for, as the sink of a portable read-and-invalidate.
+    pub fn sink(&self, addr: u64, length: u32) -> Sink {
+        Sink::new(self.sge(addr, length), self.rkey())
+    }
+}
+
+/// Reads remote bytes and invalidates the *local sink's* key when the last has been placed.
 ///
 /// A read-with-invalidate where there is one (iWARP); else a read, then a fenced local invalidate. Where the key of the sink
 /// outlives the read ([`Sink::lasting`]), a read.
@@ -265,7 +273,7 @@ pub struct ReadAndInvalidate {
 }
 
 impl ReadAndInvalidate {
-    /// As many octets from `remote` as `sink` holds.
+    /// As many bytes from `remote` as `sink` holds.
     pub const fn new(remote: RemoteAddress, sink: &Sink) -> Self {
         Self {
             remote,
@@ -467,7 +475,7 @@ impl Portable for RegisterForRemoteAccess<'_> {
                 });
                 Lowered::one(self.wr_id, request.key_byte(key_byte).access(access))
             }
-            // A write of no octets names no memory of the peer, on any transport.
+            // A write of no bytes names no memory of the peer, on any transport.
             Form::Region => Lowered::one(self.wr_id, Write::new((), RemoteAddress::default())),
         })
     }

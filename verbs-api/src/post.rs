@@ -6,10 +6,9 @@ use thiserror::Error;
 
 use crate::capability::{BaselineGaps, Features, feature_names};
 use crate::error::{ErrorKind, GapNames, kind_of_errno};
-use crate::extension::QpVariant;
-use crate::objects::{ObjectId, ObjectKind};
-use crate::qp::{QpState, QpType};
-use crate::wr::Operations;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::qp_attributes::{QpState, QpVariant};
+use crate::service::{Operations, QpType};
 
 /// What a queue pair allows: fixed when it was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +35,15 @@ pub struct QpRules {
     pub max_recv_sge: u32,
     /// Whether receives come from a shared queue.
     pub has_srq: bool,
-    /// Inline octets.
+    /// Inline bytes.
     pub max_inline_data: u32,
     /// Whether a read may fill private buffers: what grants peers nothing.
     pub reads_into_buffers: bool,
-    /// Octets of a message; the path MTU for datagrams is checked by the provider.
+    /// Bytes of a message; the path MTU for datagrams is checked by the provider.
     pub max_msg_sz: u64,
     /// Pages, blocks or elements of a fast-register.
     pub max_fast_reg_page_list_len: u32,
-    /// Page sizes of a fast-register: bit n stands for 2^n octets.
+    /// Page sizes of a fast-register: bit n stands for 2^n bytes.
     pub page_size_cap: u64,
 }
 
@@ -74,10 +73,10 @@ pub enum PostReason {
     /// A window or region that was made from another open device.
     #[error("the {0} belongs to another open device")]
     AnotherDevice(ObjectKind),
-    /// The result or source of an atomic operation has eight octets.
-    #[error("an atomic operation needs 8 octets, the data has {given}")]
+    /// The result or source of an atomic operation has eight bytes.
+    #[error("an atomic operation needs 8 bytes, the data has {given}")]
     AtomicLength {
-        /// Octets given.
+        /// Bytes given.
         given: u64,
     },
     /// The device lacks the operation: its gaps say so.
@@ -111,15 +110,15 @@ pub enum PostReason {
     /// Rights that cannot be granted together.
     #[error("illegal rights: {0}")]
     IllegalAccess(&'static str),
-    /// Inline octets are for sends and writes.
-    #[error("inline octets are for sends and writes")]
+    /// Inline bytes are for sends and writes.
+    #[error("inline bytes are for sends and writes")]
     InlineNotAllowed,
-    /// More inline octets than the queue pair was created for.
-    #[error("{given} inline octets, at most {max} (max_inline_data)")]
+    /// More inline bytes than the queue pair was created for.
+    #[error("{given} inline bytes, at most {max} (max_inline_data)")]
     InlineTooLong {
         /// Most allowed.
         max: u32,
-        /// Octets given.
+        /// Bytes given.
         given: usize,
     },
     /// The handle was destroyed.
@@ -129,11 +128,11 @@ pub enum PostReason {
     #[error("not allowed in state {0}")]
     InvalidState(QpState),
     /// The message is longer than the device or, for datagrams, the path carries.
-    #[error("a message of {given} octets, at most {max}")]
+    #[error("a message of {given} bytes, at most {max}")]
     MessageTooLong {
         /// Most allowed.
         max: u64,
-        /// Octets given.
+        /// Bytes given.
         given: u64,
     },
     /// A datagram without destination.
@@ -183,12 +182,12 @@ pub enum PostReason {
     PrivateReadSink,
     /// A page list of pages that the device does not have.
     #[error(
-        "pages of {given} octets; the device has those of the bits {supported:#x} (page_size_cap)"
+        "pages of {given} bytes; the device has those of the bits {supported:#x} (page_size_cap)"
     )]
     PageSize {
-        /// Octets of a page.
+        /// Bytes of a page.
         given: u64,
-        /// Sizes that the device has: bit n stands for 2^n octets.
+        /// Sizes that the device has: bit n stands for 2^n bytes.
         supported: u64,
     },
     /// The queue holds as many requests as it was created for.
@@ -197,12 +196,12 @@ pub enum PostReason {
         /// Requests it holds.
         max: u32,
     },
-    /// A fast-register of no octets or of more than the list maps.
-    #[error("{given} octets are to be registered, the list maps {mapped}")]
+    /// A fast-register of no bytes or of more than the list maps.
+    #[error("{given} bytes are to be registered, the list maps {mapped}")]
     RegionLength {
-        /// Octets mapped.
+        /// Bytes mapped.
         mapped: u64,
-        /// Octets given.
+        /// Bytes given.
         given: u32,
     },
     /// The page list is longer than the device or the key allows.

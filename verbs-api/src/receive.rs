@@ -2,7 +2,7 @@
 
 use std::{mem, slice};
 
-use crate::memory::Buffer;
+use crate::mem::Buffer;
 use crate::post::{PostError, PostReason};
 use crate::wr::{Data, ReceiveRequest};
 
@@ -29,7 +29,7 @@ fn check(request: &ReceiveRequest<'_>, max_sge: u32) -> Result<(), PostReason> {
     }
 }
 
-/// Posts a request that nobody needs afterwards.
+/// Posts a request that is dropped afterwards.
 #[inline]
 pub(crate) fn post_owned<'a>(
     mut request: ReceiveRequest<'a>,
@@ -38,7 +38,7 @@ pub(crate) fn post_owned<'a>(
     let holds_buffers = request.data.holds_buffers();
     let posted = post_in_place(&mut request);
     if !holds_buffers {
-        // Entries own nothing: this saves the look at which kind of data they are.
+        // Entries own nothing: forgetting them saves the drop glue's match on the kind of data.
         mem::forget(request);
     }
     posted

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::argument::ArgumentReason;
-use crate::capability::Limit;
-use crate::control::Started;
-use crate::error::VerbError;
-use crate::objects::{AnyObject, Birth, DestroyError, Handle, Object, ObjectId, Ticket, destroy};
+use crate::capability::{Features, Limit};
+use crate::context::Context;
+use crate::contract::{SrqExtension, SrqInit, SrqOps};
+use crate::control::{Reply, Started};
+use crate::cq::Cq;
+use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::{DestroyError, Handle, Object, ObjectBuilder, Ops, by_identity, destroy};
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::pd::Pd;
 use crate::post::{PostError, PostReason};
-use crate::provider::{Reply, SrqOps};
 use crate::receive::{post_in_place, post_owned, post_receives};
 use crate::wr::ReceiveRequest;
 
@@ -91,6 +94,12 @@ pub struct SrqStatus {
     pub srq_limit: u32,
 }
 
+impl Ops for dyn SrqOps {
+    fn destroy(&self, reply: Reply<()>) {
+        SrqOps::destroy(self, reply);
+    }
+}
+
 pub(crate) type SrqObject = Object<dyn SrqOps>;
 
 /// A shared receive queue: several queue pairs take their receives from it. Cloning shares it.
@@ -117,13 +126,81 @@ pub struct Srq {
     object: Arc<SrqObject>,
 }
 
+impl Context {
+    /// The shared receive queue of this identity, or `None` once it was destroyed.
+    pub fn find_srq(&self, id: ObjectId) -> Option<Srq> {
+        Some(Srq::of(self.find(id)?))
+    }
+}
+
+impl Pd {
+    /// Makes a shared receive queue. Needs [`Features::SRQ`].
+    ///
+    /// # Errors
+    /// The feature is missing, or a number is beyond its limit.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, options: SrqOptions) -> Started<Srq> {
+        self.make_srq(options, None)
+    }
+
+    /// The same for an extension whose shared receive queues have a completion queue of their own, which is busy as long
+    /// as this lives. What completes there is the extension's to say.
+    ///
+    /// # Errors
+    /// As [`create_srq`](Self::create_srq); the extension's feature was not granted.
+    pub fn create_srq_of(
+        &self,
+        extension: SrqExtension,
+        options: SrqOptions,
+        cq: &Cq,
+    ) -> Started<Srq> {
+        self.make_srq(options, Some((extension, cq)))
+    }
+
+    fn make_srq(&self, options: SrqOptions, of: Option<(SrqExtension, &Cq)>) -> Started<Srq> {
+        let checks = || {
+            self.context().require(Features::SRQ)?;
+            self.check_limit(Limit::MaxSrqWr, u64::from(options.max_wr))?;
+            self.check_limit(Limit::MaxSrqSge, u64::from(options.max_sge))?;
+            options.check()?;
+            let Some((extension, cq)) = &of else {
+                return self.builder(ObjectKind::Srq);
+            };
+            let grant = &self.context().grant;
+            grant.require(extension.extension(), extension.feature())?;
+            if !Arc::ptr_eq(&cq.object().context, self.context()) {
+                return Err(VerbError::argument("cq", ArgumentReason::AnotherDevice));
+            }
+            let parents = vec![Arc::clone(&self.object) as _, Arc::clone(cq.object()) as _];
+            ObjectBuilder::new(self.context(), ObjectKind::Srq, parents)
+        };
+        let extension = of
+            .as_ref()
+            .map(|(extension, cq)| (extension.clone(), Arc::clone(cq.ops())));
+        self.make(checks, move |pd, builder, outcome| {
+            let SrqOptions {
+                max_wr,
+                max_sge,
+                srq_limit,
+            } = options;
+            let init = SrqInit {
+                id: builder.id(),
+                max_wr,
+                max_sge,
+                srq_limit,
+                extension,
+            };
+            let reply = Reply::new(move |result: Result<_, VerbError>| {
+                outcome.complete(result.map(|ops| Srq::new(builder, ops)));
+            });
+            pd.ops.create_srq(init, reply);
+        })
+    }
+}
+
 impl Srq {
-    pub(crate) fn new(birth: Birth, ops: Arc<dyn SrqOps>) -> Self {
-        Self::of(birth.finish(|node| Object {
-            ops,
-            node,
-            extra: (),
-        }))
+    pub(crate) fn new(builder: ObjectBuilder, ops: Arc<dyn SrqOps>) -> Self {
+        Self::of(builder.finish(ops, ()))
     }
 
     pub(crate) fn of(object: Arc<SrqObject>) -> Self {
@@ -228,7 +305,7 @@ impl Srq {
     /// Fewer than are posted, or beyond `max_srq_wr`: the queue is as it was.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&self, max_wr: u32) -> Started<()> {
-        let limits = &self.object.node.context().attributes().limits;
+        let limits = &self.object.context.attributes().limits;
         let check = limits
             .check(Limit::MaxSrqWr, u64::from(max_wr))
             .map_err(VerbError::Limit);
@@ -241,12 +318,11 @@ impl Srq {
         srq_limit: Option<u32>,
         max_wr: Option<u32>,
     ) -> Started<()> {
-        let object = Arc::clone(&self.object) as Arc<dyn AnyObject>;
-        let ticket = match check.and_then(|()| Ticket::new(object)) {
+        let ticket = match check.and_then(|()| self.object.begin_request()) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, outcome) = self.object.node.context().begin();
+        let (started, outcome) = self.object.context.begin();
         let reply = Reply::new(move |result| {
             drop(ticket);
             outcome.complete(result);
@@ -294,6 +370,8 @@ impl Handle for Srq {
         &self.object
     }
 }
+
+by_identity!(Srq: Handle::object);
 
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -40,7 +40,7 @@ impl FeatureSet for Other {
     const SET: &'static str = "other";
 }
 
-const TELEPORT: FeatureInfo = feature!(Acme::TELEPORT, "octets without a wire");
+const TELEPORT: FeatureInfo = feature!(Acme::TELEPORT, "bytes without a wire");
 const RECALL: FeatureInfo = feature!(Acme::RECALL, "and back");
 const ELSEWHERE: FeatureInfo = feature!(Other::TELEPORT, "the same in another set");
 const FLUSH: FeatureInfo = feature!(Features::FLUSH, "a bit of the core");

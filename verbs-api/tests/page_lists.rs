@@ -1,4 +1,4 @@
-//! Lists of any ranges, the empty ones among them, against what an byte-by-byte reading of the documentation gives.
+//! Lists of any ranges, the empty ones among them, against what a byte-by-byte reading of the documentation gives.
 
 use proptest::prelude::*;
 use verbs_api::memory::MemoryRange;

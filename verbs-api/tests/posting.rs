@@ -198,7 +198,7 @@ fn an_error_of_posting_says_what_was_posted_and_fits_every_box() {
         qp.post_one(wr::FetchAdd::new(SGE.at(0x2000, 4), REMOTE, 1))?;
         Ok(())
     };
-    let reason = "an atomic operation needs 8 octets, the data has 4";
+    let reason = "an atomic operation needs 8 bytes, the data has 4";
     assert_eq!(
         post().unwrap_err().to_string(),
         format!("refused: {reason}")
@@ -294,23 +294,21 @@ fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
 
 // covers 2.12
 #[test]
-fn inline_octets_are_for_sends_and_writes_of_the_size_asked_for() {
+fn inline_bytes_are_for_sends_and_writes_of_the_size_asked_for() {
     let (_mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
-    let octets = [7_u8; 65];
-    qp.post_one(wr::Send::new(&octets[..64])).unwrap();
-    qp.post_one(wr::Write::new(&octets[..64], REMOTE)).unwrap();
+    let bytes = [7_u8; 65];
+    qp.post_one(wr::Send::new(&bytes[..64])).unwrap();
+    qp.post_one(wr::Write::new(&bytes[..64], REMOTE)).unwrap();
     let too_long = PostReason::InlineTooLong { max: 64, given: 65 };
     assert_eq!(
-        qp.post_one(wr::Send::new(&octets[..])).unwrap_err().reason,
+        qp.post_one(wr::Send::new(&bytes[..])).unwrap_err().reason,
         too_long
     );
-    let read = qp
-        .post_one(wr::Read::new(&octets[..8], REMOTE))
-        .unwrap_err();
+    let read = qp.post_one(wr::Read::new(&bytes[..8], REMOTE)).unwrap_err();
     assert_eq!(read.reason, PostReason::InlineNotAllowed);
     let receive = qp
-        .post_receive(ReceiveRequest::new(1, &octets[..8]))
+        .post_receive(ReceiveRequest::new(1, &bytes[..8]))
         .unwrap_err();
     assert_eq!(receive.reason, PostReason::InlineNotAllowed);
 }

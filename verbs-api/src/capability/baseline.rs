@@ -3,8 +3,7 @@
 use bitflags::bitflags;
 
 use super::{BaselineGaps, DeviceAttributes, FeatureSet};
-use crate::qp::QpType;
-use crate::wr::Operations;
+use crate::service::{Operations, QpType};
 
 bitflags! {
     /// What a device is expected to do without being asked, as bits that can be needed.
@@ -31,9 +30,9 @@ bitflags! {
         const READ = 1 << 7;
         /// A read's sink needs local rights only.
         const LOCAL_READ_SINK = 1 << 8;
-        /// Compare-and-swap and fetch-and-add on eight octets.
+        /// Compare-and-swap and fetch-and-add on eight bytes.
         const ATOMICS = 1 << 9;
-        /// Octets copied while posting.
+        /// Bytes copied while posting.
         const INLINE = 1 << 10;
         /// A message that finds no receive is tried again.
         const RNR_RETRY = 1 << 11;

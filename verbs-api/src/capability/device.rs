@@ -4,39 +4,13 @@ use std::net::IpAddr;
 
 use bitflags::bitflags;
 
-use super::{Baseline, BaselineGaps, FeatureSet, Features, Limit, Limits, feature_names};
-use crate::extension::FeatureInfo;
+use super::{
+    Baseline, BaselineGaps, FeatureInfo, FeatureSet, Features, Limit, Limits, feature_names,
+};
 use crate::ids::{Gid, Guid, LinkAddress, Port};
+use crate::transport::Transport;
 
-/// The family of protocols that a device speaks.
-///
-/// ```
-/// use verbs_api::{OpenError, Requirements, Transport, open};
-/// let wanted = Requirements::new().transport(Transport::Iwarp);
-/// match open(wanted) {
-///     Ok(device) => assert_eq!(device.attributes().transport.name(), "iwarp"),
-///     Err(error) => println!("{error}"),
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// InfiniBand's transport: InfiniBand and RoCE.
-    InfiniBand,
-    /// RDMA over TCP: RFC 5040 to 5044.
-    Iwarp,
-}
-
-impl Transport {
-    /// `"infiniband"` or `"iwarp"`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InfiniBand => "infiniband",
-            Self::Iwarp => "iwarp",
-        }
-    }
-}
-
-/// With respect to whom an atomic operation is atomic.
+/// The scope within which an atomic operation is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_atomic_cap")]
 pub enum AtomicScope {
@@ -258,30 +232,30 @@ pub struct Subnet {
     pub prefix: u64,
 }
 
-/// Payload octets of one packet: 256 to 4096, headers not counted.
+/// Payload bytes of one packet: 256 to 4096, headers not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[doc(alias = "ibv_mtu")]
 pub enum Mtu {
-    /// 256 octets.
+    /// 256 bytes.
     Mtu256 = 1,
-    /// 512 octets.
+    /// 512 bytes.
     Mtu512 = 2,
-    /// 1024 octets.
+    /// 1024 bytes.
     #[default]
     Mtu1024 = 3,
-    /// 2048 octets.
+    /// 2048 bytes.
     Mtu2048 = 4,
-    /// 4096 octets.
+    /// 4096 bytes.
     Mtu4096 = 5,
 }
 
 impl Mtu {
-    /// Payload octets.
+    /// Payload bytes.
     pub const fn octets(self) -> u32 {
         128 << self as u32
     }
 
-    /// The verbs' code: 1 for 256 octets … 5 for 4096; 0 and 6 and above are nothing.
+    /// The verbs' code: 1 for 256 bytes … 5 for 4096; 0 and 6 and above are nothing.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Mtu256,

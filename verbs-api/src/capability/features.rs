@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::service::Operations;
+
 /// A set of feature bits with a name of its own, so that two vendors cannot meet on one spare bit.
 ///
 /// The core's [`Features`] is one such set; an extension defines another with `bitflags!` and implements this.
@@ -13,7 +15,7 @@ pub trait FeatureSet: bitflags::Flags<Bits = u64> + Copy + Send + Sync + 'static
 bitflags! {
     /// Opt-in abilities of the core's own work requests and objects.
     ///
-    /// Each bit's page says what it guarantees, which limits come with it, who has it, and where it is specified.
+    /// Each bit's page says what it guarantees, which limits come with it, which devices have it, and where it is specified.
     ///
     /// ```
     /// use verbs_api::{Features, capability::feature_names};
@@ -61,7 +63,7 @@ bitflags! {
         /// * Who: every iWARP device; InfiniBand devices with BMME.
         /// * Source: IBTA 10.6.7.2.3; RFC 5040 section 8.1.
         const WINDOW_2B = 1 << 4;
-        /// A read whose local sink key is invalidated when the last octet has been placed.
+        /// A read whose local sink key is invalidated when the last byte has been placed.
         ///
         /// * Guarantees: at the completion the sink key is in the free state.
         /// * Limits: [`Limit::MaxSgeRd`](crate::Limit::MaxSgeRd) is 1 on iWARP.
@@ -77,7 +79,7 @@ bitflags! {
         const ZBVA = 1 << 6;
         /// Fast-register of blocks of one size that need be neither a power of two nor aligned.
         ///
-        /// * Guarantees: [`PageList`](crate::PageList)s with a uniform block size and a first-octet offset.
+        /// * Guarantees: [`PageList`](crate::PageList)s with a uniform block size and a first-byte offset.
         /// * Limits: [`Limit::MaxFastRegPageListLen`](crate::Limit::MaxFastRegPageListLen) counts blocks.
         /// * Who: optional everywhere, implied by nothing.
         /// * Source: IBTA 10.6.6 (block mode).
@@ -96,10 +98,10 @@ bitflags! {
         /// * Who: most devices.
         /// * Source: IBTA 10.2.9.
         const SRQ = 1 << 9;
-        /// An 8-octet write that is atomic for every reader.
+        /// An 8-byte write that is atomic for every reader.
         ///
         /// * Guarantees: [`AtomicWrite`](crate::wr::AtomicWrite).
-        /// * Limits: 8 octets, 8-aligned.
+        /// * Limits: 8 bytes, 8-aligned.
         /// * Who: newer InfiniBand devices; never iWARP.
         /// * Source: IBTA volume 1 release 1.5, memory placement extensions.
         const ATOMIC_WRITE = 1 << 10;
@@ -147,4 +149,29 @@ pub fn feature_names<F: FeatureSet>(features: F) -> Vec<&'static str> {
         .filter(|flag| !flag.name().is_empty() && features.contains(*flag.value()))
         .map(bitflags::Flag::name)
         .collect()
+}
+
+impl Operations {
+    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
+    /// something to invalidate: keys of `BMME`, or windows of type 2.
+    pub fn missing_features(self, offered: Features) -> Features {
+        let has_windows = offered.intersects(Features::WINDOW_2);
+        let mut needed = Features::empty();
+        needed.set(
+            Features::BMME,
+            self.contains(Self::FAST_REGISTER)
+                || self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV) && !has_windows,
+        );
+        needed.set(
+            Features::WINDOW_2B,
+            self.contains(Self::BIND_MW) && !has_windows,
+        );
+        needed.set(
+            Features::READ_WITH_INVALIDATE,
+            self.contains(Self::READ_WITH_INV),
+        );
+        needed.set(Features::FLUSH, self.contains(Self::FLUSH));
+        needed.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
+        needed - offered
+    }
 }

@@ -129,9 +129,9 @@ limits! {
     MaxRecvSge max_recv_sge: u32, LargerIsStronger;
     /// Scatter/gather entries of a read; 1 on iWARP.
     MaxSgeRd max_sge_rd: u32, LargerIsStronger;
-    /// Octets that may travel inline in a request.
+    /// Bytes that may travel inline in a request.
     MaxInlineData max_inline_data: u32, LargerIsStronger;
-    /// Octets of one message.
+    /// Bytes of one message.
     MaxMsgSz max_msg_sz: u64, LargerIsStronger;
     /// Completion queues.
     MaxCq max_cq: u32, LargerIsStronger;
@@ -141,7 +141,7 @@ limits! {
     NumCompVectors num_comp_vectors: u32, LargerIsStronger;
     /// Memory regions, allocated keys included.
     MaxMr max_mr: u32, LargerIsStronger;
-    /// Octets of one memory region.
+    /// Bytes of one memory region.
     MaxMrSize max_mr_size: u64, LargerIsStronger;
     /// Memory windows.
     MaxMw max_mw: u32, LargerIsStronger;
@@ -161,7 +161,7 @@ limits! {
     MaxQpInitRdAtom max_qp_init_rd_atom: u32, LargerIsStronger;
     /// Pages, blocks or elements of one fast-register; 0 without BMME.
     MaxFastRegPageListLen max_fast_reg_page_list_len: u32, LargerIsStronger;
-    /// Page sizes that can be registered: bit n stands for 2^n octets.
+    /// Page sizes that can be registered: bit n stands for 2^n bytes.
     PageSizeCap page_size_cap: u64, Bits;
     /// Multicast groups.
     MaxMcastGrp max_mcast_grp: u32, LargerIsStronger;

@@ -2,13 +2,17 @@
 
 mod baseline;
 mod device;
+mod feature_info;
 mod features;
 mod gaps;
 mod limits;
 mod requirements;
 
+pub(crate) use crate::__feature as feature;
+pub use crate::transport::Transport;
 pub use baseline::*;
 pub use device::*;
+pub use feature_info::*;
 pub use features::*;
 pub use gaps::*;
 pub use limits::*;

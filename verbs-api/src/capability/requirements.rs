@@ -2,8 +2,12 @@
 
 use std::fmt;
 
-use super::{DeviceAttributes, FeatureSet, Features, Limit, ShortLimit, Transport, feature_names};
-use crate::extension::{FeatureInfo, Unsupported};
+use thiserror::Error;
+
+use super::{
+    DeviceAttributes, FeatureInfo, FeatureSet, Features, Limit, ShortLimit, feature_names,
+};
+use crate::transport::Transport;
 
 /// The bits of one feature set, with the set's type erased.
 #[derive(Clone, Debug)]
@@ -291,4 +295,14 @@ impl fmt::Display for Shortfall {
         parts.extend(self.limits.iter().map(ToString::to_string));
         write!(f, "{}: {}", self.device, parts.join("; "))
     }
+}
+
+/// An extension was asked for whose features were not granted.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
+pub struct Unsupported {
+    /// The extension.
+    pub extension: &'static str,
+    /// Names of the bits that were not granted.
+    pub missing: Vec<&'static str>,
 }

@@ -1,196 +1,15 @@
-//! The asynchronous events of a context: queued, handed out, acknowledged.
+//! Waiting for the asynchronous events of a context.
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::future::Future;
-use std::os::fd::BorrowedFd;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
 
-use super::ContextShared;
-use crate::control::{Waiters, block_on, block_on_for, run_handler};
+use crate::control::{block_on, block_on_for};
 use crate::error::VerbError;
-use crate::event::{EventSubject, EventType};
-use crate::notifier::Notifier;
-use crate::objects::{Ack, Holder, ObjectId, ObjectKind, Table};
-
-/// Events that wait to be fetched, at most; beyond that the newest are lost, and counted.
-pub(crate) const EVENT_QUEUE_CAPACITY: usize = 256;
-
-type EventHandler = Arc<dyn Fn(AsyncEvent) + Send + Sync>;
-
-/// An asynchronous event. Dropping it acknowledges it.
-///
-/// The object that it is about is not destroyed before: a destroy started meanwhile stays pending.
-///
-/// ```no_run
-/// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::event::EventType;
-/// let event = device.next_event().wait()?;
-/// if event.event_type() == EventType::QpFatal {
-///     eprintln!("{:?} is of no use any more", event.object());
-/// }
-/// # Ok(())
-/// # }
-/// ```
-#[doc(alias = "ibv_async_event")]
-#[doc(alias = "ibv_ack_async_event")]
-pub struct AsyncEvent {
-    event_type: EventType,
-    subject: EventSubject,
-    ack: Option<Ack>,
-}
-
-impl AsyncEvent {
-    /// What happened.
-    pub const fn event_type(&self) -> EventType {
-        self.event_type
-    }
-
-    /// What it is about.
-    pub const fn subject(&self) -> EventSubject {
-        self.subject
-    }
-
-    /// The object that it is about, if it is about one.
-    pub fn object(&self) -> Option<Holder> {
-        self.ack.as_ref().map(|ack| ack.object().node().holder())
-    }
-}
-
-impl fmt::Debug for AsyncEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("AsyncEvent");
-        debug
-            .field("event_type", &self.event_type)
-            .field("subject", &self.subject)
-            .finish_non_exhaustive()
-    }
-}
-
-#[derive(Default)]
-pub(super) struct EventQueue {
-    queue: Mutex<Queue>,
-    waiters: Waiters,
-    notifier: Notifier,
-}
-
-#[derive(Default)]
-struct Queue {
-    events: VecDeque<(EventType, EventSubject)>,
-    handler: Option<EventHandler>,
-    lost: u64,
-}
-
-impl EventQueue {
-    /// Queues an event; a fatal one takes the place of another where the queue is full.
-    pub(super) fn push(&self, event: EventType, subject: EventSubject) {
-        let mut queue = self.lock();
-        if queue.events.len() >= EVENT_QUEUE_CAPACITY {
-            queue.lost += 1;
-            let place = queue.events.iter().position(|(event, _)| !is_fatal(*event));
-            match place.filter(|_| is_fatal(event)) {
-                Some(place) => queue.events.remove(place),
-                None => return,
-            };
-        }
-        queue.events.push_back((event, subject));
-        self.notifier.raise();
-        drop(queue);
-        self.waiters.wake();
-    }
-
-    /// The next event whose object lives.
-    pub(super) fn pop(&self, table: &Table) -> Option<AsyncEvent> {
-        loop {
-            let mut queue = self.lock();
-            let (event_type, subject) = queue.events.pop_front()?;
-            if queue.events.is_empty() {
-                self.notifier.clear();
-            }
-            drop(queue);
-            let EventSubject::Object(id) = subject else {
-                return Some(AsyncEvent {
-                    event_type,
-                    subject,
-                    ack: None,
-                });
-            };
-            if let Some(ack) = table.find(id).and_then(Ack::new) {
-                return Some(AsyncEvent {
-                    event_type,
-                    subject,
-                    ack: Some(ack),
-                });
-            }
-        }
-    }
-
-    /// Forgets what is queued about an object.
-    pub(super) fn discard(&self, id: ObjectId) {
-        let mut queue = self.lock();
-        if queue.events.is_empty() {
-            return;
-        }
-        queue
-            .events
-            .retain(|(_, subject)| *subject != EventSubject::Object(id));
-        if queue.events.is_empty() {
-            self.notifier.clear();
-        }
-    }
-
-    pub(super) fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        let queue = self.lock();
-        let fd = self.notifier.fd()?;
-        if !queue.events.is_empty() {
-            self.notifier.raise();
-        }
-        Ok(fd)
-    }
-
-    pub(super) fn lost(&self) -> u64 {
-        self.lock().lost
-    }
-
-    pub(super) fn set_handler(&self, handler: EventHandler) {
-        let before = self.lock().handler.replace(handler);
-        // With the lock released: it may own the last handle of an object, which discards its events here.
-        drop(before);
-    }
-
-    /// Gives everything queued to the handler, if there is one.
-    pub(super) fn deliver(&self, table: &Table) {
-        loop {
-            let Some(handler) = self.lock().handler.clone() else {
-                return;
-            };
-            let Some(event) = self.pop(table) else { return };
-            run_handler(move || handler(event));
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-const fn is_fatal(event: EventType) -> bool {
-    matches!(event, EventType::DeviceFatal | EventType::DeviceRemoved)
-}
-
-/// Whether such an event can be about such an object.
-pub(super) fn fits(event: EventType, kind: ObjectKind) -> bool {
-    match event {
-        EventType::CqErr => kind == ObjectKind::Cq,
-        EventType::SrqErr | EventType::SrqLimitReached => kind == ObjectKind::Srq,
-        _ => event.is_affiliated() && kind == ObjectKind::Qp,
-    }
-}
+use crate::lifecycle::{AsyncEvent, ContextShared};
 
 /// The next asynchronous event of a context: await it, or [`wait`](Self::wait) for it.
 #[must_use = "nothing is fetched unless this is awaited or waited for"]
@@ -220,13 +39,7 @@ impl Future for NextEvent<'_> {
     type Output = Result<AsyncEvent, VerbError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        // Registered first, or an event between the look and the registration would wake nobody.
-        self.shared.events.waiters.add(cx.waker());
-        match self.shared.poll_event() {
-            Some(event) => Poll::Ready(Ok(event)),
-            None if self.shared.is_removed() => Poll::Ready(Err(VerbError::DeviceRemoved)),
-            None => Poll::Pending,
-        }
+        self.shared.next_event(cx.waker())
     }
 }
 
@@ -241,27 +54,5 @@ impl Stream for Events<'_> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
         Pin::new(&mut self.next).poll(cx).map(Result::ok)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Stands for a handler that owns the last handle of an object: its end discards events.
-    struct Last(Arc<EventQueue>);
-
-    impl Drop for Last {
-        fn drop(&mut self) {
-            self.0.lost();
-        }
-    }
-
-    #[test]
-    fn a_handler_that_is_replaced_may_use_the_queue_when_it_goes() {
-        let queue = Arc::new(EventQueue::default());
-        let last = Last(Arc::clone(&queue));
-        queue.set_handler(Arc::new(move |_| assert_eq!(last.0.lost(), 0)));
-        queue.set_handler(Arc::new(|_| {}));
     }
 }

@@ -1,38 +1,33 @@
 //! An open device.
 
 mod events;
-mod inner;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-pub use events::{AsyncEvent, Events, NextEvent};
-pub use inner::Outcome;
-pub(crate) use inner::{ContextInner, ContextShared};
+pub use events::{Events, NextEvent};
 
 use crate::capability::{DeviceAttributes, Features, Grant, Limits, PortAttributes};
-use crate::channel::CompletionChannel;
+use crate::contract::carrier::Carrier;
+use crate::contract::{ContextOps, DeviceOps, EventSink};
 use crate::control::Started;
-use crate::cq::{Cq, CqOptions};
-use crate::error::VerbError;
-use crate::extension::{Extension, Unsupported};
+use crate::error::{ArgumentReason, VerbError};
+use crate::event_type::{EventSubject, EventType};
 use crate::ids::{Gid, LinkAddress, Port};
-use crate::mr::Mr;
-use crate::objects::{Birth, DestroyError, Object, ObjectId, ObjectKind};
-use crate::pd::Pd;
-use crate::provider::carrier::Carrier;
-use crate::provider::{ContextOps, DeviceOps, Reply};
-use crate::qp::{AddressVector, Qp};
-use crate::srq::Srq;
+use crate::lifecycle::{
+    AsyncEvent, ContextCore, ContextShared, DestroyError, ObjectBuilder, Outcome, ProviderPart,
+    by_identity,
+};
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::qp_attributes::AddressVector;
 
 /// Tells devices apart, and keeps none alive.
 #[derive(Clone)]
 pub struct DeviceId(Weak<dyn DeviceOps>);
 
 impl DeviceId {
-    /// Whether nobody has the device any more.
+    /// Whether the device is gone: neither its provider nor a program has it any more.
     pub fn is_gone(&self) -> bool {
         self.0.strong_count() == 0
     }
@@ -70,40 +65,63 @@ impl fmt::Debug for DeviceId {
 #[doc(alias = "ibv_context")]
 #[doc(alias = "ibv_open_device")]
 pub struct Context {
-    pub(crate) inner: Arc<ContextInner>,
+    pub(crate) core: Arc<ContextCore>,
+    pub(crate) opened: Arc<Opened>,
+}
+
+/// The provider's part of a context, and the device that it was opened from.
+pub(crate) struct Opened {
+    ops: Arc<dyn ContextOps>,
+    device: Arc<dyn DeviceOps>,
+}
+
+impl ProviderPart for Opened {
+    fn close(&self) {
+        self.ops.close();
+    }
+}
+
+impl EventSink for ContextShared {
+    fn event(&self, event: EventType, subject: EventSubject) {
+        self.on_event(event, subject);
+    }
 }
 
 impl Context {
     pub(crate) fn open(device: Arc<dyn DeviceOps>, grant: Grant) -> Result<Self, VerbError> {
-        Ok(Self {
-            inner: Arc::new(ContextInner::open(device, grant)?),
-        })
+        let shared = Arc::new(ContextShared::default());
+        let ops = device.open(&grant, Arc::clone(&shared) as Arc<dyn EventSink>)?;
+        let attributes = device.attributes();
+        let opened = Arc::new(Opened { ops, device });
+        let provider = Arc::clone(&opened) as Arc<dyn ProviderPart>;
+        let core = Arc::new(ContextCore::new(shared, provider, attributes, grant));
+        Ok(Self { core, opened })
     }
 
-    /// What the device told about itself when it was opened.
+    /// The attributes of the device when it was opened.
     #[doc(alias = "ibv_query_device")]
     pub fn attributes(&self) -> &DeviceAttributes {
-        self.inner.attributes()
+        self.core.attributes()
     }
 
     /// The device's numbers.
     pub fn limits(&self) -> &Limits {
-        &self.inner.attributes().limits
+        &self.core.attributes().limits
     }
 
     /// The core features granted.
     pub fn features(&self) -> Features {
-        self.inner.features()
+        self.core.features()
     }
 
     /// The provider's part, for extensions.
     pub fn ops(&self) -> &Arc<dyn ContextOps> {
-        &self.inner.ops
+        &self.opened.ops
     }
 
     /// Everything granted, the bits of extensions included.
     pub fn grant(&self) -> &Grant {
-        &self.inner.grant
+        &self.core.grant
     }
 
     /// What a port tells about itself, now.
@@ -114,7 +132,17 @@ impl Context {
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_pkey")]
     pub fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        self.inner.query_port(port)
+        self.core.check_open()?;
+        let ports = self.attributes().ports.len();
+        if port == 0 || usize::from(port) > ports {
+            let reason = ArgumentReason::OutOfRange {
+                given: port.into(),
+                least: 1,
+                most: ports as u64,
+            };
+            return Err(VerbError::argument("port_num", reason));
+        }
+        self.opened.ops.query_port(port)
     }
 
     /// A path from a port to where an address and an identifier are, with the port's
@@ -145,78 +173,32 @@ impl Context {
 
     /// Names and values of the device's own counters, over all contexts.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.inner.device.counters()
+        self.opened.device.counters()
     }
 
     /// How connections are made; `None` where the device knows of no way.
     pub fn carrier(&self) -> Option<Carrier> {
-        self.inner.device.carrier()
+        self.opened.device.carrier()
     }
 
-    /// Which device this is: the same for whoever has opened it.
+    /// The identity of the device, the same for all its contexts.
     pub fn device_id(&self) -> DeviceId {
-        DeviceId(Arc::downgrade(&self.inner.device))
+        DeviceId(Arc::downgrade(&self.opened.device))
     }
 
-    /// The typed handle of an extension: the proof that its features were granted.
-    ///
-    /// # Errors
-    /// The bits that were not granted, because the device lacks them or nobody asked for them.
-    pub fn extension<X: Extension>(&self) -> Result<X, Unsupported> {
-        X::load(self)
-    }
-
-    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: what is answered, and
-    /// how the caller ends it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
+    /// Starts a verb of the caller's own, such as one of an extension that takes several steps: returns its future, and the
+    /// end by which the caller completes it. It ends with [`VerbError::DeviceRemoved`] where the device is removed meanwhile.
     pub fn begin<T: Send + 'static>(&self) -> (Started<T>, Outcome<T>) {
-        self.inner.begin()
-    }
-
-    /// Makes a protection domain.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(&self) -> Started<Pd> {
-        let birth = match self.birth(ObjectKind::Pd) {
-            Ok(birth) => birth,
-            Err(error) => return Started::ready(Err(error)),
-        };
-        let (started, outcome) = self.inner.begin();
-        self.inner.ops.alloc_pd(Reply::new(move |result| {
-            outcome.complete(result.map(|ops| {
-                let object = birth.finish(|node| Object {
-                    ops,
-                    node,
-                    extra: (),
-                });
-                Pd { object }
-            }));
-        }));
-        started
-    }
-
-    /// Makes a completion queue: of this many entries at least, or with [`CqOptions`].
-    #[doc(alias = "ibv_create_cq")]
-    pub fn create_cq(&self, options: impl Into<CqOptions>) -> Started<Cq> {
-        Cq::create(self, options.into())
-    }
-
-    /// Makes a completion channel: one place to learn of the completions of many queues.
-    ///
-    /// # Errors
-    /// The device was removed, or the context closed.
-    #[doc(alias = "ibv_create_comp_channel")]
-    pub fn create_completion_channel(&self) -> Result<CompletionChannel, VerbError> {
-        Ok(CompletionChannel::new(
-            self.birth(ObjectKind::CompletionChannel)?,
-        ))
+        self.core.begin()
     }
 
     /// The next asynchronous event, if one waits.
     #[doc(alias = "ibv_get_async_event")]
     pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.inner.shared.poll_event()
+        self.core.shared().poll_event()
     }
 
-    /// The next asynchronous event: await it, or wait for it. Each event goes to one of those who wait.
+    /// The next asynchronous event: await it, or wait for it. Each event goes to one of the waiters.
     ///
     /// ```no_run
     /// # fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -229,11 +211,11 @@ impl Context {
     /// ```
     pub fn next_event(&self) -> NextEvent<'_> {
         NextEvent {
-            shared: &self.inner.shared,
+            shared: self.core.shared(),
         }
     }
 
-    /// Every asynchronous event from now on, as a stream. Each goes to one of those who wait.
+    /// Every asynchronous event from now on, as a stream. Each goes to one of the waiters.
     ///
     /// ```no_run
     /// # async fn example(device: &verbs_api::Context) -> Result<(), Box<dyn std::error::Error>> {
@@ -260,7 +242,7 @@ impl Context {
     /// # Errors
     /// The process is out of descriptors.
     pub fn event_fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        self.inner.shared.events.fd()
+        self.core.shared().events().fd()
     }
 
     /// Gives every asynchronous event to `handler` from now on, those that wait already included.
@@ -276,48 +258,21 @@ impl Context {
     /// # }
     /// ```
     pub fn on_event(&self, handler: impl Fn(AsyncEvent) + Send + Sync + 'static) {
-        self.inner.shared.events.set_handler(Arc::new(handler));
-        self.inner.shared.deliver();
+        let shared = self.core.shared();
+        shared.events().set_handler(Arc::new(handler));
+        shared.deliver();
     }
 
-    /// Events lost because nobody fetched those before them. Fatal events are never lost.
+    /// Events lost because earlier ones were not fetched. Fatal events are never lost.
     pub fn lost_events(&self) -> u64 {
-        self.inner.shared.events.lost()
-    }
-
-    /// The queue pair of this identity, or `None` once it was destroyed.
-    pub fn find_qp(&self, id: ObjectId) -> Option<Qp> {
-        Some(Qp::of(self.find(id)?))
-    }
-
-    /// The completion queue of this identity, or `None` once it was destroyed.
-    pub fn find_cq(&self, id: ObjectId) -> Option<Cq> {
-        Some(Cq::of(self.find(id)?))
-    }
-
-    /// The protection domain of this identity, or `None` once it was destroyed.
-    pub fn find_pd(&self, id: ObjectId) -> Option<Pd> {
-        Some(Pd {
-            object: self.find(id)?,
-        })
-    }
-
-    /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
-    /// allocated keys are not found.
-    pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
-        Mr::found(self.find(id)?)
-    }
-
-    /// The shared receive queue of this identity, or `None` once it was destroyed.
-    pub fn find_srq(&self, id: ObjectId) -> Option<Srq> {
-        Some(Srq::of(self.find(id)?))
+        self.core.shared().events().lost()
     }
 
     /// Closes the device: Busy while anything made from it lives.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Started<(), DestroyError<Self>> {
-        self.inner.retry_deferred();
-        match self.inner.table().close() {
+        self.core.retry_deferred();
+        match self.core.table().close() {
             Ok(true) => {}
             Ok(false) => {
                 let error = VerbError::InvalidHandle(ObjectKind::Context);
@@ -325,28 +280,29 @@ impl Context {
             }
             Err(held_by) => {
                 return Started::ready(Err(DestroyError::Busy {
-                    held_by: self.inner.table().named(held_by),
+                    held_by: self.core.table().named(held_by),
                     object: self,
                 }));
             }
         }
-        self.inner.closed.store(true, Ordering::Relaxed);
-        self.inner.ops.close();
+        self.core.close();
         Started::ready(Ok(()))
     }
 
-    fn find<T: 'static + Send + Sync>(&self, id: ObjectId) -> Option<Arc<T>> {
+    /// The object of this identity, if it is of this type and lives.
+    pub(crate) fn find<T: 'static + Send + Sync>(&self, id: ObjectId) -> Option<Arc<T>> {
         let object = self
-            .inner
+            .core
             .table()
             .find(id)
             .filter(|object| object.node().is_live())?;
         object.as_any().downcast().ok()
     }
 
-    fn birth(&self, kind: ObjectKind) -> Result<Birth, VerbError> {
-        self.inner.check_open()?;
-        Birth::new(&self.inner, kind, None)
+    /// An object that is made from the context itself.
+    pub(crate) fn builder(&self, kind: ObjectKind) -> Result<ObjectBuilder, VerbError> {
+        self.core.check_open()?;
+        ObjectBuilder::new(&self.core, kind, None)
     }
 }
 
@@ -358,4 +314,10 @@ impl fmt::Debug for Context {
             .field("features", &self.features())
             .finish()
     }
+}
+
+by_identity!(Context: core);
+
+const fn core(context: &Context) -> &Arc<ContextCore> {
+    &context.core
 }

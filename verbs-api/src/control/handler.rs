@@ -1,4 +1,4 @@
-//! Handlers: where they run, and what a thread knows while it runs one.
+//! Running handlers, without nesting them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -12,12 +12,12 @@ thread_local! {
     static QUEUED: RefCell<VecDeque<Queued>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Whether this thread runs a handler: waiting here could hold up what is waited for.
+/// Whether this thread is running a handler. Waiting in one could block the very thing that is waited for.
 pub fn in_handler() -> bool {
     IN_HANDLER.get()
 }
 
-/// Runs `f` as a handler runs: [`Started::wait`](super::Started::wait) inside answers `WouldDeadlock`.
+/// Runs `f` as a handler runs: [`Started::wait`](super::Started::wait) inside it fails with `WouldDeadlock`.
 ///
 /// For providers and extensions that call into a program on their own. Handlers that become due
 /// inside run after `f`, one after the other, before this returns.
@@ -36,7 +36,7 @@ pub fn handler_scope<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Runs a handler now, or after the one that this thread runs at present: the stack stays flat
-/// however many notices one handler causes. Call it with no lock held.
+/// however many further handlers one handler causes. Call it with no lock held.
 pub fn run_handler(f: impl FnOnce() + 'static) {
     if in_handler() {
         QUEUED.with_borrow_mut(|queue| queue.push_back(Box::new(f)));

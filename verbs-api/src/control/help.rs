@@ -1,12 +1,12 @@
-//! Verbs that a provider's thread carries out, carried out by who waits for them instead: it has nothing else to do, and no thread
-//! need be woken and wake it in turn.
+//! A thread that waits for a verb carries it out itself where a provider's thread would have to be woken for it: that saves
+//! two thread switches.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-/// Verbs that were started and that any thread may carry out.
+/// A queue of started verbs that any thread may carry out.
 pub trait Help: Send + Sync {
-    /// Carries them out in turn until `is_done`, or until none is left that nobody else carries out.
+    /// Carries them out in turn until `is_done`, or until those that are left are being carried out by other threads.
     fn help(&self, is_done: &dyn Fn() -> bool);
 }
 
@@ -14,12 +14,12 @@ thread_local! {
     static WANTED: RefCell<Option<Weak<dyn Help>>> = const { RefCell::new(None) };
 }
 
-/// For a provider that has just left a verb to a thread of its own: where this thread waits for it, it helps.
+/// Called by a provider that has just queued a verb for its own thread: if the calling thread waits for it, it helps.
 pub fn want_help(help: &Weak<dyn Help>) {
     WANTED.set(Some(Weak::clone(help)));
 }
 
-/// Helps whoever has asked this thread last.
+/// Helps with the queue that was passed to `want_help` last on this thread.
 pub(super) fn help_until(is_done: &dyn Fn() -> bool) {
     let wanted = WANTED.take().as_ref().and_then(Weak::upgrade);
     wanted

@@ -2,6 +2,7 @@
 
 mod handler;
 mod help;
+mod reply;
 mod wait;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 pub use handler::{handler_scope, in_handler, run_handler};
 pub use help::{Help, want_help};
+pub use reply::Reply;
 pub(crate) use wait::{Waiters, block_on, block_on_for};
 
 use crate::error::VerbError;
@@ -23,9 +25,9 @@ type Unclaimed<T, E> = Box<dyn Fn(Result<T, E>) + Send + Sync>;
 
 /// A control verb that has been started.
 ///
-/// The verb goes on whatever becomes of this value. [`wait`](Self::wait) for it, `.await` it, or
+/// The verb proceeds whatever happens to this value. [`wait`](Self::wait) for it, `.await` it, or
 /// give it a handler with [`on_done`](Self::on_done). Dropped, it cancels nothing: the verb is
-/// carried out, and an object that it makes is destroyed as any handle that is dropped.
+/// carried out, and an object that it makes is destroyed like any other whose last handle is dropped.
 ///
 /// ```
 /// use verbs_api::Started;
@@ -54,9 +56,9 @@ enum State<T, E> {
         handler: Option<Handler<T, E>>,
     },
     Done(Result<T, E>),
-    // The result was handed out, or nobody wants it.
+    // The result was handed out or dropped.
     Over,
-    // Nobody wants the result that is still to come.
+    // Still in flight, and its result will be dropped.
     Abandoned,
 }
 
@@ -73,8 +75,8 @@ impl<T, E> Started<T, E> {
         Self::pending_with(None)
     }
 
-    /// The same; a result that nobody takes is not lost: `unclaimed` gets it, on the thread that ends the verb or drops
-    /// this value, with no lock of this module held.
+    /// The same; a result that is not taken goes to `unclaimed`, on the thread that ends the verb or drops this value, with no
+    /// lock of this module held.
     pub fn pending_or(
         unclaimed: impl Fn(Result<T, E>) + Send + Sync + 'static,
     ) -> (Self, Completer<T, E>) {
@@ -107,7 +109,7 @@ impl<T, E> Started<T, E> {
         }
     }
 
-    /// Has `handler` called with the outcome: at once where the verb has ended, else by the thread
+    /// Calls `handler` with the outcome: at once if the verb has ended, else on the thread
     /// that ends it, with no lock held. In it, every verb may be started and none waited for.
     ///
     /// ```
@@ -148,7 +150,7 @@ impl<T, E: From<VerbError>> Started<T, E> {
     /// Waits in this thread until the verb has ended.
     ///
     /// # Errors
-    /// What the verb answers; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
+    /// Those of the verb; [`VerbError::WouldDeadlock`] in a handler, always: the verb goes on.
     pub fn wait(mut self) -> Result<T, E> {
         if !in_handler() && !self.is_done() {
             help::help_until(&|| self.is_done());
@@ -285,14 +287,14 @@ pub struct Completer<T, E = VerbError> {
 }
 
 impl<T, E> Completer<T, E> {
-    /// Whether the outcome has not been reported yet and somebody still waits for it.
+    /// Whether the outcome is still awaited and has not been reported yet.
     pub fn is_wanted(&self) -> bool {
         matches!(*self.shared.lock(), State::Pending { .. })
     }
 
     /// Reports the outcome, and runs the handler if there is one. Call it with no lock held.
     ///
-    /// Answers whether this was the first outcome.
+    /// Returns whether this was the first outcome.
     pub fn complete(&self, result: Result<T, E>) -> bool
     where
         T: 'static,

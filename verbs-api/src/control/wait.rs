@@ -1,4 +1,4 @@
-//! Waiting for a future in a thread, and the wakers of those who wait for one thing.
+//! Blocking on a future, and sets of wakers.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,7 +18,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Drives `future` in this thread; in a handler it answers `WouldDeadlock` instead.
+/// Drives `future` in this thread; in a handler it fails with `WouldDeadlock` instead.
 pub(crate) fn block_on<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
@@ -36,7 +36,7 @@ pub(crate) fn block_on<T, E: From<VerbError>>(
     }
 }
 
-/// The same for `time` at most; `None` where it has passed. What is ready at once is taken in any case.
+/// The same for at most `time`; `None` after that. The future is polled at least once.
 pub(crate) fn block_on_for<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
     time: Duration,
@@ -60,7 +60,7 @@ pub(crate) fn block_on_for<T, E: From<VerbError>>(
     }
 }
 
-/// Tasks that wait for one thing. All are woken, because a woken one may have been dropped.
+/// Tasks that wait for the same event. All are woken, because a single one might have been dropped.
 #[derive(Default)]
 pub(crate) struct Waiters {
     wakers: Mutex<Vec<Waker>>,

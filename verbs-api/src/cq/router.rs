@@ -1,12 +1,12 @@
-//! Brings completions to the futures of their requests: one router for each queue on which a request was submitted.
+//! Routes completions to the futures of their requests: one router for each queue on which a request was submitted.
 //!
-//! A submitted request carries a [`Ticket`] in the place of its `wr_id`. Whoever polls drains the queue through the
-//! router: a completion with a ticket goes to its slot and wakes one task; one of the program's own requests waits, in
+//! A submitted request carries a [`Ticket`] in place of its `wr_id`. Every poll drains the provider's queue through the
+//! router: a completion with a ticket goes to its slot and wakes one task; one of the program's own requests is queued, in
 //! order, for the program's next poll.
 //!
-//! No wake-up is lost, because each step that may find work is followed by a look of whoever may have missed it:
-//! a task registers its waker and then sees that the provider is armed; the provider is armed and then asked whether it
-//! has something; a drain that others asked for meanwhile begins again.
+//! No wake-up is lost, because each step that could miss work is followed by another check: a task registers its waker and
+//! then checks that the provider is armed; the provider is armed and then polled again; a drain that was requested while
+//! another one runs makes that one start over.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,15 +15,15 @@ use std::task::{Poll, Waker};
 use std::{array, mem};
 
 use super::CqObject;
-use crate::completion::{Completion, Notify};
 use crate::control::handler_scope;
 use crate::error::VerbError;
-use crate::objects::ObjectId;
+use crate::object_id::ObjectId;
+use crate::wc::{Completion, Notify};
 
-/// Completions that are taken from the provider at once.
+/// Completions that are polled from the provider at a time.
 const BATCH: usize = 16;
 
-/// Names a submitted request: the `wr_id` under which the provider knows it.
+/// Identifies a submitted request: the `wr_id` that the provider sees.
 ///
 /// The top bit, how often the slot was used before (31 bits), and the slot (32 bits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +55,9 @@ impl Ticket {
 }
 
 pub(crate) struct Router {
-    // Drains that were asked for and have not ended. Who makes it 1 drains, for all others too.
+    // Drains that were requested and have not ended. The thread that raises it from 0 to 1 drains for all others too.
     claims: AtomicU32,
-    // The provider was asked for a notice that has not come.
+    // The provider is armed, and its notification has not come yet.
     is_armed: AtomicBool,
     table: Mutex<Table>,
 }
@@ -83,7 +83,7 @@ struct Slot {
 enum State {
     Free,
     Waiting(Option<Waker>),
-    // Its future was dropped: the completion is thrown away.
+    // Its future was dropped: the completion will be discarded.
     Abandoned,
     Done(Completion),
     // No completion will come.
@@ -97,11 +97,11 @@ enum Route {
     Program,
 }
 
-/// What is done with the table unlocked.
+/// What is left to do once the table is unlocked.
 #[derive(Default)]
 struct Wakes {
     wakers: [Option<Waker>; BATCH],
-    notice: bool,
+    notifies_program: bool,
 }
 
 impl Router {
@@ -150,7 +150,7 @@ impl Router {
         }
     }
 
-    /// What a future does: takes its completion, or has `waker` woken when there is more to see.
+    /// Polls a future: takes its completion, or registers `waker`.
     pub(crate) fn poll(
         &self,
         cq: &CqObject,
@@ -181,7 +181,7 @@ impl Router {
         let mut table = self.lock();
         let slot = &mut table.slots[ticket.index()];
         if let State::Waiting(known) = &mut slot.state {
-            // What was known before is dropped with the table unlocked.
+            // The previous waker is dropped with the table unlocked.
             mem::swap(known, &mut waker);
             return Poll::Pending;
         }
@@ -197,16 +197,16 @@ impl Router {
         })
     }
 
-    /// Nobody wants the completion any more.
+    /// The future of this request was dropped.
     pub(crate) fn drop_future(&self, cq: &CqObject, ticket: Ticket) {
         let is_outstanding = self.abandon(ticket);
-        // Its buffers go back when it comes: somebody has to look.
+        // Its buffers are returned only when the completion is polled: make sure that happens.
         if is_outstanding && !self.is_armed.load(Ordering::SeqCst) {
             self.drain(cq);
         }
     }
 
-    // Answers whether the completion is still to come.
+    // Returns whether the completion is still to come.
     fn abandon(&self, ticket: Ticket) -> bool {
         let mut table = self.lock();
         let slot = &mut table.slots[ticket.index()];
@@ -222,7 +222,7 @@ impl Router {
         is_outstanding
     }
 
-    /// Requests of `owner` that have not completed never will.
+    /// Ends the outstanding requests of `owner`: they will not complete.
     pub(crate) fn end(&self, owner: ObjectId) {
         let mut wakers = Vec::new();
         let mut table = self.lock();
@@ -245,21 +245,22 @@ impl Router {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Has every future look again.
+    /// Wakes every future.
     pub(super) fn wake_all(&self) {
         let wakers: Vec<_> = self.lock().wakers().collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The provider has given its notice; answers whether the caller has to [`drain`](Self::drain), because nobody does.
-    pub(super) fn on_notice(&self) -> bool {
+    /// The provider's notification has come. Returns whether the caller has to [`drain`](Self::drain), because no drain is
+    /// running.
+    pub(super) fn on_notification(&self) -> bool {
         self.is_armed.store(false, Ordering::SeqCst);
         let add = |claims| (claims > 0).then_some(claims + 1);
         let (set, fetched) = (Ordering::SeqCst, Ordering::SeqCst);
         self.claims.fetch_update(set, fetched, add).is_err()
     }
 
-    /// What the program's poll answers: completions of its own requests.
+    /// The program's poll: completions of its own requests.
     pub(super) fn poll_program<'s>(
         &self,
         cq: &CqObject,
@@ -280,7 +281,7 @@ impl Router {
         }
     }
 
-    /// Takes those with a ticket out of what was polled without the router, while that was made.
+    /// Takes the completions with a ticket out of a batch that was polled while the router was being made.
     pub(super) fn sift<'s>(
         &self,
         cq: &CqObject,
@@ -302,19 +303,19 @@ impl Router {
         &mut polled[..kept]
     }
 
-    /// Asks for one notice of a completion of the program's own; answers whether one is there already.
+    /// Arms one notification for completions of the program's own requests; returns whether one is present already.
     pub(super) fn arm_program(&self, cq: &CqObject) -> bool {
         let mut table = self.lock();
-        if table.has_news() {
+        if table.has_ready() {
             return true;
         }
         table.is_program_armed = true;
         drop(table);
         self.drain(cq);
-        self.lock().has_news()
+        self.lock().has_ready()
     }
 
-    /// Sees what is there now: whoever drains at this moment begins again.
+    /// Drains the provider's queue; if a drain is running, it starts over.
     pub(super) fn drain(&self, cq: &CqObject) {
         if self.claims.fetch_add(1, Ordering::SeqCst) == 0 {
             self.drain_claimed(cq);
@@ -330,8 +331,8 @@ impl Router {
         }
     }
 
-    // No lock is held while the provider is called: it may give a notice meanwhile, in this thread too. Handlers of the
-    // program run behind: one that panics or takes its time holds up no drain.
+    // No lock is held while the provider is called, because it may notify meanwhile, on this thread too. Handlers of the
+    // program run afterwards, so that one that panics or is slow delays no drain.
     fn drain_claimed(&self, cq: &CqObject) {
         handler_scope(|| {
             let mut claims = 1;
@@ -358,7 +359,7 @@ impl Router {
         }
     }
 
-    // Has the provider give a notice where somebody waits for one; answers whether to poll again.
+    // Arms the provider if a notification is awaited; returns whether to poll again.
     fn arm_provider(&self, cq: &CqObject) -> bool {
         let is_awaited = cq.node.is_live() && self.lock().is_awaited();
         if !is_awaited || self.is_armed.swap(true, Ordering::SeqCst) {
@@ -366,7 +367,7 @@ impl Router {
         }
         let armed = cq.ops.arm(Notify::Next);
         if !matches!(armed, Ok(false)) {
-            // No notice will come, or none need come.
+            // No notification will come, or none is needed.
             self.is_armed.store(false, Ordering::SeqCst);
         }
         armed.unwrap_or_else(|error| {
@@ -388,15 +389,15 @@ impl Router {
                 Route::Nobody => {}
                 Route::Program if table.plain.len() < room => {
                     table.plain.push_back(mem::take(completion));
-                    wakes.notice |= mem::take(&mut table.is_program_armed);
+                    wakes.notifies_program |= mem::take(&mut table.is_program_armed);
                 }
                 Route::Program => has_overrun = true,
             }
         }
         drop(table);
         wakes.wakers.into_iter().flatten().for_each(Waker::wake);
-        if wakes.notice {
-            cq.extra.sink.notice();
+        if wakes.notifies_program {
+            cq.extra.sink.notify_program();
         }
         if has_overrun {
             self.fail(cq, VerbError::CqOverrun);
@@ -412,7 +413,7 @@ impl Router {
         let wakers: Vec<_> = table.wakers().collect();
         drop(table);
         wakers.into_iter().for_each(Waker::wake);
-        cq.extra.sink.notice();
+        cq.extra.sink.notify_program();
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -425,11 +426,11 @@ impl Table {
         self.outstanding > 0 || self.is_program_armed
     }
 
-    fn has_news(&self) -> bool {
+    fn has_ready(&self) -> bool {
         !self.plain.is_empty() || self.failure.is_some()
     }
 
-    // Takes the completion where a future waits for it.
+    // Takes the completion if a future waits for it.
     fn route(&mut self, completion: &mut Completion) -> Route {
         let Some(ticket) = Ticket::of_wr_id(completion.wr_id) else {
             return Route::Program;
@@ -439,7 +440,7 @@ impl Table {
             return Route::Program;
         };
         if slot.generation != ticket.generation() {
-            // Given out before, and ended; or never given out.
+            // The ticket was used before, or was never issued.
             return if slot.generation > ticket.generation() {
                 Route::Nobody
             } else {

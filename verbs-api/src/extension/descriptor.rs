@@ -3,46 +3,12 @@
 use std::any::Any;
 use std::fmt;
 
-use super::ExtensionOperation;
-use crate::argument::ArgumentReason;
-use crate::capability::{ExtensionFeatures, ExtensionLimit, Features, Transport};
+use crate::capability::{ExtensionFeatures, ExtensionLimit, FeatureInfo, Features};
+use crate::error::ArgumentReason;
+use crate::operation::{ExtensionOperation, extension_id};
 use crate::probe::Probe;
-use crate::provider::CONTRACT_VERSION;
-
-/// One feature bit of an extension: a bit of its own set, or a bit of the core that it makes work.
-///
-/// Made by [`feature!`](crate::extension::feature).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeatureInfo {
-    /// Name of the set ([`FeatureSet::SET`](crate::capability::FeatureSet::SET)).
-    pub set: &'static str,
-    /// Name of the bit.
-    pub name: &'static str,
-    /// The bit.
-    pub bits: u64,
-    /// What it is, in one line.
-    pub about: &'static str,
-}
-
-/// A [`FeatureInfo`]: `feature!(Set::BIT, "what it is")`.
-///
-/// ```
-/// use verbs_api::{Features, extension::feature};
-/// let info = feature!(Features::BMME, "fast-register and invalidate");
-/// assert_eq!((info.set, info.name, info.bits), ("core", "BMME", 1));
-/// ```
-#[doc(hidden)]
-#[macro_export]
-macro_rules! __feature {
-    ($set:ident::$bit:ident, $about:expr) => {
-        $crate::extension::FeatureInfo {
-            set: <$set as $crate::capability::FeatureSet>::SET,
-            name: stringify!($bit),
-            bits: $set::$bit.bits(),
-            about: $about,
-        }
-    };
-}
+use crate::transport::Transport;
+use crate::version::CONTRACT_VERSION;
 
 /// Opcodes of a transport's own encoding that an extension uses, because a standard gives them to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -233,17 +199,3 @@ impl fmt::Debug for ExtensionDescriptor {
 
 /// The set of the core's bits.
 pub(super) const CORE: &str = <crate::Features as crate::capability::FeatureSet>::SET;
-
-/// The number of an extension on the wire, made of its name: 32 bits (FNV-1a).
-///
-/// Everything without a standard encoding of its own shares one opcode of a transport, and this number says whose it is.
-pub const fn extension_id(name: &str) -> u32 {
-    let octets = name.as_bytes();
-    let mut hash = 0x811c_9dc5_u32;
-    let mut at = 0;
-    while at < octets.len() {
-        hash = (hash ^ octets[at] as u32).wrapping_mul(0x0100_0193);
-        at += 1;
-    }
-    hash
-}

@@ -4,9 +4,10 @@ use std::any::Any;
 use std::collections::BTreeMap;
 
 use super::descriptor::CORE;
-use super::{ExtensionDescriptor, ExtensionOperation, Part};
-use crate::provider::CONTRACT_VERSION;
-use crate::registry::RegistryError;
+use super::{ExtensionDescriptor, Part};
+use crate::error::RegistryError;
+use crate::operation::ExtensionOperation;
+use crate::version::CONTRACT_VERSION;
 
 /// An extension that registers itself where its crate is linked and named: see [`link_extension`](crate::extension::link_extension).
 pub struct LinkedExtension(pub &'static ExtensionDescriptor);

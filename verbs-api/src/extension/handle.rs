@@ -1,13 +1,12 @@
 //! Extensions as a program sees them: a typed handle that proves a feature.
 
 use bitflags::Flags as _;
-use thiserror::Error;
 
-use crate::capability::{FeatureSet, feature_names};
+use crate::capability::{FeatureSet, Unsupported, feature_names};
 use crate::context::Context;
-use crate::wr::Operations;
+use crate::service::Operations;
 
-/// The typed handle of an extension: who has one, was granted its features.
+/// The typed handle of an extension: having one proves that its features were granted.
 ///
 /// Passed to [`QpOptions::operations`](crate::QpOptions::operations), it makes a queue pair that
 /// does its operations.
@@ -55,12 +54,12 @@ impl<X: Extension> From<&X> for Operations {
     }
 }
 
-/// An extension was asked for whose features were not granted.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{extension} needs {}, which the device lacks or the program did not ask for", missing.join(", "))]
-pub struct Unsupported {
-    /// The extension.
-    pub extension: &'static str,
-    /// Names of the bits that were not granted.
-    pub missing: Vec<&'static str>,
+impl Context {
+    /// The typed handle of an extension: the proof that its features were granted.
+    ///
+    /// # Errors
+    /// The bits that were not granted, because the device lacks them or the program did not ask for them.
+    pub fn extension<X: Extension>(&self) -> Result<X, Unsupported> {
+        X::load(self)
+    }
 }

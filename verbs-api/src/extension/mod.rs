@@ -3,22 +3,18 @@
 //! A public `static` [`ExtensionDescriptor`] lists everything that an extension adds. [`Extensions`] takes descriptors
 //! in, all of one or nothing; a provider gets them when it is asked for its devices.
 
-mod attribute;
 mod descriptor;
 mod extensions;
 mod handle;
-mod numbers;
-mod operation;
-mod queue_pair;
-mod shared_receive_queue;
 
+pub use crate::capability::{FeatureInfo, Unsupported};
+pub use crate::contract::{QpExtension, QpShape, SrqExtension};
+pub use crate::operation::{
+    ExtensionOperation, Held, OperationData, RequestAttribute, RequestAttributeKind, extension_id,
+};
+pub use crate::qp_attributes::QpVariant;
 #[doc(inline)]
 pub use crate::{__feature as feature, __link_extension as link_extension};
-pub use attribute::{RequestAttribute, RequestAttributeKind};
-pub use descriptor::{ExtensionDescriptor, FeatureInfo, Part, WireOpcodes, extension_id};
+pub use descriptor::{ExtensionDescriptor, Part, WireOpcodes};
 pub use extensions::{Extensions, LinkedExtension};
-pub use handle::{Extension, Unsupported};
-pub(crate) use operation::of_opcode;
-pub use operation::{ExtensionOperation, Held, OperationData};
-pub use queue_pair::{QpExtension, QpShape, QpVariant};
-pub use shared_receive_queue::SrqExtension;
+pub use handle::Extension;

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::panic::Location;
 
-use crate::completion::WcStatus;
+use crate::capability::Unsupported;
 use crate::error::{ErrorKind, VerbError};
-use crate::extension::Unsupported;
-use crate::memory::{OutOfMemory, OutOfRange};
-use crate::objects::DestroyError;
+use crate::lifecycle::DestroyError;
+use crate::mem::{OutOfMemory, OutOfRange};
 use crate::post::{PostError, PostReason};
+use crate::wc::WcStatus;
 
 /// What kind of thing a probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -20,8 +20,8 @@ pub use pair::{Pair, Side, open};
 pub use rig::{Clock, End, Fast, Pace, Region, Rig};
 pub use verify::{Finding, ProbeResult, Verdict, Verified, refusal_of, verify};
 
-use crate::capability::{BaselineGaps, DeviceAttributes, Transport};
-use crate::extension::FeatureInfo;
+use crate::capability::{BaselineGaps, DeviceAttributes, FeatureInfo};
+use crate::transport::Transport;
 
 /// What a probe answers.
 pub type Outcome = Result<(), Evidence>;

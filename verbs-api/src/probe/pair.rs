@@ -5,13 +5,15 @@ use std::ops::Deref;
 use super::rig::poll_all;
 use super::{End, Evidence, Outcome, Region, Rig};
 use crate::access::Access;
-use crate::completion::WcStatus;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::pd::Pd;
-use crate::provider::Operation;
-use crate::qp::{ConnectOptions, Qp, QpOptions, QpState, QpType};
-use crate::wr::{FetchAdd, Operations, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
+use crate::qp::{ConnectOptions, Qp, QpOptions};
+use crate::qp_attributes::QpState;
+use crate::service::{Operations, QpType};
+use crate::wc::WcStatus;
+use crate::wr::requests::Operation;
+use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
@@ -234,7 +236,7 @@ impl Rig {
         }
     }
 
-    /// Whether the far end lets the near one write eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one write eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.
@@ -246,7 +248,7 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one read eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one read eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.
@@ -258,7 +260,7 @@ impl Rig {
         )
     }
 
-    /// Whether the far end lets the near one add to eight octets; a refusal ends the connection.
+    /// Whether the far end lets the near one add to eight bytes; a refusal ends the connection.
     ///
     /// # Errors
     /// Neither granted nor refused as an access error.
@@ -298,7 +300,7 @@ impl Rig {
         pair: &Pair,
         request: impl Into<WorkRequest<'a>>,
     ) -> Result<WcStatus, Evidence> {
-        use crate::event::EventType;
+        use crate::event_type::EventType;
         let request = request.into();
         self.far.events();
         let status = self.run(&pair.near, request)?;

@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use super::{Evidence, Outcome};
 use crate::access::Access;
-use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements, Transport};
-use crate::completion::Completion;
+use crate::capability::{BaselineGaps, DeviceAttributes, FeatureBits, Requirements};
 use crate::context::Context;
 use crate::control::Started;
 use crate::cq::Cq;
-use crate::event::EventType;
+use crate::device::Device;
+use crate::event_type::EventType;
 use crate::ids::{Gid, LKey, RKey};
-use crate::memory::{Memory, PageList};
+use crate::lifecycle::DestroyError;
+use crate::mem::{Memory, MwType, PageList, Sge};
 use crate::mr::{Mr, MrKey, MrOptions};
 use crate::mw::Mw;
-use crate::objects::DestroyError;
 use crate::pd::Pd;
-use crate::provider::MwType;
-use crate::registry::Device;
-use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress, Sge};
+use crate::transport::Transport;
+use crate::wc::Completion;
+use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 
-/// Octets of a page.
+/// Bytes of a page.
 const PAGE: u64 = 4096;
 
 /// How time passes for a probe.
@@ -143,19 +143,19 @@ impl Rig {
     pub fn group(&self, number: u8) -> Gid {
         let port = &self.attributes().ports[0];
         let own = port.gid(port.default_gid_index()).map(Gid::as_ip);
-        let mut octets = [0; 16];
-        (octets[0], octets[1], octets[15]) = (0xff, 0x0e, number);
+        let mut bytes = [0; 16];
+        (bytes[0], bytes[1], bytes[15]) = (0xff, 0x0e, number);
         let process = std::process::id();
         if let Some(IpAddr::V4(_)) = own {
             // 239.0.0.0/8 is for whoever wants it: 16 bits remain for process and rig.
             let rig = process.wrapping_mul(0x9e37_79b1).wrapping_add(self.number);
-            octets[10..13].copy_from_slice(&[0xff, 0xff, 239]);
-            octets[13..15].copy_from_slice(&(rig as u16).to_be_bytes());
+            bytes[10..13].copy_from_slice(&[0xff, 0xff, 239]);
+            bytes[13..15].copy_from_slice(&(rig as u16).to_be_bytes());
         } else {
-            octets[6..10].copy_from_slice(&process.to_be_bytes());
-            octets[10..14].copy_from_slice(&self.number.to_be_bytes());
+            bytes[6..10].copy_from_slice(&process.to_be_bytes());
+            bytes[10..14].copy_from_slice(&self.number.to_be_bytes());
         }
-        Gid(octets)
+        Gid(bytes)
     }
 
     /// One device that is both ends, opened for everything that it claims, and for `beyond` whether it claims that or
@@ -375,7 +375,7 @@ impl End {
         Ok(sge)
     }
 
-    /// Memory of this many octets, and an allocated key that it can be registered under.
+    /// Memory of this many bytes, and an allocated key that it can be registered under.
     ///
     /// # Errors
     /// The device's.
@@ -418,7 +418,7 @@ impl Region {
         self.mr.remote(offset)
     }
 
-    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that tell where they are, different for each `seed`.
     ///
     /// # Errors
     /// None.
@@ -435,27 +435,27 @@ impl Region {
         Ok(self.memory.to_vec(offset, length)?)
     }
 
-    /// Copies octets in.
+    /// Copies bytes in.
     ///
     /// # Errors
     /// They lie outside.
     #[track_caller]
-    pub fn put(&self, offset: usize, octets: &[u8]) -> Outcome {
-        Ok(self.memory.write(offset, octets)?)
+    pub fn put(&self, offset: usize, bytes: &[u8]) -> Outcome {
+        Ok(self.memory.write(offset, bytes)?)
     }
 
-    /// Eight octets as an integer of this machine.
+    /// Eight bytes as an integer of this machine.
     ///
     /// # Errors
     /// They lie outside.
     #[track_caller]
     pub fn word(&self, offset: usize) -> Result<u64, Evidence> {
-        let mut octets = [0; 8];
-        octets.copy_from_slice(&self.bytes(offset, 8)?);
-        Ok(u64::from_ne_bytes(octets))
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.bytes(offset, 8)?);
+        Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// Sets eight octets to an integer of this machine.
+    /// Sets eight bytes to an integer of this machine.
     ///
     /// # Errors
     /// They lie outside.
@@ -467,12 +467,12 @@ impl Region {
 
 fn fill(memory: &Memory, seed: u8) -> Outcome {
     let pattern = |at: usize| (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ seed | 1;
-    let octets: Vec<_> = (0..memory.len()).map(pattern).collect();
-    Ok(memory.write(0, &octets)?)
+    let bytes: Vec<_> = (0..memory.len()).map(pattern).collect();
+    Ok(memory.write(0, &bytes)?)
 }
 
 impl Fast {
-    /// Memory of this many octets, and a key, in a domain.
+    /// Memory of this many bytes, and a key, in a domain.
     ///
     /// # Errors
     /// The device's.
@@ -526,7 +526,7 @@ impl Fast {
         self.key.remote(self.pages.address() + offset)
     }
 
-    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that tell where they are, different for each `seed`.
     ///
     /// # Errors
     /// None.

@@ -3,8 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Evidence, EvidenceKind, Outcome, Probe, Rig};
-use crate::capability::{DeviceAttributes, FeatureBits, Requirements};
-use crate::extension::FeatureInfo;
+use crate::capability::{DeviceAttributes, FeatureBits, FeatureInfo, Requirements};
 
 /// What is true of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,52 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{AddressVector, Qp, QpAttrMask, QpAttributes, QpState, QpType, transition};
+use super::Qp;
 use crate::access::Access;
-use crate::argument::ArgumentReason;
 use crate::capability::Mtu;
-use crate::context::{Context, ContextInner};
+use crate::context::Context;
+use crate::contract::modify_in_turn;
 use crate::control::Started;
-use crate::error::VerbError;
-use crate::ids::{Gid, LinkAddress, Port, Psn, Qpn};
-use crate::provider::modify_in_turn;
-
-/// What a peer needs to know to connect: exchange it by any means.
-///
-/// ```no_run
-/// # fn example(qp: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{QpEndpoint, ids::{Psn, Qpn}};
-/// let own = qp.endpoint()?;
-/// // All four go to the peer, in any form; it makes the same endpoint of them, and connects to it.
-/// let (qp_num, sq_psn) = (own.qp_num.value(), own.sq_psn.value());
-/// let told = QpEndpoint { qp_num: Qpn::new(qp_num), sq_psn: Psn::new(sq_psn), ..own };
-/// assert_eq!(told, own);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpEndpoint {
-    /// The queue pair.
-    pub qp_num: Qpn,
-    /// The first packet sequence number that it sends.
-    pub sq_psn: Psn,
-    /// Where its port is found on the link.
-    pub address: LinkAddress,
-    /// The port's global identifier.
-    pub gid: Gid,
-}
-
-/// Which end of its connection a queue pair is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Half {
-    /// It asks and answers, as queue pairs do of which no extension makes something else.
-    #[default]
-    Both,
-    /// It asks: at the other end is a [`Responder`](Self::Responder).
-    Requester,
-    /// It answers, and has no queues of its own that end with its connection.
-    Responder,
-}
+use crate::error::{ArgumentReason, VerbError};
+use crate::ids::{Port, Psn};
+use crate::lifecycle::Handle;
+use crate::qp_attributes::{
+    AddressVector, Half, QpAttrMask, QpAttributes, QpEndpoint, QpState, transition,
+};
+use crate::service::QpType;
 
 /// How a queue pair is brought up.
 ///
@@ -121,25 +88,25 @@ impl ConnectOptions {
     }
 
     setters! {
-        /// The own port, counted from 1.
+        /// The local port, counted from 1.
         port_num: Port;
         /// Index of the partition key.
         pkey_index: u16;
-        /// Index of the own global identifier; the port's
+        /// Index of the local GID; the port's
         /// [default](crate::capability::PortAttributes::default_gid_index) unless set.
         sgid_index: u8 => Some;
         /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
         ///
-        /// It is about requests of the peer's: the answers to own reads need no right here, on no transport.
+        /// This concerns the peer's requests: responses to this side's own reads need no right here, on any transport.
         access: Access;
         /// The Q_Key of datagrams.
         qkey: u32;
-        /// Payload octets of one packet; the port's active MTU unless set.
+        /// Payload bytes of one packet; the port's active MTU unless set.
         path_mtu: Mtu => Some;
         /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
         sq_psn: Psn => Some;
-        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that where answers were
-        /// slow; 0 never times out. 14 unless set.
+        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that after slow
+        /// responses; 0 never times out. 14 unless set.
         timeout: u8;
         /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
         retry_cnt: u8;
@@ -159,12 +126,12 @@ impl ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// The path MTU, where one was set.
+    /// The path MTU, if one was set.
     pub const fn chosen_path_mtu(&self) -> Option<Mtu> {
         self.path_mtu
     }
 
-    /// The own port.
+    /// The local port.
     pub const fn chosen_port(&self) -> Port {
         self.port_num
     }
@@ -179,8 +146,8 @@ impl ConnectOptions {
         self.rnr_retry
     }
 
-    /// What [`Qp::connect`] does to a reliable queue pair, for a program that does it itself: the way to INIT, to RTR and
-    /// to RTS.
+    /// The steps of [`Qp::connect`] for a reliable queue pair, for programs that modify it themselves: to INIT, to RTR and to
+    /// RTS.
     ///
     /// # Errors
     /// There is no such port, or the device was removed.
@@ -190,18 +157,18 @@ impl ConnectOptions {
         peer: &QpEndpoint,
     ) -> Result<[QpAttributes; 3], VerbError> {
         let own_psn = self.sq_psn.unwrap_or_default();
-        self.steps(&context.inner, peer, own_psn, (true, true))
+        self.steps(context, peer, own_psn, (true, true))
     }
 
-    /// `asks` and `answers`: what of reads it is told.
+    /// `asks` and `answers`: whether it gets the attributes of a requester and of a responder of reads.
     fn steps(
         &self,
-        context: &ContextInner,
+        context: &Context,
         peer: &QpEndpoint,
         own_psn: Psn,
         (asks, answers): (bool, bool),
     ) -> Result<[QpAttributes; 3], VerbError> {
-        let limits = &context.attributes().limits;
+        let limits = context.limits();
         let port = context.query_port(self.port_num)?;
         let path = AddressVector {
             sgid_index: self.sgid_index.unwrap_or(port.default_gid_index()),
@@ -260,7 +227,7 @@ impl Qp {
     /// # Errors
     /// The queue pair was destroyed, or its device removed.
     pub fn endpoint(&self) -> Result<QpEndpoint, VerbError> {
-        let port = self.node().context().query_port(1)?;
+        let port = self.open_device().query_port(1)?;
         self.endpoint_at(1, port.default_gid_index())
     }
 
@@ -269,8 +236,8 @@ impl Qp {
     /// # Errors
     /// There is no such port or identifier, the queue pair was destroyed, or its device removed.
     pub fn endpoint_at(&self, port_num: Port, sgid_index: u8) -> Result<QpEndpoint, VerbError> {
-        self.node().check_live()?;
-        let port = self.node().context().query_port(port_num)?;
+        self.object().node.check_live()?;
+        let port = self.open_device().query_port(port_num)?;
         let gid = port
             .gid(sgid_index)
             .ok_or_else(|| VerbError::argument("sgid_index", "the port has no such identifier"))?;
@@ -283,8 +250,8 @@ impl Qp {
         })
     }
 
-    /// Which end of its connection it is: a variant that is not told what a responder needs only asks, and one that is not
-    /// told what a requester needs only answers.
+    /// Its role in its connection. A variant without the attributes of a responder is a requester only, one without those of a
+    /// requester is a responder only.
     pub fn half(&self) -> Half {
         if self.variant().is_none() || self.qp_type() != QpType::Rc {
             return Half::Both;
@@ -342,7 +309,7 @@ impl Qp {
         self.request(Ok(()), move |reply| ops.connect(&peer, steps, reply))
     }
 
-    /// What [`connect`](Self::connect) does, as attributes: the way to INIT, to RTR and to RTS.
+    /// The steps of [`connect`](Self::connect) as attributes: to INIT, to RTR and to RTS.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, peer: verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
@@ -366,10 +333,10 @@ impl Qp {
             let reason = "datagrams have no peer: activate it";
             return Err(VerbError::argument("qp_type", reason));
         }
-        // Only a reliable one is told of reads.
+        // Only reliable queue pairs have attributes of reads.
         let reliable = self.qp_type() == QpType::Rc;
         let halves = (reliable && self.asks(), reliable && self.answers());
-        options.steps(self.node().context(), peer, self.sq_psn(), halves)
+        options.steps(&self.open_device(), peer, self.sq_psn(), halves)
     }
 
     /// Modifies with each of these, until one fails: one control request.
@@ -447,8 +414,8 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// ```
 ///
 /// # Errors
-/// [`VerbError::InvalidArgument`] where the two cannot be a pair: they are of different services, are variants that never
-/// meet, or are one and the same. Neither has changed then. Otherwise of the first step that failed.
+/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services, are variants that do not
+/// fit together, or are one and the same. Neither has changed then. Otherwise that of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {
@@ -456,7 +423,7 @@ pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
         Err(error) => return Started::ready(Err(error)),
     };
     // Both are started before either is waited for: a stream transport needs both ends.
-    let (started, outcome) = a.node().context().begin();
+    let (started, outcome) = a.object().context.begin();
     let options = ConnectOptions::new().access(access);
     let first = a.connect(&at_b, options);
     let second = b.connect(&at_a, options);

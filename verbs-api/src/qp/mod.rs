@@ -1,17 +1,17 @@
 //! Queue pairs: types, states, attributes, and the object itself.
 
-mod attributes;
 mod connect;
 mod options;
 mod pair;
 mod poster;
-mod state;
 pub(crate) mod submit;
 
-pub use attributes::*;
-pub use connect::{ConnectOptions, Half, QpEndpoint, connect_pair};
+pub use crate::qp_attributes::{
+    AddressVector, BadModify, Half, QpAttrMask, QpAttributes, QpCap, QpCounters, QpEndpoint,
+    QpState, QpStatus, Transition, check_modify, check_modify_of, transition,
+};
+pub use crate::service::QpType;
+pub use crate::srq::SrqStatus;
+pub use connect::{ConnectOptions, connect_pair};
 pub use options::QpOptions;
 pub use pair::Qp;
-pub use state::*;
-
-pub use crate::srq::SrqStatus;

@@ -1,37 +1,19 @@
-//! What a queue pair is created with, and what of it is refused.
+//! Creation options of queue pairs, and their checks.
 
-use super::{QpCap, QpType};
-use crate::argument::ArgumentReason;
 use crate::capability::{Baseline, BaselineGaps, DeviceAttributes, Grant, Limit, Limits};
-use crate::context::ContextInner;
+use crate::contract::{QpExtension, QpShape};
 use crate::cq::Cq;
-use crate::error::VerbError;
-use crate::extension::{QpExtension, QpShape, QpVariant};
-use crate::objects::ObjectId;
+use crate::error::{ArgumentReason, VerbError};
+use crate::lifecycle::ContextCore;
+use crate::object_id::ObjectId;
 use crate::post::{PostReason, QpRules};
+use crate::qp_attributes::{QpCap, QpVariant};
+use crate::service::{Operations, QpType};
 use crate::srq::Srq;
-use crate::wr::Operations;
 
-impl QpType {
-    /// The operations that this service has, whatever the device can do.
-    pub const fn operations(self) -> Operations {
-        let datagram = Operations::SEND.union(Operations::SEND_WITH_IMM);
-        let unreliable = datagram
-            .union(Operations::WRITE)
-            .union(Operations::WRITE_WITH_IMM)
-            .union(Operations::BIND_MW)
-            .union(Operations::LOCAL_INV);
-        match self {
-            Self::Ud => datagram,
-            Self::Uc => unreliable,
-            Self::Rc => Operations::all(),
-        }
-    }
-}
-
-/// What a queue pair is created with.
+/// Creation options of a queue pair.
 ///
-/// Unless told otherwise it does every operation that its service has and that needs no feature.
+/// By default it supports every operation of its service that needs no feature.
 ///
 /// ```
 /// # fn example(cq: &verbs_api::Cq) {
@@ -124,7 +106,7 @@ impl QpOptions {
         self
     }
 
-    /// Inline octets. 64 unless set, or what the device has where that is less.
+    /// Inline bytes. 64 unless set, or what the device has where that is less.
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
         self.max_inline_data = Some(max_inline_data);
         self
@@ -171,14 +153,14 @@ impl QpOptions {
 
     pub(super) fn granted_operations(
         &self,
-        context: &ContextInner,
+        context: &ContextCore,
     ) -> Result<Operations, VerbError> {
         let grant = &context.grant;
         let features = grant.features();
         if self.variant().is_some_and(|variant| !variant.has_sends()) {
             return Ok(Operations::empty());
         }
-        // Who was granted what the device says that it lacks is refused by the device, not here.
+        // A program that was granted a gap all the same is refused by the device, not here.
         let device_gaps = context.gaps();
         let service = Baseline::taken_by(self.qp_type, Operations::empty()).gaps() & device_gaps;
         if !service.is_empty() {
@@ -320,12 +302,12 @@ fn gaps_of(operations: Operations, gaps: BaselineGaps) -> (Operations, BaselineG
     closed
 }
 
-/// What posting checks: fixed now.
+/// The rules that posting checks, fixed at creation.
 pub(super) fn rules(
     qp_type: QpType,
     pd: ObjectId,
     operations: Operations,
-    context: &ContextInner,
+    context: &ContextCore,
     cap: &QpCap,
     has_srq: bool,
 ) -> QpRules {

@@ -1,39 +1,43 @@
-//! The queue pair as a program has it.
+//! Queue pairs: the handle, posting, and control verbs.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{fmt, mem, slice};
 
+use super::QpOptions;
 use super::options::{rules, why_closed};
 use super::poster::Poster;
-use super::{QpAttributes, QpCap, QpCounters, QpOptions, QpState, QpStatus, QpType};
-use crate::argument::ArgumentReason;
 use crate::capability::{BaselineGaps, Features};
-use crate::control::Started;
+use crate::context::{Context, Opened};
+use crate::contract::{QpInit, QpOps};
+use crate::control::{Reply, Started};
 use crate::cq::CqObject;
-use crate::error::VerbError;
-use crate::extension::{ExtensionOperation, QpVariant, RequestAttribute};
+use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, Psn, Qpn, RKey};
-use crate::mw::Mw;
-use crate::objects::{
-    AnyObject, Birth, DestroyError, Extra, Handle, Object, ObjectId, ObjectKind, Reserved, Ticket,
+use crate::lifecycle::{
+    AnyObject, DestroyError, Extra, Handle, Object, ObjectBuilder, Ops, Reserved, by_identity,
     destroy,
 };
+use crate::mem::MwType;
+use crate::object_id::{ObjectId, ObjectKind};
+use crate::operation::{ExtensionOperation, RequestAttribute};
 use crate::pd::Pd;
 use crate::portable::{Lowered, Portable};
 use crate::post::{PostError, PostReason, QpRules};
-use crate::provider::{Common, MwType, Operation, QpInit, QpOps, Reply};
+use crate::qp_attributes::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpVariant};
 use crate::receive::{post_in_place, post_owned, post_receives};
-use crate::wr::requests::Special;
-use crate::wr::{Batch, BindWindow, Operations, ReceiveRequest, WorkRequest};
+use crate::service::{Operations, QpType};
+use crate::wr::requests::{Common, Operation, Special};
+use crate::wr::{Batch, BindWindow, ReceiveRequest, WorkRequest};
 
 pub(crate) struct QpExtra {
+    opened: Arc<Opened>,
     rules: Arc<QpRules>,
     sq_psn: Psn,
     attachments: Mutex<Vec<Attachment>>,
     queues: Queues,
 }
 
-/// Where a queue pair completes. It holds the queues as its parents, and no longer than those.
+/// The completion queues of a queue pair. Weak: the queue pair holds them as its parents.
 #[derive(Clone)]
 pub(super) struct Queues {
     pub(super) send: Weak<CqObject>,
@@ -41,7 +45,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    // Requests that have not completed never will.
+    // Ends the futures of outstanding requests: they will not complete.
     fn end_requests_of(&self, qp: ObjectId) {
         for queue in [&self.send, &self.recv]
             .into_iter()
@@ -54,7 +58,7 @@ impl Queues {
 
 struct Attachment {
     group: Gid,
-    // Shows in the list of holders; `None` until the provider has attached.
+    // Its entry in the list of holders; `None` until the provider has attached.
     hold: Option<AttachmentHold>,
 }
 
@@ -66,6 +70,20 @@ struct AttachmentHold {
 impl Extra for QpExtra {
     fn on_destroyed(&self, id: ObjectId) {
         self.queues.end_requests_of(id);
+    }
+}
+
+impl Ops for dyn QpOps {
+    fn destroy(&self, reply: Reply<()>) {
+        QpOps::destroy(self, reply);
+    }
+
+    fn admit(&self, open: bool) {
+        QpOps::admit(self, open);
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.qp_num().value())
     }
 }
 
@@ -99,9 +117,29 @@ pub(crate) type QpObject = Object<dyn QpOps, QpExtra>;
 #[derive(Clone)]
 #[doc(alias = "ibv_qp")]
 pub struct Qp {
-    // What posting needs is one step away, and the handle small: a program may have many.
+    // What posting needs is one pointer away, and the handle is small: a program may have many.
     object: Poster,
     rules: Arc<QpRules>,
+}
+
+impl Context {
+    /// The queue pair of this identity, or `None` once it was destroyed.
+    pub fn find_qp(&self, id: ObjectId) -> Option<Qp> {
+        Some(Qp::of(self.find(id)?))
+    }
+}
+
+impl Pd {
+    /// Makes a queue pair for the operations that it will do: the whole set is granted, or creation fails.
+    ///
+    /// # Errors
+    /// The features or baseline abilities that are missing, an operation that the service does not
+    /// have, a number beyond its limit, or a queue of another device.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_qp(&self, options: QpOptions) -> Started<Qp> {
+        Qp::create(self, options)
+    }
 }
 
 impl Qp {
@@ -136,6 +174,17 @@ impl Qp {
             extensions,
             ..
         } = options;
+        let srq_context = srq.as_ref().map(|srq| &srq.object().context);
+        let contexts = [
+            ("send_cq", Some(&send_cq.object().context)),
+            ("recv_cq", Some(&recv_cq.object().context)),
+            ("srq", srq_context),
+        ];
+        for (argument, other) in contexts {
+            if other.is_some_and(|other| !Arc::ptr_eq(other, context)) {
+                return Err(VerbError::argument(argument, ArgumentReason::AnotherDevice));
+            }
+        }
         let mut parents: Vec<Arc<dyn AnyObject>> = vec![
             Arc::clone(&pd.object) as _,
             Arc::clone(send_cq.object()) as _,
@@ -145,16 +194,11 @@ impl Qp {
             srq.iter()
                 .map(|srq| Arc::clone(srq.object()) as Arc<dyn AnyObject>),
         );
-        for (parent, argument) in parents.iter().zip(["pd", "send_cq", "recv_cq", "srq"]) {
-            if !Arc::ptr_eq(parent.node().context(), context) {
-                return Err(VerbError::argument(argument, ArgumentReason::AnotherDevice));
-            }
-        }
-        let birth = Birth::new(context, ObjectKind::Qp, parents)?;
+        let builder = ObjectBuilder::new(context, ObjectKind::Qp, parents)?;
         let rules = rules(qp_type, pd.id(), operations, context, &cap, srq.is_some());
         let rules = variant.map_or(rules, |variant| rules.of_variant(variant));
         let init = QpInit {
-            id: birth.id(),
+            id: builder.id(),
             qp_type,
             send_cq: Arc::clone(&send_cq.object().ops),
             recv_cq: Arc::clone(&recv_cq.object().ops),
@@ -169,32 +213,40 @@ impl Qp {
             send: Arc::downgrade(send_cq.object()),
             recv: Arc::downgrade(recv_cq.object()),
         };
+        let opened = Arc::clone(&pd.object.extra.opened);
         let (started, outcome) = context.begin();
         pd.object.ops.create_qp(
             init,
             Reply::new(move |result| {
-                outcome.complete(result.map(|ops| Self::made(birth, ops, rules, queues)));
+                outcome.complete(result.map(|ops| Self::made(builder, ops, rules, queues, opened)));
             }),
         );
         Ok(started)
     }
 
-    fn made(birth: Birth, ops: Arc<dyn QpOps>, mut rules: QpRules, queues: Queues) -> Self {
+    fn made(
+        builder: ObjectBuilder,
+        ops: Arc<dyn QpOps>,
+        mut rules: QpRules,
+        queues: Queues,
+        opened: Arc<Opened>,
+    ) -> Self {
         // What the device made is at least what was asked for, and all of it may be used.
         let cap = ops.cap();
         rules.max_recv_sge = cap.max_recv_sge;
         rules.max_inline_data = cap.max_inline_data;
         rules.max_send_sge = cap.max_send_sge;
         rules.max_sge_rd = rules.max_sge_rd.min(cap.max_send_sge);
-        let sq_psn = Psn::new(birth.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
+        let sq_psn = Psn::new(builder.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
         let attachments = Mutex::default();
         let extra = QpExtra {
-            rules: birth.context().share_rules(rules),
+            opened,
+            rules: builder.context().share_rules(rules),
             sq_psn,
             attachments,
             queues,
         };
-        Self::of(birth.finish(|node| Object { ops, node, extra }))
+        Self::of(builder.finish(ops, extra))
     }
 
     /// Its identity.
@@ -329,7 +381,7 @@ impl Qp {
 
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
-    /// Post many ahead: a message that finds none waits or is lost, as the service has it.
+    /// Post several ahead: a message that finds none is retried or lost, depending on the service.
     ///
     /// # Errors
     /// Why it was not posted. The request is dropped and its buffers go back to their pools;
@@ -373,7 +425,7 @@ impl Qp {
         })
     }
 
-    /// Binds a window of type 1; answers the key that it has from then on. [`BindWindow::unbind`] unbinds it.
+    /// Binds a window of type 1; returns the key that it has from then on. [`BindWindow::unbind`] unbinds it.
     /// Needs [`Features::WINDOW_1`].
     ///
     /// Requests posted later see the bind. A peer that learns the key by another way than this queue
@@ -408,8 +460,8 @@ impl Qp {
             return Err(PostReason::OperationNotEnabled { missing }.into());
         }
         bind.validate(&self.rules)?;
-        bind.check_handles(self.object.node.context())?;
-        if bind.window().map(Mw::mw_type) != Some(MwType::Type1) {
+        bind.check_handles(&self.object.context)?;
+        if bind.window_type() != Some(MwType::Type1) {
             return Err(PostReason::WindowType.into());
         }
         let bound = self.ops().bind_mw(bind);
@@ -452,34 +504,33 @@ impl Qp {
         })
     }
 
-    /// Whoever makes the connection is told of its end by other means: where the peer ends it in good order, what was posted
-    /// to receive stays until the program flushes it. Without this it is flushed where the transport itself tells of the
-    /// end, as iWARP does. For connection managers, before the queue pair is ready to receive; until it is reset.
+    /// Keeps posted receives when the peer closes the connection in good order, because the connection manager reports the
+    /// disconnect; the program flushes them. Without this, a transport that notices the close itself, as iWARP does, flushes
+    /// them. For connection managers: call it before RTR; RESET clears it.
     pub fn keep_receives(&self) {
         self.ops().keep_receives();
     }
 
-    // Whether queue pairs of the device are modified so.
+    // Refuses a step that queue pairs of the device do not support.
     pub(super) fn check_step(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
-        let context = self.object.node.context();
+        let context = &self.object.context;
         match attributes.qp_state {
             Some(QpState::Rtr) => context.check_gap(BaselineGaps::NO_MODIFY_TO_RTR),
             _ => Ok(()),
         }
     }
 
-    // One control request on this queue pair: shown as its holder until it has ended.
+    // Starts one control request on this queue pair, which is its holder until it has ended.
     pub(super) fn request(
         &self,
         check: Result<(), VerbError>,
         start: impl FnOnce(Reply<()>),
     ) -> Started<()> {
-        let object = Arc::clone(self.object.object()) as Arc<dyn AnyObject>;
-        let ticket = match check.and_then(|()| Ticket::new(object)) {
+        let ticket = match check.and_then(|()| self.object.object().begin_request()) {
             Ok(ticket) => ticket,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, outcome) = self.object.node.context().begin();
+        let (started, outcome) = self.object.context.begin();
         start(Reply::new(move |result| {
             drop(ticket);
             outcome.complete(result);
@@ -497,12 +548,12 @@ impl Qp {
         self.ops().query()
     }
 
-    /// What it counted since it was created.
+    /// Its counters since it was created.
     pub fn counters(&self) -> QpCounters {
         self.ops().counters()
     }
 
-    /// Joins a multicast group; shows as a holder of the queue pair until it leaves. Needs
+    /// Joins a multicast group, which is a holder of the queue pair until it leaves. Needs
     /// [`Features::MULTICAST`].
     ///
     /// ```no_run
@@ -533,7 +584,7 @@ impl Qp {
                 }),
             );
         });
-        // Refused because the handle is dead: nothing was started that would take the entry back.
+        // Refused because the handle is dead: no request was started that would remove the entry.
         if accepted && !self.object.node.is_live() {
             self.object.extra.forget_unattached(group);
         }
@@ -541,7 +592,7 @@ impl Qp {
     }
 
     fn check_attach(&self, group: Gid) -> Result<(), VerbError> {
-        self.object.node.context().require(Features::MULTICAST)?;
+        self.object.context.require(Features::MULTICAST)?;
         if self.rules.qp_type != QpType::Ud {
             return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
         }
@@ -597,8 +648,12 @@ impl Qp {
         destroy(self)
     }
 
-    pub(crate) fn node(&self) -> &crate::objects::node::Node {
-        &self.object.node
+    /// The open device that it belongs to.
+    pub(super) fn open_device(&self) -> Context {
+        Context {
+            core: Arc::clone(&self.object.context),
+            opened: Arc::clone(&self.object.extra.opened),
+        }
     }
 
     pub(super) fn ops(&self) -> &Arc<dyn QpOps> {
@@ -622,7 +677,7 @@ impl Qp {
         }
     }
 
-    // Where the handle is dead, that is the reason, whatever else there is.
+    // If the handle is dead, that is the reason, whatever else is wrong.
     #[cold]
     fn refused(&self, reason: PostReason) -> PostReason {
         self.check_live().err().unwrap_or(reason)
@@ -647,7 +702,7 @@ impl Qp {
 
     #[inline]
     fn check(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
-        // The common ones are told apart once; the rest at each step.
+        // The common ones are matched once, the others again at each step.
         match request {
             WorkRequest::Write(write) => self.check_one(write),
             WorkRequest::Send(send) => self.check_one(send),
@@ -656,12 +711,12 @@ impl Qp {
         }
     }
 
-    // Apart: an arm more would have the common ones found in a table.
+    // Out of line: with another arm the compiler would dispatch the common ones through a jump table.
     #[inline(never)]
     fn check_other(&self, request: &WorkRequest<'_>) -> Result<(), PostReason> {
         self.check_one(request)?;
         match request {
-            WorkRequest::BindWindow(bind) => bind.check_handles(self.object.node.context()),
+            WorkRequest::BindWindow(bind) => bind.check_handles(&self.object.context),
             _ => Ok(()),
         }
     }
@@ -675,7 +730,7 @@ impl Qp {
         request.validate(&self.rules)
     }
 
-    // Of a variant, whose requests carry an attribute; or an operation that was not asked for.
+    // A request on a variant, which must carry its attribute; or an operation that the queue pair was not created for.
     #[cold]
     fn check_special(&self, request: &impl Operation) -> Result<(), PostReason> {
         let operation = request.operation();
@@ -733,7 +788,7 @@ impl Qp {
     }
 }
 
-// Whether it is carried out where it was posted.
+// Whether the operation is carried out locally.
 fn is_local(operation: Operations) -> bool {
     let of_core = Operations::BIND_MW | Operations::LOCAL_INV | Operations::FAST_REGISTER;
     let mut of_extensions = operation.of_extensions();
@@ -757,7 +812,7 @@ impl QpExtra {
 
     fn attached(&self, object: &Arc<QpObject>, group: Gid, success: bool) {
         let hold = success.then(|| {
-            let context = object.node.context();
+            let context = &object.context;
             let reserved = context.table().reserve(ObjectKind::Multicast).ok()?;
             let slot = object.node.add_holder(reserved.user());
             Some(AttachmentHold {
@@ -800,6 +855,8 @@ impl Handle for Qp {
         self.object.object()
     }
 }
+
+by_identity!(Qp: Handle::object);
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

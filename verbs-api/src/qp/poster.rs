@@ -1,6 +1,6 @@
-//! The way from a handle to the provider's data path: one pointer.
+//! The path from a handle to the provider's data path: one pointer.
 
-// A pointer into what the object beside it keeps alive.
+// A pointer into the provider's object, which the field beside it keeps alive.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::pair::QpObject;
-use crate::provider::PostOps;
+use crate::contract::PostOps;
 
 /// An object, and the provider's data path of it.
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! Requests whose completion is awaited.
+//! Requests as futures of their completions.
 
 use std::fmt;
 use std::future::Future;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::Qp;
-use crate::completion::{Completion, CompletionError};
 use crate::control::{block_on, block_on_for};
 use crate::cq::CqObject;
 use crate::cq::router::Ticket;
 use crate::error::VerbError;
-use crate::objects::Handle;
+use crate::lifecycle::Handle;
 use crate::post::PostError;
-use crate::provider::Operation;
+use crate::wc::{Completion, CompletionError};
+use crate::wr::requests::Operation;
 use crate::wr::{ReceiveRequest, SendFlags, WorkRequest};
 
 /// Why a submitted request did not succeed.
@@ -39,8 +39,8 @@ pub enum SubmitError {
 
 /// A request that was submitted: await its completion, or [`wait`](Self::wait) for it.
 ///
-/// The request goes on whatever becomes of this value. Dropped, it cancels nothing: the completion is thrown away when
-/// it comes, and its buffers go back to their pools.
+/// The request proceeds whatever happens to this value. Dropping it cancels nothing: the completion is discarded when it
+/// arrives, and its buffers go back to their pools.
 #[must_use = "the request is carried out, but nobody learns how it ended"]
 pub struct Submitted {
     state: State,
@@ -58,7 +58,7 @@ enum State {
 }
 
 impl Qp {
-    /// Posts one request; what is answered is the future of its completion, which has the request's `wr_id`.
+    /// Posts one request and returns the future of its completion, which has the request's `wr_id`.
     ///
     /// The request is signaled in any case. From the first one on, `wr_id`s with the top bit set are the library's on the
     /// completion queue of this queue pair; other requests may be posted, and their completions polled, as before.
@@ -87,7 +87,7 @@ impl Qp {
         })
     }
 
-    /// Posts one receive; what is answered is the future of its completion, which has the request's `wr_id`. A buffer of
+    /// Posts one receive and returns the future of its completion, which has the request's `wr_id`. A buffer of
     /// a [`BufferPool`](crate::BufferPool) converts into a request, and comes back with the completion.
     ///
     /// The rest is as for [`submit`](Self::submit). Receives of a shared queue complete in the queue of whichever queue

@@ -1,90 +1,14 @@
-//! Where the octets of a request lie.
+//! Where the bytes of a request lie.
 
 use std::fmt;
 
-use crate::ids::{LKey, Qpn, RKey};
-use crate::memory::{Buffer, Loan};
-use crate::objects::Ah;
-
-/// A scatter/gather entry: a stretch of registered memory, named by its local key.
-///
-/// Made by a region ([`Mr::sge`](crate::Mr::sge)) or a key ([`MrKey::sge`](crate::MrKey::sge)): safe code can only name
-/// the memory that it registered. Length 0 is 0 bytes, and then the key is not looked at. It holds nothing: the device
-/// checks key, bounds and rights when the request runs. Laid out as the C interface has it: `addr`, `length` and `lkey` at
-/// 0, 8 and 12.
-///
-/// ```no_run
-/// # fn example(qp: &verbs_api::Qp, header: &verbs_api::Mr, body: &verbs_api::Mr)
-/// #     -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::wr;
-/// let entries = [header.sge(0, 16)?, body.sge_all()];
-/// qp.post_one(wr::Send::new(&entries))?; // one message of both
-/// # Ok(())
-/// # }
-/// ```
-///
-/// A program cannot make up a key:
-///
-/// ```compile_fail,E0451
-/// use verbs_api::{Sge, ids::LKey};
-/// let forged = Sge { addr: 0x1000, length: 11, lkey: LKey::new(0x1234) };
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[doc(alias = "ibv_sge")]
-#[repr(C)]
-pub struct Sge {
-    addr: u64,
-    length: u32,
-    lkey: LKey,
-}
-
-const _: () = assert!(
-    size_of::<Sge>() == 16
-        && std::mem::offset_of!(Sge, addr) == 0
-        && std::mem::offset_of!(Sge, length) == 8
-        && std::mem::offset_of!(Sge, lkey) == 12
-);
-
-impl Sge {
-    pub(crate) const fn new(addr: u64, length: u32, lkey: LKey) -> Self {
-        Self { addr, length, lkey }
-    }
-
-    /// An entry of these numbers, as programs of the C interface have them.
-    ///
-    /// # Safety
-    /// `lkey` is not the key of a [`BufferPool`](crate::BufferPool), whose buffers are exclusive slices: not every device
-    /// can tell its region from others. A number that is no key at all is harmless; the device refuses it.
-    #[allow(unsafe_code)]
-    pub const unsafe fn from_raw(addr: u64, length: u32, lkey: LKey) -> Self {
-        Self::new(addr, length, lkey)
-    }
-
-    /// Another stretch of what the same key opens. The device refuses one that lies outside.
-    #[must_use]
-    pub const fn at(self, addr: u64, length: u32) -> Self {
-        Self::new(addr, length, self.lkey)
-    }
-
-    /// Address of the first byte; for zero-based memory, its offset.
-    pub const fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// Bytes.
-    pub const fn length(&self) -> u32 {
-        self.length
-    }
-
-    /// Local key.
-    pub const fn lkey(&self) -> LKey {
-        self.lkey
-    }
-}
+use crate::ah::Ah;
+use crate::ids::{Qpn, RKey};
+use crate::mem::{Buffer, Loan, Sge};
 
 /// Remote memory: an address and the key that a peer gave for it.
 ///
-/// A peer is told of memory in any message: here are the bytes, and there what they name.
+/// Its byte form travels to the peer in a message of any kind.
 ///
 /// ```
 /// use verbs_api::{RKey, RemoteAddress};
@@ -93,7 +17,7 @@ impl Sge {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RemoteAddress {
-    /// Address of the first octet; for zero-based memory, its offset.
+    /// Address of the first byte; for zero-based memory, its offset.
     pub addr: u64,
     /// Remote key.
     pub rkey: RKey,
@@ -108,7 +32,7 @@ impl RemoteAddress {
         Self { addr, rkey }
     }
 
-    /// The address `offset` octets on.
+    /// The address `offset` bytes on.
     #[must_use]
     pub const fn plus(self, offset: u64) -> Self {
         Self {
@@ -117,14 +41,14 @@ impl RemoteAddress {
         }
     }
 
-    /// Address and key, in network order: what a peer is told.
+    /// Address and key in network order, to be sent to a peer.
     pub const fn to_bytes(self) -> [u8; Self::BYTES] {
         let [a, b, c, d, e, f, g, h] = self.addr.to_be_bytes();
         let [i, j, k, l] = self.rkey.value().to_be_bytes();
         [a, b, c, d, e, f, g, h, i, j, k, l]
     }
 
-    /// What a peer has told. Any bytes name something; whether it exists the peer's device decides.
+    /// The remote memory that a peer has sent. All bytes are accepted: the peer's device checks the key.
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
         Self {
@@ -160,7 +84,7 @@ pub struct UdDestination {
     pub remote_qkey: u32,
 }
 
-/// The octets of a request: in registered memory, inline, or in buffers that are handed over.
+/// The bytes of a request: in registered memory, inline, or in buffers that are handed over.
 ///
 /// ```
 /// use verbs_api::wr::Data;
@@ -169,12 +93,12 @@ pub struct UdDestination {
 /// ```
 #[derive(Debug, Default)]
 pub enum Data<'a> {
-    /// No octets.
+    /// No bytes.
     #[default]
     None,
-    /// One stretch of registered memory.
+    /// One range of registered memory.
     Sge(Sge),
-    /// Several stretches of registered memory.
+    /// Several ranges of registered memory.
     Sges(&'a [Sge]),
     /// Copied while posting: no key, and free for reuse at once. Sends and writes only.
     Inline(&'a [u8]),
@@ -186,7 +110,7 @@ pub enum Data<'a> {
     Lent(Lent),
 }
 
-/// Private buffers that are with the device: their stretches, and the loan that finds them again.
+/// Private buffers that are with the device: their ranges, and the loan that finds them again.
 pub struct Lent {
     pub(crate) loan: Loan,
     pub(crate) sges: LentSges,
@@ -210,10 +134,10 @@ impl fmt::Debug for Lent {
     }
 }
 
-/// The stretches of a request as a provider reads them.
+/// The ranges of a request as a provider reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct Sges<'r> {
-    /// The stretches.
+    /// The ranges.
     pub list: &'r [Sge],
     /// Whether they name private memory: only requests that handed buffers over may.
     pub private: bool,
@@ -222,33 +146,33 @@ pub struct Sges<'r> {
 }
 
 impl Data<'_> {
-    /// Octets, or `None` where their number exceeds 64 bits' worth of sense.
+    /// Bytes, or `None` where their number exceeds 64 bits' worth of sense.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length),
-            Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length)).sum(),
-            Self::Inline(octets) => octets.len() as u64,
+            Self::Sge(sge) | Self::Sges([sge]) => u64::from(sge.length()),
+            Self::Sges(list) => list.iter().map(|sge| u64::from(sge.length())).sum(),
+            Self::Inline(bytes) => bytes.len() as u64,
             Self::Buffer(buffer) => buffer.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|buffer| buffer.len() as u64).sum(),
             Self::Lent(Lent {
                 sges: LentSges::One(sge),
                 ..
-            }) => u64::from(sge.length),
+            }) => u64::from(sge.length()),
             Self::Lent(Lent {
                 sges: LentSges::Many(list),
                 ..
-            }) => list.iter().map(|sge| u64::from(sge.length)).sum(),
+            }) => list.iter().map(|sge| u64::from(sge.length())).sum(),
         }
     }
 
-    /// Whether there are no octets.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Scatter/gather entries; inline octets need none.
+    /// Scatter/gather entries; inline bytes need none.
     #[inline]
     pub fn num_sge(&self) -> usize {
         match self {
@@ -268,7 +192,7 @@ impl Data<'_> {
         }
     }
 
-    /// The stretches, as a provider reads them; none for inline octets and for buffers not handed over yet.
+    /// The ranges, as a provider reads them; none for inline bytes and for buffers not handed over yet.
     #[inline]
     pub fn sges(&self) -> Sges<'_> {
         let (list, loan) = match self {
@@ -305,12 +229,12 @@ impl Data<'_> {
                 let sges = LentSges::One(buffer.sge());
                 Self::Lent(Lent {
                     sges,
-                    loan: crate::memory::lend(buffer.into()),
+                    loan: crate::mem::lend(buffer.into()),
                 })
             }
             Self::Buffers(buffers) => {
                 let sges = LentSges::Many(buffers.iter().map(Buffer::sge).collect());
-                let loan = crate::memory::lend(buffers.into_iter().collect());
+                let loan = crate::mem::lend(buffers.into_iter().collect());
                 Self::Lent(Lent { sges, loan })
             }
             other => other,
@@ -329,7 +253,7 @@ impl Data<'_> {
     // Takes back the buffers of a request that was not posted.
     pub(crate) fn take_back(&mut self) {
         let Self::Lent(lent) = self else { return };
-        let mut buffers = crate::memory::take_back(lent.loan);
+        let mut buffers = crate::mem::take_back(lent.loan);
         *self = match (buffers.take_first(), &lent.sges) {
             (Some(buffer), LentSges::One(_)) => Self::Buffer(buffer),
             (first, _) => Self::Buffers(first.into_iter().chain(buffers.take()).collect()),
@@ -360,15 +284,15 @@ impl<'a, const N: usize> From<&'a [Sge; N]> for Data<'a> {
 
 impl<'a> From<&'a [u8]> for Data<'a> {
     #[inline]
-    fn from(octets: &'a [u8]) -> Self {
-        Self::Inline(octets)
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Inline(bytes)
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for Data<'a> {
     #[inline]
-    fn from(octets: &'a [u8; N]) -> Self {
-        Self::Inline(octets)
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::Inline(bytes)
     }
 }
 

@@ -8,14 +8,14 @@ pub(crate) mod data;
 mod receive;
 pub(crate) mod requests;
 
+pub use crate::mem::Sge;
+pub use crate::post::PostReason;
+pub use crate::service::Operations;
 pub use batch::Batch;
-pub use data::{Data, RemoteAddress, Sge, UdDestination};
+pub use data::{Data, RemoteAddress, UdDestination};
 pub use receive::{ReceiveBatch, ReceiveRequest};
 pub use requests::{
     AtomicWrite, BindWindow, CompareSwap, ExtensionRequest, FastRegister, FetchAdd, Flush,
-    LocalInvalidate, Operations, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
-    SendWithInvalidate, WorkRequest, Write, WriteWithImmediate,
+    LocalInvalidate, Read, ReadWithInvalidate, Send, SendFlags, SendWithImmediate,
+    SendWithInvalidate, WindowRegion, WorkRequest, Write, WriteWithImmediate,
 };
-
-pub use crate::mw::WindowRegion;
-pub use crate::post::PostReason;

@@ -2,7 +2,7 @@
 
 use super::Data;
 
-/// Room for one incoming message, or for the notice of a write with immediate.
+/// Room for one incoming message, or for the notification of a write with immediate.
 ///
 /// ```no_run
 /// # fn example(qp: &verbs_api::Qp, cq: &verbs_api::Cq, region: &verbs_api::Mr)
@@ -19,7 +19,7 @@ use super::Data;
 pub struct ReceiveRequest<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// Where the octets go. Datagrams put 40 octets of routing header first.
+    /// Where the bytes go. Datagrams put 40 bytes of routing header first.
     pub data: Data<'a>,
 }
 

@@ -9,93 +9,13 @@ use zerocopy::{Immutable, IntoBytes};
 use super::{Data, RemoteAddress, Sge, UdDestination};
 use crate::access::Access;
 use crate::capability::Features;
-use crate::completion::WcOpcode;
-use crate::context::ContextInner;
-use crate::extension::{ExtensionOperation, Held, OperationData, RequestAttribute};
+use crate::contract::{MrOps, MwOps};
 use crate::ids::{LKey, RKey};
-use crate::memory::PageList;
-use crate::mr::Mr;
-use crate::mw::{Mw, WindowRegion};
-use crate::objects::Handle;
+use crate::lifecycle::{ContextCore, ObjectBase};
+use crate::mem::{MwType, PageList};
+use crate::operation::{ExtensionOperation, Held, OperationData, RequestAttribute, WcOpcode};
 use crate::post::{PostReason, QpRules};
-use crate::provider::{MrOps, MwOps};
-
-bitflags! {
-    /// Operations of a send queue. A queue pair is created for a set of them and refuses all others.
-    ///
-    /// ```
-    /// use verbs_api::{Features, Operations};
-    /// let wanted = Operations::WRITE | Operations::FAST_REGISTER;
-    /// // Without this, no queue pair is created for them.
-    /// assert_eq!(wanted.missing_features(Features::empty()), Features::BMME);
-    /// ```
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    #[doc(alias = "ibv_qp_create_send_ops_flags")]
-    pub struct Operations: u64 {
-        /// [`Write`].
-        const WRITE = 1;
-        /// [`WriteWithImmediate`].
-        const WRITE_WITH_IMM = 1 << 1;
-        /// [`Send`].
-        const SEND = 1 << 2;
-        /// [`SendWithImmediate`].
-        const SEND_WITH_IMM = 1 << 3;
-        /// [`Read`].
-        const READ = 1 << 4;
-        /// [`CompareSwap`].
-        const ATOMIC_CMP_AND_SWP = 1 << 5;
-        /// [`FetchAdd`].
-        const ATOMIC_FETCH_AND_ADD = 1 << 6;
-        /// [`LocalInvalidate`].
-        const LOCAL_INV = 1 << 7;
-        /// [`BindWindow`].
-        const BIND_MW = 1 << 8;
-        /// [`SendWithInvalidate`].
-        const SEND_WITH_INV = 1 << 9;
-        /// [`ReadWithInvalidate`].
-        const READ_WITH_INV = 1 << 10;
-        /// [`FastRegister`].
-        const FAST_REGISTER = 1 << 11;
-        /// [`Flush`].
-        const FLUSH = 1 << 12;
-        /// [`AtomicWrite`].
-        const ATOMIC_WRITE = 1 << 13;
-    }
-}
-
-impl Operations {
-    /// Every operation that needs no feature.
-    pub const BASELINE: Self = Self::WRITE
-        .union(Self::WRITE_WITH_IMM)
-        .union(Self::SEND)
-        .union(Self::SEND_WITH_IMM)
-        .union(Self::READ)
-        .union(Self::ATOMIC_CMP_AND_SWP)
-        .union(Self::ATOMIC_FETCH_AND_ADD);
-
-    /// The features that are not among these and without which these operations cannot be granted. To invalidate needs
-    /// something to invalidate: keys of `BMME`, or windows of type 2.
-    pub fn missing_features(self, offered: Features) -> Features {
-        let has_windows = offered.intersects(Features::WINDOW_2);
-        let mut needed = Features::empty();
-        needed.set(
-            Features::BMME,
-            self.contains(Self::FAST_REGISTER)
-                || self.intersects(Self::LOCAL_INV | Self::SEND_WITH_INV) && !has_windows,
-        );
-        needed.set(
-            Features::WINDOW_2B,
-            self.contains(Self::BIND_MW) && !has_windows,
-        );
-        needed.set(
-            Features::READ_WITH_INVALIDATE,
-            self.contains(Self::READ_WITH_INV),
-        );
-        needed.set(Features::FLUSH, self.contains(Self::FLUSH));
-        needed.set(Features::ATOMIC_WRITE, self.contains(Self::ATOMIC_WRITE));
-        needed - offered
-    }
-}
+use crate::service::Operations;
 
 bitflags! {
     /// How a request is carried out and reported.
@@ -137,7 +57,7 @@ pub struct Common {
     pub wr_id: u64,
     /// How the request is carried out and reported.
     pub flags: SendFlags,
-    // What takes a closer look while posting.
+    // What needs extra checks while posting.
     pub(crate) special: Special,
     // The kind of the attribute, 0 for none, and its value.
     attribute: u8,
@@ -145,7 +65,7 @@ pub struct Common {
 }
 
 bitflags! {
-    /// What of a request takes a closer look while posting.
+    /// What of a request needs extra checks while posting.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub(crate) struct Special: u8 {
         /// Private buffers are handed over.
@@ -186,7 +106,7 @@ pub trait Operation {
     /// What every request carries.
     fn common(&self) -> &Common;
 
-    /// Where its octets lie.
+    /// Where its bytes lie.
     fn data(&self) -> &Data<'_>;
 
     /// Whether it reads remote memory or operates on it atomically: what a fence waits for, and what counts against
@@ -207,7 +127,7 @@ macro_rules! requests {
         $bit:ident => $wc:ident, read_or_atomic: $reads:literal, check: $check:path;)*) => {
         $(
             $(#[$doc])*
-            // In order: what all requests have lies at one place in all of them, and is found without asking which it is.
+            // `repr(C)`: the common fields are at the same offset in all requests, and are read without matching on the operation.
             #[derive(Debug, Default)]
             #[repr(C)]
             pub struct $name<'a> {
@@ -335,7 +255,7 @@ requests! {
         pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
-    /// A message into the peer's next receive, with four octets beside it.
+    /// A message into the peer's next receive, with four bytes beside it.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {
@@ -369,14 +289,14 @@ requests! {
         pub rkey: RKey,
     } SEND_WITH_INV => Send, read_or_atomic: false, check: checks::connected;
 
-    /// Octets into remote memory; the peer's program is not told.
+    /// Writes into remote memory; the peer's program is not notified.
     ///
     /// A successful completion always means that the local memory may be used again. Beyond that:
     /// * Reliable connections of InfiniBand and RoCE: the peer's adapter has acknowledged the bytes. A write that is
     ///   refused fails here.
     /// * iWARP: the bytes were handed to the stream, no more (RFC 5040 section 5.1). They may still be on their way or
     ///   be lost with the connection, and a refusal is seen only as the end of the connection.
-    /// * Unreliable connections: the bytes have left, and nobody tells whether they arrive.
+    /// * Unreliable connections: the bytes have left; whether they arrive is not reported.
     ///
     /// On no transport may the peer's program rely on the bytes because of it. A later [`Send`] or
     /// [`WriteWithImmediate`] of the same queue pair is ordered behind the write: when the peer's receive completes, the
@@ -396,7 +316,7 @@ requests! {
         pub remote: RemoteAddress,
     } WRITE => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Octets into remote memory, then four octets that complete a receive of the peer.
+    /// Bytes into remote memory, then four bytes that complete a receive of the peer.
     ///
     /// Its completion says the same as that of a [`Write`], also about the receive: over iWARP the peer's receive may
     /// still be to come, or never. The completion of that receive tells the peer that the bytes are there.
@@ -418,7 +338,7 @@ requests! {
         pub imm: [u8; 4],
     } WRITE_WITH_IMM => RdmaWrite, read_or_atomic: false, check: checks::connected;
 
-    /// Octets from remote memory.
+    /// Bytes from remote memory.
     ///
     /// ```no_run
     /// # fn example(
@@ -437,7 +357,7 @@ requests! {
         pub remote: RemoteAddress,
     } READ => RdmaRead, read_or_atomic: true, check: checks::read;
 
-    /// Octets from remote memory; the local sink's key is invalidated when the last has been placed.
+    /// Bytes from remote memory; the local sink's key is invalidated when the last has been placed.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, addr: u64, remote: verbs_api::RemoteAddress)
@@ -455,7 +375,7 @@ requests! {
         pub invalidate: LKey,
     } READ_WITH_INV => RdmaRead, read_or_atomic: true, check: checks::read_inv;
 
-    /// Compares eight remote octets and swaps them where equal; the original comes back.
+    /// Compares eight remote bytes and swaps them where equal; the original comes back.
     ///
     /// ```no_run
     /// # fn example(
@@ -471,7 +391,7 @@ requests! {
     /// # }
     /// ```
     CompareSwap {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
         /// Compared with.
         pub compare: u64,
@@ -479,7 +399,7 @@ requests! {
         pub swap: u64,
     } ATOMIC_CMP_AND_SWP => CompSwap, read_or_atomic: true, check: checks::cmp_swap;
 
-    /// Adds to eight remote octets; the original comes back.
+    /// Adds to eight remote bytes; the original comes back.
     ///
     /// ```no_run
     /// # fn example(
@@ -494,13 +414,13 @@ requests! {
     /// # }
     /// ```
     FetchAdd {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
         /// Added, modulo 2^64.
         pub add: u64,
     } ATOMIC_FETCH_AND_ADD => FetchAdd, read_or_atomic: true, check: checks::fetch_add;
 
-    /// Writes eight remote octets at once.
+    /// Writes eight remote bytes at once.
     ///
     /// ```no_run
     /// # fn example(
@@ -513,11 +433,11 @@ requests! {
     /// # }
     /// ```
     AtomicWrite {
-        /// The eight octets, 8-aligned.
+        /// The eight bytes, 8-aligned.
         pub remote: RemoteAddress,
     } ATOMIC_WRITE => AtomicWrite, read_or_atomic: false, check: checks::atomic_write;
 
-    /// Completes when earlier writes to a stretch of remote memory are visible or persistent there.
+    /// Completes when earlier writes to a range of remote memory are visible or persistent there.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr, remote: verbs_api::RemoteAddress)
@@ -530,9 +450,9 @@ requests! {
     /// # }
     /// ```
     Flush {
-        /// The stretch.
+        /// The range.
         pub remote: RemoteAddress,
-        /// Octets; ignored where `whole_region` is set.
+        /// Bytes; ignored where `whole_region` is set.
         pub length: u32,
         /// `FLUSH_GLOBAL`, `FLUSH_PERSISTENT` or both.
         pub placement: Access,
@@ -561,9 +481,9 @@ requests! {
         pub pages: Option<&'a PageList>,
         /// Rights.
         pub access: Access,
-        /// The address of the first octet, or the page list's own.
+        /// The address of the first byte, or the page list's own.
         pub iova: Option<u64>,
-        /// Octets, or all that the page list maps.
+        /// Bytes, or all that the page list maps.
         pub length: Option<u32>,
     } FAST_REGISTER => FastRegister, read_or_atomic: false, check: checks::fast_register;
 
@@ -585,7 +505,7 @@ requests! {
         pub key: RKey,
     } LOCAL_INV => LocalInv, read_or_atomic: false, check: checks::local_invalidate;
 
-    /// Binds a window to a stretch of a region.
+    /// Binds a window to a range of a region.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, key: &verbs_api::MrKey, pages: &verbs_api::PageList, window: &verbs_api::Mw)
@@ -615,9 +535,10 @@ requests! {
     /// ```
     BindWindow {
         // None is refused while posting.
-        window: Option<&'a Mw>,
+        window: Option<&'a ObjectBase<dyn MwOps>>,
+        window_type: Option<MwType>,
         // None unbinds.
-        region: Option<&'a Mr>,
+        region: Option<&'a ObjectBase<dyn MrOps>>,
         /// Address of the first byte, in the region's own addresses.
         pub addr: u64,
         /// Bytes. 0 unbinds a window of type 1 and is refused for type 2.
@@ -627,6 +548,13 @@ requests! {
         window_key_byte: u8,
         region_key_byte: u8,
     } BIND_MW => BindMw, read_or_atomic: false, check: checks::bind;
+}
+
+/// The region of a [bind](BindWindow), with the key that it has now: an [`Mr`](crate::Mr) or an [`MrKey`](crate::MrKey).
+#[derive(Clone, Copy, Debug)]
+pub struct WindowRegion<'a> {
+    pub(crate) region: &'a ObjectBase<dyn MrOps>,
+    pub(crate) key_byte: u8,
 }
 
 /// A work request of a send queue.
@@ -667,7 +595,7 @@ pub enum WorkRequest<'a> {
 
 /// A request of an extension's [operation](ExtensionOperation): what its crate makes its own types into.
 ///
-/// The body is fixed octets, which travel as they are: numbers in network order. `holds` are objects that stay alive
+/// The body is fixed bytes, which travel as they are: numbers in network order. `holds` are objects that stay alive
 /// until the request has retired.
 #[derive(Debug)]
 #[repr(C)]
@@ -789,7 +717,7 @@ fn common_for(data: &Data<'_>) -> Common {
 }
 
 impl<'a> Send<'a> {
-    /// A message of these octets.
+    /// A message of these bytes.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>) -> Self {
         let data = data.into();
@@ -818,7 +746,7 @@ impl<'a> Send<'a> {
 }
 
 impl<'a> SendWithImmediate<'a> {
-    /// A message of these octets, and four beside it.
+    /// A message of these bytes, and four beside it.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -848,7 +776,7 @@ impl<'a> SendWithImmediate<'a> {
 }
 
 impl<'a> SendWithInvalidate<'a> {
-    /// A message of these octets that invalidates the receiver's `rkey`.
+    /// A message of these bytes that invalidates the receiver's `rkey`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, rkey: RKey) -> Self {
         let data = data.into();
@@ -869,7 +797,7 @@ impl<'a> SendWithInvalidate<'a> {
 }
 
 impl<'a> Write<'a> {
-    /// These octets to `remote`.
+    /// These bytes to `remote`.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -882,7 +810,7 @@ impl<'a> Write<'a> {
 }
 
 impl<'a> WriteWithImmediate<'a> {
-    /// These octets to `remote`, and four to the peer's next receive.
+    /// These bytes to `remote`, and four to the peer's next receive.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress, imm: [u8; 4]) -> Self {
         let data = data.into();
@@ -904,7 +832,7 @@ impl<'a> WriteWithImmediate<'a> {
 }
 
 impl<'a> Read<'a> {
-    /// As many octets from `remote` as `sink` holds.
+    /// As many bytes from `remote` as `sink` holds.
     #[inline]
     pub fn new(sink: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = sink.into();
@@ -917,7 +845,7 @@ impl<'a> Read<'a> {
 }
 
 impl<'a> ReadWithInvalidate<'a> {
-    /// As many octets from `remote` as `sink` holds; the sink's key is invalidated at the end.
+    /// As many bytes from `remote` as `sink` holds; the sink's key is invalidated at the end.
     #[inline]
     pub fn new(sink: Sge, remote: RemoteAddress) -> Self {
         Self {
@@ -930,7 +858,7 @@ impl<'a> ReadWithInvalidate<'a> {
 }
 
 impl<'a> CompareSwap<'a> {
-    /// Swaps the eight octets at `remote` where they equal `compare`; the original goes to `result`.
+    /// Swaps the eight bytes at `remote` where they equal `compare`; the original goes to `result`.
     #[inline]
     pub fn new(
         result: impl Into<Data<'a>>,
@@ -950,7 +878,7 @@ impl<'a> CompareSwap<'a> {
 }
 
 impl<'a> FetchAdd<'a> {
-    /// Adds to the eight octets at `remote`; the original goes to `result`.
+    /// Adds to the eight bytes at `remote`; the original goes to `result`.
     #[inline]
     pub fn new(result: impl Into<Data<'a>>, remote: RemoteAddress, add: u64) -> Self {
         let data = result.into();
@@ -964,7 +892,7 @@ impl<'a> FetchAdd<'a> {
 }
 
 impl<'a> AtomicWrite<'a> {
-    /// Writes eight octets to `remote` at once.
+    /// Writes eight bytes to `remote` at once.
     #[inline]
     pub fn new(data: impl Into<Data<'a>>, remote: RemoteAddress) -> Self {
         let data = data.into();
@@ -977,7 +905,7 @@ impl<'a> AtomicWrite<'a> {
 }
 
 impl Flush<'_> {
-    /// Flushes `length` octets at `remote`.
+    /// Flushes `length` bytes at `remote`.
     #[inline]
     pub fn new(remote: RemoteAddress, length: u32, placement: Access) -> Self {
         Self {
@@ -1019,7 +947,7 @@ impl<'a> FastRegister<'a> {
         self
     }
 
-    /// Gives the first octet this address.
+    /// Gives the first byte this address.
     #[must_use]
     #[inline]
     pub fn iova(mut self, iova: u64) -> Self {
@@ -1027,7 +955,7 @@ impl<'a> FastRegister<'a> {
         self
     }
 
-    /// Registers only the first `length` octets.
+    /// Registers only the first `length` bytes.
     #[must_use]
     #[inline]
     pub fn length(mut self, length: u32) -> Self {
@@ -1048,34 +976,30 @@ impl LocalInvalidate<'_> {
 }
 
 impl<'a> BindWindow<'a> {
-    /// Binds `window` to `length` bytes from `addr` of `region`: an [`Mr`], or an [`MrKey`](crate::MrKey) that was
-    /// fast-registered or will be by a request posted before.
-    ///
-    /// The window's key gets its next low byte; [`key_byte`](Self::key_byte) sets another.
+    /// A request that frees a window, whose key will have this low byte.
     #[inline]
-    pub fn new(
-        window: &'a Mw,
-        region: impl Into<WindowRegion<'a>>,
-        addr: u64,
-        length: u64,
+    pub(crate) fn of_window(
+        window: &'a ObjectBase<dyn MwOps>,
+        window_type: MwType,
+        key_byte: u8,
     ) -> Self {
-        let WindowRegion { mr, key_byte } = region.into();
         Self {
-            region: Some(mr),
-            addr,
-            length,
-            region_key_byte: key_byte,
-            ..Self::unbind(window)
+            window: Some(window),
+            window_type: Some(window_type),
+            window_key_byte: key_byte,
+            ..Self::default()
         }
     }
 
-    /// Unbinds a window of type 1, and gives it another key. A window of type 2 is freed by a [`LocalInvalidate`].
+    /// The same for one that binds it to `length` bytes from `addr` of a region.
     #[inline]
-    pub fn unbind(window: &'a Mw) -> Self {
+    pub(crate) fn bound_to(self, region: WindowRegion<'a>, addr: u64, length: u64) -> Self {
         Self {
-            window: Some(window),
-            window_key_byte: window.rkey().next().key_byte(),
-            ..Self::default()
+            region: Some(region.region),
+            addr,
+            length,
+            region_key_byte: region.key_byte,
+            ..self
         }
     }
 
@@ -1107,44 +1031,47 @@ impl<'a> BindWindow<'a> {
     /// The key of the window once it is bound. 0 without a window: such a request is refused.
     #[inline]
     pub fn key(&self) -> RKey {
-        let key = self.window.map(Mw::rkey).unwrap_or_default();
+        let key = self
+            .window
+            .map(|window| window.ops.rkey())
+            .unwrap_or_default();
         key.with_key_byte(self.window_key_byte)
     }
 
     /// The key of the region when the bind is carried out. 0 without a region: the window is unbound.
     #[inline]
     pub fn region_key(&self) -> LKey {
-        let key = self.region.map(Mr::lkey).unwrap_or_default();
+        let key = self
+            .region
+            .map(|region| region.ops.lkey())
+            .unwrap_or_default();
         key.with_key_byte(self.region_key_byte)
     }
 
     /// The provider's part of the window: always some in a request that a provider is given.
     #[inline]
     pub fn mw(&self) -> Option<&'a Arc<dyn MwOps>> {
-        self.window.map(|window| &window.object().ops)
+        self.window.map(|window| &window.ops)
     }
 
     /// The provider's part of the region; none unbinds the window.
     #[inline]
     pub fn mr(&self) -> Option<&'a Arc<dyn MrOps>> {
-        self.region.map(|region| &region.object().ops)
+        self.region.map(|region| &region.ops)
     }
 
-    pub(crate) fn window(&self) -> Option<&'a Mw> {
-        self.window
+    /// The kind of the window.
+    pub(crate) fn window_type(&self) -> Option<MwType> {
+        self.window_type
     }
 
     // Window and region are of this context, and live.
-    pub(crate) fn check_handles(&self, context: &Arc<ContextInner>) -> Result<(), PostReason> {
-        let window = self.window.map(|window| &window.object().node);
-        let region = self.region.map(|region| &region.object().node);
-        for node in window.into_iter().chain(region) {
-            if !Arc::ptr_eq(node.context(), context) {
-                return Err(PostReason::AnotherDevice(node.kind()));
-            }
-            if !node.is_live() {
-                return Err(node.dead_reason());
-            }
+    pub(crate) fn check_handles(&self, context: &Arc<ContextCore>) -> Result<(), PostReason> {
+        if let Some(window) = self.window {
+            window.check_in(context)?;
+        }
+        if let Some(region) = self.region {
+            region.check_in(context)?;
         }
         Ok(())
     }
@@ -1152,7 +1079,7 @@ impl<'a> BindWindow<'a> {
 
 mod checks {
     use super::*;
-    use crate::qp::QpType;
+    use crate::service::QpType;
 
     #[inline(always)]
     fn data(
@@ -1168,14 +1095,14 @@ mod checks {
                 given: num_sge,
             });
         }
-        if let Data::Inline(octets) = data {
+        if let Data::Inline(bytes) = data {
             if !inline_allowed {
                 return Err(PostReason::InlineNotAllowed);
             }
-            if octets.len() > rules.max_inline_data as usize {
+            if bytes.len() > rules.max_inline_data as usize {
                 return Err(PostReason::InlineTooLong {
                     max: rules.max_inline_data,
-                    given: octets.len(),
+                    given: bytes.len(),
                 });
             }
         }

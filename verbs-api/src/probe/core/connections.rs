@@ -3,10 +3,13 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, fresh, statuses};
 use crate::access::Access;
-use crate::completion::{WcOpcode, WcStatus};
-use crate::event::EventType;
+use crate::event_type::EventType;
+use crate::operation::WcOpcode;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
-use crate::qp::{ConnectOptions, QpState, QpType};
+use crate::qp::ConnectOptions;
+use crate::qp_attributes::QpState;
+use crate::service::QpType;
+use crate::wc::WcStatus;
 use crate::wr::{
     Batch, Data, Read, ReceiveRequest, Send, SendWithImmediate, Write, WriteWithImmediate,
 };
@@ -103,7 +106,7 @@ pub(super) fn rc_large(rig: &Rig) -> Outcome {
     whole_message(rig, rig.rc()?)
 }
 
-/// A message of more than three packets, one octet more than a multiple of any MTU, by send and by write.
+/// A message of more than three packets, one byte more than a multiple of any MTU, by send and by write.
 fn whole_message(rig: &Rig, pair: Pair) -> Outcome {
     let length = 3 * 4096 + 1;
     let desk = desk(rig, 1 << 15)?;
@@ -384,15 +387,15 @@ pub(super) fn inline(rig: &Rig) -> Outcome {
             "the queue pair has no room for inline octets",
         ));
     }
-    let mut octets = vec![0x5a; most.min(64)];
+    let mut bytes = vec![0x5a; most.min(64)];
     let mut batch = Batch::new();
-    batch.push(Write::new(Data::Inline(&octets), desk.remote(0)).signaled(1));
+    batch.push(Write::new(Data::Inline(&bytes), desk.remote(0)).signaled(1));
     pair.near.post(&mut batch)?;
     drop(batch);
-    octets.fill(0xff);
+    bytes.fill(0xff);
     let done = rig.take(&pair.near.cq, 1)?.remove(0);
     ensure_eq!(done.status, WcStatus::Success, "an inline write");
-    let expected = vec![0x5a; octets.len()];
+    let expected = vec![0x5a; bytes.len()];
     rig.until(
         "a write of the octets as they were when it was posted",
         || {
@@ -405,15 +408,11 @@ pub(super) fn inline(rig: &Rig) -> Outcome {
 // covers 2.12
 pub(super) fn inline_too_long(rig: &Rig) -> Outcome {
     let (pair, desk) = (rig.rc()?, desk(rig, 64)?);
-    let octets = vec![1; pair.near.cap().max_inline_data as usize + 1];
+    let bytes = vec![1; pair.near.cap().max_inline_data as usize + 1];
     let refused = pair
         .near
-        .post_one(Write::new(Data::Inline(&octets), desk.remote(0)));
-    ensure!(
-        refused.is_err(),
-        "{} inline octets were taken",
-        octets.len()
-    );
+        .post_one(Write::new(Data::Inline(&bytes), desk.remote(0)));
+    ensure!(refused.is_err(), "{} inline octets were taken", bytes.len());
     rig.nothing_on(&pair.near.cq)?;
     ensure!(
         rig.can_write(&pair, desk.remote(0))?,

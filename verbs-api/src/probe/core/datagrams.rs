@@ -3,15 +3,16 @@
 use super::super::{ensure, ensure_eq};
 use super::filled;
 use crate::access::Access;
-use crate::completion::{WcFlags, WcStatus};
 use crate::ids::{Gid, Qpn};
 use crate::probe::{Evidence, Outcome, Region, Rig, Side};
-use crate::qp::{ConnectOptions, QpType};
+use crate::qp::ConnectOptions;
+use crate::service::QpType;
+use crate::wc::{WcFlags, WcStatus};
 use crate::wr::{Send, SendWithImmediate, UdDestination};
 
 const QKEY: u32 = 0x1111;
 
-/// Octets in front of each datagram in its receive.
+/// Bytes in front of each datagram in its receive.
 const ROUTING_HEADER: usize = 40;
 
 /// A queue pair for datagrams, ready, of the near end or of the far one.
@@ -33,7 +34,7 @@ fn towards(rig: &Rig, far: &Side, remote_qkey: u32) -> Result<UdDestination, Evi
     })
 }
 
-/// A far side that is ready, with a receive of 256 octets.
+/// A far side that is ready, with a receive of 256 bytes.
 fn listener(rig: &Rig, desk: &Region, offset: usize) -> Result<Side, Evidence> {
     let side = ready(rig, false)?;
     side.receive(desk, offset, 256)?;

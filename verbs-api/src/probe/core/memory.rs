@@ -3,12 +3,12 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, fresh};
 use crate::access::Access;
-use crate::completion::WcStatus;
 use crate::error::ErrorKind;
 use crate::ids::RKey;
-use crate::memory::Memory;
+use crate::mem::Memory;
 use crate::mr::{MrOptions, MrReregister};
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
+use crate::wc::WcStatus;
 use crate::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, RemoteAddress, Write};
 
 /// Everything that a peer can do with plain requests.
@@ -190,7 +190,7 @@ pub(super) fn rereg_memory(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-/// Eight octets that peers may operate on, the value in them, and a pair.
+/// Eight bytes that peers may operate on, the value in them, and a pair.
 fn counter(rig: &Rig, value: u64) -> Result<(Pair, Region), Evidence> {
     let cell = rig.far.region(64, OPEN | Access::REMOTE_ATOMIC)?;
     cell.set_word(0, value)?;

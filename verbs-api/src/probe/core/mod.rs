@@ -10,11 +10,10 @@ mod queues;
 
 use super::{Evidence, Outcome, Pair, Probe, Rig};
 use crate::access::Access;
-use crate::capability::{Baseline, Features};
-use crate::completion::{Completion, WcStatus};
-use crate::extension::FeatureInfo;
-use crate::extension::feature;
-use crate::qp::{ConnectOptions, QpType};
+use crate::capability::{Baseline, FeatureInfo, Features, feature};
+use crate::qp::ConnectOptions;
+use crate::service::QpType;
+use crate::wc::{Completion, WcStatus};
 
 macro_rules! features {
     ($($name:ident = $set:ident::$bit:ident, $about:expr;)*) => {
@@ -107,7 +106,7 @@ probes! {
     FLUSH: "flush-rights" "2.05" "each kind of flush is a right of its own" => memory::flush_rights;
 }
 
-/// Gives the scratch memory of the near end octets that tell where they are.
+/// Gives the scratch memory of the near end bytes that tell where they are.
 fn filled(rig: &Rig) -> Outcome {
     rig.scratch.fill(0x3c)
 }

@@ -3,13 +3,13 @@
 use super::super::{ensure, ensure_eq};
 use super::{filled, statuses};
 use crate::access::Access;
-use crate::completion::WcStatus;
-use crate::event::EventType;
+use crate::event_type::EventType;
 use crate::mr::MrOptions;
 use crate::probe::rig::poll_all;
 use crate::probe::{Evidence, Outcome, Pair, Region, Rig};
-use crate::qp::QpType;
+use crate::service::QpType;
 use crate::srq::{Srq, SrqOptions};
+use crate::wc::WcStatus;
 use crate::wr::{ReceiveRequest, Send, Write};
 
 // covers 3.89
@@ -142,7 +142,8 @@ pub(super) fn srq_survives(rig: &Rig) -> Outcome {
     let (srq, desk) = shared(rig)?;
     let (one, other) = (sharing(rig, &srq)?, sharing(rig, &srq)?);
     post(&srq, &desk, 0)?;
-    let failed = crate::qp::QpAttributes::new().qp_state(crate::qp::QpState::Err);
+    let failed =
+        crate::qp_attributes::QpAttributes::new().qp_state(crate::qp_attributes::QpState::Err);
     rig.finish(one.far.modify(failed))?;
     rig.settle();
     ensure!(

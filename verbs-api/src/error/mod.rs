@@ -1,0 +1,264 @@
+//! The errors of control verbs.
+
+mod argument;
+mod registry;
+
+use std::{fmt, io};
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+pub use argument::ArgumentReason;
+pub use registry::RegistryError;
+
+use crate::capability::{BaselineGaps, Features, ShortLimit, Unsupported, feature_names};
+use crate::object_id::{Holder, ObjectKind};
+use crate::qp_attributes::{BadModify, QpState};
+
+/// What kind of fault an error is: the same few for every operation.
+///
+/// ```
+/// use verbs_api::{ErrorKind, VerbError};
+/// let error = VerbError::Resources("memory regions");
+/// let may_pass = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Resources);
+/// assert!(may_pass, "worth another attempt when something was given back");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// In use by something else.
+    Busy,
+    /// Called off.
+    Canceled,
+    /// The device is gone.
+    DeviceRemoved,
+    /// A fault of this library: please report it.
+    Internal,
+    /// The caller's argument is wrong.
+    InvalidArgument,
+    /// The object was destroyed.
+    InvalidHandle,
+    /// A number beyond a limit.
+    Limit,
+    /// Not found.
+    NotFound,
+    /// Nothing left of what it takes.
+    Resources,
+    /// Not to be had here.
+    Unsupported,
+    /// Waiting would never end.
+    WouldDeadlock,
+}
+
+/// Why a control verb failed.
+///
+/// ```
+/// use verbs_api::VerbError;
+///
+/// fn advice(error: &VerbError) -> String {
+///     match error {
+///         VerbError::Busy(holders) => format!("destroy {} objects first", holders.len()),
+///         VerbError::Limit(short) => format!("ask for {} at most", short.offered),
+///         other => other.to_string(),
+///     }
+/// }
+///
+/// assert_eq!(advice(&VerbError::DeviceRemoved), "the device was removed");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum VerbError {
+    /// The device lacks a baseline ability.
+    #[error("the device lacks a baseline ability: {}", GapNames(*.0))]
+    BaselineGap(BaselineGaps),
+    /// A transition that the state table does not have.
+    #[error(transparent)]
+    BadModify(#[from] BadModify),
+    /// In use: by whom, as far as the device knows.
+    #[error("in use by {}", HolderNames(.0))]
+    Busy(Vec<Holder>),
+    /// Called off before it completed.
+    #[error("called off before it completed")]
+    Canceled,
+    /// The completion queue overran and is unusable.
+    #[error(
+        "the completion queue overran: it was made for fewer completions than were outstanding"
+    )]
+    CqOverrun,
+    /// The device was removed.
+    #[error("the device was removed")]
+    DeviceRemoved,
+    /// A fault of this library.
+    #[error("internal fault, please report it: {0}")]
+    Internal(&'static str),
+    /// A wrong argument: which, and why.
+    #[error("{argument}: {reason}")]
+    InvalidArgument {
+        /// The attribute, by its verbs name.
+        argument: &'static str,
+        /// What is wrong with it and what would be right.
+        reason: ArgumentReason,
+    },
+    /// The object was destroyed through another handle.
+    #[error("the {0} was destroyed")]
+    InvalidHandle(ObjectKind),
+    /// An extension whose features were not granted.
+    #[error(transparent)]
+    Extension(#[from] Unsupported),
+    /// Not allowed in this state of the queue pair.
+    #[error("not allowed in state {0}")]
+    InvalidState(QpState),
+    /// A number beyond a limit.
+    #[error("{0}")]
+    Limit(ShortLimit),
+    /// The process may not lock so much memory for a device.
+    #[error(
+        "{wanted} bytes cannot be locked for the device: the process may lock {limit} (RLIMIT_MEMLOCK); `ulimit -l unlimited`, \
+         or `memlock` in /etc/security/limits.conf, or LimitMEMLOCK= of a service raises it"
+    )]
+    MemoryLock {
+        /// Bytes that were to be locked.
+        wanted: u64,
+        /// What the process may lock at one time, in bytes.
+        limit: u64,
+    },
+    /// The operating system refused.
+    #[error("{verb}: {}", io::Error::from_raw_os_error(*errno))]
+    Os {
+        /// What was asked of it: a system call, or what one was part of.
+        verb: &'static str,
+        /// Its error number.
+        errno: i32,
+    },
+    /// Nothing left of what it takes.
+    #[error("out of {0}")]
+    Resources(&'static str),
+    /// The device or the grant lacks these features.
+    #[error("needs {}, which the device lacks or the program did not ask for", feature_names(*missing).join(", "))]
+    Unsupported {
+        /// The features.
+        missing: Features,
+    },
+    /// What the device has, and not in this place.
+    #[error("not supported here: {0}")]
+    UnsupportedHere(String),
+    /// The device has no such verb.
+    #[error("the device does not support {0}")]
+    UnsupportedVerb(&'static str),
+    /// `wait` was called where waiting would never end.
+    #[error("waiting inside a handler would never end: await it or give it a handler of its own")]
+    WouldDeadlock,
+}
+
+impl VerbError {
+    /// A wrong argument.
+    pub fn argument(argument: &'static str, reason: impl Into<ArgumentReason>) -> Self {
+        Self::InvalidArgument {
+            argument,
+            reason: reason.into(),
+        }
+    }
+
+    /// The operating system refused `verb`. An error that has no number of its own gets the nearest, or `EIO`.
+    pub fn os(verb: &'static str, error: impl Into<io::Error>) -> Self {
+        let error = error.into();
+        let errno = error
+            .raw_os_error()
+            .unwrap_or_else(|| errno_of(error.kind()).raw_os_error());
+        Self::Os { verb, errno }
+    }
+
+    /// The kind of the fault.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::BadModify(_) | Self::InvalidArgument { .. } | Self::InvalidState(_) => {
+                ErrorKind::InvalidArgument
+            }
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Canceled => ErrorKind::Canceled,
+            Self::CqOverrun => ErrorKind::Resources,
+            Self::DeviceRemoved => ErrorKind::DeviceRemoved,
+            Self::Internal(_) => ErrorKind::Internal,
+            Self::InvalidHandle(_) => ErrorKind::InvalidHandle,
+            Self::Limit(_) => ErrorKind::Limit,
+            Self::Os { errno, .. } => kind_of_errno(*errno),
+            Self::MemoryLock { .. } | Self::Resources(_) => ErrorKind::Resources,
+            Self::BaselineGap(_)
+            | Self::Extension(_)
+            | Self::Unsupported { .. }
+            | Self::UnsupportedHere(_)
+            | Self::UnsupportedVerb(_) => ErrorKind::Unsupported,
+            Self::WouldDeadlock => ErrorKind::WouldDeadlock,
+        }
+    }
+}
+
+pub(crate) const fn kind_of_errno(errno: i32) -> ErrorKind {
+    kind_of(Errno::from_raw_os_error(errno))
+}
+
+const fn kind_of(errno: Errno) -> ErrorKind {
+    match errno {
+        Errno::BUSY | Errno::ADDRINUSE | Errno::EXIST => ErrorKind::Busy,
+        Errno::CANCELED => ErrorKind::Canceled,
+        Errno::NODEV | Errno::NXIO | Errno::IO => ErrorKind::DeviceRemoved,
+        Errno::INVAL | Errno::BADF | Errno::FAULT => ErrorKind::InvalidArgument,
+        Errno::NOENT
+        | Errno::ADDRNOTAVAIL
+        | Errno::CONNREFUSED
+        | Errno::HOSTUNREACH
+        | Errno::NETUNREACH => ErrorKind::NotFound,
+        Errno::OPNOTSUPP
+        | Errno::NOSYS
+        | Errno::AFNOSUPPORT
+        | Errno::PROTONOSUPPORT
+        | Errno::PERM
+        | Errno::ACCESS => ErrorKind::Unsupported,
+        Errno::DEADLK => ErrorKind::WouldDeadlock,
+        // ENOMEM, ENOSPC, EMFILE, ENFILE, ENOBUFS, EAGAIN …: the system has none left, or none now.
+        _ => ErrorKind::Resources,
+    }
+}
+
+fn errno_of(kind: io::ErrorKind) -> Errno {
+    match kind {
+        io::ErrorKind::AddrInUse => Errno::ADDRINUSE,
+        io::ErrorKind::AddrNotAvailable => Errno::ADDRNOTAVAIL,
+        io::ErrorKind::AlreadyExists => Errno::EXIST,
+        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
+        io::ErrorKind::ConnectionReset => Errno::CONNRESET,
+        io::ErrorKind::InvalidInput => Errno::INVAL,
+        io::ErrorKind::NotConnected => Errno::NOTCONN,
+        io::ErrorKind::NotFound => Errno::NOENT,
+        io::ErrorKind::OutOfMemory => Errno::NOMEM,
+        io::ErrorKind::PermissionDenied => Errno::ACCESS,
+        io::ErrorKind::StorageFull => Errno::NOSPC,
+        io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+        io::ErrorKind::Unsupported => Errno::OPNOTSUPP,
+        _ => Errno::IO,
+    }
+}
+
+/// The names of gaps, as text.
+pub(crate) struct GapNames(pub(crate) BaselineGaps);
+
+impl fmt::Display for GapNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        bitflags::parser::to_writer(&self.0, f)
+    }
+}
+
+struct HolderNames<'a>(&'a [Holder]);
+
+impl fmt::Display for HolderNames<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("objects that the device does not name");
+        }
+        for (index, holder) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{holder}")?;
+        }
+        Ok(())
+    }
+}

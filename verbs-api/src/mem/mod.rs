@@ -1,0 +1,23 @@
+//! Registered memory, and what names it: see [`memory`](crate::memory), where programs find it.
+
+mod allocation;
+pub mod copy;
+mod exposed;
+mod loan;
+mod page_list;
+mod private;
+mod region;
+mod sge;
+mod span;
+mod window;
+
+pub(crate) use allocation::Allocation;
+pub use exposed::{Memory, MemoryRange, OutOfMemory, OutOfRange};
+pub use loan::Loan;
+pub(crate) use loan::{lend, take_back, take_back_into};
+pub use page_list::{Mapped, PageList, PageListError};
+pub use private::{Buffer, BufferPool, Buffers};
+pub use region::RegionMemory;
+pub use sge::Sge;
+pub use span::Span;
+pub use window::MwType;

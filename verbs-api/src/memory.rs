@@ -1,0 +1,14 @@
+//! Registered memory.
+//!
+//! *Exposed* memory ([`Memory`]) may be written by a peer at any moment, so no safe code can make a slice over it: it is
+//! read and written by copying. *Private* memory ([`BufferPool`]) has local rights only and is cut into [`Buffer`]s
+//! that are handed over when posted and come back with their completion; while the program holds one it is an ordinary
+//! `&mut [u8]`.
+//!
+//! Every access of either kind goes through [`copy`], the one module that touches such memory.
+
+pub use crate::mem::{
+    Buffer, BufferPool, Buffers, Loan, Mapped, Memory, MemoryRange, MwType, OutOfMemory,
+    OutOfRange, PageList, PageListError, Span, copy,
+};
+pub use crate::mr::MrReregister;

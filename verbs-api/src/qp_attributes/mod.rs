@@ -1,0 +1,13 @@
+//! What queue pairs are asked for and tell: sizes, states, attributes, paths, endpoints.
+
+mod attributes;
+mod endpoint;
+mod path;
+mod state;
+mod variant;
+
+pub use attributes::{QpAttrMask, QpAttributes, QpCap, QpCounters, QpStatus};
+pub use endpoint::{Half, QpEndpoint};
+pub use path::AddressVector;
+pub use state::{BadModify, QpState, Transition, check_modify, check_modify_of, transition};
+pub use variant::QpVariant;

@@ -1,0 +1,29 @@
+//! The transports of RDMA.
+
+/// The family of protocols that a device speaks.
+///
+/// ```
+/// use verbs_api::{OpenError, Requirements, Transport, open};
+/// let wanted = Requirements::new().transport(Transport::Iwarp);
+/// match open(wanted) {
+///     Ok(device) => assert_eq!(device.attributes().transport.name(), "iwarp"),
+///     Err(error) => println!("{error}"),
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transport {
+    /// InfiniBand's transport: InfiniBand and RoCE.
+    InfiniBand,
+    /// RDMA over TCP: RFC 5040 to 5044.
+    Iwarp,
+}
+
+impl Transport {
+    /// `"infiniband"` or `"iwarp"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "infiniband",
+            Self::Iwarp => "iwarp",
+        }
+    }
+}
