@@ -727,13 +727,15 @@ impl Reader {
         self.ring.span(at + 4, FIXED - 4).read(&mut fixed);
         let fixed = Fixed::of(&fixed);
         let (head, length) = (usize::from(fixed.head), fixed.length as usize);
+        // Of an older reader, or of a writer that does not mean well.
+        if fixed.generation != generation || head > room.len() || length > LONGEST_PAYLOAD {
+            return;
+        }
         let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
         let is_short = head <= INLINE;
         let behind = if is_short { 0 } else { head };
-        // Of an older reader, or of a writer that does not mean well.
         let end = place.checked_add(behind + length);
-        let fits = is_inline || end.is_some_and(|end| end <= ROOM);
-        if fixed.generation != generation || head > room.len() || !fits {
+        if !is_inline && end.is_none_or(|end| end > ROOM) {
             return;
         }
         let inline = self.ring.span(at + FIXED, INLINE);
