@@ -342,8 +342,10 @@ impl ShmPort {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Puts down what waits for room, as far as there is some. Gives the ranges to which everything has gone to `has_room`.
-    pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) {
+    /// Puts down what waits for room, as far as there is some; answers whether that was any. Gives the ranges to which everything
+    /// has gone to `has_room`.
+    pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) -> bool {
+        let mut any = false;
         for to in ranges(self.waiting.load(Ordering::Relaxed)) {
             let Some(outbox) = self.outbox(to) else {
                 continue;
@@ -361,6 +363,7 @@ impl ShmPort {
                     break;
                 }
                 self.published(outbox, &door);
+                any = true;
             }
             if writer.later.is_empty() && (writer.has_much_room() || !is_odd(generation)) {
                 writer.ring.word(WAITS).store(0, Ordering::SeqCst);
@@ -369,6 +372,7 @@ impl ShmPort {
                 has_room(to);
             }
         }
+        any
     }
 
     /// Whether somebody may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does.

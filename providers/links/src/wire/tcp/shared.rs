@@ -278,14 +278,15 @@ impl<C: StreamCodec> TcpLink<C> {
         let Some(memory) = self.memory() else {
             return false;
         };
-        if memory.waits() {
-            memory.put_waiting(|range| self.has_room(inbound, range));
-        }
+        // What is put down now has to be flushed, as what comes of an arrival.
+        let has_put = memory.waits() && memory.put_waiting(|range| self.has_room(inbound, range));
         if self.joining.is_any() {
             self.settle_channels(inbound, now, network);
         }
-        memory
-            .receive(&mut |record| self.deliver_record(&mut inbound.channels, record, now, network))
+        let mut take = |record: &Record<'_>| {
+            self.deliver_record(&mut inbound.channels, record, now, network);
+        };
+        memory.receive(&mut take) || has_put
     }
 
     // There is room again where these streams go.
