@@ -199,6 +199,7 @@ impl ShmPort {
         }
         for other in others().filter(|other| self.shm.is_touched(self.range, *other)) {
             if let Ok(ring) = self.shm.ring(self.range, other) {
+                ring.word(WAITS).store(0, Ordering::SeqCst);
                 let head = ring.word(HEAD).load(Ordering::Acquire);
                 if published(&ring, head) == head {
                     let payloads = place(self.range, other) + PAYLOADS as u64;
