@@ -291,7 +291,12 @@ impl ShmPort {
     /// Puts a record down as soon as there is room, behind others that wait. What waits for a process that has gone is lost.
     pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
         if let Some(mut writer) = self.writer(to) {
-            writer.later.push_back((meta, head.into(), payload));
+            writer.later.push_back(Later {
+                generation: self.shm.door(to).generation.load(Ordering::Acquire),
+                meta,
+                head: head.into(),
+                payload,
+            });
             self.wait_for_room(&writer, to);
         }
     }
@@ -306,11 +311,8 @@ impl ShmPort {
     pub fn waiting(&self, to: QpnRange) -> usize {
         let writer = self.writer(to);
         writer.map_or(0, |writer| {
-            writer
-                .later
-                .iter()
-                .map(|(_, _, payload)| payload.len())
-                .sum()
+            let bytes = writer.later.iter().map(|later| later.payload.len());
+            bytes.sum()
         })
     }
 
@@ -354,13 +356,15 @@ impl ShmPort {
             let mut writer = outbox.lock();
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
-            if !is_odd(generation) {
-                writer.later.clear();
-            }
-            while let Some((meta, head, payload)) = writer.later.pop_front() {
-                let write = |span: Span<'_>| span.write(&payload);
-                if writer.put(generation, meta, &head, payload.len(), write) == Put::Full {
-                    writer.later.push_front((meta, head, payload));
+            while let Some(later) = writer.later.pop_front() {
+                // What waits for a reader that has gone is nothing for its successor.
+                if !is_odd(generation) || later.generation != generation {
+                    continue;
+                }
+                let (head, payload) = (&later.head, &later.payload);
+                let write = |span: Span<'_>| span.write(payload);
+                if writer.put(generation, later.meta, head, payload.len(), write) == Put::Full {
+                    writer.later.push_front(later);
                     break;
                 }
                 self.published(outbox, &door);
@@ -517,8 +521,18 @@ struct Writer {
     ends: Box<[u64]>,
     /// Up to this element the ring holds what another process has written, whose payloads lie anywhere.
     inherited: u32,
-    later: VecDeque<(RecordMeta, Box<[u8]>, Vec<u8>)>,
+    later: VecDeque<Later>,
     sent: u64,
+}
+
+/// A record that waits for room.
+#[derive(Debug)]
+struct Later {
+    /// Of the reader that it is for.
+    generation: u32,
+    meta: RecordMeta,
+    head: Box<[u8]>,
+    payload: Vec<u8>,
 }
 
 impl Writer {
