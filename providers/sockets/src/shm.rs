@@ -326,12 +326,18 @@ impl ShmPort {
 
     #[inline]
     fn published(&self, outbox: &Outbox, door: &Door<'_>) {
+        self.say(door);
+        outbox.has_put.store(true, Ordering::Release);
+        self.has_put.store(true, Ordering::Release);
+    }
+
+    // Who has put something down.
+    #[inline]
+    fn say(&self, door: &Door<'_>) {
         let bit = 1 << self.range.index();
         if door.writers.load(Ordering::Relaxed) & bit == 0 {
             door.writers.fetch_or(bit, Ordering::SeqCst);
         }
-        outbox.has_put.store(true, Ordering::Release);
-        self.has_put.store(true, Ordering::Release);
     }
 
     fn wait_for_room(&self, writer: &Writer, to: QpnRange) {
@@ -389,22 +395,26 @@ impl ShmPort {
     /// Whose bell is to be rung, and for which sleep: of those who sleep while something lies there for them, or room that they
     /// wait for.
     pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
-        // Cleared before it is looked: whoever puts something down meanwhile sets it again, and looks himself.
-        self.has_put.store(false, Ordering::Relaxed);
+        // Whoever puts something down from now on sets it again, and looks himself: what others have set before is seen here.
+        self.has_put.swap(false, Ordering::AcqRel);
+        let mut put = 0;
         let mut bells = match self.bells.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.bells.swap(0, Ordering::Relaxed),
         };
         for to in ranges(self.open.load(Ordering::Relaxed)) {
             if let Some(outbox) = self.outbox(to)
-                && outbox.has_put.load(Ordering::Acquire)
+                && outbox.has_put.load(Ordering::Relaxed)
+                && outbox.has_put.swap(false, Ordering::AcqRel)
             {
-                outbox.has_put.store(false, Ordering::Relaxed);
-                bells |= 1 << to.index();
+                put |= 1 << to.index();
             }
         }
         // Of two that look at what the other has just written, one at least sees it.
         fence(Ordering::SeqCst);
+        // The reader may have looked away while it was put down.
+        ranges(put).for_each(|to| self.say(&self.shm.door(to)));
+        bells |= put;
         ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
