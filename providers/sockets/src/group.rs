@@ -260,9 +260,12 @@ impl Lease {
         for (to, sleep) in memory.take_bells() {
             let name = of_range(&self.group.options, to);
             let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
-            // An inbox that is full wakes its reader too.
-            let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-            if rung.is_ok() || rung.is_err_and(|error| is_full(&error)) {
+            // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
+            let is_full_or_gone = |error| match HandError::from(error) {
+                HandError::Full | HandError::Nobody => true,
+                HandError::System(_) => false,
+            };
+            if rung.is_ok() || rung.is_err_and(is_full_or_gone) {
                 memory.rung(to, sleep);
             }
         }

@@ -199,6 +199,7 @@ impl ShmPort {
         }
         for other in others().filter(|other| self.shm.is_touched(self.range, *other)) {
             if let Ok(ring) = self.shm.ring(self.range, other) {
+                ring.word(WAITS).store(0, Ordering::SeqCst);
                 let head = ring.word(HEAD).load(Ordering::Acquire);
                 if published(&ring, head) == head {
                     let payloads = place(self.range, other) + PAYLOADS as u64;
@@ -290,7 +291,12 @@ impl ShmPort {
     /// Puts a record down as soon as there is room, behind others that wait. What waits for a process that has gone is lost.
     pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
         if let Some(mut writer) = self.writer(to) {
-            writer.later.push_back((meta, head.into(), payload));
+            writer.later.push_back(Later {
+                generation: self.shm.door(to).generation.load(Ordering::Acquire),
+                meta,
+                head: head.into(),
+                payload,
+            });
             self.wait_for_room(&writer, to);
         }
     }
@@ -305,11 +311,8 @@ impl ShmPort {
     pub fn waiting(&self, to: QpnRange) -> usize {
         let writer = self.writer(to);
         writer.map_or(0, |writer| {
-            writer
-                .later
-                .iter()
-                .map(|(_, _, payload)| payload.len())
-                .sum()
+            let bytes = writer.later.iter().map(|later| later.payload.len());
+            bytes.sum()
         })
     }
 
@@ -323,12 +326,18 @@ impl ShmPort {
 
     #[inline]
     fn published(&self, outbox: &Outbox, door: &Door<'_>) {
+        self.say(door);
+        outbox.has_put.store(true, Ordering::Release);
+        self.has_put.store(true, Ordering::Release);
+    }
+
+    // Who has put something down.
+    #[inline]
+    fn say(&self, door: &Door<'_>) {
         let bit = 1 << self.range.index();
         if door.writers.load(Ordering::Relaxed) & bit == 0 {
             door.writers.fetch_or(bit, Ordering::SeqCst);
         }
-        outbox.has_put.store(true, Ordering::Release);
-        self.has_put.store(true, Ordering::Release);
     }
 
     fn wait_for_room(&self, writer: &Writer, to: QpnRange) {
@@ -342,8 +351,10 @@ impl ShmPort {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Puts down what waits for room, as far as there is some. Gives the ranges to which everything has gone to `has_room`.
-    pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) {
+    /// Puts down what waits for room, as far as there is some; answers whether that was any. Gives the ranges to which everything
+    /// has gone to `has_room`.
+    pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) -> bool {
+        let mut any = false;
         for to in ranges(self.waiting.load(Ordering::Relaxed)) {
             let Some(outbox) = self.outbox(to) else {
                 continue;
@@ -351,16 +362,19 @@ impl ShmPort {
             let mut writer = outbox.lock();
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
-            if !is_odd(generation) {
-                writer.later.clear();
-            }
-            while let Some((meta, head, payload)) = writer.later.pop_front() {
-                let write = |span: Span<'_>| span.write(&payload);
-                if writer.put(generation, meta, &head, payload.len(), write) == Put::Full {
-                    writer.later.push_front((meta, head, payload));
+            while let Some(later) = writer.later.pop_front() {
+                // What waits for a reader that has gone is nothing for its successor.
+                if !is_odd(generation) || later.generation != generation {
+                    continue;
+                }
+                let (head, payload) = (&later.head, &later.payload);
+                let write = |span: Span<'_>| span.write(payload);
+                if writer.put(generation, later.meta, head, payload.len(), write) == Put::Full {
+                    writer.later.push_front(later);
                     break;
                 }
                 self.published(outbox, &door);
+                any = true;
             }
             if writer.later.is_empty() && (writer.has_much_room() || !is_odd(generation)) {
                 writer.ring.word(WAITS).store(0, Ordering::SeqCst);
@@ -369,6 +383,7 @@ impl ShmPort {
                 has_room(to);
             }
         }
+        any
     }
 
     /// Whether somebody may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does.
@@ -380,22 +395,26 @@ impl ShmPort {
     /// Whose bell is to be rung, and for which sleep: of those who sleep while something lies there for them, or room that they
     /// wait for.
     pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
-        // Cleared before it is looked: whoever puts something down meanwhile sets it again, and looks himself.
-        self.has_put.store(false, Ordering::Relaxed);
+        // Whoever puts something down from now on sets it again, and looks himself: what others have set before is seen here.
+        self.has_put.swap(false, Ordering::AcqRel);
+        let mut put = 0;
         let mut bells = match self.bells.load(Ordering::Relaxed) {
             0 => 0,
             _ => self.bells.swap(0, Ordering::Relaxed),
         };
         for to in ranges(self.open.load(Ordering::Relaxed)) {
             if let Some(outbox) = self.outbox(to)
-                && outbox.has_put.load(Ordering::Acquire)
+                && outbox.has_put.load(Ordering::Relaxed)
+                && outbox.has_put.swap(false, Ordering::AcqRel)
             {
-                outbox.has_put.store(false, Ordering::Relaxed);
-                bells |= 1 << to.index();
+                put |= 1 << to.index();
             }
         }
         // Of two that look at what the other has just written, one at least sees it.
         fence(Ordering::SeqCst);
+        // The reader may have looked away while it was put down.
+        ranges(put).for_each(|to| self.say(&self.shm.door(to)));
+        bells |= put;
         ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
@@ -512,8 +531,18 @@ struct Writer {
     ends: Box<[u64]>,
     /// Up to this element the ring holds what another process has written, whose payloads lie anywhere.
     inherited: u32,
-    later: VecDeque<(RecordMeta, Box<[u8]>, Vec<u8>)>,
+    later: VecDeque<Later>,
     sent: u64,
+}
+
+/// A record that waits for room.
+#[derive(Debug)]
+struct Later {
+    /// Of the reader that it is for.
+    generation: u32,
+    meta: RecordMeta,
+    head: Box<[u8]>,
+    payload: Vec<u8>,
 }
 
 impl Writer {
@@ -727,13 +756,15 @@ impl Reader {
         self.ring.span(at + 4, FIXED - 4).read(&mut fixed);
         let fixed = Fixed::of(&fixed);
         let (head, length) = (usize::from(fixed.head), fixed.length as usize);
+        // Of an older reader, or of a writer that does not mean well.
+        if fixed.generation != generation || head > room.len() || length > LONGEST_PAYLOAD {
+            return;
+        }
         let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
         let is_short = head <= INLINE;
         let behind = if is_short { 0 } else { head };
-        // Of an older reader, or of a writer that does not mean well.
         let end = place.checked_add(behind + length);
-        let fits = is_inline || end.is_some_and(|end| end <= ROOM);
-        if fixed.generation != generation || head > room.len() || !fits {
+        if !is_inline && end.is_none_or(|end| end > ROOM) {
             return;
         }
         let inline = self.ring.span(at + FIXED, INLINE);

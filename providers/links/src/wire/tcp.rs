@@ -707,7 +707,10 @@ impl<C: StreamCodec> TcpLink<C> {
                 outgoing.unit = self.codec.max_unit(&outgoing.sender, segment);
             }
         }
-        let has_room = !outgoing.is_held && outgoing.waiting() < self.options.backlog / 2;
+        // Of room in memory whoever puts down there what waits tells.
+        let has_room = stream.channel.is_none()
+            && !outgoing.is_held
+            && outgoing.waiting() < self.options.backlog / 2;
         if has_room && std::mem::take(&mut outgoing.wants_room) {
             self.tell(stream, StreamEvent::Room);
         }

@@ -753,9 +753,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let Inbound { batch, looks, idle } = &mut *inbound;
         let own = self.lease.range();
         if let Some(memory) = self.lease.memory() {
-            if memory.waits() {
-                memory.put_waiting(|_| {});
-            }
+            // What is put down now has to be flushed, as what comes of an arrival.
+            delivered |= memory.waits() && memory.put_waiting(|_| {});
             let found = memory.receive(&mut |record| self.deliver_record(record, now, network));
             *idle = if found { 0 } else { idle.saturating_add(1) };
             delivered |= found;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{FlowSockets, Piece, Transmit};
+use crate::{FlowSockets, Piece, Put, RecordMeta, Transmit};
 
 fn options(port: u16) -> GroupOptions {
     GroupOptions {
@@ -290,4 +290,54 @@ fn descriptors_of_something_else_are_not_taken() {
         let mixed = right().take(63).chain([wrong]).collect();
         assert!(accept(mixed, &options).is_none());
     }
+}
+
+/// Two processes that share memory only, each awake.
+fn with_memory() -> [Lease; 2] {
+    let options = GroupOptions::without_sockets([127, 0, 3, 41].into());
+    let leases = [(); 2].map(|()| Lease::join(options.clone()).unwrap());
+    assert!(leases.iter().all(Lease::open_memory));
+    leases
+}
+
+fn put(from: &Lease, to: &Lease) -> Put {
+    let (memory, meta) = (from.memory().unwrap(), RecordMeta::default());
+    memory.put(to.range(), meta, b"head", 0, |_| {})
+}
+
+fn bells(lease: &Lease) -> usize {
+    let (admission, mut octets, mut bells) = (Admission::default(), [0; 10], 0);
+    while let Some(letter) = lease.inbox.receive(&admission, &mut octets).unwrap() {
+        bells += usize::from(octets[..letter.length] == [VERSION, BELL]);
+    }
+    bells
+}
+
+#[test]
+fn a_bell_is_rung_once_for_each_sleep() {
+    let [one, other] = with_memory();
+    for _ in 0..3 {
+        assert!(!other.memory().unwrap().sleep());
+        for _ in 0..5 {
+            assert_eq!(put(&one, &other), Put::Taken);
+            one.ring_bells();
+        }
+        assert_eq!(bells(&other), 1);
+        while other.memory().unwrap().receive(&mut |_| {}) {}
+    }
+    assert_eq!(bells(&one), 0);
+}
+
+#[test]
+fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
+    let [one, other] = with_memory();
+    while put(&one, &other) == Put::Taken {}
+    assert!(!one.memory().unwrap().sleep());
+    let Lease { inbox, memory, .. } = one;
+    drop(inbox);
+    std::mem::forget(memory);
+    let memory = other.memory().unwrap();
+    while memory.receive(&mut |_| {}) {}
+    other.ring_bells();
+    assert!(!memory.sleep());
 }

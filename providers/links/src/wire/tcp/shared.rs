@@ -278,19 +278,21 @@ impl<C: StreamCodec> TcpLink<C> {
         let Some(memory) = self.memory() else {
             return false;
         };
-        if memory.waits() {
-            memory.put_waiting(|range| self.has_room(inbound, range));
-        }
+        // What is put down now has to be flushed, as what comes of an arrival.
+        let has_put = memory.waits() && memory.put_waiting(|range| self.has_room(range));
         if self.joining.is_any() {
             self.settle_channels(inbound, now, network);
         }
-        memory
-            .receive(&mut |record| self.deliver_record(&mut inbound.channels, record, now, network))
+        let mut take = |record: &Record<'_>| {
+            self.deliver_record(&mut inbound.channels, record, now, network);
+        };
+        memory.receive(&mut take) || has_put
     }
 
-    // There is room again where these streams go.
-    fn has_room(&self, inbound: &Inbound<C>, range: QpnRange) {
-        for stream in inbound.channels.streams.values() {
+    // There is room again where these streams go, also those that no look has seen yet.
+    fn has_room(&self, range: QpnRange) {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.values() {
             if stream
                 .channel
                 .as_ref()

@@ -9,6 +9,8 @@ use polyverbs_sockets::{TcpListener, TcpOptions};
 use super::*;
 use crate::fault::{Between, Rate, Stall};
 
+mod shared;
+
 /// A format with a length, a number and a sum.
 struct Toy;
 
@@ -23,7 +25,26 @@ enum Header {
     Broken(u64),
 }
 
+/// Which stream, and how many frames have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Receiver {
+    key: u64,
+    number: u32,
+}
+
+impl Receiver {
+    fn new(key: u64) -> Self {
+        Self { key, number: 0 }
+    }
+}
+
 const HEAD: usize = 4 + 4;
+/// By memory every seventh header is longer than most.
+const LONG_HEAD: usize = 500;
+
+fn head_length(number: u32) -> usize {
+    if number % 7 == 6 { LONG_HEAD } else { 4 }
+}
 
 fn sum(octets: &[u8]) -> u8 {
     octets.iter().fold(0, |sum, octet| sum ^ octet)
@@ -33,7 +54,7 @@ impl StreamCodec for Toy {
     type Header = Header;
     /// Frames sent, as a check that the state is kept.
     type Sender = u32;
-    type Receiver = u32;
+    type Receiver = Receiver;
     const LONGEST: usize = HEAD + 70_000 + 1;
 
     fn key(&self, header: &Header) -> u64 {
@@ -75,25 +96,43 @@ impl StreamCodec for Toy {
         into.push(octets.len()).copy_from_slice(&octets);
     }
 
-    // No connection here is announced: nothing goes by memory.
-    fn encode_header<'i>(&self, _header: &Header, _into: &'i mut [u8]) -> Option<&'i [u8]> {
-        unreachable!()
+    fn encode_header<'i>(&self, header: &Header, into: &'i mut [u8]) -> Option<&'i [u8]> {
+        let Header::Data { number, .. } = *header else {
+            return None;
+        };
+        let head = into.get_mut(..head_length(number))?;
+        head.fill(number as u8);
+        head[..4].copy_from_slice(&number.to_be_bytes());
+        Some(head)
     }
 
-    fn sent(&self, _sender: &mut u32, _header: &Header) {
-        unreachable!()
+    fn sent(&self, sender: &mut u32, header: &Header) {
+        assert!(matches!(header, Header::Data { number, .. } if number == sender));
+        *sender += 1;
     }
 
     fn open_header<'o>(
         &self,
-        _receiver: &mut u32,
-        _header: &'o [u8],
+        receiver: &mut Receiver,
+        header: &'o [u8],
         _payload: usize,
     ) -> Result<(Header, &'o [u8]), Header> {
-        unreachable!()
+        let Receiver { key, number } = *receiver;
+        let broken = Header::Broken(key);
+        let (head, rest) = header.split_at_checked(head_length(number)).ok_or(broken)?;
+        if head[..4] != number.to_be_bytes() {
+            return Err(broken);
+        }
+        receiver.number += 1;
+        Ok((Header::Data { key, number }, rest))
     }
 
-    fn open<'o>(&self, receiver: &mut u32, key: u64, octets: &'o mut [u8]) -> Found<'o, Header> {
+    fn open<'o>(
+        &self,
+        receiver: &mut Receiver,
+        key: u64,
+        octets: &'o mut [u8],
+    ) -> Found<'o, Header> {
         let word = |at: usize| {
             let octets = octets.get(at..at + 4)?;
             Some(u32::from_be_bytes(octets.try_into().ok()?))
@@ -111,8 +150,8 @@ impl StreamCodec for Toy {
         if sum(&octets[..=end]) != 0 {
             return Found::Broken(Header::Broken(key));
         }
-        assert_eq!(number, *receiver);
-        *receiver += 1;
+        assert_eq!((key, number), (receiver.key, receiver.number));
+        receiver.number += 1;
         Found::Frame {
             header: Header::Data { key, number },
             payload: &octets[HEAD..end],
@@ -144,10 +183,13 @@ const OTHER: LinkAddress = LinkAddress::InProcess(2);
 
 impl Sink {
     fn new(options: TcpLinkOptions) -> Arc<Self> {
-        let options = TcpLinkOptions {
+        Self::with_memory(TcpLinkOptions {
             memory: false,
             ..options
-        };
+        })
+    }
+
+    fn with_memory(options: TcpLinkOptions) -> Arc<Self> {
         Arc::new(Self {
             link: TcpLink::new(Toy, ADDRESS, options).unwrap(),
             frames: Mutex::default(),
@@ -177,6 +219,16 @@ impl Sink {
             assert!(began.elapsed() < LONG, "{:?}", self.headers());
             self.progress();
             also();
+        }
+        std::mem::take(&mut *lock(&self.frames))
+    }
+
+    /// The same, brought by the link's thread.
+    fn brought(&self, count: usize) -> Vec<OwnedFrame<Header>> {
+        let began = Instant::now();
+        while lock(&self.frames).len() < count {
+            assert!(began.elapsed() < LONG, "{:?}", self.headers());
+            thread::yield_now();
         }
         std::mem::take(&mut *lock(&self.frames))
     }
@@ -235,7 +287,10 @@ impl Progress for Sink {
     fn handle_timeout(&self, _now: Time) {}
 
     fn progress(&self) -> bool {
-        while self.link.progress(self.now(), self) {}
+        self.link.flush();
+        while self.link.progress(self.now(), self) {
+            self.link.flush();
+        }
         true
     }
 }
@@ -249,9 +304,9 @@ impl Sink {
 }
 
 fn connect() -> [Connection; 2] {
-    let listener =
-        TcpListener::listen(SocketAddr::new(ADDRESS, 0), 8, &TcpOptions::default()).unwrap();
-    let one = TcpSocket::connect(None, listener.local(), &TcpOptions::default()).unwrap();
+    let (at, options) = (SocketAddr::new(ADDRESS, 0), TcpOptions::default());
+    let listener = TcpListener::listen(at, 8, &options).unwrap();
+    let one = TcpSocket::connect(Some(at), listener.local(), &options).unwrap();
     let began = Instant::now();
     let other = loop {
         if let Some((socket, _)) = listener.accept().unwrap() {
@@ -266,16 +321,25 @@ fn connect() -> [Connection; 2] {
 }
 
 fn attach(sink: &Sink, key: u64, connection: Connection) {
+    attach_announced(sink, key, connection, None);
+}
+
+fn attach_announced(
+    sink: &Sink,
+    key: u64,
+    connection: Connection,
+    announcement: Option<Announcement>,
+) {
     let attachment = Attachment {
         key,
         connection,
         local: ONE,
         peer: OTHER,
         sender: 0,
-        receiver: 0,
+        receiver: Receiver::new(key),
         received: Vec::new(),
         is_held: false,
-        announcement: None,
+        announcement,
     };
     sink.link.attach(attachment).unwrap();
 }
@@ -608,7 +672,7 @@ fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
         local: OTHER,
         peer: ONE,
         sender: 0,
-        receiver: 0,
+        receiver: Receiver::new(2),
         received,
         is_held: false,
         announcement: None,
@@ -627,7 +691,7 @@ fn a_key_is_in_use_once() {
         local: ONE,
         peer: OTHER,
         sender: 0,
-        receiver: 0,
+        receiver: Receiver::new(1),
         received: Vec::new(),
         is_held: false,
         announcement: None,
@@ -741,4 +805,28 @@ fn among_many_streams_none_is_forgotten() {
             (arrived, last) = (arrived + frames, Instant::now());
         }
     }
+}
+
+#[test]
+fn what_a_look_leaves_of_a_stream_the_thread_reads() {
+    // What is read in a turn is less than what has come.
+    let options = faulty(StreamFaults {
+        chunk: Some(Between::new(1000, 1000)),
+        ..StreamFaults::default()
+    });
+    let [one, other] = [TcpLinkOptions::default(), options].map(Sink::new);
+    let [left, right] = connect();
+    attach(&one, 1, left);
+    attach(&other, 2, right);
+    for number in 0..20 {
+        one.send(1, number, &[1; 1000]);
+    }
+    one.link.flush();
+    assert!(other.link.progress(other.now(), &*other));
+    assert!(other.headers().len() < 20);
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    other.link.polled();
+    let frames = other.brought(20);
+    assert!(numbers(&frames).into_iter().eq(0..20));
 }

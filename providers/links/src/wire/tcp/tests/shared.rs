@@ -1,0 +1,357 @@
+//! Streams whose frames go by memory.
+
+use super::*;
+
+/// A connection on both links, by memory where both have some.
+fn join(sinks: &[Arc<Sink>; 2], keys: [u64; 2]) {
+    let announced = announce(sinks);
+    for ((sink, key), (connection, announcement)) in sinks.iter().zip(keys).zip(announced) {
+        attach_announced(sink, key, connection, announcement);
+    }
+}
+
+/// The same, not attached yet.
+fn announce(sinks: &[Arc<Sink>; 2]) -> [(Connection, Option<Announcement>); 2] {
+    let [left, right] = connect();
+    // Who connects does so first.
+    let one = sinks[0].link.announce(left.socket());
+    let other = sinks[1].link.announce(right.socket());
+    [(left, one), (right, other)]
+}
+
+fn pair_by_memory() -> [Arc<Sink>; 2] {
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    join(&sinks, [1, 2]);
+    assert_eq!(by_memory(&sinks), [1, 1]);
+    sinks
+}
+
+fn by_memory(sinks: &[Arc<Sink>; 2]) -> [u64; 2] {
+    sinks.each_ref().map(|sink| sink.link.counts().by_memory)
+}
+
+/// The threads of both, which must be kept.
+fn start(sinks: &[Arc<Sink>; 2]) -> [Arc<dyn IoHandler>; 2] {
+    sinks.each_ref().map(|sink| {
+        let network = Arc::clone(sink) as Arc<dyn Progress>;
+        sink.link.start(Arc::downgrade(&network), |_| {}).unwrap()
+    })
+}
+
+/// Offers frames from this number on until there is no room: the next number.
+fn fill(sink: &Sink, key: u64, first: u32, payload: &[u8]) -> u32 {
+    let next = (first..first + 1000).find(|number| !sink.offer(key, *number, payload));
+    next.unwrap()
+}
+
+#[test]
+fn frames_of_both_directions_arrive_whole_and_in_order() {
+    let sinks = pair_by_memory();
+    let lengths = [0, 1, 15, 16, 17, 100, 1408, UNIT].iter().cycle();
+    let payloads: Vec<_> = (0..100)
+        .zip(lengths)
+        .map(|(number, length)| vec![number; *length])
+        .collect();
+    for (number, payload) in (0..).zip(&payloads) {
+        for (sink, key) in sinks.iter().zip([1, 2]) {
+            sink.send(key, number, payload);
+        }
+    }
+    for (sink, key) in sinks.iter().zip([1, 2]) {
+        let other = &sinks[key as usize % 2];
+        let frames = sink.drive_with(100, || _ = other.progress());
+        for ((number, frame), payload) in (0..).zip(&frames).zip(&payloads) {
+            assert_eq!(frame.header, Header::Data { key, number });
+            assert_eq!((frame.from, frame.to), (OTHER, ONE));
+            assert!(frame.payload == *payload, "{number}");
+        }
+        let counts = sink.link.counts();
+        assert_eq!(
+            (counts.sent, counts.delivered, counts.broken),
+            (100, 100, 0)
+        );
+    }
+}
+
+#[test]
+fn a_frame_of_more_than_a_unit_is_refused() {
+    let [one, other] = pair_by_memory();
+    let offer = |length| {
+        let payload = vec![1; length];
+        let frame = Frame {
+            from: ONE,
+            to: OTHER,
+            header: Header::Data { key: 1, number: 0 },
+            payload: Payload::Octets(&payload),
+            damaged: false,
+        };
+        one.link.try_send(frame, one.now())
+    };
+    assert!(matches!(offer(UNIT + 1), TrySend::TooLong(UNIT)));
+    assert!(matches!(offer(UNIT), TrySend::Sent));
+    assert_eq!(other.drive(1)[0].payload.len(), UNIT);
+}
+
+#[test]
+fn who_has_no_memory_is_talked_to_by_tcp() {
+    for memory in [[true, false], [false, true]] {
+        let sinks = memory.map(|memory| {
+            Sink::with_memory(TcpLinkOptions {
+                memory,
+                ..TcpLinkOptions::default()
+            })
+        });
+        join(&sinks, [1, 2]);
+        for number in 0..20 {
+            for (sink, key) in sinks.iter().zip([1, 2]) {
+                sink.send(key, number, &[7; 100]);
+                sink.link.flush();
+            }
+        }
+        for sink in &sinks {
+            assert!(numbers(&sink.drive(20)).into_iter().eq(0..20));
+        }
+        assert_eq!(by_memory(&sinks), [0, 0]);
+    }
+}
+
+#[test]
+fn what_came_before_its_stream_was_attached_is_delivered_then() {
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    let [(left, one), (right, other)] = announce(&sinks);
+    attach_announced(&sinks[0], 1, left, one);
+    for number in 0..10 {
+        sinks[0].send(1, number, &vec![number as u8; 100 * number as usize]);
+    }
+    sinks[1].progress();
+    sinks[0].send(1, 10, b"later");
+    sinks[0].say(Header::Close(1));
+    sinks[1].progress();
+    assert!(sinks[1].headers().is_empty());
+    attach_announced(&sinks[1], 2, right, other);
+    let frames = sinks[1].drive(12);
+    assert!(numbers(&frames[..11]).into_iter().eq(0..11));
+    for (number, frame) in frames[..10].iter().enumerate() {
+        assert_eq!(frame.payload, vec![number as u8; 100 * number]);
+    }
+    assert_eq!(frames[11].header, Header::Ended(2));
+}
+
+#[test]
+fn an_end_arrives_behind_the_last_frame_and_the_other_direction_goes_on() {
+    let [one, other] = pair_by_memory();
+    // More than there is room for.
+    for number in 0..100 {
+        one.send(1, number, &[5; UNIT]);
+    }
+    one.say(Header::Close(1));
+    let frames = other.drive_with(101, || _ = one.progress());
+    assert!(numbers(&frames[..100]).into_iter().eq(0..100));
+    assert_eq!(frames[100].header, Header::Ended(2));
+    other.send(2, 0, b"the other direction goes on");
+    other.say(Header::Close(2));
+    let headers: Vec<_> = one.drive(2).iter().map(|frame| frame.header).collect();
+    assert_eq!(
+        headers,
+        [Header::Data { key: 1, number: 0 }, Header::Ended(1)]
+    );
+    let began = Instant::now();
+    while one.link.connections() + other.link.connections() > 0 {
+        assert!(began.elapsed() < LONG);
+        one.progress();
+        other.progress();
+    }
+    assert_eq!((one.link.counts().lost, other.link.counts().lost), (0, 0));
+}
+
+#[test]
+fn a_peer_that_is_gone_is_told_behind_what_it_had_put_down() {
+    type Leave = fn(Arc<Sink>);
+    let resets: Leave = |sink| sink.say(Header::Reset(1));
+    // As where it was killed: the system closes its sockets.
+    let is_killed: Leave = drop;
+    for leave in [resets, is_killed] {
+        let [one, other] = pair_by_memory();
+        for number in 0..ROUND * 2 + 3 {
+            one.send(1, number, b"said before");
+        }
+        leave(one);
+        let count = ROUND * 2 + 3;
+        let frames = other.drive(count as usize + 1);
+        assert!(numbers(&frames[..count as usize]).into_iter().eq(0..count));
+        assert_eq!(frames[count as usize].header, Header::Lost(2));
+        assert_eq!((other.link.connections(), other.link.counts().lost), (0, 1));
+    }
+}
+
+#[test]
+fn a_full_ring_refuses_what_is_offered_and_takes_answers() {
+    let [one, other] = pair_by_memory();
+    let payload = vec![1; UNIT];
+    let full = fill(&one, 1, 0, &payload);
+    for number in full..full + 50 {
+        one.send(1, number, &payload);
+    }
+    assert!(!one.offer(1, full + 50, b"behind what waits"));
+    one.progress();
+    assert!(one.headers().is_empty());
+    let frames = other.drive_with(full as usize + 50, || _ = one.progress());
+    assert!(numbers(&frames).into_iter().eq(0..full + 50));
+    assert!(frames.iter().all(|frame| frame.payload == payload));
+    assert_eq!(one.drive(1)[0].header, Header::Room(1));
+    assert!(one.offer(1, full + 50, &payload));
+    assert_eq!(numbers(&other.drive(1)), [full + 50]);
+    assert!(one.headers().is_empty());
+}
+
+#[test]
+fn every_stream_that_was_refused_is_told_of_room() {
+    let sinks = pair_by_memory();
+    let payload = vec![1; UNIT];
+    let full = fill(&sinks[0], 1, 0, &payload);
+    // One that no look has seen yet.
+    join(&sinks, [3, 4]);
+    sinks[0].link.flush();
+    assert!(!sinks[0].offer(3, 0, &payload));
+    sinks[1].drive(full as usize);
+    let mut told = sinks[0].drive(2);
+    told.sort_by_key(|frame| Toy.key(&frame.header));
+    let headers: Vec<_> = told.iter().map(|frame| frame.header).collect();
+    assert_eq!(headers, [Header::Room(1), Header::Room(3)]);
+}
+
+#[test]
+fn what_makes_no_sense_is_told_as_damaged_and_ends_the_reading() {
+    let [one, other] = pair_by_memory();
+    {
+        let stream = one.link.stream(1).unwrap();
+        lock(&stream.outgoing).sender = 5;
+    }
+    for number in 5..8 {
+        one.send(1, number, b"not the first");
+    }
+    let frames = other.drive(1);
+    assert_eq!(
+        (frames[0].header, frames[0].damaged),
+        (Header::Broken(2), true)
+    );
+    other.progress();
+    assert!(other.headers().is_empty());
+    assert_eq!(other.link.counts().broken, 1);
+}
+
+#[test]
+fn who_sleeps_is_woken_by_what_is_put_down() {
+    let sinks = pair_by_memory();
+    let _handlers = start(&sinks);
+    for number in 0..500 {
+        for (from, key) in [(0, 1), (1, 2)] {
+            sinks[from].send(key, number, b"woken");
+            sinks[from].link.flush();
+            assert_eq!(numbers(&sinks[1 - from].brought(1)), [number]);
+        }
+    }
+    assert_eq!(by_memory(&sinks), [1, 1]);
+}
+
+#[test]
+fn what_a_look_leaves_in_memory_the_thread_reads() {
+    let sinks = pair_by_memory();
+    for number in 0..200 {
+        sinks[0].send(1, number, b"many");
+    }
+    assert!(sinks[1].link.progress(sinks[1].now(), &*sinks[1]));
+    assert!(sinks[1].headers().len() < 200);
+    let _handlers = start(&sinks);
+    let frames = sinks[1].brought(200);
+    assert!(numbers(&frames).into_iter().eq(0..200));
+}
+
+#[test]
+fn when_pollers_are_gone_the_thread_reads_memory() {
+    let sinks = pair_by_memory();
+    let _handlers = start(&sinks);
+    let [one, other] = &sinks;
+    for number in 0..20 {
+        claim(other);
+        if number % 2 == 0 {
+            other.link.hand_back();
+        }
+        one.send(1, number, b"woken");
+        one.link.flush();
+        assert_eq!(numbers(&other.brought(1)), [number]);
+    }
+}
+
+#[test]
+fn ten_connections_at_once_keep_no_frame_for_themselves() {
+    const FRAMES: u32 = 300;
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    for key in 1..=10 {
+        join(&sinks, [key, key]);
+    }
+    assert_eq!(by_memory(&sinks), [10, 10]);
+    let _handlers = start(&sinks);
+    let payload = vec![3; 20_000];
+    thread::scope(|scope| {
+        for key in 1..=10 {
+            let (sinks, payload) = (&sinks, &payload);
+            scope.spawn(move || {
+                for number in 0..FRAMES {
+                    for sink in sinks {
+                        sink.send(key, number, &payload[..number as usize * 613 % 20_000]);
+                        sink.link.flush();
+                    }
+                }
+            });
+        }
+    });
+    for sink in &sinks {
+        let frames = sink.brought(10 * FRAMES as usize);
+        for key in 1..=10 {
+            let of = frames.iter().filter(|frame| Toy.key(&frame.header) == key);
+            assert!(
+                numbers(&of.cloned().collect::<Vec<_>>())
+                    .into_iter()
+                    .eq(0..FRAMES)
+            );
+        }
+    }
+}
+
+#[test]
+fn offers_of_ten_connections_wait_for_room_and_are_told() {
+    const FRAMES: u32 = 100;
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    for key in 1..=10 {
+        join(&sinks, [key, key]);
+    }
+    let _handlers = start(&sinks);
+    let payload = vec![3; UNIT];
+    let mut next = [0; 11];
+    let offer = |key: u64, next: &mut u32| {
+        while *next < FRAMES && sinks[0].offer(key, *next, &payload) {
+            *next += 1;
+        }
+        sinks[0].link.flush();
+    };
+    (1..=10).for_each(|key| offer(key, &mut next[key as usize]));
+    let began = Instant::now();
+    // Nobody offers anything who was not told.
+    while next[1..].iter().any(|next| *next < FRAMES) {
+        assert!(began.elapsed() < LONG, "{next:?}");
+        for frame in std::mem::take(&mut *lock(&sinks[0].frames)) {
+            let Header::Room(key) = frame.header else {
+                panic!("{:?}", frame.header);
+            };
+            offer(key, &mut next[key as usize]);
+        }
+        thread::yield_now();
+    }
+    let frames = sinks[1].brought(10 * FRAMES as usize);
+    assert_eq!(frames.len(), 10 * FRAMES as usize);
+}
+
+/// As large as a frame may be in memory, and more records than one look takes of a sender.
+const UNIT: usize = 32 << 10;
+const ROUND: u32 = 64;
