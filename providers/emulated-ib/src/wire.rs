@@ -8,7 +8,7 @@ use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{GroupOptions, Lease, UdpLink, UdpLinkOptions, WatchedLink};
+use polyverbs_links::wire::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
 use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
 use verbs_api::ids::LinkAddress;
 
@@ -68,13 +68,10 @@ impl OnWire {
         link_options.memory &= wire.faults.is_none();
         let link =
             UdpLink::new(lease, RoceV2::new(), link_options).map_err(|error| failed(&error))?;
-        let watched = Arc::new(WatchedLink::new(Arc::clone(&link)));
+        let carries = Arc::clone(&link) as SharedLink<Header>;
         let carries = match wire.faults {
-            None => Arc::clone(&watched) as SharedLink<Header>,
-            Some(faults) => Arc::new(FaultyLink::new(
-                Arc::clone(&watched) as SharedLink<Header>,
-                faults,
-            )),
+            None => carries,
+            Some(faults) => Arc::new(FaultyLink::new(carries, faults)),
         };
         let network = RealHost::network::<InfiniBand>(Some(carries));
         // Those of the range, and no more of them than were asked for.
@@ -96,11 +93,11 @@ impl OnWire {
         };
         let device = Device::new(driver, &network, options)?;
         management.bind(&device);
-        let progress: Arc<dyn Progress> = network;
+        let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
         let handler = link
             .start(Arc::downgrade(&progress))
             .map_err(|error| failed(&error))?;
-        watched.keep(handler);
+        network.keep(Arc::new(handler));
         Ok(Self { device, link })
     }
 }

@@ -8,7 +8,7 @@ use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
 use polyverbs_links::RealHost;
 use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap, WatchedLink};
+use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap};
 use verbs_api::ids::LinkAddress;
 use verbs_api::provider::carrier::{StreamPort, StreamWishes};
 
@@ -116,8 +116,7 @@ impl OnWire {
                 }
             }
         }
-        let watched = Arc::new(WatchedLink::new(Arc::clone(&link)));
-        let carries = Arc::clone(&watched) as SharedLink<Header>;
+        let carries = Arc::clone(&link) as SharedLink<Header>;
         let network = RealHost::network::<Iwarp>(Some(carries));
         let (first, end) = options.qp_numbers;
         let options = DeviceOptions {
@@ -128,7 +127,7 @@ impl OnWire {
         driver.rendezvous = Some(rendezvous);
         let device = Device::new(driver, &network, options)?;
         streams.bind(&device);
-        let progress: Arc<dyn Progress> = network;
+        let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
         let attended = Arc::downgrade(&streams);
         let attend = move |token| {
             if let Some(streams) = attended.upgrade() {
@@ -138,7 +137,7 @@ impl OnWire {
         let handler = link
             .start(Arc::downgrade(&progress), attend)
             .map_err(failed)?;
-        watched.keep(handler);
+        network.keep(Arc::new(handler));
         Ok(Self {
             device,
             link,

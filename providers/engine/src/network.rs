@@ -1,9 +1,10 @@
 //! A network: the devices that reach one another, the link between them, and what is due when.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use verbs_api::ids::LinkAddress;
 
@@ -30,6 +31,7 @@ pub struct Network<D: Driver> {
     /// Looked at before that.
     has_to_serve: AtomicBool,
     unsettled: Unsettled<D>,
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Queue pairs with something to send when nothing more arrives.
@@ -90,7 +92,13 @@ impl<D: Driver> Network<D> {
             to_serve: Mutex::default(),
             has_to_serve: AtomicBool::new(false),
             unsettled: Unsettled::default(),
+            kept: OnceLock::new(),
         })
+    }
+
+    /// Keeps something for as long as the network is there: what its link was started with. Only the first is kept.
+    pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
+        let _ = self.kept.set(value);
     }
 
     /// What is due later.

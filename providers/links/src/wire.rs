@@ -16,7 +16,6 @@ mod tampering;
 pub mod tcp;
 mod through;
 pub mod udp;
-mod watched;
 
 pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
@@ -32,7 +31,6 @@ pub use polyverbs_sockets::{
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
-pub use watched::WatchedLink;
 
 // The lock, whatever became of who had it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -162,13 +162,16 @@ pub struct TcpLink<C: StreamCodec> {
     /// The memory that processes at this address share.
     lease: Option<Arc<Lease>>,
     /// Streams by memory that come, or that are gone.
-    joining: Chore<Vec<(ChannelKey, Option<Arc<Stream<C>>>)>>,
+    joining: Chore<Vec<Joining<C>>>,
     made: AtomicUsize,
     counters: Counters,
 }
 
 /// Who sends records of a stream, and which.
 type ChannelKey = (QpnRange, u32);
+
+/// A stream whose records come from now on; `None` for one whose do not any more.
+type Joining<C> = (ChannelKey, Option<Arc<Stream<C>>>);
 
 struct Stream<C: StreamCodec> {
     key: u64,
