@@ -7,7 +7,7 @@
 //! | where | what |
 //! | --- | --- |
 //! | doors, 128 bytes for each range | `generation`, odd while somebody reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
-//! | connections, [`CONNECTIONS`] words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
+//! | connections, 4,096 words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
 //! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
 //! A record is one element of 128 bytes: its number, which publishes it, lengths, the generation of the reader that it is for,
@@ -258,7 +258,8 @@ impl ShmPort {
         Some(self.outbox(to)?.lock())
     }
 
-    /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call: [`flush`](Self::flush) does.
+    /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call:
+    /// [`Lease::ring_bells`](crate::Lease::ring_bells) does.
     #[inline]
     pub fn put(
         &self,
