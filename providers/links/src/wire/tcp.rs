@@ -628,8 +628,9 @@ impl<C: StreamCodec> TcpLink<C> {
     // It flushes by itself and waits for no reader, for the caller may be the one who reads.
     fn write_out(&self, stream: &Arc<Stream<C>>, until: Instant) -> bool {
         while self.tries_again(stream) {
+            self.put_waiting();
             self.flush();
-            if !stream.has_unwritten() {
+            if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
                 break;
             }
             if Instant::now() >= until {
@@ -643,13 +644,19 @@ impl<C: StreamCodec> TcpLink<C> {
     // Has the next flush try a stream that was full; whether anything waits on it.
     fn tries_again(&self, stream: &Arc<Stream<C>>) -> bool {
         let mut outgoing = lock(&stream.outgoing);
-        let has_some = outgoing.is_unwritten();
+        let has_some = self.has_unwritten(stream, &outgoing);
         // One that stands still by chance is tried when its time has come.
         if has_some && outgoing.held_until == Time::default() {
             outgoing.is_full = false;
             self.mark(stream, &mut outgoing);
         }
         has_some
+    }
+
+    // Octets for its socket, or frames for which there is no room in memory.
+    fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
+        let waits = |channel| self.waits_for_room(channel);
+        !outgoing.is_over && (outgoing.waiting() > 0 || stream.channel.as_ref().is_some_and(waits))
     }
 
     // While a stream has more than its socket takes: it may be full many times until all has left.
@@ -673,11 +680,8 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.is_spent() {
             return Err(StreamError::Reset);
         }
-        if stream
-            .channel
-            .as_ref()
-            .is_some_and(|channel| self.waits_for_room(channel))
-        {
+        let waits = |channel| self.waits_for_room(channel);
+        if stream.channel.as_ref().is_some_and(waits) {
             return Ok(());
         }
         while outgoing.waiting() > 0 && !outgoing.is_full {
@@ -960,10 +964,6 @@ impl<C: StreamCodec> Stream<C> {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    fn has_unwritten(&self) -> bool {
-        lock(&self.outgoing).is_unwritten()
-    }
-
     fn frame<'p>(
         &self,
         header: C::Header,
@@ -983,10 +983,6 @@ impl<C: StreamCodec> Stream<C> {
 impl<C: StreamCodec> Outgoing<C> {
     fn waiting(&self) -> usize {
         self.octets.len()
-    }
-
-    fn is_unwritten(&self) -> bool {
-        !self.is_over && self.waiting() > 0
     }
 }
 

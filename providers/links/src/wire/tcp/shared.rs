@@ -279,7 +279,7 @@ impl<C: StreamCodec> TcpLink<C> {
             return false;
         };
         // What is put down now has to be flushed, as what comes of an arrival.
-        let has_put = memory.waits() && memory.put_waiting(|range| self.has_room(range));
+        let has_put = self.put_waiting();
         if self.joining.is_any() {
             self.settle_channels(inbound, now, network);
         }
@@ -287,6 +287,14 @@ impl<C: StreamCodec> TcpLink<C> {
             self.deliver_record(&mut inbound.channels, record, now, network);
         };
         memory.receive(&mut take) || has_put
+    }
+
+    /// Puts down what waits for room, as far as there is some; whether that was any.
+    pub(super) fn put_waiting(&self) -> bool {
+        let put = |memory: &ShmPort| memory.put_waiting(|range| self.has_room(range));
+        self.memory()
+            .filter(|memory| memory.waits())
+            .is_some_and(put)
     }
 
     // There is room again where these streams go, also those that no look has seen yet.

@@ -30,12 +30,10 @@ fn by_memory(sinks: &[Arc<Sink>; 2]) -> [u64; 2] {
     sinks.each_ref().map(|sink| sink.link.counts().by_memory)
 }
 
-/// The threads of both, which must be kept.
-fn start(sinks: &[Arc<Sink>; 2]) -> [Arc<dyn IoHandler>; 2] {
-    sinks.each_ref().map(|sink| {
-        let network = Arc::clone(sink) as Arc<dyn Progress>;
-        sink.link.start(Arc::downgrade(&network), |_| {}).unwrap()
-    })
+/// The thread of a link, which must be kept.
+fn start(sink: &Arc<Sink>) -> Arc<dyn IoHandler> {
+    let network = Arc::clone(sink) as Arc<dyn Progress>;
+    sink.link.start(Arc::downgrade(&network), |_| {}).unwrap()
 }
 
 /// Offers frames from this number on until there is no room: the next number.
@@ -243,7 +241,7 @@ fn what_makes_no_sense_is_told_as_damaged_and_ends_the_reading() {
 #[test]
 fn who_sleeps_is_woken_by_what_is_put_down() {
     let sinks = pair_by_memory();
-    let _handlers = start(&sinks);
+    let _handlers = sinks.each_ref().map(start);
     for number in 0..500 {
         for (from, key) in [(0, 1), (1, 2)] {
             sinks[from].send(key, number, b"woken");
@@ -262,7 +260,7 @@ fn what_a_look_leaves_in_memory_the_thread_reads() {
     }
     assert!(sinks[1].link.progress(sinks[1].now(), &*sinks[1]));
     assert!(sinks[1].headers().len() < 200);
-    let _handlers = start(&sinks);
+    let _handlers = sinks.each_ref().map(start);
     let frames = sinks[1].brought(200);
     assert!(numbers(&frames).into_iter().eq(0..200));
 }
@@ -270,7 +268,7 @@ fn what_a_look_leaves_in_memory_the_thread_reads() {
 #[test]
 fn when_pollers_are_gone_the_thread_reads_memory() {
     let sinks = pair_by_memory();
-    let _handlers = start(&sinks);
+    let _handlers = sinks.each_ref().map(start);
     let [one, other] = &sinks;
     for number in 0..20 {
         claim(other);
@@ -291,7 +289,7 @@ fn ten_connections_at_once_keep_no_frame_for_themselves() {
         join(&sinks, [key, key]);
     }
     assert_eq!(by_memory(&sinks), [10, 10]);
-    let _handlers = start(&sinks);
+    let _handlers = sinks.each_ref().map(start);
     let payload = vec![3; 20_000];
     thread::scope(|scope| {
         for key in 1..=10 {
@@ -326,7 +324,7 @@ fn offers_of_ten_connections_wait_for_room_and_are_told() {
     for key in 1..=10 {
         join(&sinks, [key, key]);
     }
-    let _handlers = start(&sinks);
+    let _handlers = sinks.each_ref().map(start);
     let payload = vec![3; UNIT];
     let mut next = [0; 11];
     let offer = |key: u64, next: &mut u32| {
@@ -350,6 +348,68 @@ fn offers_of_ten_connections_wait_for_room_and_are_told() {
     }
     let frames = sinks[1].brought(10 * FRAMES as usize);
     assert_eq!(frames.len(), 10 * FRAMES as usize);
+}
+
+#[test]
+fn who_sleeps_is_woken_by_what_found_room_later() {
+    let sinks = pair_by_memory();
+    let full = fill(&sinks[0], 1, 0, b"");
+    // Drivers who wait for room are told of it, which is something that has come.
+    lock(&sinks[0].link.stream(1).unwrap().outgoing).wants_room = false;
+    for number in full..full + 50 {
+        sinks[0].send(1, number, b"");
+    }
+    sinks[0].link.flush();
+    let _handler = start(&sinks[1]);
+    sinks[1].brought(full as usize);
+    sinks[0].progress();
+    let frames = sinks[1].brought(50);
+    assert!(numbers(&frames).into_iter().eq(full..full + 50));
+}
+
+/// Runs this while the other link is read, until it has so many frames of the first stream and, where told so, an end.
+fn read_while(sinks: &[Arc<Sink>; 2], count: u32, ends: bool, work: impl FnOnce(&Sink)) {
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| sinks[1].drive(count as usize + usize::from(ends)));
+        work(&sinks[0]);
+        let frames = reader.join().unwrap();
+        assert!(numbers(&frames[..count as usize]).into_iter().eq(0..count));
+        assert!(!ends || frames[count as usize].header == Header::Ended(2));
+    });
+}
+
+#[test]
+fn a_process_that_ends_puts_down_what_its_streams_took() {
+    let sinks = pair_by_memory();
+    for number in 0..100 {
+        sinks[0].send(1, number, &[1; UNIT]);
+    }
+    read_while(&sinks, 100, false, |sink| sink.link.flush_on_exit());
+}
+
+#[test]
+fn drain_waits_until_an_ended_stream_is_put_down() {
+    let sinks = pair_by_memory();
+    for number in 0..100 {
+        sinks[0].send(1, number, &[1; UNIT]);
+    }
+    // A stream that goes on is not waited for.
+    sinks[0].link.drain();
+    assert!(sinks[1].headers().is_empty());
+    sinks[0].say(Header::Close(1));
+    read_while(&sinks, 100, true, |sink| sink.link.drain());
+}
+
+#[test]
+fn drain_gives_up_on_a_peer_that_reads_no_memory() {
+    let [one, _other] = pair_by_memory();
+    for number in 0..100 {
+        one.send(1, number, &[1; UNIT]);
+    }
+    one.say(Header::Close(1));
+    let began = Instant::now();
+    one.link.drain();
+    assert!((DRAIN..LONG).contains(&began.elapsed()));
 }
 
 /// As large as a frame may be in memory, and more records than one look takes of a sender.
