@@ -117,11 +117,12 @@ impl<C: StreamCodec> Channels<C> {
 impl<C: StreamCodec> TcpLink<C> {
     /// The memory of the processes at an address, where this one takes part.
     pub(super) fn lease(address: IpAddr, options: &TcpLinkOptions) -> Option<Arc<Lease>> {
-        let is_wanted = options.memory && options.faults == StreamFaults::default();
+        if !options.memory || options.faults != StreamFaults::default() {
+            return None;
+        }
         // Where there is no memory, or where too many share it, all goes by TCP.
-        let lease = Lease::join(GroupOptions::without_sockets(address)).ok();
-        let lease = lease.filter(|lease| is_wanted && lease.open_memory());
-        lease.map(Arc::new)
+        let lease = Lease::join(GroupOptions::without_sockets(address)).ok()?;
+        lease.open_memory().then(|| Arc::new(lease))
     }
 
     pub(super) fn memory(&self) -> Option<&ShmPort> {
