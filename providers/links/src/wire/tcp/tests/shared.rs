@@ -2,9 +2,25 @@
 
 use super::*;
 
-/// A connection on both links, by memory where both have some.
+/// A connection on both links, by memory.
 fn join(sinks: &[Arc<Sink>; 2], keys: [u64; 2]) {
-    let announced = announce(sinks);
+    // Now and then another one has its place.
+    let both = |announced: &[(_, Option<Announcement>); 2]| {
+        announced
+            .iter()
+            .all(|(_, announcement)| announcement.is_some())
+    };
+    let announced = std::iter::repeat_with(|| announce(sinks))
+        .take(100)
+        .find(both);
+    attach_both(sinks, keys, announced.unwrap());
+}
+
+fn attach_both(
+    sinks: &[Arc<Sink>; 2],
+    keys: [u64; 2],
+    announced: [(Connection, Option<Announcement>); 2],
+) {
     for ((sink, key), (connection, announcement)) in sinks.iter().zip(keys).zip(announced) {
         attach_announced(sink, key, connection, announcement);
     }
@@ -99,7 +115,13 @@ fn who_has_no_memory_is_talked_to_by_tcp() {
                 ..TcpLinkOptions::default()
             })
         });
-        join(&sinks, [1, 2]);
+        let announced = announce(&sinks);
+        assert!(
+            announced
+                .iter()
+                .any(|(_, announcement)| announcement.is_none())
+        );
+        attach_both(&sinks, [1, 2], announced);
         for number in 0..20 {
             for (sink, key) in sinks.iter().zip([1, 2]) {
                 sink.send(key, number, &[7; 100]);
