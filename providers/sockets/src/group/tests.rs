@@ -333,9 +333,10 @@ fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
     let [one, other] = with_memory();
     while put(&one, &other) == Put::Taken {}
     assert!(!one.memory().unwrap().sleep());
+    // Killed: its inbox is gone, and its memory says nothing of that.
     let Lease { inbox, memory, .. } = one;
     drop(inbox);
-    std::mem::forget(memory);
+    let _killed = memory;
     let memory = other.memory().unwrap();
     while memory.receive(&mut |_| {}) {}
     other.ring_bells();

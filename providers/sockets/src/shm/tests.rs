@@ -1,5 +1,4 @@
 use std::iter::repeat_with;
-use std::mem::forget;
 use std::thread;
 
 use proptest::prelude::*;
@@ -342,7 +341,7 @@ fn a_successor_of_a_killed_writer_goes_on_where_it_stopped() {
             let at = ELEMENT * (1 + tail % ELEMENTS);
             ring.span(at + 4, ELEMENT - 4).write(&[0xff; ELEMENT - 4]);
         }
-        forget(writer);
+        let _killed = writer;
         shm.leave(range(1));
         let writer = port(&shm, 1);
         let payloads = place(range(1), range(2)) + PAYLOADS as u64;
@@ -369,7 +368,7 @@ fn a_successor_of_a_killed_reader_finds_nothing_old() {
         assert_eq!(look(&reader).len(), AT_ONCE);
         let later = || writer.put_later(range(2), RecordMeta::default(), &[0; 4], vec![0; 10]);
         later();
-        forget(reader);
+        let _killed = reader;
         shm.leave(range(2));
         later();
         assert_eq!(put_number(&writer, 0, 0), Put::Nobody);
@@ -404,7 +403,7 @@ fn what_waits_for_somebody_who_has_gone_is_lost() {
 fn a_successor_waits_for_no_room_that_its_predecessor_waited_for() {
     let (shm, [writer, reader]) = pair();
     fill(&writer, 0);
-    forget(writer);
+    let _killed = writer;
     let _successor = port(&shm, 1);
     assert_eq!(look_long(&reader).len(), ELEMENTS);
     assert_eq!(ring(&reader), []);
@@ -526,16 +525,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn cases() -> ProptestConfig {
-    ProptestConfig {
-        failure_persistence: None,
-        ..ProptestConfig::with_cases(if crate::is_memory_checked() { 10 } else { 200 })
-    }
-}
-
 proptest! {
-    #![proptest_config(cases())]
-
     // What arrives may be nonsense then, but never more of it than a record may have, nor from somebody else.
     #[test]
     fn whatever_is_written_over_memory_is_borne(steps in prop::collection::vec(step(), 1..120)) {
@@ -628,7 +618,7 @@ fn what_a_process_that_is_gone_has_announced_nobody_finds() {
     assert_eq!(other.announced(6000, 5000), None);
     one.announce(5000, 6000);
     // Killed: whoever has its range next says so.
-    forget(one);
+    let _killed = one;
     shm.leave(range(1));
     assert_eq!(other.announced(6000, 5000), None);
     let _one = port(&shm, 1);
