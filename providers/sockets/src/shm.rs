@@ -222,8 +222,13 @@ impl ShmPort {
 
     /// Takes that back.
     pub fn withdraw(&self, local: u16, peer: u16) {
+        self.withdraw_for(self.range, local, peer);
+    }
+
+    /// The same for another process, which has been killed, or does not need it any more.
+    pub fn withdraw_for(&self, range: QpnRange, local: u16, peer: u16) {
         let word = u32::from(local) << 16 | u32::from(peer);
-        let place = self.shm.connection(self.range, (local, peer));
+        let place = self.shm.connection(range, (local, peer));
         let _ = place.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 

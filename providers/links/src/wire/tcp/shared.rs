@@ -60,6 +60,10 @@ impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some(memory) = self.lease.memory() {
             memory.withdraw(self.local, self.peer);
+            // A process that was killed takes nothing back.
+            if let Some(with) = self.with {
+                memory.withdraw_for(with, self.peer, self.local);
+            }
         }
     }
 }
@@ -74,8 +78,9 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn of(announcement: Announcement) -> Option<Self> {
+    pub(super) fn of(mut announcement: Announcement) -> Option<Self> {
         let to = announcement.agreed()?;
+        announcement.with = Some(to);
         let (local, peer) = (announcement.local, announcement.peer);
         let id = |from: u16, to: u16| u32::from(from) << 16 | u32::from(to);
         Some(Self {
@@ -243,7 +248,10 @@ impl<C: StreamCodec> TcpLink<C> {
         while let Some((key, stream)) = self.joining.take(Vec::pop) {
             let channels = &mut inbound.channels;
             match stream.filter(|stream| !stream.is_gone()) {
-                None => _ = channels.streams.remove(&key),
+                None => {
+                    channels.streams.remove(&key);
+                    channels.early.retain(|(of, _)| *of != key);
+                }
                 Some(stream) => {
                     channels.streams.insert(key, Arc::clone(&stream));
                     let early = std::mem::take(&mut channels.early);
@@ -425,7 +433,7 @@ const SHORT_HEAD: usize = 96;
 /// Bytes of a payload that goes with the header.
 const WITH_HEAD: usize = 16;
 /// Records that wait for their streams at most: those of a moment.
-const MOST_EARLY: usize = 4096;
+const MOST_EARLY: usize = 256;
 /// Kinds of records.
 const FRAME: u8 = 0;
 const END: u8 = 1;
