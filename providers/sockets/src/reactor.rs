@@ -6,7 +6,7 @@
 //! that is about to sleep hands it back at once. So a poller pays for no thread switch.
 //!
 //! A program that polls a queue and then watches memory that a peer writes claims the input and lets it lie: where the thread
-//! finds something after a short claim, the next one takes four times as many polls.
+//! finds something after a short claim, the next one takes four times as many polls, and is not made before a while.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
@@ -127,6 +127,8 @@ struct Claims {
     /// How many looks at the clock in a row came soon after one another, and how many of them make a claim.
     soon: u32,
     needed: u32,
+    /// Until then nothing is claimed.
+    not_before: Instant,
 }
 
 impl Reactor {
@@ -147,6 +149,7 @@ impl Reactor {
                 looked: now,
                 soon: 0,
                 needed: 1,
+                not_before: now,
             }),
             handler: OnceLock::new(),
             refused: AtomicU32::new(0),
@@ -297,7 +300,7 @@ impl Reactor {
         let claims = &mut *self.claims();
         let now = Instant::now();
         let last = std::mem::replace(&mut claims.looked, now);
-        if now - last > SOON {
+        if now - last > SOON || now < claims.not_before {
             claims.soon = 0;
             return;
         }
@@ -384,10 +387,14 @@ impl Reactor {
         let was_worth_it = claims.claimed.elapsed() > self.patience * WORTH;
         // Before that the handler may have nothing watched.
         self.release(&mut claims);
-        claims.needed = match (has_more || self.has_data()) && !was_worth_it {
-            true => (claims.needed * 4).min(MOST_NEEDED),
-            false => (claims.needed / 2).max(1),
-        };
+        if (has_more || self.has_data()) && !was_worth_it {
+            // A program that does not poll while it waits for its peer does so for long as soon as that one is slow: so many
+            // polls alone would say nothing.
+            claims.needed = (claims.needed * 4).min(MOST_NEEDED);
+            claims.not_before = Instant::now() + self.patience * claims.needed;
+        } else {
+            claims.needed = (claims.needed / 2).max(1);
+        }
     }
 
     // Whether something lies there that no poller has read.
@@ -448,7 +455,7 @@ const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(2)..=Duration::
 const POLLS: u32 = 4;
 const SOON: Duration = Duration::from_micros(100);
 /// A claim takes so many times as many at most.
-const MOST_NEEDED: u32 = 8192;
+const MOST_NEEDED: u32 = 256;
 /// A claim that lasted for so many times the patience was right, whatever was left at its end.
 const WORTH: u32 = 3;
 
