@@ -257,6 +257,11 @@ impl Lease {
     }
 
     fn ring(&self, memory: &ShmPort) {
+        for to in memory.take_reminders() {
+            let name = of_range(&self.group.options, to);
+            // Who is gone needs none.
+            let _ = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+        }
         for (to, sleep) in memory.take_bells() {
             let name = of_range(&self.group.options, to);
             let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);

@@ -147,6 +147,9 @@ pub struct ShmPort {
     has_put: AtomicBool,
     /// Who waits for room that there is now.
     bells: AtomicU64,
+    /// Looks that found nothing since something was put down, and who has left something unread for that long.
+    looks: AtomicU32,
+    reminders: AtomicU64,
     /// To whom something waits for room, or somebody does.
     waiting: AtomicU64,
     readers: Mutex<Readers>,
@@ -163,6 +166,8 @@ impl ShmPort {
             open: AtomicU64::new(0),
             has_put: AtomicBool::new(false),
             bells: AtomicU64::new(0),
+            looks: AtomicU32::new(0),
+            reminders: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             readers: Mutex::new(Readers {
                 all: (0..RANGES).map(|_| None).collect(),
@@ -335,6 +340,7 @@ impl ShmPort {
         self.say(door);
         outbox.has_put.store(true, Ordering::Release);
         self.has_put.store(true, Ordering::Release);
+        self.looks.store(0, Ordering::Relaxed);
     }
 
     // Who has put something down.
@@ -395,7 +401,9 @@ impl ShmPort {
     /// Whether somebody may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does.
     #[inline]
     pub(crate) fn may_have_bells(&self) -> bool {
-        self.has_put.load(Ordering::Relaxed) || self.bells.load(Ordering::Relaxed) != 0
+        self.has_put.load(Ordering::Relaxed)
+            || self.bells.load(Ordering::Relaxed) != 0
+            || self.reminders.load(Ordering::Relaxed) != 0
     }
 
     /// Whose bell is to be rung, and for which sleep: of those who sleep while something lies there for them, or room that they
@@ -424,6 +432,14 @@ impl ShmPort {
         ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
+    /// Whose bell is to be rung though they do not sleep: they do not read either.
+    pub(crate) fn take_reminders(&self) -> impl Iterator<Item = QpnRange> {
+        ranges(match self.reminders.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.reminders.swap(0, Ordering::Relaxed),
+        })
+    }
+
     /// The bell of a range has been rung for this sleep: whoever is killed before that has not said so.
     pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
         self.shm.door(to).sleep.woken(sleep);
@@ -439,6 +455,11 @@ impl ShmPort {
     #[inline]
     pub fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
         let senders = self.shm.door(self.range).writers.load(Ordering::Acquire);
+        let looks = self.looks.load(Ordering::Relaxed).saturating_add(1);
+        self.looks.store(looks, Ordering::Relaxed);
+        if looks == REMINDED {
+            self.remind();
+        }
         if senders == 0 {
             return false;
         }
@@ -459,6 +480,20 @@ impl ShmPort {
             any |= read;
         }
         any
+    }
+
+    // Whoever has not read for long what was put down may have polled, and now wait for it without.
+    #[cold]
+    fn remind(&self) {
+        let has_unread = |to: &QpnRange| {
+            self.writer(*to).is_some_and(|mut writer| {
+                writer.look_at_head();
+                writer.used() > 0
+            })
+        };
+        let unread = ranges(self.open.load(Ordering::Relaxed)).filter(has_unread);
+        let unread = unread.fold(0, |bits, to| bits | 1 << to.index());
+        self.reminders.store(unread, Ordering::Relaxed);
     }
 
     fn look_away(&self, reader: &mut Reader, from: QpnRange) {
@@ -897,6 +932,8 @@ const _: () = assert!(LONGEST_HEAD + LONGEST_PAYLOAD <= STRETCH && RANGES == 64)
 
 /// Records of one sender that are taken before another gets his turn.
 const AT_ONCE: usize = 64;
+/// Looks that find nothing, some tens of microseconds, until whoever leaves something unread is reminded.
+const REMINDED: u32 = 1024;
 /// Looks that may find nothing before a sender has to say that he is there.
 const IDLE: u32 = 1000;
 

@@ -251,6 +251,29 @@ fn a_sleeping_reader_is_rung_once() {
 }
 
 #[test]
+fn a_reader_that_leaves_something_unread_for_long_is_reminded_once() {
+    let (_, [writer, reader]) = pair();
+    let reminded = || -> Vec<_> {
+        let reminders = writer.take_reminders();
+        reminders.map(|range| range.index()).collect()
+    };
+    put_number(&writer, 0, 0);
+    bells(&writer);
+    (1..REMINDED).for_each(|_| assert!(look(&writer).is_empty()));
+    assert_eq!(reminded(), []);
+    look(&writer);
+    assert!(writer.may_have_bells());
+    assert_eq!(reminded(), [2]);
+    (0..2 * REMINDED).for_each(|_| assert!(look(&writer).is_empty()));
+    assert_eq!(reminded(), []);
+    // One that has read what there was need not be.
+    put_number(&writer, 1, 0);
+    assert_eq!(numbers(&look(&reader)), [0, 1]);
+    (0..2 * REMINDED).for_each(|_| assert!(look(&writer).is_empty()));
+    assert_eq!(reminded(), []);
+}
+
+#[test]
 fn a_writer_that_waits_for_room_is_rung_when_it_sleeps() {
     let (_, [writer, reader]) = pair();
     let full = fill(&writer, 0);
