@@ -275,7 +275,7 @@ impl<D: Driver> Network<D> {
 
     // Whether what is unsettled has waited for many looks that found something.
     fn has_waited(&self) -> bool {
-        let looks = self.unsettled.looks.load(Ordering::Relaxed) + 1;
+        let looks = (self.unsettled.looks.load(Ordering::Relaxed)).saturating_add(1);
         self.unsettled.looks.store(looks, Ordering::Relaxed);
         looks > MOST_LOOKS
     }
