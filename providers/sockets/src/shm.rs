@@ -318,7 +318,7 @@ impl ShmPort {
         outboxes.map(|outbox| outbox.lock().sent).sum()
     }
 
-    /// How many bytes wait for room.
+    /// How many bytes of payloads wait for room.
     pub fn waiting(&self, to: QpnRange) -> usize {
         let writer = self.writer(to);
         writer.map_or(0, |writer| {
@@ -327,12 +327,12 @@ impl ShmPort {
         })
     }
 
-    /// Whether anything does.
-    pub fn has_later(&self, to: QpnRange) -> bool {
-        self.waits()
-            && self
-                .writer(to)
-                .is_some_and(|writer| !writer.later.is_empty())
+    /// How many records do.
+    pub fn waiting_records(&self, to: QpnRange) -> usize {
+        match self.waits() {
+            true => self.writer(to).map_or(0, |writer| writer.later.len()),
+            false => 0,
+        }
     }
 
     #[inline]
@@ -932,6 +932,8 @@ const _: () = assert!(LONGEST_HEAD + LONGEST_PAYLOAD <= STRETCH && RANGES == 64)
 
 /// Records of one sender that are taken before another gets his turn.
 const AT_ONCE: usize = 64;
+/// So many looks take all that a sender had put down before.
+pub const LOOKS_FOR_ALL: usize = ELEMENTS.div_ceil(AT_ONCE);
 /// Looks that find nothing, some tens of microseconds, until whoever leaves something unread is reminded.
 const REMINDED: u32 = 1024;
 /// Looks that may find nothing before a sender has to say that he is there.

@@ -385,7 +385,10 @@ impl<C: DatagramCodec> UdpLink<C> {
         let write = |span: Span<'_>| frame.payload.copy_to(span);
         match memory.put(range, meta, head, length, write) {
             Put::Taken => true,
-            Put::Full if memory.waiting(range) < BATCH => {
+            Put::Full
+                if memory.waiting_records(range) < MOST_WAITING
+                    && memory.waiting(range) < BATCH =>
+            {
                 memory.put_later(range, meta, head, frame.payload.to_vec());
                 true
             }
@@ -945,6 +948,8 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
+/// Records that wait for room in memory at most: many have no payload.
+const MOST_WAITING: usize = 4096;
 /// Bytes of the longest headers.
 const HEADERS: usize = 128;
 /// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.

@@ -179,7 +179,7 @@ fn what_finds_no_room_is_put_down_in_order_when_there_is_some() {
         let (_, [writer, reader]) = pair();
         let mut next = fill(&writer, length);
         assert_eq!(next as usize, room);
-        assert!(writer.waits() && !writer.has_later(range(2)));
+        assert!(writer.waits() && writer.waiting_records(range(2)) == 0);
         for number in next..next + 2 * room as u32 {
             writer.put_later(
                 range(2),
@@ -203,7 +203,7 @@ fn what_finds_no_room_is_put_down_in_order_when_there_is_some() {
             found.extend(look(&reader));
             assert!(!found.is_empty() && found.len() <= next as usize);
         }
-        assert!(!writer.waits() && !writer.has_later(range(2)));
+        assert!(!writer.waits() && writer.waiting_records(range(2)) == 0);
         assert_eq!(put_number(&writer, next, length), Put::Taken);
         found.extend(look_long(&reader));
         assert!(numbers(&found).into_iter().eq(0..=next));

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use polyverbs_sockets::shm::LONGEST_HEAD;
+use polyverbs_sockets::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
 use polyverbs_sockets::{
     GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort, TcpSocket,
 };
@@ -233,7 +233,7 @@ impl<C: StreamCodec> TcpLink<C> {
     /// Whether something of a stream waits for room.
     pub(super) fn waits_for_room(&self, channel: &Channel) -> bool {
         self.memory()
-            .is_some_and(|memory| memory.has_later(channel.to))
+            .is_some_and(|memory| memory.waiting_records(channel.to) > 0)
     }
 
     // ---- in
@@ -415,8 +415,12 @@ impl<C: StreamCodec> TcpLink<C> {
             // Nothing is sent there.
             Ok(Received::End | Received::Octets(_)) => StreamError::Reset,
         };
-        // What it had put down before comes first.
-        while self.look_at_memory(inbound, now, network) {}
+        // What it had put down before comes first, and no more: others may go on for ever.
+        for _ in 0..=LOOKS_FOR_ALL {
+            if !self.look_at_memory(inbound, now, network) {
+                break;
+            }
+        }
         let is_over = std::mem::replace(&mut lock(&stream.incoming).is_over, true);
         if !is_over {
             stream.has_ended.store(true, Ordering::Release);
