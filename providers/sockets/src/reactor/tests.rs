@@ -88,9 +88,10 @@ impl Reader {
         self.reactor.polled();
     }
 
-    /// Polls until that claims the input; how many polls it took.
+    /// Polls until that claims the input, whatever earlier claims left; how many polls it took.
     fn claim(&self) -> u32 {
         let began = Instant::now();
+        self.reactor.claims().not_before = began;
         for polls in 1.. {
             self.reactor.polled();
             if self.reactor.is_polled() {
@@ -319,6 +320,18 @@ fn a_short_claim_that_left_data_lying_makes_the_next_one_take_more_polls() {
             assert_eq!(trials(3, || reader.leave(needed, true)), [more; 3]);
         }
     }
+}
+
+#[test]
+fn a_short_claim_that_left_data_lying_is_not_repeated_before_a_while() {
+    let (reader, _told) = Reader::new();
+    trials(3, || reader.leave(1, true));
+    let not_before = reader.reactor.claims().not_before;
+    until(|| {
+        reader.reactor.polled();
+        reader.reactor.is_polled()
+    });
+    assert!(Instant::now() >= not_before);
 }
 
 #[test]
