@@ -11,7 +11,7 @@ use emulated_iwarp::Iwarp;
 use polyverbs::provider::DeviceOps;
 use polyverbs::{Completion, Cq, Device, Memory, Mr, Qp, QpOptions, WcStatus, connect_pair, wr};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_links::wire::Offload;
+use polyverbs_io::Offload;
 
 use crate::Outcome;
 use crate::partner::Partner;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use verbs_api::{Device, Registry};
 
-pub use polyverbs_links::wire::source_of;
+pub use polyverbs_io::source_of;
 
 pub use polyverbs_connection::{
     Accepted, ChannelEvent, ChannelEventKind, ConnectError, Connection, ConnectionOptions,

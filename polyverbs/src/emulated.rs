@@ -6,15 +6,15 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use polyverbs_links::wire::{GroupOptions, source_of};
+use polyverbs_io::{GroupOptions, source_of};
 use thiserror::Error;
 use verbs_api::Device;
 
-pub use polyverbs_links::emulated::{
+pub use polyverbs_io::OctetCapture;
+pub use polyverbs_io::emulated::{
     ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
 };
-pub use polyverbs_links::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
-pub use polyverbs_links::wire::OctetCapture;
+pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 
 /// The UDP port of RoCEv2.
 const ROCE: u16 = GroupOptions::PORT;

@@ -16,7 +16,7 @@ use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair};
 use polyverbs_benches::sample::median;
 use polyverbs_benches::wired::WiredPair;
 use polyverbs_benches::yardstick::line_crossing;
-use polyverbs_links::wire::Offload;
+use polyverbs_io::Offload;
 use serde_json::{Value, json};
 
 const USAGE: &str = "\

@@ -17,9 +17,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
-use polyverbs_links::{
-    Bound, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
-};
+use polyverbs_sim::{Bound, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions};
 use verbs_api::{
     Access, Completion, ConnectOptions, Context, Device, Memory, Qp, QpOptions, RemoteAddress,
     Requirements, Sge, WcStatus,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use polyverbs_links::wire::{Arrival, Common, DatagramCodec, Envelope, Opened, QpnRange, TxMeta};
+use polyverbs_io::{Arrival, Common, DatagramCodec, Envelope, Opened, QpnRange, TxMeta};
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::{self, cm};
 use polyverbs_wire::roce::bth::{DEFAULT_P_KEY, MULTICAST_QP};

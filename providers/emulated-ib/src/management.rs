@@ -15,7 +15,7 @@ use std::time::Duration;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use polyverbs_links::wire::UdpLink;
+use polyverbs_io::UdpLink;
 use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
 use verbs_api::ids::{LinkAddress, Psn, Qpn};

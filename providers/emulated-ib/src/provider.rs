@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
-use polyverbs_links::emulated::{
+use polyverbs_io::RealHost;
+use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_links::{DatagramLink, DatagramOptions, RealHost};
+use polyverbs_sim::{DatagramLink, DatagramOptions};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{capability::Mtu, inventory};
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
-use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
-use polyverbs_links::{DatagramOptions, FaultyLink, RealHost};
+use polyverbs_io::RealHost;
+use polyverbs_io::emulated::EmulatedError;
+use polyverbs_io::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
+use polyverbs_sim::{DatagramOptions, FaultyLink};
 use verbs_api::ids::LinkAddress;
 
 use crate::InfiniBand;

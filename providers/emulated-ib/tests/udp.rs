@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_links::wire::UdpCounts;
-use polyverbs_links::{DatagramFaults, DatagramOptions, Rate};
+use polyverbs_io::UdpCounts;
+use polyverbs_sim::{DatagramFaults, DatagramOptions, Rate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{

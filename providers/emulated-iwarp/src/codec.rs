@@ -5,7 +5,7 @@
 //! receiving half's of the queue pair.
 
 use polyverbs_engine::payload::Payload;
-use polyverbs_links::wire::{Found, Leaving, OctetQueue, StreamCodec, StreamEvent};
+use polyverbs_io::{Found, Leaving, OctetQueue, StreamCodec, StreamEvent};
 use polyverbs_wire::iwarp::fpdu::{self, MAX_FRAME_LEN, mulpdu};
 use polyverbs_wire::iwarp::{Framing, Opcode, Reject, SegmentHeader, Tagged, Untagged, rdmap};
 use polyverbs_wire::layout::Header as _;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
-use polyverbs_links::emulated::{
+use polyverbs_io::RealHost;
+use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_links::{RealHost, StreamLink, StreamOptions};
+use polyverbs_sim::{StreamLink, StreamOptions};
 use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 

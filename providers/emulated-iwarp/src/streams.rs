@@ -19,7 +19,7 @@ use polyverbs_engine::effects::Effects;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
-use polyverbs_links::wire::{
+use polyverbs_io::{
     Announcement, Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener,
     TcpOptions, TcpSocket, TcpTap, Way,
 };

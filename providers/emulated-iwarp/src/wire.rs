@@ -6,9 +6,9 @@ use std::sync::Arc;
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Progress;
-use polyverbs_links::RealHost;
-use polyverbs_links::emulated::EmulatedError;
-use polyverbs_links::wire::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap};
+use polyverbs_io::RealHost;
+use polyverbs_io::emulated::EmulatedError;
+use polyverbs_io::{TcpLink, TcpLinkOptions, TcpOptions, TcpTap};
 use verbs_api::ids::LinkAddress;
 use verbs_api::provider::carrier::{StreamPort, StreamWishes};
 

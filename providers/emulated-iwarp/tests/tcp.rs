@@ -10,7 +10,7 @@ use bmme as _;
 use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_links::{Rate, StreamFaults};
+use polyverbs_sim::{Rate, StreamFaults};
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::qp::QpState;

@@ -22,8 +22,8 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::trace::Trace;
-use polyverbs_links::wire::{StreamThroughOctets, ThroughOctets};
-use polyverbs_links::{
+use polyverbs_io::{StreamThroughOctets, ThroughOctets};
+use polyverbs_sim::{
     Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
 };
 use polyverbs_wire::iwarp::Framing;

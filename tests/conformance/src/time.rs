@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs_links::{Bound, Simulation};
+use polyverbs_sim::{Bound, Simulation};
 
 /// How long is waited on the clock for what a test lets pass: long enough for every retry.
 const MOST: Duration = Duration::from_secs(2);

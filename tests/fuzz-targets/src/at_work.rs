@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::network::Network;
-use polyverbs_links::Simulation;
+use polyverbs_sim::Simulation;
 use verbs_api::Qp;
 use verbs_api::qp::{QpAttributes, QpState};
 

@@ -12,12 +12,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // On it: the engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &["verbs-api"]),
-    // Octets and addresses: no frame, no engine.
-    ("polyverbs-sockets", &["verbs-api"]),
-    // Links are generic over the codec that a driver hands them.
+    // Virtual time and link models know no socket.
+    ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
+    // Links with a wire are generic over the codec that a driver hands them.
     (
-        "polyverbs-links",
-        &["verbs-api", "polyverbs-engine", "polyverbs-sockets"],
+        "polyverbs-io",
+        &["verbs-api", "polyverbs-engine", "polyverbs-sim"],
     ),
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
@@ -46,7 +46,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "verbs-api",
             "polyverbs-engine",
-            "polyverbs-links",
+            "polyverbs-io",
+            "polyverbs-sim",
             "emulated-ib",
             "emulated-iwarp",
             "libibverbs-provider",
@@ -131,7 +132,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const DRIVER: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
-    "polyverbs-links",
+    "polyverbs-io",
+    "polyverbs-sim",
     "polyverbs-wire",
 ];
 
@@ -140,7 +142,8 @@ const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
 const TEST: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
-    "polyverbs-links",
+    "polyverbs-io",
+    "polyverbs-sim",
     "block-loopback",
     "polyverbs-wire",
     "bmme",
@@ -155,7 +158,8 @@ const TEST: &[&str] = &[
 const FUZZED: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
-    "polyverbs-links",
+    "polyverbs-io",
+    "polyverbs-sim",
     "polyverbs-wire",
     "bmme",
     "masked-atomics",

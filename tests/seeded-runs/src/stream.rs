@@ -10,8 +10,8 @@ use emulated_iwarp::{Iwarp, MpaCodec, ServiceDelay, codec};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
-use polyverbs_links::wire::StreamThroughOctets;
-use polyverbs_links::{
+use polyverbs_io::StreamThroughOctets;
+use polyverbs_sim::{
     Between, Bound, Rate, Simulation, Stall, StreamFaults, StreamLink, StreamOptions,
 };
 use polyverbs_wire::iwarp::Framing;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use polyverbs_engine::device::{Device, DeviceOptions};
-use polyverbs_links::RealHost;
-use polyverbs_links::emulated::{
+use polyverbs_io::RealHost;
+use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
 use verbs_api::inventory;

@@ -13,7 +13,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
-use polyverbs_links::{Bound, Simulation};
+use polyverbs_sim::{Bound, Simulation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{

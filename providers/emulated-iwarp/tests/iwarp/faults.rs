@@ -8,8 +8,8 @@ use emulated_iwarp::header::{Header, reset_header, stream_key};
 use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
-use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
-use polyverbs_links::{Bound, FaultSpec, Simulation, StreamLink, StreamOptions};
+use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
+use polyverbs_sim::{Bound, FaultSpec, Simulation, StreamLink, StreamOptions};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::{cases, steered_cases};
 use bmme::{FmrPool, FmrPoolOptions};
 use conformance::{ANY_DEVICE, Rig};
-use polyverbs_links::emulated::{EmulatedKind, EmulatedOptions};
+use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, Ah, Cq, DestroyError, Device, Features, Memory, Mr, MrKey, MrOptions, Mw, PageList, Pd,

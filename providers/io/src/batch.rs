@@ -1,0 +1,465 @@
+//! Datagrams that wait to leave together.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use crate::QpnRange;
+use crate::sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
+use crate::sockets::{Piece, SendError, Transmit, UdpSocket};
+use arrayvec::ArrayVec;
+
+use crate::codec::TxMeta;
+
+/// Where a datagram goes and how: what all of one run have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) to: SocketAddr,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+}
+
+impl Route {
+    pub(super) fn new(to: SocketAddr, meta: TxMeta) -> Self {
+        Self {
+            to,
+            traffic_class: meta.traffic_class,
+            hop_limit: meta.hop_limit,
+        }
+    }
+}
+
+/// A datagram of a batch, while it is being sealed.
+pub(super) struct Datagram<'t> {
+    pub(super) octets: &'t mut [u8],
+    pub(super) payload_end: usize,
+    pub(super) to: SocketAddr,
+    /// Its number within the call that it leaves with.
+    pub(super) segment: u16,
+}
+
+/// Datagrams in the order in which they leave, in memory of their own.
+///
+/// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair
+/// numbers, one length, where only the last may be shorter.
+pub(super) struct TxBatch {
+    arena: Box<[u8]>,
+    used: usize,
+    spans: Vec<Span>,
+    runs: Vec<Run>,
+    /// Runs that have left.
+    left: usize,
+    segments: bool,
+}
+
+/// Where a datagram lies.
+#[derive(Clone, Copy)]
+struct Span {
+    start: u32,
+    length: u16,
+    payload_end: u16,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    route: Route,
+    range: QpnRange,
+    /// Octets of each datagram but the last.
+    segment: usize,
+    octets: usize,
+    /// Its datagrams.
+    first: usize,
+    count: usize,
+    /// The last one was shorter.
+    is_closed: bool,
+}
+
+impl Run {
+    fn transmit<'p>(&self, pieces: &'p [Piece<'p>]) -> Transmit<'p> {
+        Transmit {
+            to: self.route.to,
+            traffic_class: self.route.traffic_class,
+            hop_limit: self.route.hop_limit,
+            // A datagram has at most 65,507 octets.
+            segment: if self.count > 1 {
+                self.segment as u16
+            } else {
+                0
+            },
+            pieces,
+        }
+    }
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SendOutcome {
+    /// Datagrams that left.
+    pub(super) sent: usize,
+    /// Datagrams that could not leave at all.
+    pub(super) refused: usize,
+    /// Some did not leave because the path does not carry their length.
+    pub(super) too_long: bool,
+    /// The socket is full: the rest waits.
+    pub(super) full: bool,
+}
+
+impl TxBatch {
+    /// Room for so many octets. With `segments` the kernel is asked to cut.
+    pub(super) fn new(octets: usize, segments: bool) -> Self {
+        let datagrams = (octets / 128).max(1);
+        Self {
+            arena: vec![0; octets].into(),
+            used: 0,
+            spans: Vec::with_capacity(datagrams),
+            runs: Vec::with_capacity(datagrams),
+            left: 0,
+            segments,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
+    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room.
+    pub(super) fn append(
+        &mut self,
+        route: Route,
+        most: usize,
+        write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
+        seal: impl FnOnce(Datagram<'_>),
+    ) -> bool {
+        let full = self.spans.len() == self.spans.capacity();
+        let Some(room) = self.arena.get_mut(self.used..self.used + most) else {
+            return false;
+        };
+        if full {
+            return false;
+        }
+        let Some((payload_end, length)) = write(room) else {
+            return true;
+        };
+        let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
+        let segment = self.couple(route, range, length);
+        let octets = &mut self.arena[self.used..self.used + length];
+        seal(Datagram {
+            octets,
+            payload_end,
+            to: route.to,
+            segment,
+        });
+        // An arena has less than 4 GiB, a datagram less than 64 KiB.
+        self.spans.push(Span {
+            start: self.used as u32,
+            length: length as u16,
+            payload_end: payload_end as u16,
+        });
+        self.used += length;
+        true
+    }
+
+    // Whether a datagram that goes there, and is no longer than the last one, may be cut off behind it.
+    fn takes_more(&self, route: Route) -> bool {
+        let fits = |run: &Run| !run.is_closed && run.route == route;
+        self.segments && self.runs.last().is_some_and(fits)
+    }
+
+    // Finds the run of a datagram that has just been written, or begins one: its number there.
+    fn couple(&mut self, route: Route, range: QpnRange, length: usize) -> u16 {
+        let fits = |run: &&mut Run| {
+            run.range == range
+                && length <= run.segment
+                && run.count < MAX_SEGMENTS
+                && run.octets + length <= MAX_OCTETS
+        };
+        if self.takes_more(route)
+            && let Some(run) = self.runs.last_mut().filter(fits)
+        {
+            run.is_closed = length < run.segment;
+            run.count += 1;
+            run.octets += length;
+            return (run.count - 1) as u16;
+        }
+        self.runs.push(Run {
+            route,
+            range,
+            segment: length,
+            octets: length,
+            first: self.spans.len(),
+            count: 1,
+            // Nothing can follow a datagram without octets.
+            is_closed: length == 0,
+        });
+        0
+    }
+
+    /// Sends as much as leaves. Where the kernel turns out not to cut, `seal` is called again for what it had been asked to.
+    pub(super) fn send(&mut self, socket: &UdpSocket, seal: impl Fn(Datagram<'_>)) -> SendOutcome {
+        let mut outcome = SendOutcome::default();
+        while self.left < self.runs.len() {
+            match self.call(socket) {
+                Ok(runs) => {
+                    outcome.sent += self.datagrams(self.left..self.left + runs);
+                    self.left += runs;
+                }
+                Err(error) => {
+                    self.stay(&error, &mut outcome, &seal);
+                    if outcome.full {
+                        return outcome;
+                    }
+                }
+            }
+        }
+        self.used = 0;
+        self.left = 0;
+        self.spans.clear();
+        self.runs.clear();
+        outcome
+    }
+
+    // What becomes of the first run that has not left.
+    #[cold]
+    fn stay(&mut self, error: &SendError, outcome: &mut SendOutcome, seal: &impl Fn(Datagram<'_>)) {
+        match error {
+            SendError::NoSegmentation => self.uncouple(seal),
+            SendError::Full => outcome.full = true,
+            error => {
+                outcome.too_long |= matches!(error, SendError::TooLong);
+                outcome.refused += self.datagrams(self.left..self.left + 1);
+                self.left += 1;
+            }
+        }
+    }
+
+    fn call(&self, socket: &UdpSocket) -> Result<usize, SendError> {
+        let runs = &self.runs[self.left..];
+        // Mostly there is one, and room for many need not be laid out.
+        if let [run] = runs {
+            return socket.send(&[run.transmit(&[self.piece(run)])]);
+        }
+        self.send_together(socket, runs)
+    }
+
+    #[inline(never)]
+    fn send_together(&self, socket: &UdpSocket, runs: &[Run]) -> Result<usize, SendError> {
+        let runs = &runs[..runs.len().min(AT_ONCE)];
+        let pieces: ArrayVec<_, AT_ONCE> = runs.iter().map(|run| [self.piece(run)]).collect();
+        let both = runs.iter().zip(&pieces);
+        let transmits: ArrayVec<_, AT_ONCE> =
+            both.map(|(run, piece)| run.transmit(piece)).collect();
+        socket.send(&transmits)
+    }
+
+    fn piece(&self, run: &Run) -> Piece<'_> {
+        let start = self.spans[run.first].start as usize;
+        Piece::from(&self.arena[start..start + run.octets])
+    }
+
+    // Makes a run of its own of each datagram that has not left, as all will be from now on.
+    #[cold]
+    fn uncouple(&mut self, seal: &impl Fn(Datagram<'_>)) {
+        self.segments = false;
+        let coupled = self.runs.split_off(self.left);
+        for run in coupled {
+            for index in run.first..run.first + run.count {
+                let datagram = self.spans[index];
+                let (start, length) = (datagram.start as usize, usize::from(datagram.length));
+                seal(Datagram {
+                    octets: &mut self.arena[start..start + length],
+                    payload_end: datagram.payload_end.into(),
+                    to: run.route.to,
+                    segment: 0,
+                });
+                self.runs.push(Run {
+                    segment: length,
+                    octets: length,
+                    first: index,
+                    count: 1,
+                    is_closed: true,
+                    ..run
+                });
+            }
+        }
+    }
+
+    fn datagrams(&self, runs: Range<usize>) -> usize {
+        self.runs[runs].iter().map(|run| run.count).sum()
+    }
+}
+
+/// Calls that go to the kernel at once.
+const AT_ONCE: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use crate::sockets::{Offload, ReceiveBatch, UdpOptions};
+
+    use super::*;
+
+    const ROUTE: u8 = 0;
+
+    fn socket(offload: Offload) -> UdpSocket {
+        let options = UdpOptions {
+            offload,
+            ..UdpOptions::default()
+        };
+        UdpSocket::bind("127.0.3.70:0".parse().unwrap(), &options).unwrap()
+    }
+
+    fn route(to: &UdpSocket, traffic_class: u8) -> Route {
+        Route {
+            to: to.local(),
+            traffic_class,
+            hop_limit: 0,
+        }
+    }
+
+    // A datagram of zeros for a queue pair; its last octet is the number that it is sealed with.
+    fn append(batch: &mut TxBatch, route: Route, qpn: u32, length: usize) -> bool {
+        let write = |room: &mut [u8]| {
+            room[..length].fill(0);
+            if length >= 8 {
+                room[4..8].copy_from_slice(&qpn.to_be_bytes());
+            }
+            Some((length, length))
+        };
+        batch.append(route, length, write, number)
+    }
+
+    fn number(datagram: Datagram<'_>) {
+        if let Some(last) = datagram.octets.last_mut() {
+            *last = datagram.segment as u8;
+        }
+    }
+
+    fn numbers(socket: &UdpSocket) -> Vec<(usize, u8)> {
+        let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535), Vec::new());
+        while socket.receive(&mut batch).unwrap() > 0 {
+            for datagram in batch.messages().flat_map(|message| message.datagrams()) {
+                all.push((datagram.len(), datagram.last().copied().unwrap_or(ROUTE)));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn neighbours_of_one_length_are_one_run_until_a_shorter_one() {
+        let (from, to) = (socket(Offload::default()), socket(Offload::default()));
+        let mut batch = TxBatch::new(1 << 16, true);
+        // A first packet is longer, then middle ones and a last one; then the next message.
+        for length in [116, 100, 100, 100, 40, 116, 100] {
+            assert!(append(&mut batch, route(&to, 0), 7, length));
+        }
+        let outcome = batch.send(&from, number);
+        assert_eq!((outcome.sent, outcome.refused), (7, 0));
+        assert!(batch.is_empty());
+        let expected = [
+            (116, 0),
+            (100, 1),
+            (100, 0),
+            (100, 1),
+            (40, 2),
+            (116, 0),
+            (100, 1),
+        ];
+        assert_eq!(numbers(&to), expected);
+    }
+
+    #[test]
+    fn nothing_else_is_mixed_in_a_run() {
+        let (from, to) = (socket(Offload::default()), socket(Offload::default()));
+        let other = socket(Offload::default());
+        let mut batch = TxBatch::new(1 << 16, true);
+        for (route, qpn) in [
+            (route(&to, 0), 1),
+            (route(&to, 0), 2),
+            (route(&to, 2), 2),
+            (route(&to, 2), 2 | 1 << 18),
+            (route(&other, 2), 2 | 1 << 18),
+            (route(&to, 2), 2 | 1 << 18),
+        ] {
+            append(&mut batch, route, qpn, 64);
+        }
+        assert_eq!(batch.send(&from, number).sent, 6);
+        assert_eq!(numbers(&to), [(64, 0), (64, 1), (64, 0), (64, 0), (64, 0)]);
+        assert_eq!(numbers(&other), [(64, 0)]);
+    }
+
+    #[test]
+    fn a_run_is_no_longer_than_a_call_takes() {
+        let (from, to) = (socket(Offload::default()), socket(Offload::default()));
+        for (length, most) in [(4156, 15), (100, MAX_SEGMENTS)] {
+            let mut batch = TxBatch::new(1 << 20, true);
+            for _ in 0..most + 1 {
+                append(&mut batch, route(&to, 0), 7, length);
+            }
+            assert_eq!(batch.send(&from, number).sent, most + 1);
+            let last: Vec<_> = numbers(&to).iter().map(|(_, number)| *number).collect();
+            assert_eq!(last[most - 1..], [(most - 1) as u8, 0]);
+        }
+    }
+
+    #[test]
+    fn without_segmentation_each_is_a_call_of_its_own() {
+        let (from, to) = (socket(Offload::NONE), socket(Offload::default()));
+        let mut batch = TxBatch::new(1 << 16, from.can_segment());
+        for _ in 0..40 {
+            append(&mut batch, route(&to, 0), 7, 100);
+        }
+        assert_eq!(batch.send(&from, number).sent, 40);
+        assert!(numbers(&to).iter().all(|found| *found == (100, 0)));
+    }
+
+    #[test]
+    fn where_the_kernel_does_not_cut_datagrams_are_sealed_anew() {
+        let to = socket(Offload::default());
+        let mut batch = TxBatch::new(1 << 16, true);
+        for length in [100, 100, 100, 60, 100] {
+            append(&mut batch, route(&to, 0), 7, length);
+        }
+        let sealed = RefCell::new(0);
+        batch.uncouple(&|datagram: Datagram<'_>| {
+            *sealed.borrow_mut() += 1;
+            number(datagram);
+        });
+        assert_eq!(sealed.into_inner(), 5);
+        append(&mut batch, route(&to, 0), 7, 100);
+        assert_eq!(batch.send(&socket(Offload::NONE), number).sent, 6);
+        let found: Vec<_> = numbers(&to).iter().map(|(length, _)| *length).collect();
+        assert_eq!(found, [100, 100, 100, 60, 100, 100]);
+    }
+
+    #[test]
+    fn what_cannot_leave_does_not_hold_up_the_others() {
+        let (from, to) = (socket(Offload::default()), socket(Offload::default()));
+        let mut batch = TxBatch::new(1 << 20, true);
+        let nowhere = Route {
+            to: "0.0.0.1:9".parse().unwrap(),
+            ..route(&to, 0)
+        };
+        append(&mut batch, route(&to, 0), 7, 100);
+        append(&mut batch, nowhere, 7, 100);
+        append(&mut batch, route(&to, 0), 7, 65_508);
+        append(&mut batch, route(&to, 0), 7, 50);
+        let outcome = batch.send(&from, number);
+        assert_eq!((outcome.sent, outcome.refused), (2, 2));
+        assert!(outcome.too_long && !outcome.full);
+        assert_eq!(numbers(&to), [(100, 0), (50, 0)]);
+    }
+
+    #[test]
+    fn a_batch_is_full_by_octets_and_by_datagrams() {
+        let to = socket(Offload::default());
+        let mut batch = TxBatch::new(1000, true);
+        assert!(append(&mut batch, route(&to, 0), 7, 600));
+        assert!(!append(&mut batch, route(&to, 0), 7, 600));
+        let mut batch = TxBatch::new(1000, true);
+        let taken = (0..100)
+            .filter(|_| append(&mut batch, route(&to, 0), 7, 1))
+            .count();
+        assert!((1..100).contains(&taken));
+    }
+}

@@ -1,0 +1,583 @@
+//! One UDP port of one address for several processes, as RoCEv2 needs it.
+//!
+//! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
+//! where that is QP 1, of the communication id that a message of the connection manager is an answer to: so that it
+//! never lies with a process that is about to end. Every process has the descriptors of all, so that none of them
+//! vanishes with another process, and reads the one of the range of numbers that it leased. What else there is to agree
+//! on is agreed on by names that only one process can hold:
+//!
+//! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
+//! | --- | --- |
+//! | `making` | somebody is making the sockets |
+//! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
+//! | `service/ID` | connection requests for this service go to this inbox |
+//!
+//! What they send to one another goes through memory where both want that: [`Lease::memory`]. Devices over TCP need no more
+//! of all this: for them there are groups without sockets, whose names begin with `polyverbs/tcp/ADDRESS/`.
+//!
+//! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use self::local::{DESCRIPTORS, Letter, LocalSocket, number};
+use crate::shm::{Shm, ShmPort};
+use crate::sockets::receive::ReceiveBatch;
+use crate::sockets::sys;
+use crate::sockets::udp::{UdpOptions, UdpSocket};
+
+mod handed;
+mod holder;
+mod local;
+mod range;
+
+pub use handed::{HandError, Handed};
+pub use holder::Holder;
+pub use local::Admission;
+pub use range::{QpnRange, RANGES};
+
+/// What a process joins a port with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GroupOptions {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// Of the sockets, where they have to be made.
+    pub udp: UdpOptions,
+    /// Which other processes are let in, and trusted.
+    pub admission: Admission,
+    /// How long to wait for others that are making the sockets, or are slow to answer.
+    pub patience: Duration,
+    has_sockets: bool,
+}
+
+impl GroupOptions {
+    /// The port of RoCEv2.
+    pub const PORT: u16 = 4791;
+
+    /// Of this address, with nothing special.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            udp: UdpOptions::default(),
+            admission: Admission::default(),
+            patience: Duration::from_secs(2),
+            has_sockets: true,
+        }
+    }
+
+    /// Of processes at an address that share memory only.
+    pub fn without_sockets(address: IpAddr) -> Self {
+        Self {
+            has_sockets: false,
+            ..Self::new(SocketAddr::new(address, 0))
+        }
+    }
+}
+
+/// Why a process could not join.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// Something else holds the port: another program, a driver of the kernel, or processes that do not let this one in.
+    #[error("{0} is held by {1}")]
+    Taken(SocketAddr, Holder),
+    /// 63 others are there.
+    #[error("all ranges of queue pair numbers of {0} are leased")]
+    Full(SocketAddr),
+    /// The system refused.
+    #[error("{0}: {1}")]
+    System(SocketAddr, io::Error),
+}
+
+/// The sockets of a port, and the names of those who share it.
+#[derive(Debug)]
+struct PortGroup {
+    options: GroupOptions,
+    shared: Shared,
+}
+
+/// What the processes on a port have in common.
+#[derive(Debug)]
+struct Shared {
+    sockets: Box<[UdpSocket]>,
+    /// Not everywhere.
+    shm: Option<Arc<Shm>>,
+}
+
+/// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
+/// process.
+#[derive(Debug)]
+pub struct Lease {
+    group: Arc<PortGroup>,
+    range: QpnRange,
+    inbox: LocalSocket,
+    memory: OnceLock<ShmPort>,
+}
+
+/// A service that this process answers connection requests for.
+#[derive(Debug)]
+pub struct Service {
+    id: u64,
+    inbox: LocalSocket,
+    admission: Admission,
+}
+
+/// The ports that this process has joined.
+static JOINED: Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>> = Mutex::new(BTreeMap::new());
+
+impl Lease {
+    /// Joins the processes on a port, or is the first of them. Where this process is there already, it is one more range
+    /// with the options of the first.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
+        // Held while joining: whoever makes the sockets in another thread is not asked in vain.
+        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = joined.get(&options.address).and_then(Weak::upgrade) {
+            return Self::in_group(group);
+        }
+        let lease = Self::join_others(options)?;
+        joined.retain(|_, group| group.strong_count() > 0);
+        joined.insert(lease.address(), Arc::downgrade(&lease.group));
+        Ok(lease)
+    }
+
+    fn join_others(options: GroupOptions) -> Result<Self, JoinError> {
+        let address = options.address;
+        let system = |error| JoinError::System(address, error);
+        let deadline = Instant::now() + options.patience;
+        loop {
+            if let Some(shared) = ask(&options).map_err(system)? {
+                return Self::of(PortGroup { options, shared });
+            }
+            // Who makes the sockets keeps the name until it has a lease, and so an inbox that others find.
+            if let Some(_making) = held(LocalSocket::named(&making(&options))).map_err(system)? {
+                if let Some(shared) = ask(&options).map_err(system)? {
+                    return Self::of(PortGroup { options, shared });
+                }
+                if let Some(shared) = held(make(&options)).map_err(system)? {
+                    return Self::of(PortGroup { options, shared });
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(JoinError::Taken(address, Holder::of(address)));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn of(group: PortGroup) -> Result<Self, JoinError> {
+        Self::in_group(Arc::new(group))
+    }
+
+    fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
+        let address = group.options.address;
+        let system = |error| JoinError::System(address, error);
+        for range in QpnRange::leased_from(std::process::id()) {
+            let name = of_range(&group.options, range);
+            if let Some(inbox) = held(LocalSocket::named(&name)).map_err(system)? {
+                let lease = Self {
+                    group,
+                    range,
+                    inbox,
+                    memory: OnceLock::new(),
+                };
+                if lease.group.options.has_sockets {
+                    lease.socket().begin_anew();
+                    lease.empty().map_err(system)?;
+                }
+                if let Some(shm) = &lease.group.shared.shm {
+                    shm.leave(range);
+                }
+                return Ok(lease);
+            }
+        }
+        Err(JoinError::Full(address))
+    }
+
+    // What lies in the socket was meant for whoever had the range before.
+    fn empty(&self) -> io::Result<()> {
+        let mut batch = ReceiveBatch::new(1, 1);
+        for _ in 0..STALE {
+            if self.socket().receive(&mut batch)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Address and port.
+    pub fn address(&self) -> SocketAddr {
+        self.group.options.address
+    }
+
+    /// The range.
+    pub fn range(&self) -> QpnRange {
+        self.range
+    }
+
+    /// The socket at which datagrams to the range arrive, and the strays of others that followed them.
+    pub fn socket(&self) -> &UdpSocket {
+        &self.group.shared.sockets[self.range.index()]
+    }
+
+    /// The socket of range 0, which all processes read: wait for it with `EPOLLEXCLUSIVE`.
+    pub fn common(&self) -> &UdpSocket {
+        &self.group.shared.sockets[0]
+    }
+
+    /// Reads what other processes of the group, and this one, put down for the range in memory from now on; `false` where the
+    /// system has no memory for that.
+    pub fn open_memory(&self) -> bool {
+        let Some(shm) = &self.group.shared.shm else {
+            return false;
+        };
+        (self.memory).get_or_init(|| ShmPort::new(Arc::clone(shm), self.range));
+        true
+    }
+
+    /// The memory, once it is [open](Self::open_memory).
+    #[inline]
+    pub fn memory(&self) -> Option<&ShmPort> {
+        self.memory.get()
+    }
+
+    /// Wakes those who sleep while something lies there for them.
+    #[inline]
+    pub fn ring_bells(&self) {
+        if let Some(memory) = self.memory.get().filter(|memory| memory.may_have_bells()) {
+            self.ring(memory);
+        }
+    }
+
+    fn ring(&self, memory: &ShmPort) {
+        for to in memory.take_reminders() {
+            let name = of_range(&self.group.options, to);
+            // Who is gone needs none.
+            let _ = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+        }
+        for (to, sleep) in memory.take_bells() {
+            let name = of_range(&self.group.options, to);
+            let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+            // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
+            let is_full_or_gone = |error| match HandError::from(error) {
+                HandError::Full | HandError::Nobody => true,
+                HandError::System(_) => false,
+            };
+            if rung.is_ok() || rung.is_err_and(is_full_or_gone) {
+                memory.rung(to, sleep);
+            }
+        }
+    }
+
+    /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again
+    /// as long as it can.
+    ///
+    /// # Errors
+    /// The inbox is of no use any more.
+    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+        let mut octets = vec![0; LETTER];
+        let admission = &self.group.options.admission;
+        for _ in 0..LETTERS {
+            let Some(letter) = self.inbox.receive(admission, &mut octets)? else {
+                break;
+            };
+            match octets[..letter.length] {
+                [VERSION, JOIN] => self.let_in(&letter),
+                [VERSION, HANDED, ref rest @ ..] => {
+                    Handed::read(rest).into_iter().for_each(&mut *take)
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    // Who is gone by now, or cannot be given so many, asks another or once more.
+    fn let_in(&self, letter: &Letter) {
+        let Shared { sockets, shm } = &self.group.shared;
+        let passed = sockets.iter().map(number);
+        let passed = passed.chain(shm.iter().map(|shm| number(&**shm)));
+        let _ = self
+            .inbox
+            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], passed);
+    }
+
+    /// Hands a datagram to the holder of a range.
+    ///
+    /// # Errors
+    /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
+    pub fn hand_to_range(&self, range: QpnRange, datagram: &Handed<'_>) -> Result<(), HandError> {
+        self.hand(&of_range(&self.group.options, range), datagram)
+    }
+
+    /// Hands a datagram to whoever answers for a service.
+    ///
+    /// # Errors
+    /// Nobody does, or he does not keep up.
+    pub fn hand_to_service(&self, service: u64, datagram: &Handed<'_>) -> Result<(), HandError> {
+        self.hand(&of_service(self.address(), service), datagram)
+    }
+
+    fn hand(&self, name: &str, datagram: &Handed<'_>) -> Result<(), HandError> {
+        let head = datagram.head();
+        let pieces = [
+            (&[VERSION, HANDED][..]).into(),
+            (&head[..]).into(),
+            datagram.octets.into(),
+        ];
+        Ok(self.inbox.send(name, &pieces)?)
+    }
+
+    /// Answers for a service from now on.
+    ///
+    /// # Errors
+    /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    pub fn serve(&self, service: u64) -> io::Result<Service> {
+        Ok(Service {
+            id: service,
+            inbox: LocalSocket::named(&of_service(self.address(), service))?,
+            admission: self.group.options.admission.clone(),
+        })
+    }
+}
+
+impl AsFd for Lease {
+    /// The inbox.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+}
+
+impl Service {
+    /// The service.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Gives what was handed over to `take`. Call when the inbox can be read.
+    ///
+    /// # Errors
+    /// The inbox is of no use any more.
+    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+        let mut octets = vec![0; LETTER];
+        for _ in 0..LETTERS {
+            let Some(letter) = self.inbox.receive(&self.admission, &mut octets)? else {
+                break;
+            };
+            if let [VERSION, HANDED, rest @ ..] = &octets[..letter.length] {
+                Handed::read(rest).into_iter().for_each(&mut *take);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Service {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+}
+
+// Asks everybody who may be there for the sockets; `None` if nobody gives any.
+fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
+    let asker = LocalSocket::anonymous()?;
+    let mut asked = false;
+    for range in QpnRange::leased_from(0) {
+        let name = of_range(options, range);
+        if asker.send(&name, &[[VERSION, JOIN][..].into()]).is_ok() {
+            asked = true;
+            // Nearly always the first one answers; the others are asked only where he is slow.
+            if let Some(shared) = answer(&asker, options, HASTE)? {
+                return Ok(Some(shared));
+            }
+        }
+    }
+    if asked {
+        answer(&asker, options, SLOWEST)
+    } else {
+        Ok(None)
+    }
+}
+
+fn answer(
+    asker: &LocalSocket,
+    options: &GroupOptions,
+    time: Duration,
+) -> io::Result<Option<Shared>> {
+    asker.wait(time)?;
+    let mut octets = [0; 2];
+    while let Some(letter) = asker.receive(&options.admission, &mut octets)? {
+        let given = octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
+        let shared = given.then(|| accept(letter.descriptors, options));
+        if let Some(shared) = shared.flatten() {
+            return Ok(Some(shared));
+        }
+    }
+    Ok(None)
+}
+
+// All of them are what they should be, or none is taken.
+fn accept(mut descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Shared> {
+    let needed = options.sockets();
+    let shm = match descriptors.len().checked_sub(needed)? {
+        0 => None,
+        _ => Some(Arc::new(Shm::of(descriptors.pop()?)?)),
+    };
+    let socket = |descriptor| {
+        let socket = UdpSocket::of(descriptor, &options.udp).ok()?;
+        (socket.local() == options.address && socket.is_udp()).then_some(socket)
+    };
+    let sockets: Option<Box<[_]>> = descriptors.into_iter().map(socket).collect();
+    let sockets = sockets.filter(|sockets| sockets.len() == needed)?;
+    Some(Shared { sockets, shm })
+}
+
+// Makes the sockets, and has the kernel steer to them.
+fn make(options: &GroupOptions) -> io::Result<Shared> {
+    let address = options.address;
+    if options.has_sockets {
+        // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
+        drop(UdpSocket::bind(address, &options.udp)?);
+    }
+    let mut sockets = Vec::with_capacity(RANGES);
+    for index in 0..options.sockets() {
+        let socket = UdpSocket::bind_shared(address, &options.udp)?;
+        if index == 0 {
+            sys::steer(socket.as_fd(), &STEERING)?;
+        }
+        sockets.push(socket);
+    }
+    Ok(Shared {
+        sockets: sockets.into(),
+        shm: Shm::new().ok().map(Arc::new),
+    })
+}
+
+// Somebody else's name or port is no error, but the reason to do something else.
+fn held<T>(taken: io::Result<T>) -> io::Result<Option<T>> {
+    match taken {
+        Ok(taken) => Ok(Some(taken)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl GroupOptions {
+    fn sockets(&self) -> usize {
+        if self.has_sockets { RANGES } else { 0 }
+    }
+
+    fn prefix(&self) -> String {
+        match self.has_sockets {
+            true => format!("polyverbs/udp/{}", self.address),
+            false => format!("polyverbs/tcp/{}", self.address.ip()),
+        }
+    }
+}
+
+fn making(options: &GroupOptions) -> String {
+    format!("{}/making", options.prefix())
+}
+
+fn of_range(options: &GroupOptions, range: QpnRange) -> String {
+    format!("{}/range/{}", options.prefix(), range.index())
+}
+
+fn of_service(address: SocketAddr, service: u64) -> String {
+    format!("polyverbs/udp/{address}/service/{service:016x}")
+}
+
+/// The upper six bits of the destination QP number, which is in the second word of a datagram; of messages to QP 1 those of
+/// the communication id that they answer. Behind BTH and DETH (IBTA 9.2, 9.3.1) comes the management datagram, with its
+/// class in the second octet and what it is in the ninth pair (IBTA 13.4.3), and behind its header the message, which
+/// begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that is given to the
+/// first socket.
+const STEERING: [libc::sock_filter; 17] = [
+    load(libc::BPF_W, 4),
+    instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
+    when(GSI_QP, 2, 0),
+    instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, QpnRange::SHIFT),
+    instruction(libc::BPF_RET | libc::BPF_A, 0),
+    load(libc::BPF_B, MAD + 1),
+    when(COMMUNICATION_MANAGEMENT, 0, 9),
+    load(libc::BPF_H, MAD + 16),
+    when(REQ, 7, 0),
+    when(SIDR_REQ, 6, 0),
+    when(SIDR_REP, 2, 0),
+    load(libc::BPF_W, MAD + MAD_HEADER + 4),
+    instruction(libc::BPF_JMP | libc::BPF_JA, 1),
+    load(libc::BPF_W, MAD + MAD_HEADER),
+    instruction(
+        libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K,
+        QpnRange::COMMUNICATION_SHIFT,
+    ),
+    instruction(libc::BPF_RET | libc::BPF_A, 0),
+    instruction(libc::BPF_RET | libc::BPF_K, 0),
+];
+
+/// Octets in front of a management datagram: BTH and DETH.
+const MAD: u32 = 12 + 8;
+/// Octets of its header.
+const MAD_HEADER: u32 = 24;
+/// The queue pair of general services.
+const GSI_QP: u32 = 1;
+/// The class of the connection manager's messages, and those that answer none, or that have but one id.
+const COMMUNICATION_MANAGEMENT: u32 = 0x07;
+const REQ: u32 = 0x10;
+const SIDR_REQ: u32 = 0x17;
+const SIDR_REP: u32 = 0x18;
+
+const fn load(width: u32, at: u32) -> libc::sock_filter {
+    instruction(libc::BPF_LD | width | libc::BPF_ABS, at)
+}
+
+const fn when(value: u32, then: u8, otherwise: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        jt: then,
+        jf: otherwise,
+        ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
+    }
+}
+
+const fn instruction(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+const _: () = assert!(RANGES + 1 == DESCRIPTORS);
+
+/// Of the messages between processes.
+const VERSION: u8 = 3;
+const JOIN: u8 = 1;
+const DESCRIPTORS_PASSED: u8 = 2;
+const HANDED: u8 = 3;
+const BELL: u8 = 4;
+
+/// Octets of the longest message: a datagram and what goes before it.
+const LETTER: usize = 66_000;
+/// Messages that are taken from an inbox before other things get their turn.
+const LETTERS: usize = 64;
+/// Messages that may lie in the socket of a range that was given up.
+const STALE: usize = 100_000;
+/// Between two attempts to join.
+const PAUSE: Duration = Duration::from_millis(2);
+/// Until the next one is asked.
+const HASTE: Duration = Duration::from_millis(20);
+/// Until nobody is expected to answer any more.
+const SLOWEST: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+use super::*;
+use crate::sockets::{FlowSockets, Piece, Transmit};
+use crate::{Put, RecordMeta};
+
+fn options(port: u16) -> GroupOptions {
+    GroupOptions {
+        patience: Duration::from_millis(100),
+        ..GroupOptions::new(([127, 0, 3, 40], port).into())
+    }
+}
+
+/// As much of a BTH as steers.
+fn bth(qpn: u32) -> [u8; 12] {
+    let mut bth = [0; 12];
+    bth[4..8].copy_from_slice(&(0xff00_0000 | qpn).to_be_bytes());
+    bth
+}
+
+fn send(flows: &FlowSockets, to: SocketAddr, octets: &[u8]) {
+    let pieces = [Piece::from(octets)];
+    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, &pieces)]);
+    assert_eq!(sent.unwrap(), 1);
+}
+
+fn arrivals(socket: &UdpSocket) -> Vec<Vec<u8>> {
+    let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535), Vec::new());
+    while socket.receive(&mut batch).unwrap() > 0 {
+        for message in batch.messages() {
+            all.extend(message.datagrams().map(<[u8]>::to_vec));
+        }
+    }
+    all
+}
+
+fn flows(of: &Lease) -> FlowSockets {
+    FlowSockets::new(of.address(), 1, UdpOptions::default())
+}
+
+#[test]
+fn each_range_has_its_own_datagrams() {
+    let leases: Vec<_> = (0..63)
+        .map(|_| Lease::join(options(47_001)).unwrap())
+        .collect();
+    let (flows, address) = (flows(&leases[0]), leases[0].address());
+    let full = Lease::join(options(47_001)).unwrap_err();
+    assert!(matches!(full, JoinError::Full(_)), "{full}");
+    for lease in &leases {
+        for qpn in [lease.range().first(), lease.range().end() - 1] {
+            send(&flows, address, &bth(qpn));
+        }
+    }
+    for lease in &leases {
+        let expected =
+            [lease.range().first(), lease.range().end() - 1].map(|qpn| bth(qpn).to_vec());
+        assert_eq!(arrivals(lease.socket()), expected);
+    }
+    assert!(arrivals(leases[0].common()).is_empty());
+}
+
+#[test]
+fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
+    let lease = Lease::join(options(47_002)).unwrap();
+    let flows = flows(&lease);
+    for octets in [&bth(1)[..], &bth(0x3_ffff), b"", b"short"] {
+        send(&flows, lease.address(), octets);
+    }
+    assert_eq!(arrivals(lease.common()).len(), 4);
+}
+
+/// A message of a class of management datagrams to QP 1, from one communication id to another.
+fn management(class: u8, attribute: u8, from: u32, to: u32) -> Vec<u8> {
+    let mut datagram = [&bth(1)[..], &[0; 8 + 256]].concat();
+    (datagram[21], datagram[37]) = (class, attribute);
+    datagram[44..48].copy_from_slice(&from.to_be_bytes());
+    datagram[48..52].copy_from_slice(&to.to_be_bytes());
+    datagram
+}
+
+#[test]
+fn what_answers_a_process_lies_with_that_process_and_no_other() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_011)).unwrap());
+    let flows = flows(&one);
+    let [mine, its] = [&one, &other].map(|lease| lease.range().communication(7));
+    let answers: Vec<_> = [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x19, 0x1a]
+        .map(|attribute| management(7, attribute, mine, its))
+        .into_iter()
+        .chain([management(7, 0x18, its, mine)])
+        .collect();
+    // Requests, another class, and an answer to nobody's.
+    let others = [
+        management(7, 0x10, mine, its),
+        management(7, 0x17, its, mine),
+        management(4, 0x15, mine, its),
+        management(7, 0x12, mine, 0),
+    ];
+    for datagram in answers.iter().chain(&others) {
+        send(&flows, one.address(), datagram);
+    }
+    assert_eq!(arrivals(other.socket()), answers);
+    assert_eq!(arrivals(one.common()), others);
+    assert!(arrivals(one.socket()).is_empty());
+}
+
+#[test]
+fn a_range_begins_empty() {
+    let first = Lease::join(options(47_003)).unwrap();
+    let second = Lease::join(options(47_003)).unwrap();
+    let (flows, range) = (flows(&first), second.range());
+    drop(second);
+    for _ in 0..100 {
+        send(&flows, first.address(), &bth(range.first()));
+    }
+    let again = Lease::join(options(47_003)).unwrap();
+    assert_eq!(again.range(), range);
+    assert!(arrivals(again.socket()).is_empty());
+}
+
+#[test]
+fn a_range_tells_every_class_whatever_was_made_of_its_socket() {
+    let first = Lease::join(options(47_012)).unwrap();
+    let second = Lease::join(options(47_012)).unwrap();
+    let (flows, range) = (flows(&first), second.range());
+    let mut batch = ReceiveBatch::new(1, 65_535);
+    let mut class = |socket: &UdpSocket| {
+        let octets = bth(range.first());
+        let pieces = [Piece::from(&octets[..])];
+        let transmit = Transmit {
+            traffic_class: 2,
+            ..Transmit::new(first.address(), &pieces)
+        };
+        // Each by itself.
+        assert_eq!(socket.receive(&mut batch).unwrap(), 0);
+        flows.of(0).unwrap().send(&[transmit]).unwrap();
+        assert_eq!(socket.receive(&mut batch).unwrap(), 1);
+        batch.class()
+    };
+    assert_eq!(class(second.socket()), 2);
+    // As another process has it.
+    let descriptor = second.socket().as_fd().try_clone_to_owned().unwrap();
+    let its = UdpSocket::of(descriptor, &UdpOptions::default()).unwrap();
+    its.tell_classes(false);
+    assert!((0..200).any(|_| class(&its) == 0));
+    second.socket().tell_classes(false);
+    drop(second);
+    let again = Lease::join(options(47_012)).unwrap();
+    assert_eq!(again.range(), range);
+    (0..200).for_each(|_| assert_eq!(class(again.socket()), 2));
+}
+
+#[test]
+fn a_range_cuts_what_is_joined_whatever_was_made_of_its_socket() {
+    let first = Lease::join(options(47_013)).unwrap();
+    let second = Lease::join(options(47_013)).unwrap();
+    let (flows, range) = (flows(&first), second.range());
+    let datagram = bth(range.first());
+    let mut batch = ReceiveBatch::new(1, 65_535);
+    second.socket().tell_classes(false);
+    // Now it asks neither to join nor for classes.
+    for _ in 0..200 {
+        send(&flows, first.address(), &datagram);
+        assert_eq!(second.socket().receive(&mut batch).unwrap(), 1);
+        assert_eq!(second.socket().receive(&mut batch).unwrap(), 0);
+    }
+    drop(second);
+    // As another process does.
+    let socket = first.group.shared.sockets[range.index()].as_fd();
+    sys::set_number(socket, libc::SOL_UDP, libc::UDP_GRO, 1).unwrap();
+    let again = Lease::join(options(47_013)).unwrap();
+    assert_eq!(again.range(), range);
+    again.socket().tell_classes(false);
+    let four = datagram.repeat(4);
+    let pieces = [Piece::from(&four[..])];
+    let transmit = Transmit {
+        segment: datagram.len() as u16,
+        ..Transmit::new(first.address(), &pieces)
+    };
+    flows.of(0).unwrap().send(&[transmit]).unwrap();
+    assert_eq!(arrivals(again.socket()), [datagram; 4]);
+}
+
+#[test]
+fn a_port_that_something_else_holds_is_told() {
+    let options = options(47_004);
+    let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
+    let taken = Lease::join(options.clone()).unwrap_err();
+    assert!(
+        matches!(taken, JoinError::Taken(_, Holder::Somebody)),
+        "{taken}"
+    );
+    drop(held);
+    Lease::join(options).unwrap();
+}
+
+#[test]
+fn an_address_of_another_machine_is_told() {
+    let options = GroupOptions::new(([203, 0, 113, 1], 47_005).into());
+    let error = Lease::join(options).unwrap_err();
+    assert!(matches!(error, JoinError::System(..)), "{error}");
+}
+
+#[test]
+fn the_port_is_free_when_all_have_left() {
+    let options = options(47_006);
+    let leases = [(); 3].map(|()| Lease::join(options.clone()).unwrap());
+    drop(leases);
+    UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
+}
+
+#[test]
+fn a_datagram_is_handed_to_a_range_or_to_a_service() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_007)).unwrap());
+    let datagram = Handed {
+        from: "127.0.0.1:50000".parse().unwrap(),
+        to: one.address().ip(),
+        traffic_class: 2,
+        segment: 0,
+        octets: &[7; 60_000],
+    };
+    one.hand_to_range(other.range(), &datagram).unwrap();
+    let mut taken = 0;
+    let mut take = |handed: Handed<'_>| {
+        assert_eq!(handed, datagram);
+        taken += 1;
+    };
+    other.attend(&mut take).unwrap();
+    one.attend(&mut take).unwrap();
+
+    let nobody = one.hand_to_service(5, &datagram).unwrap_err();
+    assert!(matches!(nobody, HandError::Nobody), "{nobody}");
+    let service = other.serve(5).unwrap();
+    let second = one.serve(5).unwrap_err();
+    assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
+    one.hand_to_service(5, &datagram).unwrap();
+    service.attend(&mut take).unwrap();
+    assert_eq!(taken, 2);
+    drop(service);
+    one.serve(5).unwrap();
+}
+
+#[test]
+fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
+    let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
+    let datagram = Handed {
+        from: one.address(),
+        to: one.address().ip(),
+        traffic_class: 0,
+        segment: 0,
+        octets: &[0; 4096],
+    };
+    let full = (0..100_000).find_map(|_| one.hand_to_range(other.range(), &datagram).err());
+    assert!(matches!(full, Some(HandError::Full)), "{full:?}");
+}
+
+#[test]
+fn nonsense_in_the_inbox_is_passed_over() {
+    let options = options(47_009);
+    let lease = Lease::join(options.clone()).unwrap();
+    let sender = LocalSocket::anonymous().unwrap();
+    let name = of_range(&options, lease.range());
+    for octets in [
+        &b""[..],
+        &[VERSION],
+        &[VERSION, HANDED],
+        &[9, JOIN],
+        &[VERSION, 200, 1],
+    ] {
+        sender.send(&name, &[octets.into()]).unwrap();
+    }
+    lease.attend(&mut |_| panic!("a datagram")).unwrap();
+}
+
+#[test]
+fn descriptors_of_something_else_are_not_taken() {
+    let options = options(47_010);
+    let lease = Lease::join(options.clone()).unwrap();
+    let wrong = [
+        UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default())
+            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+            .unwrap(),
+        LocalSocket::anonymous()
+            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+            .unwrap(),
+    ];
+    let right = || {
+        let sockets = lease.group.shared.sockets.iter();
+        sockets.map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+    };
+    assert!(accept(right().collect(), &options).is_some());
+    assert!(accept(right().take(63).collect(), &options).is_none());
+    for wrong in wrong {
+        let mixed = right().take(63).chain([wrong]).collect();
+        assert!(accept(mixed, &options).is_none());
+    }
+}
+
+/// Two processes that share memory only, each awake.
+fn with_memory() -> [Lease; 2] {
+    let options = GroupOptions::without_sockets([127, 0, 3, 41].into());
+    let leases = [(); 2].map(|()| Lease::join(options.clone()).unwrap());
+    assert!(leases.iter().all(Lease::open_memory));
+    leases
+}
+
+fn put(from: &Lease, to: &Lease) -> Put {
+    let (memory, meta) = (from.memory().unwrap(), RecordMeta::default());
+    memory.put(to.range(), meta, b"head", 0, |_| {})
+}
+
+fn bells(lease: &Lease) -> usize {
+    let (admission, mut octets, mut bells) = (Admission::default(), [0; 10], 0);
+    while let Some(letter) = lease.inbox.receive(&admission, &mut octets).unwrap() {
+        bells += usize::from(octets[..letter.length] == [VERSION, BELL]);
+    }
+    bells
+}
+
+#[test]
+fn a_bell_is_rung_once_for_each_sleep() {
+    let [one, other] = with_memory();
+    for _ in 0..3 {
+        assert!(!other.memory().unwrap().sleep());
+        for _ in 0..5 {
+            assert_eq!(put(&one, &other), Put::Taken);
+            one.ring_bells();
+        }
+        assert_eq!(bells(&other), 1);
+        while other.memory().unwrap().receive(&mut |_| {}) {}
+    }
+    assert_eq!(bells(&one), 0);
+}
+
+#[test]
+fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
+    let [one, other] = with_memory();
+    while put(&one, &other) == Put::Taken {}
+    assert!(!one.memory().unwrap().sleep());
+    // Killed: its inbox is gone, and its memory says nothing of that.
+    let Lease { inbox, memory, .. } = one;
+    drop(inbox);
+    let _killed = memory;
+    let memory = other.memory().unwrap();
+    while memory.receive(&mut |_| {}) {}
+    other.ring_bells();
+    assert!(!memory.sleep());
+}

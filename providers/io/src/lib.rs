@@ -1,0 +1,71 @@
+//! Links with a wire: frames leave as bytes on sockets, or as records in memory that processes share.
+//!
+//! How, and why so, is told in `docs/wire-links.md` in the root. A link is generic over a [`codec`] that a driver hands it.
+//! Everything works without privileges. What a kernel does not have (segmentation, joining) is found out while running, and
+//! the sockets say so.
+//!
+//! The only crate with socket code. Read first: [`codec`], then [`udp`], [`tcp`] and [`shm`]; then [`group`] (one port, several
+//! processes) and [`reactor`] (who reads).
+#![deny(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod batch;
+pub mod codec;
+pub mod emulated;
+pub mod exit;
+mod fence;
+pub mod group;
+mod large_pages;
+mod memory;
+pub mod octets;
+pub mod queue;
+pub mod reactor;
+pub mod shm;
+pub mod sockets;
+mod tampering;
+pub mod tcp;
+mod thread;
+mod through;
+pub mod timer;
+pub mod udp;
+
+pub use codec::{
+    Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
+    TxMeta,
+};
+pub use exit::{FlushOnExit, at_exit};
+pub use group::{
+    Admission, GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service,
+};
+pub use octets::{OctetCapture, OctetTap, WireTap};
+pub use queue::OctetQueue;
+pub use reactor::{IoHandler, Reactor, Ready, Source};
+pub use shm::{Put, Record, RecordMeta, ShmPort};
+// What the interfaces of this crate are made of.
+pub use sockets::{
+    Connection, Offload, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
+    source_of,
+};
+pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
+pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
+pub use timer::RealHost;
+pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
+
+// The lock, whatever became of who had it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// So many more, where nobody else counts this at the same time.
+#[inline]
+fn count_alone(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+}
+
+/// Whether tests run under a checker of memory, some thirty times slower.
+#[cfg(test)]
+fn is_memory_checked() -> bool {
+    std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some()
+}

@@ -1,0 +1,26 @@
+//! UDP with segmentation and joining, multicast, TCP: bytes and addresses, no frames.
+
+pub(crate) mod address;
+pub(crate) mod classes;
+pub(crate) mod control;
+mod flows;
+pub(crate) mod interface;
+pub(crate) mod joining;
+mod multicast;
+pub(crate) mod piece;
+pub(crate) mod receive;
+pub(crate) mod sys;
+pub(crate) mod tcp;
+pub(crate) mod udp;
+
+pub use flows::FlowSockets;
+pub use multicast::Membership;
+pub use piece::Piece;
+pub use receive::{Message, ReceiveBatch};
+pub use tcp::{
+    Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
+    Way,
+};
+pub use udp::{
+    Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
+};

@@ -1,0 +1,116 @@
+//! Sockets that only send, each from a port of its own.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+
+use rustix::net::sockopt;
+
+use crate::sockets::interface::interface_of;
+use crate::sockets::udp::{UdpOptions, UdpSocket};
+
+/// The first of the source ports that are left to what distinguishes flows; they go up to 65,535.
+pub(crate) const FIRST_PORT: u16 = 0xc000;
+
+/// A few sockets on one address, bound when first used. Routers that spread flows by their ports keep the order of each.
+#[derive(Debug)]
+pub struct FlowSockets {
+    local: SocketAddr,
+    options: UdpOptions,
+    sockets: Box<[OnceLock<UdpSocket>]>,
+}
+
+impl FlowSockets {
+    /// So many sockets on the address of `local`, whose port says nothing.
+    pub fn new(local: SocketAddr, count: usize, options: UdpOptions) -> Self {
+        let options = UdpOptions {
+            // Nothing is meant to arrive: as little as the kernel allows.
+            receive_buffer: 0,
+            ..options
+        };
+        Self {
+            local,
+            options,
+            sockets: (0..count.max(1)).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// The socket of a flow: the same for the same number.
+    ///
+    /// # Errors
+    /// No port is free.
+    #[inline]
+    pub fn of(&self, flow: u32) -> io::Result<&UdpSocket> {
+        let slot = flow as usize % self.sockets.len();
+        match self.sockets[slot].get() {
+            Some(socket) => Ok(socket),
+            None => self.make(slot),
+        }
+    }
+
+    #[cold]
+    fn make(&self, slot: usize) -> io::Result<&UdpSocket> {
+        // Another thread may be faster: then this one's is closed again.
+        let bound = self.bind(slot)?;
+        Ok(self.sockets[slot].get_or_init(|| bound))
+    }
+
+    fn bind(&self, slot: usize) -> io::Result<UdpSocket> {
+        // Processes begin at different ports, so that they seldom meet.
+        let begin = (std::process::id() as usize)
+            .wrapping_mul(0x9e37)
+            .wrapping_add(slot * 61);
+        let mut last = io::ErrorKind::AddrInUse.into();
+        for step in 0..TRIES {
+            let port = FIRST_PORT | (begin.wrapping_add(step * 7) & 0x3fff) as u16;
+            let mut local = self.local;
+            local.set_port(port);
+            match UdpSocket::bind(local, &self.options) {
+                Ok(socket) => return self.send_to_groups(socket),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    // What goes to a group leaves by the interface that has the address.
+    fn send_to_groups(&self, socket: UdpSocket) -> io::Result<UdpSocket> {
+        match self.local.ip() {
+            ip if ip.is_unspecified() => {}
+            IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket.as_fd(), &ip)?,
+            IpAddr::V6(_) => {
+                let interface = interface_of(self.local)?;
+                sockopt::set_ipv6_multicast_if(socket.as_fd(), interface)?;
+            }
+        }
+        Ok(socket)
+    }
+}
+
+const TRIES: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_keeps_its_port_and_others_have_other_ones() {
+        let options = UdpOptions::default();
+        let flows = FlowSockets::new("127.0.3.9:4791".parse().unwrap(), 4, options);
+        let port = |flow| flows.of(flow).unwrap().local().port();
+        let ports: std::collections::HashSet<_> = (0..4).map(port).collect();
+        assert_eq!(ports.len(), 4);
+        assert!(ports.iter().all(|&port| port >= FIRST_PORT));
+        assert_eq!(port(1), port(5));
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_passed_over() {
+        let options = UdpOptions::default();
+        let local = "127.0.3.10:0".parse().unwrap();
+        let [one, other] = [(); 2].map(|()| FlowSockets::new(local, 1, options));
+        assert_ne!(one.of(0).unwrap().local(), other.of(0).unwrap().local());
+    }
+}

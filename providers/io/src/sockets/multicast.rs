@@ -1,0 +1,153 @@
+//! Multicast groups: datagrams to the address of a group, as many receivers as have joined it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::net::sockopt;
+
+use crate::sockets::interface::interface_of;
+use crate::sockets::receive::ReceiveBatch;
+use crate::sockets::sys;
+use crate::sockets::udp::{UdpOptions, UdpSocket};
+
+/// A membership: a socket bound to the address of a group. Whoever is a member, in whatever process, gets a copy of each
+/// datagram. It ends with the socket.
+#[derive(Debug)]
+pub struct Membership(UdpSocket);
+
+impl Membership {
+    /// Joins `group`, with its port, on the interface that has the address of `local`.
+    ///
+    /// # Errors
+    /// `group` is no multicast address, is of another family than `local`, or the port is held by a socket that does not
+    /// share it.
+    pub fn join(group: SocketAddr, local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        if !group.ip().is_multicast() || group.is_ipv4() != local.is_ipv4() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let interface = interface_of(local)?;
+        let mut bound = group;
+        if let SocketAddr::V6(v6) = &mut bound {
+            v6.set_scope_id(interface);
+        }
+        let socket = UdpSocket::bind_group(bound, options)?;
+        let fd = socket.as_fd();
+        // Without this, memberships of other sockets of the machine count for this one as well.
+        let only_own = |level, option| sys::set_number(fd, level, option, 0);
+        match (group.ip(), local.ip()) {
+            (IpAddr::V4(group), IpAddr::V4(local)) => {
+                only_own(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)?;
+                sockopt::set_ip_add_membership(fd, &group, &local)?;
+            }
+            (IpAddr::V6(group), _) => {
+                only_own(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)?;
+                sockopt::set_ipv6_add_membership(fd, &group, interface)?;
+            }
+            _ => {}
+        }
+        Ok(Self(socket))
+    }
+
+    /// The group.
+    pub fn group(&self) -> SocketAddr {
+        self.0.local()
+    }
+
+    /// Receives as [`UdpSocket::receive`] does.
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+        self.0.receive(batch)
+    }
+}
+
+impl AsFd for Membership {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::sockets::{FlowSockets, Piece, Transmit};
+
+    fn wait(member: &Membership) -> Option<Vec<u8>> {
+        let mut batch = ReceiveBatch::new(1, 65_535);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            if member.receive(&mut batch).unwrap() > 0 {
+                let message = batch.messages().next().unwrap();
+                assert_eq!(message.to, Some(member.group().ip()));
+                return Some(message.octets.to_vec());
+            }
+        }
+        None
+    }
+
+    fn nothing(member: &Membership) -> bool {
+        let mut batch = ReceiveBatch::new(1, 65_535);
+        member.receive(&mut batch).unwrap() == 0
+    }
+
+    #[test]
+    fn every_member_gets_a_copy_until_it_leaves() {
+        let groups = ["239.255.47.91:47910", "239.255.47.92:47910"];
+        members_get_copies("127.0.3.20:0".parse().unwrap(), groups);
+    }
+
+    // The kernel routes no IPv6 group over loopback: this needs an interface with an address.
+    #[test]
+    fn every_member_of_an_ipv6_group_gets_a_copy() {
+        let Some(local) = crate::sockets::interface::outside() else {
+            eprintln!("skipped: no interface but loopback has an IPv6 address");
+            return;
+        };
+        members_get_copies(local, ["[ff11::4791]:47910", "[ff11::4792]:47910"]);
+    }
+
+    fn members_get_copies(local: SocketAddr, groups: [&str; 2]) {
+        let [group, other] = groups.map(|text| text.parse().unwrap());
+        let options = UdpOptions::default();
+        let join = |group| Membership::join(group, local, &options).unwrap();
+        let (one, two, elsewhere) = (join(group), join(group), join(other));
+        let flows = FlowSockets::new(local, 1, options);
+        let send = |octets: &[u8]| {
+            let pieces = [Piece::from(octets)];
+            let sent = flows.of(0).unwrap().send(&[Transmit::new(group, &pieces)]);
+            assert_eq!(sent.unwrap(), 1);
+        };
+        send(b"to all");
+        for member in [&one, &two] {
+            assert_eq!(wait(member).as_deref(), Some(&b"to all"[..]));
+        }
+        assert!(nothing(&elsewhere));
+        drop(one);
+        send(b"to one");
+        assert_eq!(wait(&two).as_deref(), Some(&b"to one"[..]));
+        drop(two);
+        send(b"to nobody");
+        assert!(nothing(&elsewhere));
+    }
+
+    #[test]
+    fn what_is_no_group_is_refused() {
+        let join = |group: &str, local: &str| {
+            let (group, local) = (group.parse().unwrap(), local.parse().unwrap());
+            Membership::join(group, local, &UdpOptions::default())
+        };
+        for (group, local) in [
+            ("127.0.0.1:9", "127.0.0.1:0"),
+            ("[ff11::1]:9", "127.0.0.1:0"),
+        ] {
+            let error = join(group, local).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+        let error = join("239.1.1.1:0", "203.0.113.1:0").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+}

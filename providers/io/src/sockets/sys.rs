@@ -1,0 +1,365 @@
+//! The system calls that the safe libraries do not have: several messages at once, gathered from registered memory,
+//! with control messages of UDP; the program that steers a group; descriptors that arrive in a message.
+//!
+//! What is called for each message goes to the kernel past the C library's functions, where a thread can be cancelled:
+//! to tell that to the library costs two locked operations a call, and none of these waits.
+// Pointers are handed to the kernel, which keeps none of them.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{null, null_mut};
+
+use crate::sockets::control;
+use crate::sockets::piece::Piece;
+
+/// How many messages one call sends or receives at most.
+pub(crate) const AT_ONCE: usize = 32;
+
+/// A message to be sent.
+#[derive(Clone, Copy)]
+pub(crate) struct Outgoing<'a> {
+    /// A `sockaddr`; empty where the socket has a peer.
+    pub(crate) name: &'a [u8],
+    pub(crate) pieces: &'a [Piece<'a>],
+    /// Control messages; empty where there are none.
+    pub(crate) control: &'a [u8],
+}
+
+impl Outgoing<'_> {
+    fn header(&self) -> libc::msghdr {
+        // SAFETY: a `msghdr` of zeros has no name, no pieces and no control messages.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        if !self.name.is_empty() {
+            header.msg_name = self.name.as_ptr().cast_mut().cast();
+            header.msg_namelen = self.name.len() as libc::socklen_t;
+        }
+        header.msg_iov = self.pieces.as_ptr().cast_mut().cast();
+        header.msg_iovlen = self.pieces.len();
+        if !self.control.is_empty() {
+            header.msg_control = self.control.as_ptr().cast_mut().cast();
+            header.msg_controllen = self.control.len();
+        }
+        header
+    }
+}
+
+/// Sends one message without waiting; answers how many octets were taken.
+pub(crate) fn send(fd: BorrowedFd<'_>, message: &Outgoing<'_>) -> io::Result<usize> {
+    // Less for the kernel to read.
+    if let ([piece], []) = (message.pieces, message.control) {
+        let (start, length) = piece.raw();
+        let name = match message.name {
+            [] => null(),
+            name => name.as_ptr(),
+        };
+        // SAFETY: the piece is memory that stays mapped as long as it lives, and the kernel only reads it and the name. Where
+        // there is no name, the length of none goes with it.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_sendto,
+                fd.as_raw_fd(),
+                start,
+                length,
+                SEND_FLAGS,
+                name,
+                message.name.len(),
+            )
+        };
+        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+    }
+    let header = message.header();
+    // SAFETY: the header points to what `message` borrows: a `Piece` is an `iovec` of memory that stays mapped as long
+    // as it lives. The kernel only reads, despite the type.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_sendmsg,
+            fd.as_raw_fd(),
+            &raw const header,
+            SEND_FLAGS,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends as many of `messages` as can be without waiting, [`AT_ONCE`] at most; an error is that of the first.
+pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[Outgoing<'_>]) -> io::Result<usize> {
+    if let [message] = messages {
+        return send(fd, message).map(|_| 1);
+    }
+    let count = messages.len().min(AT_ONCE);
+    // SAFETY: headers of zeros are valid; see `Outgoing::header`.
+    let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
+    for (header, message) in headers.iter_mut().zip(messages) {
+        header.msg_hdr = message.header();
+    }
+    // SAFETY: the first `count` headers point to what `messages` borrow, as in `send`.
+    let sent = unsafe {
+        libc::sendmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count as libc::c_uint,
+            SEND_FLAGS as _,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Room for a message, and what of it was used.
+pub(crate) struct Incoming<'a> {
+    pub(crate) name: &'a mut [u8],
+    pub(crate) payload: &'a mut [u8],
+    pub(crate) control: &'a mut [u8],
+    pub(crate) filled: &'a mut Filled,
+}
+
+impl Incoming<'_> {
+    fn header(&mut self, piece: &mut libc::iovec) -> libc::msghdr {
+        piece.iov_base = self.payload.as_mut_ptr().cast();
+        piece.iov_len = self.payload.len();
+        // SAFETY: a `msghdr` of zeros has no name, no pieces and no control messages.
+        let mut header: libc::msghdr = unsafe { zeroed() };
+        header.msg_name = self.name.as_mut_ptr().cast();
+        header.msg_namelen = self.name.len() as libc::socklen_t;
+        header.msg_iov = piece;
+        header.msg_iovlen = 1;
+        header.msg_control = self.control.as_mut_ptr().cast();
+        header.msg_controllen = self.control.len();
+        header
+    }
+
+    fn note(&mut self, header: &libc::msghdr, length: usize) {
+        *self.filled = Filled {
+            name: (header.msg_namelen as usize).min(self.name.len()),
+            payload: length.min(self.payload.len()),
+            control: header.msg_controllen.min(self.control.len()),
+            truncated: header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+        };
+    }
+}
+
+/// How much of the room for a message was used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Filled {
+    pub(crate) name: usize,
+    pub(crate) payload: usize,
+    pub(crate) control: usize,
+    /// The payload or the control messages did not fit.
+    pub(crate) truncated: bool,
+}
+
+/// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Descriptors that came along would stay
+/// open: see [`receive_local`].
+pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
+    let count = messages.len().min(AT_ONCE);
+    // SAFETY: headers and pieces of zeros name no memory.
+    let (mut headers, mut pieces): ([libc::mmsghdr; AT_ONCE], [libc::iovec; AT_ONCE]) =
+        unsafe { zeroed() };
+    for ((header, piece), message) in headers.iter_mut().zip(&mut pieces).zip(&mut *messages) {
+        header.msg_hdr = message.header(piece);
+    }
+    // SAFETY: the first `count` headers point to the rooms that `messages` borrow exclusively, and give their sizes.
+    let received = unsafe {
+        libc::recvmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr(),
+            count as libc::c_uint,
+            RECEIVE_FLAGS as _,
+            null_mut(),
+        )
+    };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    for (message, header) in messages.iter_mut().zip(&headers[..received]) {
+        message.note(&header.msg_hdr, header.msg_len as usize);
+    }
+    Ok(received)
+}
+
+/// Receives one message without waiting.
+pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io::Result<()> {
+    let mut piece = libc::iovec {
+        iov_base: null_mut(),
+        iov_len: 0,
+    };
+    let mut header = message.header(&mut piece);
+    // SAFETY: the header points to the rooms that `message` borrows exclusively, and gives their sizes.
+    let received = unsafe {
+        libc::syscall(
+            libc::SYS_recvmsg,
+            fd.as_raw_fd(),
+            &raw mut header,
+            RECEIVE_FLAGS,
+        )
+    };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    message.note(&header, received);
+    Ok(())
+}
+
+/// A message from a process of this machine.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// Octets of the sender's name, of the payload.
+    pub(crate) filled: Filled,
+    /// The sender's user, where the kernel tells it.
+    pub(crate) user: Option<u32>,
+    /// Descriptors that came along.
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Receives one message over a unix socket.
+pub(crate) fn receive_local(
+    fd: BorrowedFd<'_>,
+    name: &mut [u8],
+    payload: &mut [u8],
+) -> io::Result<Local> {
+    let (mut control, mut filled) = ([0; LOCAL_CONTROL], Filled::default());
+    let mut message = Incoming {
+        name,
+        payload,
+        control: &mut control,
+        filled: &mut filled,
+    };
+    receive_one(fd, &mut message)?;
+    let mut local = Local {
+        filled,
+        user: None,
+        descriptors: Vec::new(),
+    };
+    for (level, kind, data) in control::messages(&control[..filled.control]) {
+        match (level, kind) {
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => local.user = control::number(&data[4..]),
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let numbers = data.chunks_exact(size_of::<libc::c_int>());
+                let numbers = numbers.filter_map(control::number);
+                // SAFETY: the kernel has just made these descriptors for this message, and nobody else knows them.
+                let owned = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number as i32) });
+                local.descriptors.extend(owned);
+            }
+            _ => {}
+        }
+    }
+    Ok(local)
+}
+
+/// Sets an option of the socket.
+pub(crate) fn set_option(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let length = value.len() as libc::socklen_t;
+    // SAFETY: the kernel reads `length` octets of `value`.
+    let answer =
+        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
+    done(answer)
+}
+
+/// Sets an option whose value is a number.
+pub(crate) fn set_number(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    set_option(fd, level, option, &value.to_ne_bytes())
+}
+
+/// Reads an option whose value is a number.
+pub(crate) fn number(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` octets into `value`.
+    let answer = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    done(answer).map(|()| value)
+}
+
+/// A `sock_fprog`, with what lies between its fields: the kernel reads that as well.
+#[repr(C)]
+struct Program {
+    length: u16,
+    between: [u8; size_of::<usize>() - 2],
+    instructions: *const libc::sock_filter,
+}
+
+const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
+
+/// Has `program` choose the socket of the group that this one belongs to (`SO_ATTACH_REUSEPORT_CBPF`).
+pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    let named = Program {
+        length: program.len() as u16,
+        between: [0; size_of::<usize>() - 2],
+        instructions: program.as_ptr(),
+    };
+    // SAFETY: `named` names the instructions and their number; the kernel copies them.
+    let answer = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const named).cast(),
+            size_of_val(&named) as libc::socklen_t,
+        )
+    };
+    done(answer)
+}
+
+fn done(answer: libc::c_int) -> io::Result<()> {
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Room for the most descriptors that the kernel passes in one message (`SCM_MAX_FD`), and for credentials.
+const LOCAL_CONTROL: usize = 1152;
+
+const SEND_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+
+/// Asks the scheduler for short turns of the calling thread: it then comes sooner when it is woken on a processor that
+/// another thread keeps busy. A kernel that knows no such thing (before 6.12) changes nothing.
+pub(crate) fn set_turn(nanoseconds: u64, nice: i32) {
+    let attributes = SchedAttr {
+        size: size_of::<SchedAttr>() as u32,
+        policy: 0,
+        flags: KEEP_POLICY,
+        nice,
+        priority: 0,
+        runtime: nanoseconds,
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: the kernel reads as many octets as `size` says, and keeps no pointer.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
+/// `struct sched_attr`, as far as every kernel has it.
+#[repr(C)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const KEEP_POLICY: u64 = 8;

@@ -1,0 +1,458 @@
+//! TCP sockets that never wait.
+//!
+//! A [`TcpSocket`] is made by [`TcpSocket::connect`] or by a [`TcpListener`]. A [`Connection`] adds what a stream of frames
+//! needs: octets that were taken leave in their order, also those that the socket did not take at once.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::net::{
+    AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, accept_with, bind, connect,
+    connect_unspec, getpeername, getsockname, listen, recv, shutdown, socket_with,
+};
+use thiserror::Error;
+
+use crate::sockets::address;
+use crate::sockets::piece::Piece;
+use crate::sockets::sys::{self, Outgoing};
+use crate::sockets::udp::is_passing;
+
+mod connection;
+mod tap;
+
+pub use connection::Connection;
+use tap::Tapped;
+pub use tap::{Ends, Passed, TcpTap, Way};
+
+/// What a socket is made with. Every one sends at once what it is given (`TCP_NODELAY`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// Octets that may wait to leave; `None` lets the kernel find out.
+    pub send_buffer: Option<usize>,
+    /// Octets that may wait to be read; `None` lets the kernel find out.
+    pub receive_buffer: Option<usize>,
+    /// How long what was sent may be without an answer before the connection is given up; `None` for as long as the
+    /// kernel tries, which is a quarter of an hour.
+    pub user_timeout: Option<Duration>,
+    /// How a peer that vanished is found out while nothing is sent; `None` for not at all.
+    pub keepalive: Option<Keepalive>,
+}
+
+impl Default for TcpOptions {
+    /// Peers that vanished are given up after half a minute, or after a minute and a quarter of silence.
+    fn default() -> Self {
+        Self {
+            send_buffer: None,
+            receive_buffer: None,
+            user_timeout: Some(Duration::from_secs(30)),
+            keepalive: Some(Keepalive::default()),
+        }
+    }
+}
+
+/// How a silent peer is asked whether it is there. Times are whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first question.
+    pub idle: Duration,
+    /// Between two questions.
+    pub interval: Duration,
+    /// Questions without an answer before the connection is given up.
+    pub count: u32,
+}
+
+impl Default for Keepalive {
+    /// After a minute, three times, 5 s apart: seldom enough for thousands of idle connections.
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(60),
+            interval: Duration::from_secs(5),
+            count: 3,
+        }
+    }
+}
+
+/// How a connection ended, or why there is none.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// Nobody listens there.
+    #[error("nobody listens there")]
+    Refused,
+    /// The peer reset the connection, or this end had closed it.
+    #[error("the connection was reset")]
+    Reset,
+    /// The peer gave no answer in time.
+    #[error("the peer does not answer")]
+    TimedOut,
+    /// There is no way to the peer, or none that is allowed.
+    #[error("the peer cannot be reached: {0}")]
+    Unreachable(io::Error),
+    /// Anything else.
+    #[error(transparent)]
+    Other(io::Error),
+}
+
+impl From<Errno> for StreamError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::CONNREFUSED => Self::Refused,
+            Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED | Errno::NOTCONN => Self::Reset,
+            Errno::TIMEDOUT => Self::TimedOut,
+            Errno::NETUNREACH
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::ADDRNOTAVAIL
+            | Errno::ACCESS
+            | Errno::PERM => Self::Unreachable(errno.into()),
+            other => Self::Other(other.into()),
+        }
+    }
+}
+
+impl From<io::Error> for StreamError {
+    fn from(error: io::Error) -> Self {
+        match Errno::from_io_error(&error) {
+            Some(errno) => errno.into(),
+            None => Self::Other(error),
+        }
+    }
+}
+
+impl From<StreamError> for io::Error {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Refused => Errno::CONNREFUSED.into(),
+            StreamError::Reset => Errno::CONNRESET.into(),
+            StreamError::TimedOut => Errno::TIMEDOUT.into(),
+            StreamError::Unreachable(error) | StreamError::Other(error) => error,
+        }
+    }
+}
+
+/// What was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many octets.
+    Octets(usize),
+    /// None for now.
+    Nothing,
+    /// The peer sends no more; what was sent before has been received.
+    End,
+}
+
+/// A TCP socket.
+pub struct TcpSocket {
+    descriptor: OwnedFd,
+    tap: Option<Tapped>,
+    is_accepted: bool,
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+// By who sends, or by who receives: where two do either at once, what order octets have is not known either.
+#[inline]
+fn add(count: &AtomicU64, octets: usize) {
+    let before = count.load(Ordering::Relaxed);
+    count.store(before + octets as u64, Ordering::Relaxed);
+}
+
+impl TcpSocket {
+    /// Begins to connect. When it is writable, [`connected`](Self::connected) tells what became of it.
+    ///
+    /// # Errors
+    /// It cannot even begin.
+    pub fn connect(
+        local: Option<SocketAddr>,
+        to: SocketAddr,
+        options: &TcpOptions,
+    ) -> Result<Self, StreamError> {
+        let socket = Self::new(to, options)?;
+        if let Some(local) = local {
+            bind(&socket.descriptor, &local)?;
+        }
+        let to = address::scoped(to, local.unwrap_or(to));
+        match connect(&socket.descriptor, &to) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn new(like: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+        let family = match like {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let descriptor = socket_with(family, SocketType::STREAM, flags, None)?;
+        if like.is_ipv6() {
+            sockopt::set_ipv6_v6only(&descriptor, true)?;
+        }
+        let socket = Self::of(descriptor, false);
+        socket.set(options)?;
+        Ok(socket)
+    }
+
+    const fn of(descriptor: OwnedFd, is_accepted: bool) -> Self {
+        Self {
+            descriptor,
+            tap: None,
+            is_accepted,
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a listener gave it.
+    pub const fn is_accepted(&self) -> bool {
+        self.is_accepted
+    }
+
+    /// Whether somebody is told of what passes.
+    pub const fn is_tapped(&self) -> bool {
+        self.tap.is_some()
+    }
+
+    /// Octets that it has taken so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Octets that it has given so far.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Has `tap` told of what passes from now on, beginning with the request for the connection with `peer`, which went
+    /// this `way`. Where the socket is of no use any more, nothing passes.
+    #[must_use]
+    pub fn tapped(mut self, tap: Arc<dyn TcpTap>, way: Way, peer: SocketAddr) -> Self {
+        self.tap = Tapped::of(tap, &self, peer);
+        self.note(way, Passed::Request);
+        self
+    }
+
+    #[inline]
+    fn note(&self, way: Way, passed: Passed<'_>) {
+        if let Some(tap) = &self.tap {
+            tap.passed(way, passed);
+        }
+    }
+
+    fn set(&self, options: &TcpOptions) -> io::Result<()> {
+        let fd = self.as_fd();
+        if let Some(octets) = options.send_buffer {
+            sockopt::set_socket_send_buffer_size(fd, octets)?;
+        }
+        if let Some(octets) = options.receive_buffer {
+            sockopt::set_socket_recv_buffer_size(fd, octets)?;
+        }
+        if let Some(time) = options.user_timeout {
+            let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(fd, milliseconds)?;
+        }
+        if let Some(keepalive) = options.keepalive {
+            sockopt::set_socket_keepalive(fd, true)?;
+            sockopt::set_tcp_keepidle(fd, keepalive.idle)?;
+            sockopt::set_tcp_keepintvl(fd, keepalive.interval)?;
+            sockopt::set_tcp_keepcnt(fd, keepalive.count)?;
+        }
+        Ok(sockopt::set_tcp_nodelay(fd, true)?)
+    }
+
+    /// Whether the connection has been made.
+    ///
+    /// # Errors
+    /// Why there will be none.
+    pub fn connected(&self) -> Result<bool, StreamError> {
+        sockopt::socket_error(&self.descriptor)??;
+        Ok(getpeername(&self.descriptor).is_ok_and(|peer| peer.is_some()))
+    }
+
+    /// This end's address.
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        Ok(getsockname(&self.descriptor)?.try_into()?)
+    }
+
+    /// The other end's address.
+    ///
+    /// # Errors
+    /// It is not connected.
+    pub fn peer(&self) -> io::Result<SocketAddr> {
+        let peer = getpeername(&self.descriptor)?;
+        let peer = peer.ok_or(io::ErrorKind::NotConnected)?;
+        Ok(peer.try_into()?)
+    }
+
+    /// Octets of a segment of this path, TCP's header not counted (`TCP_MAXSEG`): changes while connected.
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub fn segment_size(&self) -> io::Result<usize> {
+        let size = sys::number(self.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
+        Ok(usize::try_from(size).unwrap_or_default())
+    }
+
+    /// Sends what the socket takes now; answers how many octets, 0 if it takes none.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
+        let message = Outgoing {
+            name: &[],
+            pieces: &pieces[..pieces.len().min(PIECES)],
+            control: &[],
+        };
+        let sent = match sys::send(self.as_fd(), &message) {
+            Err(error) if is_passing(&error) => return Ok(0),
+            result => result?,
+        };
+        add(&self.sent, sent);
+        if let Some(tap) = &self.tap {
+            tap.sent(pieces, sent);
+        }
+        Ok(sent)
+    }
+
+    /// Receives what is there.
+    ///
+    /// # Errors
+    /// The connection has ended without an end of what the peer sent.
+    pub fn receive(&self, into: &mut [u8]) -> Result<Received, StreamError> {
+        match recv(&self.descriptor, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => {
+                self.note(Way::In, Passed::End);
+                Ok(Received::End)
+            }
+            Ok((_, octets)) => {
+                add(&self.received, octets);
+                self.note(Way::In, Passed::Octets(&into[..octets]));
+                Ok(Received::Octets(octets))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Sends no more: the peer receives an end behind what was sent. Receiving goes on.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn finish(&self) -> Result<(), StreamError> {
+        shutdown(&self.descriptor, Shutdown::Write)?;
+        self.note(Way::Out, Passed::End);
+        Ok(())
+    }
+
+    /// Ends the connection at once, whoever else has the socket: the peer is told by a reset, and what was under way is
+    /// lost.
+    pub fn abort(&self) {
+        // A linger of no time is how TCP is asked for a reset, when the socket is closed or loses its peer. Where that
+        // fails there is nobody to tell.
+        let _ = sockopt::set_socket_linger(&self.descriptor, Some(Duration::ZERO));
+        if connect_unspec(&self.descriptor).is_ok() {
+            self.note(Way::Out, Passed::Reset);
+        }
+    }
+}
+
+impl AsFd for TcpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl fmt::Debug for TcpSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpSocket")
+            .field("local", &self.local().ok())
+            .field("peer", &self.peer().ok())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A socket that others connect to.
+#[derive(Debug)]
+pub struct TcpListener {
+    socket: TcpSocket,
+    local: SocketAddr,
+    options: TcpOptions,
+}
+
+impl TcpListener {
+    /// Listens on `local`; port 0 is any. Up to `backlog` connections wait to be accepted.
+    ///
+    /// # Errors
+    /// The address is not this machine's, or another listens there.
+    pub fn listen(local: SocketAddr, backlog: u32, options: &TcpOptions) -> io::Result<Self> {
+        let socket = TcpSocket::new(local, options)?;
+        // A port whose last connections have not been forgotten yet can be listened on; one that has a listener cannot.
+        sockopt::set_socket_reuseaddr(&socket.descriptor, true)?;
+        bind(&socket.descriptor, &local)?;
+        listen(
+            &socket.descriptor,
+            i32::try_from(backlog).unwrap_or(i32::MAX),
+        )?;
+        Ok(Self {
+            local: socket.local()?,
+            socket,
+            options: *options,
+        })
+    }
+
+    /// The address listened on.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The next connection, and who it is with; `None` where nobody waits.
+    ///
+    /// # Errors
+    /// The process or the system has no descriptor or no memory left: the connection waits.
+    pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let descriptor = match accept_with(&self.socket.descriptor, flags) {
+                Ok(descriptor) => descriptor,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(
+                    errno @ (Errno::MFILE
+                    | Errno::NFILE
+                    | Errno::NOBUFS
+                    | Errno::NOMEM
+                    | Errno::BADF
+                    | Errno::INVAL),
+                ) => return Err(errno.into()),
+                // Who connected is gone again, or what became of his packets is told here.
+                Err(_) => continue,
+            };
+            let socket = TcpSocket::of(descriptor, true);
+            let peer = socket.set(&self.options).and_then(|()| socket.peer());
+            if let Ok(peer) = peer {
+                return Ok(Some((socket, peer)));
+            }
+        }
+    }
+}
+
+impl AsFd for TcpListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Pieces of one call (`IOV_MAX`).
+const PIECES: usize = 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,552 @@
+//! UDP sockets that send and receive in batches.
+//!
+//! A socket is never connected and sends with `IP_PMTUDISC_DO`: so the kernel sets DF and puts 0 into the identification
+//! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can
+//! be computed beforehand.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrayvec::ArrayVec;
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with,
+};
+use thiserror::Error;
+
+use crate::sockets::address::{self, Name};
+use crate::sockets::classes::Classes;
+use crate::sockets::control::{self, Control};
+use crate::sockets::interface::interface_of;
+use crate::sockets::piece::{Piece, total};
+use crate::sockets::receive::{Manner, ReceiveBatch};
+use crate::sockets::sys::{self, AT_ONCE, Outgoing};
+
+/// Datagrams of one call with segmentation.
+pub(crate) const MAX_SEGMENTS: usize = 64;
+/// Octets of one call, with or without segmentation, IP and UDP headers not counted.
+pub(crate) const MAX_OCTETS: usize = 65_507;
+
+/// Time to live, or hop limit, of what is sent to one host without another: what systems begin with.
+pub(crate) const HOP_LIMIT: u8 = 64;
+
+/// Groups of a link that everybody is in.
+const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const DISCARD: u16 = 9;
+
+// Three numbers.
+const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
+
+/// What a socket is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Octets that wait to be read, as the kernel counts them; it allows no more than `net.core.rmem_max`.
+    pub receive_buffer: usize,
+    /// Octets that wait to leave; no more than `net.core.wmem_max`.
+    pub send_buffer: usize,
+    /// What the kernel is asked to do for us.
+    pub offload: Offload,
+}
+
+impl Default for UdpOptions {
+    /// 4 MiB each way, and every offload that there is.
+    fn default() -> Self {
+        Self {
+            receive_buffer: 4 << 20,
+            send_buffer: 4 << 20,
+            offload: Offload::default(),
+        }
+    }
+}
+
+/// What the kernel does for a socket where it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Cuts what is sent into datagrams (GSO).
+    pub segmentation: bool,
+    /// Joins datagrams that arrive (GRO).
+    pub joining: bool,
+}
+
+impl Offload {
+    /// Neither.
+    pub const NONE: Self = Self {
+        segmentation: false,
+        joining: false,
+    };
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self {
+            segmentation: true,
+            joining: true,
+        }
+    }
+}
+
+/// A UDP socket.
+#[derive(Debug)]
+pub struct UdpSocket {
+    descriptor: OwnedFd,
+    local: SocketAddr,
+    segments: AtomicBool,
+    joins: bool,
+    /// Whether the kernel is asked to join at the moment.
+    asks_to_join: AtomicBool,
+    tells_classes: AtomicBool,
+    /// Whether the kernel is known to be asked for classes at the moment.
+    asks_for_classes: AtomicBool,
+    /// Where not all are told.
+    classes: Classes,
+    /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
+    class: OnceLock<u8>,
+}
+
+/// What goes out with one call: a datagram, or several of one length that the kernel cuts apart.
+#[derive(Clone, Copy)]
+pub struct Transmit<'a> {
+    /// Where to.
+    pub to: SocketAddr,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit; the socket's own if 0: 64, or 1 to a group.
+    pub hop_limit: u8,
+    /// Octets of each datagram but the last, which may be shorter; one datagram if 0.
+    pub segment: u16,
+    /// The octets.
+    pub pieces: &'a [Piece<'a>],
+}
+
+impl<'a> Transmit<'a> {
+    /// One datagram with nothing special.
+    pub const fn new(to: SocketAddr, pieces: &'a [Piece<'a>]) -> Self {
+        Self {
+            to,
+            traffic_class: 0,
+            hop_limit: 0,
+            segment: 0,
+            pieces,
+        }
+    }
+
+    // What is to be said of it to a socket of this traffic class.
+    fn control(&self, own_class: u8) -> Control<CONTROL> {
+        let mut control = Control::default();
+        let (level, class, hops) = match self.to {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        if self.traffic_class != own_class {
+            control.push_number(level, class, self.traffic_class.into());
+        }
+        // What goes to a group has a limit of its own.
+        let is_usual = self.hop_limit == HOP_LIMIT && !self.to.ip().is_multicast();
+        if self.hop_limit != 0 && !is_usual {
+            control.push_number(level, hops, self.hop_limit.into());
+        }
+        if self.segment != 0 && total(self.pieces) > usize::from(self.segment) {
+            control.push(
+                libc::SOL_UDP,
+                libc::UDP_SEGMENT,
+                &self.segment.to_ne_bytes(),
+            );
+        }
+        control
+    }
+}
+
+/// Why nothing was sent.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The socket takes no more for now: wait until it is writable.
+    #[error("the socket is full")]
+    Full,
+    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] says so from now on. What depends on the
+    /// number of a segment has to be computed anew.
+    #[error("no segmentation on this route")]
+    NoSegmentation,
+    /// Longer than the path carries: ask for its [`path_mtu`].
+    #[error("longer than the path carries")]
+    TooLong,
+    /// There is no way to the destination, or none that is allowed.
+    #[error("the destination cannot be reached: {0}")]
+    Unreachable(io::Error),
+    /// Anything else.
+    #[error(transparent)]
+    Other(io::Error),
+}
+
+impl UdpSocket {
+    /// A socket of its own on `local`. The port is 0 for any.
+    ///
+    /// # Errors
+    /// The address is not this machine's, or the port is taken.
+    pub fn bind(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(local.ip(), options)?;
+        bind(&descriptor, &local)?;
+        Self::of(descriptor, options)
+    }
+
+    /// One of a group of sockets on one address and port (`SO_REUSEPORT`).
+    pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(local.ip(), options)?;
+        sockopt::set_socket_reuseport(&descriptor, true)?;
+        bind(&descriptor, &local)?;
+        Self::of(descriptor, options)
+    }
+
+    /// A socket on the address of a multicast group, which any number may be bound to: each gets a copy.
+    pub(crate) fn bind_group(group: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let descriptor = unbound(group.ip(), options)?;
+        sockopt::set_socket_reuseaddr(&descriptor, true)?;
+        bind(&descriptor, &group)?;
+        Self::of(descriptor, options)
+    }
+
+    /// A bound socket that another process made.
+    pub(crate) fn of(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
+        let local = SocketAddr::try_from(getsockname(&descriptor)?)?;
+        let fd = descriptor.as_fd();
+        let offload = options.offload;
+        let segments =
+            offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        let asks_to_join = sys::number(fd, libc::SOL_UDP, libc::UDP_GRO);
+        Ok(Self {
+            local,
+            segments: AtomicBool::new(segments),
+            joins: offload.joining && asks_to_join.is_ok(),
+            asks_to_join: AtomicBool::new(asks_to_join.is_ok_and(|on| on != 0)),
+            tells_classes: AtomicBool::new(true),
+            asks_for_classes: AtomicBool::new(false),
+            classes: Classes::default(),
+            descriptor,
+            class: OnceLock::new(),
+        })
+    }
+
+    /// The address that the socket is bound to.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    // What another process passed may be anything.
+    pub(crate) fn is_udp(&self) -> bool {
+        let kind = sockopt::socket_type(&self.descriptor);
+        let protocol = sockopt::socket_protocol(&self.descriptor);
+        kind == Ok(SocketType::DGRAM) && protocol == Ok(Some(ipproto::UDP))
+    }
+
+    /// Whether the kernel cuts what is sent, as far as is known.
+    pub fn can_segment(&self) -> bool {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel may join what arrives: a message then has up to 65,535 octets. While nothing is joined the kernel
+    /// is asked to only now and then.
+    pub fn joins(&self) -> bool {
+        self.joins
+    }
+
+    /// Octets that wait to be read at most, with what the kernel itself needs for them.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn receive_buffer(&self) -> io::Result<usize> {
+        // Linux says twice what it was told (socket(7)).
+        Ok(sockopt::socket_recv_buffer_size(self.as_fd())? / 2)
+    }
+
+    /// Sends without waiting; answers how many of `transmits` went out, at least one.
+    ///
+    /// # Errors
+    /// Why the first one did not.
+    pub fn send(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
+        let mut sent = 0;
+        while sent < transmits.len() {
+            match self.send_some(&transmits[sent..]) {
+                Ok(more) => sent += more,
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(self.refusal(&transmits[0], error)),
+            }
+        }
+        Ok(sent)
+    }
+
+    fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        let [transmit] = transmits else {
+            return self.send_together(transmits);
+        };
+        let (name, control) = self.prepare(transmit);
+        sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1)
+    }
+
+    fn prepare(&self, transmit: &Transmit<'_>) -> (Name, Control<CONTROL>) {
+        let to = address::scoped(transmit.to, self.local);
+        let own_class = self.own_class(transmit.traffic_class);
+        (Name::of(to), transmit.control(own_class))
+    }
+
+    #[inline(never)]
+    fn send_together(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
+        let transmits = &transmits[..transmits.len().min(AT_ONCE)];
+        let prepared: ArrayVec<_, AT_ONCE> = transmits
+            .iter()
+            .map(|transmit| self.prepare(transmit))
+            .collect();
+        let messages: ArrayVec<_, AT_ONCE> = transmits
+            .iter()
+            .zip(&prepared)
+            .map(|(transmit, (name, control))| message(transmit, name, control))
+            .collect();
+        sys::send_many(self.as_fd(), &messages)
+    }
+
+    // The traffic class of what is sent without a word of it; `first` where none has been asked for yet.
+    #[inline]
+    fn own_class(&self, first: u8) -> u8 {
+        *self.class.get_or_init(|| {
+            let set = match self.local {
+                _ if first == 0 => Ok(()),
+                SocketAddr::V4(_) => sockopt::set_ip_tos(&self.descriptor, first),
+                SocketAddr::V6(_) => sockopt::set_ipv6_tclass(&self.descriptor, first.into()),
+            };
+            if set.is_ok() { first } else { 0 }
+        })
+    }
+
+    fn refusal(&self, first: &Transmit<'_>, error: io::Error) -> SendError {
+        let segmented = first.segment != 0 && total(first.pieces) > usize::from(first.segment);
+        match Errno::from_io_error(&error) {
+            Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendError::Full,
+            Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if segmented => {
+                self.segments.store(false, Ordering::Relaxed);
+                SendError::NoSegmentation
+            }
+            Some(Errno::MSGSIZE) => SendError::TooLong,
+            Some(
+                Errno::NETUNREACH
+                | Errno::HOSTUNREACH
+                | Errno::NETDOWN
+                | Errno::ADDRNOTAVAIL
+                | Errno::ACCESS
+                | Errno::PERM,
+            ) => SendError::Unreachable(error),
+            _ => SendError::Other(error),
+        }
+    }
+
+    /// Receives what there is without waiting, as much as there is room for; answers how many messages, 0 where there are
+    /// none.
+    ///
+    /// # Errors
+    /// The socket is of no use any more.
+    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+        let ip = self.local.ip();
+        let local = (!ip.is_unspecified()).then_some(ip);
+        let joins = self.asks_to_join.load(Ordering::Relaxed);
+        let tells = joins || local.is_none() || self.tells_classes.load(Ordering::Relaxed);
+        let asks = tells || self.classes.asks();
+        if asks != self.asks_for_classes.load(Ordering::Relaxed) {
+            self.ask_for_classes(asks);
+        }
+        let plain = !tells && !self.classes.reads();
+        match batch.fill(self.as_fd(), Manner { local, plain }) {
+            Err(error) if is_passing(&error) => Ok(0),
+            Ok(received) if received > 0 => {
+                match tells {
+                    true => self.classes.begin(),
+                    false => self.classes.note(received, batch.class()),
+                }
+                if self.joins && batch.changes_joining(joins) {
+                    self.ask_to_join(!joins);
+                }
+                Ok(received)
+            }
+            result => result,
+        }
+    }
+
+    /// Whether the traffic class of each message is told, as at first. Otherwise it is that of 64 messages in 1,024, one after
+    /// another, and of each while the network marks some (RFC 3168); where they come several at once it is that of all but the
+    /// first few. To receive the others takes less.
+    pub fn tell_classes(&self, all: bool) {
+        self.tells_classes.store(all, Ordering::Relaxed);
+    }
+
+    /// Begins as a socket that was just made. Another process may have read this one meanwhile.
+    pub(crate) fn begin_anew(&self) {
+        let asks_to_join = sys::number(self.as_fd(), libc::SOL_UDP, libc::UDP_GRO);
+        let asks_to_join = asks_to_join.is_ok_and(|on| on != 0);
+        self.asks_to_join.store(asks_to_join, Ordering::Relaxed);
+        self.tell_classes(true);
+        self.asks_for_classes.store(false, Ordering::Relaxed);
+    }
+
+    // The class is taken when a message is read: this holds for those that wait already.
+    #[cold]
+    fn ask_for_classes(&self, asks: bool) {
+        let set = set_tells_class(self.as_fd(), self.local.ip(), asks);
+        if set.is_err() {
+            // It asks, as it was made to, for a round.
+            self.classes.begin();
+        }
+        let asks = asks || set.is_err();
+        self.asks_for_classes.store(asks, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn ask_to_join(&self, asks: bool) {
+        let fd = self.as_fd();
+        let ask =
+            |asks: bool| sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, asks.into()).is_ok();
+        let asks = match asks {
+            true => ask(true),
+            // Of what waits and is joined already the kernel would not tell any more where to cut it. What another processor
+            // is about to put there at this very moment is lost by that, as datagrams may be.
+            false => !ask(false) || ioctl_fionread(fd) != Ok(0) && ask(true),
+        };
+        self.asks_to_join.store(asks, Ordering::Relaxed);
+    }
+}
+
+fn message<'a>(
+    transmit: &Transmit<'a>,
+    name: &'a Name,
+    control: &'a Control<CONTROL>,
+) -> Outgoing<'a> {
+    Outgoing {
+        name: name.octets(),
+        pieces: transmit.pieces,
+        control: control.octets(),
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// The largest IP packet that is known to reach `to` from `local`, in octets, headers included.
+///
+/// # Errors
+/// There is no way to `to`.
+pub fn path_mtu(local: IpAddr, to: SocketAddr) -> io::Result<u32> {
+    let socket = new_socket(local)?;
+    let from = SocketAddr::new(local, 0);
+    bind(&socket, &from)?;
+    connect(&socket, &address::scoped(to, from))?;
+    Ok(match local {
+        IpAddr::V4(_) => sockopt::ip_mtu(&socket)?,
+        IpAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
+    })
+}
+
+/// The largest IP packet that the interface with this address carries, in octets, headers included.
+///
+/// # Errors
+/// No interface has it.
+pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
+    // The way to one's own address leads over loopback. What goes to a group of the link leaves by the interface; of IPv6
+    // over loopback nothing does.
+    match group_mtu(local) {
+        Err(_) => path_mtu(local.ip(), local),
+        mtu => mtu,
+    }
+}
+
+fn group_mtu(local: SocketAddr) -> io::Result<u32> {
+    let socket = new_socket(local.ip())?;
+    // Nothing is sent.
+    match local.ip() {
+        IpAddr::V4(ip) => {
+            sockopt::set_ip_multicast_if(&socket, &ip)?;
+            connect(&socket, &SocketAddr::new(ALL_HOSTS.into(), DISCARD))?;
+            Ok(sockopt::ip_mtu(&socket)?)
+        }
+        IpAddr::V6(_) => {
+            let interface = interface_of(local)?;
+            sockopt::set_ipv6_multicast_if(&socket, interface)?;
+            connect(
+                &socket,
+                &SocketAddrV6::new(ALL_NODES, DISCARD, 0, interface),
+            )?;
+            Ok(sockopt::ipv6_mtu(&socket)?)
+        }
+    }
+}
+
+/// The address of this machine from which another is reached: that of the route which the kernel would take.
+///
+/// # Errors
+/// There is no way there.
+pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
+    let socket = new_socket(to.ip())?;
+    // Nothing is sent.
+    connect(&socket, &to)?;
+    Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
+}
+
+fn new_socket(like: IpAddr) -> io::Result<OwnedFd> {
+    let family = match like {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::DGRAM, flags, None)?)
+}
+
+fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
+    let socket = new_socket(ip)?;
+    sockopt::set_socket_recv_buffer_size(&socket, options.receive_buffer)?;
+    sockopt::set_socket_send_buffer_size(&socket, options.send_buffer)?;
+    let fd = socket.as_fd();
+    match ip {
+        IpAddr::V4(_) => {
+            sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
+            sockopt::set_ip_ttl(fd, HOP_LIMIT.into())?;
+            if ip.is_unspecified() {
+                sys::set_number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            }
+        }
+        IpAddr::V6(_) => {
+            sockopt::set_ipv6_v6only(fd, true)?;
+            sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
+            sockopt::set_ipv6_unicast_hops(fd, Some(HOP_LIMIT))?;
+            if ip.is_unspecified() {
+                sys::set_number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            }
+        }
+    }
+    set_tells_class(fd, ip, true)?;
+    if options.offload.joining {
+        // A kernel without it gives each datagram by itself.
+        let _ = sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    Ok(socket)
+}
+
+fn set_tells_class(fd: BorrowedFd<'_>, ip: IpAddr, tells: bool) -> Result<(), Errno> {
+    match ip {
+        IpAddr::V4(_) => sockopt::set_ip_recvtos(fd, tells),
+        IpAddr::V6(_) => sockopt::set_ipv6_recvtclass(fd, tells),
+    }
+}
+
+/// Whether a call may simply be made again later.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1339 @@
+//! The TCP link: frames on streams, one connection for each pair of queue pairs.
+//!
+//! A connection comes here when it has been made and what its ends have to agree on has been agreed on. A frame is encoded
+//! where it is sent, to the end of what leaves on its stream. What arrives is taken apart in the buffer of whoever
+//! reads; a stream keeps only what of a frame has not come whole, so that an idle one has no buffer at all.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sockets::{Connection, Received, StreamError, TcpSocket};
+use crate::{FlushOnExit, IoHandler, Lease, QpnRange, Reactor, Ready, ShmPort, Source, at_exit};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link, TrySend};
+use polyverbs_engine::lock::{Lock, LockClass};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use rustc_hash::FxHashMap;
+use verbs_api::ids::LinkAddress;
+
+use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
+use crate::queue::OctetQueue;
+use crate::tampering::Tampering;
+use crate::{count_alone, lock};
+use polyverbs_sim::fault::StreamFaults;
+
+mod hot;
+mod shared;
+
+use hot::HotStreams;
+use shared::{Channel, Channels};
+
+pub use shared::Announcement;
+
+/// What a [`TcpLink`] is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TcpLinkOptions {
+    /// The largest payload of a frame that drivers are told to send.
+    pub max_frame: usize,
+    /// Octets that may wait on a stream before it says that it has no room.
+    pub backlog: usize,
+    /// How long the peer may take for its end when this side has ended.
+    pub linger: Duration,
+    /// The frames of a connection with a process at the same address go through memory that both share, where both want
+    /// that, and nothing happens to octets that leave.
+    pub memory: bool,
+    /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
+    pub faults: StreamFaults,
+    /// What chance starts from.
+    pub seed: u64,
+}
+
+impl Default for TcpLinkOptions {
+    /// Frames that fit segments of Ethernet, 256 KiB of backlog, ten seconds for the peer's end, memory, no faults.
+    fn default() -> Self {
+        Self {
+            max_frame: 1408,
+            backlog: 256 << 10,
+            linger: Duration::from_secs(10),
+            memory: true,
+            faults: StreamFaults::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// Where a connection leads, and where its halves stand.
+pub struct Attachment<C: StreamCodec> {
+    /// What frames are sent on it by.
+    pub key: u64,
+    /// The connection. What it has not sent yet leaves first.
+    pub connection: Connection,
+    /// This end's address, as frames have it.
+    pub local: LinkAddress,
+    /// The peer's.
+    pub peer: LinkAddress,
+    /// Where sending stands.
+    pub sender: C::Sender,
+    /// Where receiving stands.
+    pub receiver: C::Receiver,
+    /// What has been received already, and is frames.
+    pub received: Vec<u8>,
+    /// Whether frames that are offered wait until the peer has sent one.
+    pub is_held: bool,
+    /// Where its frames may go by memory.
+    pub announcement: Option<Announcement>,
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What became of the streams of a [`TcpLink`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct TcpCounts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn read(&self) -> TcpCounts {
+                TcpCounts {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Frames that were taken.
+    sent,
+    /// Frames that were delivered.
+    delivered,
+    /// Streams that could not be read on.
+    broken,
+    /// Connections that were lost.
+    lost,
+    /// Frames for a connection that is not there.
+    homeless,
+    /// Frames of which a bit was flipped.
+    flipped,
+    /// Connections whose frames go by memory.
+    by_memory,
+}
+
+/// A link over TCP; see the [module](self).
+pub struct TcpLink<C: StreamCodec> {
+    codec: C,
+    options: TcpLinkOptions,
+    // Looked into for each frame; the keys are ours.
+    streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
+    /// Streams with something to write, and memory for more of them.
+    dirty: Chore<Dirty<C>>,
+    /// Streams that stand still, by chance.
+    held: Chore<Vec<Arc<Stream<C>>>>,
+    /// Streams that this end has ended, and until when the peer may take for its end.
+    ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
+    /// How long the next ones are waited for.
+    patience: Mutex<Duration>,
+    /// Streams that came with something to read.
+    fresh: Chore<Vec<Arc<Stream<C>>>>,
+    news: Chore<VecDeque<(Arc<Stream<C>>, StreamEvent)>>,
+    /// Some have more than was read in their turn.
+    leaves_some: AtomicBool,
+    inbound: Mutex<Inbound<C>>,
+    /// Buffers for whoever needs one for a while.
+    spare: Mutex<Vec<Vec<u8>>>,
+    reactor: Arc<Reactor>,
+    /// The memory that processes at this address share.
+    lease: Option<Arc<Lease>>,
+    /// Streams by memory that come, or that are gone.
+    joining: Chore<Vec<Joining<C>>>,
+    made: AtomicUsize,
+    counters: Counters,
+}
+
+/// Who sends records of a stream, and which.
+type ChannelKey = (QpnRange, u32);
+
+/// A stream whose records come from now on; `None` for one whose do not any more.
+type Joining<C> = (ChannelKey, Option<Arc<Stream<C>>>);
+
+struct Stream<C: StreamCodec> {
+    key: u64,
+    local: LinkAddress,
+    peer: LinkAddress,
+    socket: Arc<TcpSocket>,
+    /// It is none of the link's any more.
+    is_gone: AtomicBool,
+    /// What comes is not delivered any more.
+    is_deaf: AtomicBool,
+    /// Nothing more comes, or it cannot be read: told also to those who do not read.
+    has_ended: AtomicBool,
+    /// This end has ended it, and has waited for what was to be written.
+    is_drained: AtomicBool,
+    channel: Option<Channel>,
+    outgoing: Mutex<Outgoing<C>>,
+    /// Taken before the other where both are.
+    incoming: Mutex<Incoming<C>>,
+}
+
+struct Outgoing<C: StreamCodec> {
+    sender: C::Sender,
+    octets: OctetQueue,
+    /// What a frame may carry on this path.
+    unit: usize,
+    ends: bool,
+    is_over: bool,
+    is_dirty: bool,
+    /// The driver was told that there is no room.
+    wants_room: bool,
+    /// The driver was told that this frame must not go between others.
+    wants_turn: bool,
+    /// What is offered waits for the peer's first frame.
+    is_held: bool,
+    /// The socket takes nothing until the reactor says so.
+    is_full: bool,
+    /// The reactor looks for room.
+    wants_word: bool,
+    /// Octets that have left since the segment size was asked for.
+    since: usize,
+    /// Frames that were taken since something was written.
+    uncounted: u64,
+    held_until: Time,
+    tampering: Tampering,
+}
+
+struct Incoming<C: StreamCodec> {
+    receiver: C::Receiver,
+    /// What of a frame has come.
+    begun: Vec<u8>,
+    has_begun: bool,
+    is_over: bool,
+    tampering: Tampering,
+}
+
+/// What whoever reads has.
+struct Inbound<C: StreamCodec> {
+    buffer: Box<[u8]>,
+    /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
+    resident: Option<(Arc<Stream<C>>, Range<usize>)>,
+    hot: HotStreams<C>,
+    channels: Channels<C>,
+    /// Streams that have more than was read in their turn, of which epoll tells nothing.
+    unfinished: Vec<Arc<Stream<C>>>,
+    looks: u32,
+}
+
+impl<C: StreamCodec> TcpLink<C> {
+    /// A link of the device at `address`, without connections. It carries nothing by itself: [`start`](Self::start) it.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn new(codec: C, address: IpAddr, options: TcpLinkOptions) -> io::Result<Arc<Self>> {
+        let lease = Self::lease(address, &options);
+        let reactor = Reactor::new()?;
+        if let Some(lease) = &lease {
+            reactor.add(&**lease, INBOX, Source::Rare)?;
+        }
+        Ok(Arc::new(Self {
+            codec,
+            options,
+            streams: RwLock::default(),
+            dirty: Chore::default(),
+            held: Chore::default(),
+            ending: Chore::default(),
+            patience: Mutex::new(DRAIN),
+            fresh: Chore::default(),
+            news: Chore::default(),
+            leaves_some: AtomicBool::new(false),
+            inbound: Mutex::new(Inbound {
+                buffer: vec![0; C::LONGEST + READ].into(),
+                resident: None,
+                hot: HotStreams::default(),
+                channels: Channels::default(),
+                unfinished: Vec::new(),
+                looks: 0,
+            }),
+            spare: Mutex::default(),
+            reactor: Arc::new(reactor),
+            lease,
+            joining: Chore::default(),
+            made: AtomicUsize::new(0),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with what this answers.
+    /// `attend` is told of what else is watched as [`Source::Rare`].
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(
+        self: &Arc<Self>,
+        network: Weak<dyn Progress>,
+        attend: impl Fn(u64) + Send + Sync + 'static,
+    ) -> io::Result<Arc<dyn IoHandler>> {
+        let io: Arc<dyn IoHandler> = Arc::new(Io {
+            link: Arc::clone(self),
+            network,
+            attend: Box::new(attend),
+        });
+        self.reactor.start(Arc::downgrade(&io))?;
+        // Sends complete when the link has taken them.
+        let waiting: Arc<dyn FlushOnExit> = Arc::clone(self) as _;
+        at_exit(Arc::downgrade(&waiting));
+        Ok(io)
+    }
+
+    /// What reads the sockets.
+    pub fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
+    }
+
+    /// What became of the streams so far.
+    pub fn counts(&self) -> TcpCounts {
+        self.counters.read()
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        self.streams
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+
+    /// Carries frames over a connection from now on.
+    ///
+    /// # Errors
+    /// The key is in use, more was received than a turn of reading takes, or the system refuses.
+    pub fn attach(&self, attachment: Attachment<C>) -> io::Result<()> {
+        let Attachment {
+            key,
+            connection,
+            local,
+            peer,
+            sender,
+            receiver,
+            received,
+            is_held,
+            announcement,
+        } = attachment;
+        if received.len() > C::LONGEST + READ {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (socket, waiting) = connection.into_parts();
+        let segment = socket.segment_size()?;
+        let number = self.made.fetch_add(2, Ordering::Relaxed);
+        let tampering =
+            |direction| Tampering::new(self.options.faults, self.options.seed, direction);
+        let outgoing = Outgoing {
+            unit: self.codec.max_unit(&sender, segment),
+            sender,
+            octets: OctetQueue::new(waiting),
+            ends: false,
+            is_over: false,
+            is_dirty: false,
+            wants_room: false,
+            wants_turn: false,
+            is_held,
+            is_full: false,
+            wants_word: false,
+            since: 0,
+            uncounted: 0,
+            held_until: Time::default(),
+            tampering: tampering(number),
+        };
+        let incoming = Incoming {
+            receiver,
+            begun: received,
+            has_begun: false,
+            is_over: false,
+            tampering: tampering(number + 1),
+        };
+        let channel = announcement.and_then(Channel::of);
+        let stream = Arc::new(Stream {
+            key,
+            local,
+            peer,
+            socket,
+            is_gone: AtomicBool::new(false),
+            is_deaf: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            is_drained: AtomicBool::new(false),
+            channel,
+            outgoing: Mutex::new(outgoing),
+            incoming: Mutex::new(incoming),
+        });
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        if streams.contains_key(&key) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let has_more = !lock(&stream.incoming).begun.is_empty();
+        // Tells also what is there already.
+        self.reactor.add(&*stream.socket, key, Source::Stream)?;
+        streams.insert(key, Arc::clone(&stream));
+        drop(streams);
+        if let Some(channel) = &stream.channel {
+            self.count(|counters| &counters.by_memory);
+            let joins = (channel.receives, Some(Arc::clone(&stream)));
+            self.joining.with(|joining| joining.push(joins));
+        }
+        self.mark(&stream, &mut lock(&stream.outgoing));
+        if has_more {
+            // Not at once: whoever delivers may have called.
+            self.fresh.with(|fresh| fresh.push(stream));
+        }
+        Ok(())
+    }
+
+    /// Forgets a connection, which is reset unless both its ends have ended. Nothing is delivered for it any more; what
+    /// is not there any more is no mistake.
+    pub fn detach(&self, key: u64) {
+        if let Some(stream) = self.take(key) {
+            lock(&stream.outgoing).is_over = true;
+            stream.socket.abort();
+        }
+    }
+
+    /// The largest segment that the path of a connection carries, in octets.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn segment_size(&self, key: u64) -> io::Result<usize> {
+        let stream = self.stream(key).ok_or(io::ErrorKind::NotFound)?;
+        stream.socket.segment_size()
+    }
+
+    fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
+        self.with_stream(key, Arc::clone)
+    }
+
+    // With the streams locked: `work` forgets none.
+    #[inline]
+    fn with_stream<R>(&self, key: u64, work: impl FnOnce(&Arc<Stream<C>>) -> R) -> Option<R> {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        streams.get(&key).map(work)
+    }
+
+    fn take(&self, key: u64) -> Option<Arc<Stream<C>>> {
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        let stream = streams.remove(&key)?;
+        stream.is_gone.store(true, Ordering::Relaxed);
+        drop(streams);
+        if let Some(channel) = &stream.channel {
+            (self.joining).with(|joining| joining.push((channel.receives, None)));
+        }
+        Some(stream)
+    }
+
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
+        counter(&self.counters).fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn buffer(&self) -> Vec<u8> {
+        lock(&self.spare).pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        let mut spare = lock(&self.spare);
+        if buffer.capacity() > 0 && spare.len() < SPARE {
+            buffer.clear();
+            spare.push(buffer);
+        }
+    }
+
+    fn give_back_queue(&self, queue: OctetQueue) {
+        if queue.has_memory() {
+            self.dirty.with(|Dirty { spare, .. }| {
+                if spare.len() < SPARE {
+                    spare.push(queue.emptied());
+                }
+            });
+        }
+    }
+
+    // ---- out
+
+    // With the outgoing half locked.
+    fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
+        if !std::mem::replace(&mut outgoing.is_dirty, true) {
+            self.dirty
+                .with(|dirty| dirty.streams.push(Arc::clone(stream)));
+        }
+    }
+
+    // The same of one that needs memory for what it is to write.
+    fn mark_to_write(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
+        let has_memory = outgoing.octets.has_memory();
+        if !outgoing.is_dirty || !has_memory {
+            self.dirty.with(|Dirty { streams, spare }| {
+                if !std::mem::replace(&mut outgoing.is_dirty, true) {
+                    streams.push(Arc::clone(stream));
+                }
+                if !has_memory {
+                    outgoing.octets = spare.pop().unwrap_or_default();
+                }
+            });
+        }
+    }
+
+    // With the streams locked: it forgets none.
+    fn append(
+        &self,
+        stream: &Arc<Stream<C>>,
+        frame: &Frame<'_, C::Header>,
+        now: Time,
+        admit: Admit,
+    ) -> TrySend {
+        let outgoing = &mut *lock(&stream.outgoing);
+        if outgoing.is_over || outgoing.ends {
+            return TrySend::Sent;
+        }
+        if let Some(channel) = &stream.channel {
+            let sent = self.put((stream, channel), outgoing, frame, admit);
+            if admit == Admit::Last {
+                self.end(stream, outgoing, now);
+            }
+            return sent;
+        }
+        if admit == Admit::IfRoom {
+            let most = self.codec.max_payload(&frame.header, outgoing.unit);
+            if let Some(most) = most.filter(|most| frame.payload.len() > *most) {
+                return TrySend::TooLong(most);
+            }
+            if outgoing.is_held || outgoing.waiting() >= self.options.backlog {
+                outgoing.wants_room = true;
+                return TrySend::NoRoom;
+            }
+            if !self.codec.may_follow(&outgoing.sender, &frame.header) {
+                outgoing.wants_turn = true;
+                return TrySend::NoRoom;
+            }
+        }
+        outgoing.tampering.count();
+        self.mark_to_write(stream, outgoing);
+        if outgoing.tampering.is_spent() {
+            return TrySend::Sent;
+        }
+        if let Some(until) = outgoing.tampering.hold(now) {
+            outgoing.held_until = outgoing.held_until.max(until);
+        }
+        let before = outgoing.octets.len();
+        self.codec.encode(
+            &mut outgoing.sender,
+            &frame.header,
+            &frame.payload,
+            &mut outgoing.octets,
+        );
+        let frame = outgoing.octets.len() - before;
+        if outgoing.tampering.flip(outgoing.octets.last(frame)) {
+            self.count(|counters| &counters.flipped);
+        }
+        outgoing.uncounted += 1;
+        if admit == Admit::Last {
+            self.end(stream, outgoing, now);
+        }
+        if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
+            outgoing.wants_turn = false;
+            self.tell(stream, StreamEvent::Room);
+        }
+        TrySend::Sent
+    }
+
+    // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
+    fn end(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>, now: Time) {
+        if !std::mem::replace(&mut outgoing.ends, true) {
+            let until = now.after(self.options.linger);
+            let entry = (until, Arc::downgrade(stream));
+            self.ending.with(|ending| ending.push_back(entry));
+            if let Some(channel) = &stream.channel {
+                self.put_end(channel);
+            }
+        }
+        self.mark(stream, outgoing);
+    }
+
+    // Peers that took too long for their end.
+    fn expire(&self, now: Time) {
+        let due = |ending: &mut VecDeque<(Time, Weak<Stream<C>>)>| {
+            let (until, stream) = ending.front()?;
+            let is_due = *until <= now || stream.strong_count() == 0;
+            is_due.then(|| ending.pop_front()).flatten()
+        };
+        while let Some((_, stream)) = self.ending.take(due) {
+            let stream = stream.upgrade();
+            if let Some(stream) = stream.filter(|stream| !stream.is_gone()) {
+                self.lose(&stream, StreamError::TimedOut);
+            }
+        }
+    }
+
+    #[inline]
+    fn flush_at(&self, now: Option<Time>) {
+        if self.dirty.is_any() {
+            self.write_dirty(now);
+        }
+    }
+
+    fn write_dirty(&self, now: Option<Time>) {
+        while let Some(stream) = self.dirty.take(|dirty| dirty.streams.pop()) {
+            let mut outgoing = lock(&stream.outgoing);
+            outgoing.is_dirty = false;
+            let held = outgoing.held_until != Time::default()
+                && now.is_none_or(|now| now < outgoing.held_until);
+            if held {
+                self.held.with(|held| held.push(Arc::clone(&stream)));
+                continue;
+            }
+            outgoing.held_until = Time::default();
+            let written = self.write(&stream, &mut outgoing);
+            let taken = std::mem::take(&mut outgoing.uncounted);
+            self.counters.sent.fetch_add(taken, Ordering::Relaxed);
+            let is_over = outgoing.is_over;
+            drop(outgoing);
+            match written {
+                Err(error) => self.lose(&stream, error),
+                Ok(()) if is_over => self.forget_if_over(&stream),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    // Writes what was taken for these streams, until then at the latest; whether all of it. Every stream is tried, also
+    // after one whose peer reads nothing.
+    fn write_all(&self, streams: &[Arc<Stream<C>>], until: Instant) -> bool {
+        let mut all = true;
+        for stream in streams {
+            all &= self.write_out(stream, until);
+        }
+        all
+    }
+
+    // It flushes by itself and waits for no reader, for the caller may be the one who reads.
+    fn write_out(&self, stream: &Arc<Stream<C>>, until: Instant) -> bool {
+        while self.tries_again(stream) {
+            self.put_waiting();
+            self.flush();
+            if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
+                break;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(DRAIN_STEP);
+        }
+        true
+    }
+
+    // Has the next flush try a stream that was full; whether anything waits on it.
+    fn tries_again(&self, stream: &Arc<Stream<C>>) -> bool {
+        let mut outgoing = lock(&stream.outgoing);
+        let has_some = self.has_unwritten(stream, &outgoing);
+        // One that stands still by chance is tried when its time has come.
+        if has_some && outgoing.held_until == Time::default() {
+            outgoing.is_full = false;
+            self.mark(stream, &mut outgoing);
+        }
+        has_some
+    }
+
+    // Octets for its socket, or frames for which there is no room in memory.
+    fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
+        let waits = |channel| self.waits_for_room(channel);
+        !outgoing.is_over && (outgoing.waiting() > 0 || stream.channel.as_ref().is_some_and(waits))
+    }
+
+    // While a stream has more than its socket takes: it may be full many times until all has left.
+    fn watch_room(&self, stream: &Stream<C>, outgoing: &mut Outgoing<C>, wanted: bool) {
+        if std::mem::replace(&mut outgoing.wants_word, wanted) != wanted {
+            let kind = if wanted { Source::Full } else { Source::Stream };
+            // One that is closed by now is watched no more.
+            let _ = self.reactor.change(&*stream.socket, stream.key, kind);
+        }
+    }
+
+    // As much as memory or the socket takes.
+    fn write(
+        &self,
+        stream: &Arc<Stream<C>>,
+        outgoing: &mut Outgoing<C>,
+    ) -> Result<(), StreamError> {
+        if outgoing.is_over {
+            return Ok(());
+        }
+        if outgoing.tampering.is_spent() {
+            return Err(StreamError::Reset);
+        }
+        let waits = |channel| self.waits_for_room(channel);
+        if stream.channel.as_ref().is_some_and(waits) {
+            return Ok(());
+        }
+        while outgoing.waiting() > 0 && !outgoing.is_full {
+            let piece = outgoing.tampering.piece(outgoing.waiting());
+            let octets = &outgoing.octets.waiting()[..piece];
+            match stream.socket.send(&[octets.into()])? {
+                // The reactor tells when there is room.
+                0 => {
+                    outgoing.is_full = true;
+                    self.watch_room(stream, outgoing, true);
+                }
+                sent => {
+                    outgoing.octets.left(sent);
+                    outgoing.since += sent;
+                }
+            }
+        }
+        if outgoing.waiting() == 0 {
+            self.give_back_queue(std::mem::take(&mut outgoing.octets));
+            if outgoing.ends {
+                outgoing.is_over = true;
+                stream.socket.finish()?;
+            }
+        } else {
+            outgoing.octets.tidy(self.options.backlog);
+        }
+        if outgoing.since >= ASK_AGAIN {
+            outgoing.since = 0;
+            if let Ok(segment) = stream.socket.segment_size() {
+                outgoing.unit = self.codec.max_unit(&outgoing.sender, segment);
+            }
+        }
+        // Of room in memory whoever puts down there what waits tells.
+        let has_room = stream.channel.is_none()
+            && !outgoing.is_held
+            && outgoing.waiting() < self.options.backlog / 2;
+        if has_room && std::mem::take(&mut outgoing.wants_room) {
+            self.tell(stream, StreamEvent::Room);
+        }
+        Ok(())
+    }
+
+    // News, or streams that came with something.
+    fn has_to_tell(&self) -> bool {
+        self.news.is_any() || self.fresh.is_any()
+    }
+
+    fn tell(&self, stream: &Arc<Stream<C>>, news: StreamEvent) {
+        self.news
+            .with(|all| all.push_back((Arc::clone(stream), news)));
+    }
+
+    // The connection is gone, or is given up by chance. Called with no half locked.
+    fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
+        let mut outgoing = lock(&stream.outgoing);
+        outgoing.is_over = true;
+        self.give_back_queue(std::mem::take(&mut outgoing.octets));
+        drop(outgoing);
+        stream.socket.abort();
+        // Told once: by whoever takes it out.
+        if self.take(stream.key).is_some() {
+            self.count(|counters| &counters.lost);
+            self.tell(stream, StreamEvent::Lost(error));
+        }
+    }
+
+    // ---- in
+
+    // Reads a stream; whether anything came of it.
+    fn read(
+        &self,
+        stream: &Arc<Stream<C>>,
+        inbound: &mut Inbound<C>,
+        ended: bool,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let incoming = &mut *lock(&stream.incoming);
+        if incoming.is_over || stream.is_gone() {
+            return false;
+        }
+        let Range { mut start, mut end } = inbound.unfold(stream, incoming, self);
+        let buffer = &mut inbound.buffer;
+        let mut any = false;
+        let mut step = Step::More;
+        for round in 0..=ROUNDS {
+            let taken = if stream.is_deaf.load(Ordering::Relaxed) {
+                end - start
+            } else {
+                self.take_apart(stream, incoming, &mut buffer[start..end], now, network)
+            };
+            start += taken;
+            any |= taken > 0;
+            if step != Step::More || incoming.is_over || round == ROUNDS {
+                break;
+            }
+            // What is left is less than a frame: at the front there is room for all of a read behind it.
+            if start == end || buffer.len() - end < READ / 2 {
+                buffer.copy_within(start..end, 0);
+                (start, end) = (0, end - start);
+            }
+            let most = incoming.tampering.piece((buffer.len() - end).min(READ));
+            let room = &mut buffer[end..end + most];
+            step = match stream.socket.receive(room) {
+                Ok(Received::Octets(octets)) => {
+                    end += octets;
+                    // A read that is not filled has emptied the socket.
+                    if octets < most && !ended {
+                        Step::Empty
+                    } else {
+                        Step::More
+                    }
+                }
+                Ok(Received::Nothing) => Step::Empty,
+                Ok(Received::End) => Step::End,
+                Err(error) => {
+                    self.lose(stream, error);
+                    Step::Lost
+                }
+            };
+        }
+        incoming.is_over |= matches!(step, Step::End | Step::Lost);
+        if incoming.is_over {
+            stream.has_ended.store(true, Ordering::Release);
+        }
+        if !incoming.is_over && start < end {
+            inbound.resident = Some((Arc::clone(stream), start..end));
+        }
+        match step {
+            Step::End => self.tell(stream, StreamEvent::End),
+            Step::More if !incoming.is_over => inbound.unfinished.push(Arc::clone(stream)),
+            _ => {}
+        }
+        any || matches!(step, Step::End | Step::Lost | Step::More)
+    }
+
+    // Delivers the frames that octets begin with; how many octets they take.
+    fn take_apart(
+        &self,
+        stream: &Arc<Stream<C>>,
+        incoming: &mut Incoming<C>,
+        octets: &mut [u8],
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> usize {
+        let mut at = 0;
+        while at < octets.len() {
+            let rest = &mut octets[at..];
+            let length = rest.len();
+            match self.codec.open(&mut incoming.receiver, stream.key, rest) {
+                Found::Partial if length < C::LONGEST => break,
+                Found::Frame {
+                    header,
+                    payload,
+                    taken,
+                } if taken > 0 => {
+                    // By whoever reads.
+                    count_alone(&self.counters.delivered, 1);
+                    network.deliver(stream.frame(header, of_octets(payload), false), now);
+                    at += taken.min(length);
+                    if !std::mem::replace(&mut incoming.has_begun, true) {
+                        self.let_go(stream);
+                    }
+                }
+                Found::Broken(header) => {
+                    // What is left is read and dropped: a socket that is closed with something unread resets its
+                    // connection, and with it what the peer is told.
+                    stream.is_deaf.store(true, Ordering::Relaxed);
+                    self.count(|counters| &counters.broken);
+                    network.deliver(stream.frame(header, Payload::Empty, true), now);
+                    return octets.len();
+                }
+                // Longer than any frame is: a codec that did not see it.
+                Found::Partial | Found::Frame { .. } => {
+                    incoming.is_over = true;
+                    self.count(|counters| &counters.broken);
+                    self.lose(stream, StreamError::Reset);
+                    return octets.len();
+                }
+            }
+        }
+        at
+    }
+
+    // The first frame has come: what was held may leave.
+    fn let_go(&self, stream: &Arc<Stream<C>>) {
+        let mut outgoing = lock(&stream.outgoing);
+        outgoing.is_held = false;
+        self.tell(stream, StreamEvent::First);
+        if std::mem::take(&mut outgoing.wants_room) {
+            self.tell(stream, StreamEvent::Room);
+        }
+    }
+
+    #[inline]
+    fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        self.news.is_any() && self.deliver_all_news(now, network)
+    }
+
+    fn deliver_all_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let mut delivered = false;
+        while let Some((stream, news)) = self.news.take(VecDeque::pop_front) {
+            if let Some(header) = self.codec.event(stream.key, &news) {
+                network.deliver(stream.frame(header, Payload::Empty, false), now);
+                delivered = true;
+            }
+            if let StreamEvent::End = news {
+                self.forget_if_over(&stream);
+            }
+        }
+        delivered
+    }
+
+    // Where both directions have ended. Called with no half locked.
+    fn forget_if_over(&self, stream: &Arc<Stream<C>>) {
+        // Not asked of the receiving half: whoever has that may be delivering what brought this about.
+        let receives = !stream.has_ended.load(Ordering::Acquire);
+        let sends = !lock(&stream.outgoing).is_over;
+        if !receives && !sends {
+            // The socket is closed by whoever has it last.
+            self.take(stream.key);
+        }
+    }
+
+    // What has something, as epoll knows it.
+    fn look(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let mut delivered = false;
+        // A reactor that fails gives nothing; what is wrong with a connection is told when something is sent on it.
+        let ready = self.reactor.ready().unwrap_or_default();
+        for Ready {
+            token,
+            readable,
+            writable,
+            ended,
+        } in ready
+        {
+            let Some(stream) = self.stream(token) else {
+                continue;
+            };
+            if writable {
+                let mut outgoing = lock(&stream.outgoing);
+                outgoing.is_full = false;
+                if outgoing.waiting() > 0 || outgoing.wants_room {
+                    self.mark(&stream, &mut outgoing);
+                } else {
+                    self.watch_room(&stream, &mut outgoing, false);
+                }
+            }
+            if readable {
+                let any = match stream.channel {
+                    Some(_) => self.read_end(&stream, inbound, now, network),
+                    None => self.read(&stream, inbound, ended, now, network),
+                };
+                if any {
+                    inbound.hot.remember(&stream);
+                }
+                delivered |= any;
+            }
+            delivered |= writable;
+        }
+        delivered
+    }
+}
+
+/// How a read went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// There may be more.
+    More,
+    /// There is no more for now.
+    Empty,
+    /// The peer sends no more.
+    End,
+    /// The connection is gone.
+    Lost,
+}
+
+impl<C: StreamCodec> Stream<C> {
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
+    fn frame<'p>(
+        &self,
+        header: C::Header,
+        payload: Payload<'p>,
+        damaged: bool,
+    ) -> Frame<'p, C::Header> {
+        Frame {
+            from: self.peer,
+            to: self.local,
+            header,
+            payload,
+            damaged,
+        }
+    }
+}
+
+impl<C: StreamCodec> Outgoing<C> {
+    fn waiting(&self) -> usize {
+        self.octets.len()
+    }
+}
+
+/// Which frames are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admit {
+    /// This one.
+    Always,
+    /// This one, if there is room.
+    IfRoom,
+    /// This one, and none behind it.
+    Last,
+}
+
+impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
+    fn max_frame(&self) -> Option<usize> {
+        Some(self.options.max_frame)
+    }
+
+    fn try_send(&self, frame: Frame<'_, C::Header>, now: Time) -> TrySend {
+        let offered = self.with_stream(self.codec.key(&frame.header), |stream| {
+            self.append(stream, &frame, now, Admit::IfRoom)
+        });
+        offered.unwrap_or_else(|| {
+            self.count(|counters| &counters.homeless);
+            TrySend::Sent
+        })
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
+        let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
+            return self.count(|counters| &counters.homeless);
+        };
+        match self.codec.leaving(&frame.header) {
+            Leaving::Frame => _ = self.append(&stream, &frame, now, Admit::Always),
+            Leaving::Last => {
+                stream.is_deaf.store(true, Ordering::Relaxed);
+                self.append(&stream, &frame, now, Admit::Last);
+            }
+            Leaving::End => self.end(&stream, &mut lock(&stream.outgoing), now),
+            Leaving::Reset => {
+                // What was said before an end still leaves.
+                let ends = lock(&stream.outgoing).ends;
+                match ends {
+                    true => stream.is_deaf.store(true, Ordering::Relaxed),
+                    false => self.detach(stream.key),
+                }
+            }
+        }
+    }
+
+    fn flush(&self) -> bool {
+        self.flush_at(None);
+        if let Some(lease) = &self.lease {
+            lease.ring_bells();
+        }
+        self.has_to_tell()
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        while let Some(stream) = self.held.take(Vec::pop) {
+            let mut outgoing = lock(&stream.outgoing);
+            self.mark(&stream, &mut outgoing);
+        }
+        self.flush_at(Some(now));
+        self.expire(now);
+        let mut delivered = self.deliver_news(now, network);
+        let inbound = &mut *lock(&self.inbound);
+        while let Some(stream) = self.fresh.take(Vec::pop) {
+            inbound.unfinished.push(stream);
+        }
+        let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
+        drop(gone);
+        for stream in std::mem::take(&mut inbound.unfinished) {
+            delivered |= self.read(&stream, inbound, false, now, network);
+        }
+        let by_memory = self.look_at_memory(inbound, now, network);
+        delivered |= by_memory;
+        for _ in 0..inbound.hot.len() {
+            let Some((stream, nothings)) = inbound.hot.next() else {
+                break;
+            };
+            let any = stream.is_asked() && self.read(&stream, inbound, false, now, network);
+            delivered |= any;
+            inbound.hot.put_back(stream, nothings, any);
+        }
+        inbound.looks += 1;
+        let has_known = !inbound.hot.is_empty() || inbound.channels.are_used();
+        // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
+        let waits = delivered || inbound.hot.is_empty();
+        let is_due = inbound.looks >= if waits { LATEST } else { LOOKS };
+        if !has_known || is_due {
+            inbound.looks = 0;
+            delivered |= self.look(inbound, now, network);
+        }
+        delivered |= self.deliver_news(now, network);
+        self.flush_at(Some(now));
+        let has_more = !inbound.unfinished.is_empty() || self.has_to_tell();
+        self.leaves_some.store(has_more, Ordering::Relaxed);
+        delivered || has_more
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        if !self.held.is_any() && !self.ending.is_any() {
+            return None;
+        }
+        let held = self.held.with(|held| held.clone());
+        let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
+        let ending = self
+            .ending
+            .with(|ending| ending.front().map(|(until, _)| *until));
+        held.iter().map(until).chain(ending).min()
+    }
+
+    // The peer's end may come some milliseconds late.
+    fn needs_precise_clock(&self) -> bool {
+        self.options.faults.stall.is_some()
+    }
+
+    fn input(&self) -> Option<&dyn Input> {
+        Some(self)
+    }
+
+    fn drain(&self) {
+        if !self.ending.is_any() {
+            return;
+        }
+        let ending = self.ending.with(|ending| ending.clone());
+        let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
+        let ending = ending.iter().filter_map(|(_, stream)| stream.upgrade());
+        let ending = ending.filter(is_new).collect::<Vec<_>>();
+        if ending.is_empty() {
+            return;
+        }
+        // Peers that read nothing are waited for a second in all, however many queue pairs they had.
+        let mut patience = lock(&self.patience);
+        let until = Instant::now() + *patience;
+        *patience = match self.write_all(&ending, until) {
+            true => DRAIN,
+            false => until.saturating_duration_since(Instant::now()),
+        };
+    }
+}
+
+impl<C: StreamCodec> Input for TcpLink<C> {
+    fn polled(&self) {
+        self.reactor.polled();
+        // Of what has not been read whole epoll tells nothing more.
+        if self.leaves_some.load(Ordering::Relaxed) && !self.is_polled() {
+            self.reactor.ring();
+        }
+    }
+
+    fn give_way(&self) {
+        self.reactor.give_way();
+    }
+
+    fn is_polled(&self) -> bool {
+        self.reactor.is_polled()
+    }
+
+    fn hand_back(&self) {
+        self.reactor.hand_back();
+    }
+}
+
+impl<C: StreamCodec> FlushOnExit for TcpLink<C> {
+    fn flush_on_exit(&self) {
+        // Not under the lock: a stream that fails is taken away.
+        let streams = {
+            let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+            streams.values().map(Arc::clone).collect::<Vec<_>>()
+        };
+        self.write_all(&streams, Instant::now() + DRAIN);
+    }
+}
+
+impl<C: StreamCodec> Drop for TcpLink<C> {
+    fn drop(&mut self) {
+        self.reactor.stop();
+    }
+}
+
+impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpLink")
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the reactor calls.
+struct Io<C: StreamCodec> {
+    link: Arc<TcpLink<C>>,
+    network: Weak<dyn Progress>,
+    attend: Box<dyn Fn(u64) + Send + Sync>,
+}
+
+impl<C: StreamCodec> IoHandler for Io<C> {
+    fn progress(&self) -> bool {
+        self.network
+            .upgrade()
+            .is_none_or(|network| network.progress())
+    }
+
+    fn attend(&self, token: u64) {
+        match (token, &self.link.lease) {
+            // What comes there lets others in, or rings a bell.
+            (INBOX, Some(lease)) => _ = lease.attend(&mut |_| {}),
+            _ => (self.attend)(token),
+        }
+        self.progress();
+    }
+
+    fn sleep(&self) -> bool {
+        self.link.memory().is_some_and(ShmPort::sleep)
+    }
+}
+
+impl<C: StreamCodec> Drop for Io<C> {
+    fn drop(&mut self) {
+        self.link.reactor.stop();
+    }
+}
+
+impl<C: StreamCodec> Inbound<C> {
+    // Puts what of a frame has come into the buffer, where it is not there still: where it lies. What is another's makes
+    // way for it.
+    fn unfold(
+        &mut self,
+        stream: &Arc<Stream<C>>,
+        incoming: &mut Incoming<C>,
+        link: &TcpLink<C>,
+    ) -> Range<usize> {
+        match self.resident.take() {
+            Some((resident, range)) if Arc::ptr_eq(&resident, stream) => return range,
+            Some((resident, range)) if !resident.is_gone() => {
+                // No two receiving halves are locked by anyone else: whoever reads has this.
+                let mut other = lock(&resident.incoming);
+                other.begun = link.buffer();
+                other.begun.extend_from_slice(&self.buffer[range]);
+            }
+            _ => {}
+        }
+        if incoming.begun.capacity() == 0 {
+            return 0..0;
+        }
+        let begun = std::mem::take(&mut incoming.begun);
+        let length = begun.len();
+        self.buffer[..length].copy_from_slice(&begun);
+        link.give_back(begun);
+        0..length
+    }
+}
+
+/// A list of what is to be done, of which a look need not lock to see that there is nothing.
+struct Chore<L> {
+    any: AtomicBool,
+    list: Lock<L>,
+}
+
+struct Dirty<C: StreamCodec> {
+    streams: Vec<Arc<Stream<C>>>,
+    /// Of what has left, for what is to leave.
+    spare: Vec<OctetQueue>,
+}
+
+impl<C: StreamCodec> Default for Dirty<C> {
+    fn default() -> Self {
+        Self {
+            streams: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+}
+
+impl<C: StreamCodec> List for Dirty<C> {
+    fn is_empty(&self) -> bool {
+        self.streams.is_empty()
+    }
+}
+
+/// What a [`Chore`] is a list of.
+trait List: Default {
+    fn is_empty(&self) -> bool;
+}
+
+impl<T> List for Vec<T> {
+    fn is_empty(&self) -> bool {
+        self.as_slice().is_empty()
+    }
+}
+
+impl<T> List for VecDeque<T> {
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<L: List> Chore<L> {
+    /// Whether there is any: what another thread adds at this moment, it sees to itself.
+    #[inline]
+    fn is_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&mut L) -> R) -> R {
+        let mut list = self.list.lock();
+        let result = work(&mut list);
+        self.any.store(!list.is_empty(), Ordering::Release);
+        result
+    }
+
+    #[inline]
+    fn take<T>(&self, work: impl FnOnce(&mut L) -> Option<T>) -> Option<T> {
+        self.is_any().then(|| self.with(work)).flatten()
+    }
+}
+
+impl<L: List> Default for Chore<L> {
+    fn default() -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            list: Lock::new(LockClass::Link, L::default()),
+        }
+    }
+}
+
+fn of_octets(octets: &[u8]) -> Payload<'_> {
+    match octets {
+        [] => Payload::Empty,
+        octets => Payload::Octets(octets),
+    }
+}
+
+/// The inbox of the memory's lease.
+const INBOX: u64 = 1 << 62;
+
+/// Octets that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
+const READ: usize = 128 << 10;
+/// Reads of a stream in its turn, so that others have theirs.
+const ROUNDS: usize = 4;
+/// So many looks at the streams that had something lately until epoll is asked for others; at the latest, where those go
+/// on to have something.
+const LOOKS: u32 = 16;
+const LATEST: u32 = 128;
+/// Octets that leave before the segment size is asked for again.
+const ASK_AGAIN: usize = 1 << 20;
+/// How long destroyed queue pairs or the end of the process wait for what is still to be written, and how often it is tried.
+const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_STEP: Duration = Duration::from_micros(200);
+/// Buffers that are kept for the next one who needs one.
+const SPARE: usize = 64;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,442 @@
+//! Streams between processes at one address: their frames go through memory, as header values and payloads.
+//!
+//! That is settled while a connection is made. The end that connected *announces* the connection in memory before it sends its
+//! first byte; the end that accepted finds that before it sends its own first byte, and announces the connection too where it
+//! agrees; the end that connected finds that when it is [attached](super::TcpLink::attach). From their first frame on
+//! both directions are in memory, in the rings of the two processes. The TCP connection stays and carries nothing: it tells
+//! when the other process is gone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
+use crate::sockets::TcpSocket;
+use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
+use rustc_hash::FxHashMap;
+use verbs_api::memory::Span;
+
+use super::*;
+
+/// A connection that may have its frames in memory, as long as this is there.
+pub struct Announcement {
+    lease: Arc<Lease>,
+    local: u16,
+    peer: u16,
+    /// The process that has the other end, once that is known.
+    with: Option<QpnRange>,
+}
+
+impl Announcement {
+    // Of a connection whose first byte is still to be sent.
+    fn of(lease: &Arc<Lease>, socket: &TcpSocket) -> Option<Self> {
+        let memory = lease.memory()?;
+        let (local, peer) = (socket.local().ok()?, socket.peer().ok()?);
+        let is_here = local.ip() == lease.address().ip() && peer.ip() == local.ip();
+        let (local, peer) = (local.port(), peer.port());
+        if !is_here || local == peer || socket.is_tapped() {
+            return None;
+        }
+        let with = match socket.is_accepted() {
+            true => Some(memory.announced(local, peer)?),
+            false => None,
+        };
+        memory.announce(local, peer).then(|| Self {
+            lease: Arc::clone(lease),
+            local,
+            peer,
+            with,
+        })
+    }
+
+    // The process that has agreed.
+    fn agreed(&self) -> Option<QpnRange> {
+        let found = || self.lease.memory()?.announced(self.local, self.peer);
+        self.with.or_else(found)
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        if let Some(memory) = self.lease.memory() {
+            memory.withdraw(self.local, self.peer);
+            // A process that was killed takes nothing back.
+            if let Some(with) = self.with {
+                memory.withdraw_for(with, self.peer, self.local);
+            }
+        }
+    }
+}
+
+/// Where the frames of a stream go.
+pub(super) struct Channel {
+    to: QpnRange,
+    /// What its records carry, in either direction.
+    sends: u32,
+    pub(super) receives: ChannelKey,
+    _announcement: Announcement,
+}
+
+impl Channel {
+    pub(super) fn of(mut announcement: Announcement) -> Option<Self> {
+        let to = announcement.agreed()?;
+        announcement.with = Some(to);
+        let (local, peer) = (announcement.local, announcement.peer);
+        let id = |from: u16, to: u16| u32::from(from) << 16 | u32::from(to);
+        Some(Self {
+            to,
+            sends: id(local, peer),
+            receives: (to, id(peer, local)),
+            _announcement: announcement,
+        })
+    }
+}
+
+/// The streams whose frames come by memory, and what came before its stream was attached.
+pub(super) struct Channels<C: StreamCodec> {
+    streams: FxHashMap<ChannelKey, Arc<Stream<C>>>,
+    early: VecDeque<(ChannelKey, Early)>,
+}
+
+struct Early {
+    kind: u8,
+    head: Box<[u8]>,
+    payload: Vec<u8>,
+}
+
+impl<C: StreamCodec> Default for Channels<C> {
+    fn default() -> Self {
+        Self {
+            streams: FxHashMap::default(),
+            early: VecDeque::new(),
+        }
+    }
+}
+
+impl<C: StreamCodec> Channels<C> {
+    pub(super) fn are_used(&self) -> bool {
+        !self.streams.is_empty()
+    }
+}
+
+impl<C: StreamCodec> TcpLink<C> {
+    /// The memory of the processes at an address, where this one takes part.
+    pub(super) fn lease(address: IpAddr, options: &TcpLinkOptions) -> Option<Arc<Lease>> {
+        if !options.memory || options.faults != StreamFaults::default() {
+            return None;
+        }
+        // Where there is no memory, or where too many share it, all goes by TCP.
+        let lease = Lease::join(GroupOptions::without_sockets(address)).ok()?;
+        lease.open_memory().then(|| Arc::new(lease))
+    }
+
+    pub(super) fn memory(&self) -> Option<&ShmPort> {
+        self.lease.as_ref()?.memory()
+    }
+
+    /// Says that the frames of a connection may go by memory. To be called before its first byte is sent, and to be given to
+    /// [`attach`](Self::attach); `None` where they may not.
+    pub fn announce(&self, socket: &TcpSocket) -> Option<Announcement> {
+        Announcement::of(self.lease.as_ref()?, socket)
+    }
+
+    // ---- out
+
+    // With the outgoing half locked.
+    pub(super) fn put(
+        &self,
+        (stream, channel): (&Arc<Stream<C>>, &Channel),
+        outgoing: &mut Outgoing<C>,
+        frame: &Frame<'_, C::Header>,
+        admit: Admit,
+    ) -> TrySend {
+        let Some(memory) = self.memory() else {
+            return TrySend::Sent;
+        };
+        let length = frame.payload.len();
+        if admit == Admit::IfRoom {
+            if length > UNIT {
+                return TrySend::TooLong(UNIT);
+            }
+            if outgoing.is_held {
+                outgoing.wants_room = true;
+                return TrySend::NoRoom;
+            }
+            if !self.codec.may_follow(&outgoing.sender, &frame.header) {
+                outgoing.wants_turn = true;
+                return TrySend::NoRoom;
+            }
+        }
+        let mut short = [0; SHORT_HEAD + WITH_HEAD];
+        let mut long = Vec::new();
+        let mut room = &mut short[..];
+        let headers = match self
+            .codec
+            .encode_header(&frame.header, &mut room[..SHORT_HEAD])
+        {
+            Some(headers) => headers.len(),
+            None => {
+                long.resize(LONGEST_HEAD, 0);
+                room = &mut long;
+                let headers = self
+                    .codec
+                    .encode_header(&frame.header, &mut room[..LONGEST_HEAD - WITH_HEAD]);
+                match headers {
+                    Some(headers) => headers.len(),
+                    None => return TrySend::Sent,
+                }
+            }
+        };
+        // What is short is taken apart with the header.
+        let with_head = if length <= WITH_HEAD { length } else { 0 };
+        let head = &mut room[..headers + with_head];
+        frame.payload.part(0, with_head).read(&mut head[headers..]);
+        let payload = frame.payload.part(with_head, length);
+        let meta = RecordMeta {
+            stream: channel.sends,
+            kind: FRAME,
+            class: 0,
+        };
+        let write = |span: Span<'_>| payload.copy_to(span);
+        match memory.put(channel.to, meta, head, payload.len(), write) {
+            Put::Full if admit == Admit::IfRoom => {
+                outgoing.wants_room = true;
+                return TrySend::NoRoom;
+            }
+            Put::Full => memory.put_later(channel.to, meta, head, payload.to_vec()),
+            // What is for a process that is gone is lost with the connection.
+            Put::Taken | Put::Nobody => {}
+        }
+        self.codec.sent(&mut outgoing.sender, &frame.header);
+        self.counters.sent.fetch_add(1, Ordering::Relaxed);
+        if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
+            outgoing.wants_turn = false;
+            self.tell(stream, StreamEvent::Room);
+        }
+        TrySend::Sent
+    }
+
+    // Behind the last frame.
+    pub(super) fn put_end(&self, channel: &Channel) {
+        let meta = RecordMeta {
+            stream: channel.sends,
+            kind: END,
+            class: 0,
+        };
+        if let Some(memory) = self.memory()
+            && memory.put(channel.to, meta, &[], 0, |_| {}) == Put::Full
+        {
+            memory.put_later(channel.to, meta, &[], Vec::new());
+        }
+    }
+
+    /// Whether something of a stream waits for room.
+    pub(super) fn waits_for_room(&self, channel: &Channel) -> bool {
+        self.memory()
+            .is_some_and(|memory| memory.waiting_records(channel.to) > 0)
+    }
+
+    // ---- in
+
+    // What streams do that were attached, or are gone.
+    pub(super) fn settle_channels(
+        &self,
+        inbound: &mut Inbound<C>,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) {
+        while let Some((key, stream)) = self.joining.take(Vec::pop) {
+            let channels = &mut inbound.channels;
+            match stream.filter(|stream| !stream.is_gone()) {
+                None => {
+                    channels.streams.remove(&key);
+                    channels.early.retain(|(of, _)| *of != key);
+                }
+                Some(stream) => {
+                    channels.streams.insert(key, Arc::clone(&stream));
+                    let early = std::mem::take(&mut channels.early);
+                    let (own, others) = early.into_iter().partition(|(of, _)| *of == key);
+                    channels.early = others;
+                    for (
+                        _,
+                        Early {
+                            kind,
+                            head,
+                            payload,
+                        },
+                    ) in VecDeque::into_iter(own)
+                    {
+                        let payload = match payload.is_empty() {
+                            true => Payload::Empty,
+                            false => Payload::Octets(&payload),
+                        };
+                        self.take_record(&stream, kind, &head, payload, now, network);
+                    }
+                }
+            }
+        }
+    }
+
+    // Whether there was something.
+    pub(super) fn look_at_memory(
+        &self,
+        inbound: &mut Inbound<C>,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let Some(memory) = self.memory() else {
+            return false;
+        };
+        // What is put down now has to be flushed, as what comes of an arrival.
+        let has_put = self.put_waiting();
+        if self.joining.is_any() {
+            self.settle_channels(inbound, now, network);
+        }
+        let mut take = |record: &Record<'_>| {
+            self.deliver_record(&mut inbound.channels, record, now, network);
+        };
+        memory.receive(&mut take) || has_put
+    }
+
+    /// Puts down what waits for room, as far as there is some; whether that was any.
+    pub(super) fn put_waiting(&self) -> bool {
+        let put = |memory: &ShmPort| memory.put_waiting(|range| self.has_room(range));
+        self.memory()
+            .filter(|memory| memory.waits())
+            .is_some_and(put)
+    }
+
+    // There is room again where these streams go, also those that no look has seen yet.
+    fn has_room(&self, range: QpnRange) {
+        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.values() {
+            if stream
+                .channel
+                .as_ref()
+                .is_some_and(|channel| channel.to == range)
+            {
+                let mut outgoing = lock(&stream.outgoing);
+                if std::mem::take(&mut outgoing.wants_room) {
+                    self.tell(stream, StreamEvent::Room);
+                }
+                if outgoing.ends && !outgoing.is_over {
+                    self.mark(stream, &mut outgoing);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn deliver_record(
+        &self,
+        channels: &mut Channels<C>,
+        record: &Record<'_>,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) {
+        let key = (record.from, record.meta.stream);
+        let Some(stream) = channels.streams.get(&key) else {
+            if channels.early.len() == MOST_EARLY {
+                channels.early.pop_front();
+            }
+            let mut payload = vec![0; record.payload.len()];
+            record.payload.read(&mut payload);
+            let (kind, head) = (record.meta.kind, record.head.into());
+            return channels.early.push_back((
+                key,
+                Early {
+                    kind,
+                    head,
+                    payload,
+                },
+            ));
+        };
+        let payload = match record.payload.is_empty() {
+            true => Payload::Empty,
+            false => Payload::Span(record.payload),
+        };
+        self.take_record(stream, record.meta.kind, record.head, payload, now, network);
+    }
+
+    fn take_record(
+        &self,
+        stream: &Arc<Stream<C>>,
+        kind: u8,
+        head: &[u8],
+        payload: Payload<'_>,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) {
+        let incoming = &mut *lock(&stream.incoming);
+        if incoming.is_over || stream.is_gone() {
+            return;
+        }
+        if kind == END {
+            incoming.is_over = true;
+            stream.has_ended.store(true, Ordering::Release);
+            return self.tell(stream, StreamEvent::End);
+        }
+        if stream.is_deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        let length = payload.len();
+        match self.codec.open_header(&mut incoming.receiver, head, length) {
+            Ok((header, rest)) => {
+                count_alone(&self.counters.delivered, 1);
+                let payload = match rest.is_empty() {
+                    true => payload,
+                    false => Payload::Octets(rest),
+                };
+                network.deliver(stream.frame(header, payload, false), now);
+                if !std::mem::replace(&mut incoming.has_begun, true) {
+                    self.let_go(stream);
+                }
+            }
+            Err(header) => {
+                stream.is_deaf.store(true, Ordering::Relaxed);
+                self.count(|counters| &counters.broken);
+                network.deliver(stream.frame(header, Payload::Empty, true), now);
+            }
+        }
+    }
+
+    // The socket of a stream in memory has something: the other process is gone, or has ended the connection. Whether anything
+    // came of it.
+    pub(super) fn read_end(
+        &self,
+        stream: &Arc<Stream<C>>,
+        inbound: &mut Inbound<C>,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let error = match stream.socket.receive(&mut [0; 64]) {
+            Ok(Received::Nothing) => return false,
+            Err(error) => error,
+            // Nothing is sent there.
+            Ok(Received::End | Received::Octets(_)) => StreamError::Reset,
+        };
+        // What it had put down before comes first, and no more: others may go on for ever.
+        for _ in 0..=LOOKS_FOR_ALL {
+            if !self.look_at_memory(inbound, now, network) {
+                break;
+            }
+        }
+        let is_over = std::mem::replace(&mut lock(&stream.incoming).is_over, true);
+        if !is_over {
+            stream.has_ended.store(true, Ordering::Release);
+            self.lose(stream, error);
+        }
+        !is_over
+    }
+}
+
+/// Bytes of payload in the largest frame: a reader begins before a message is there whole.
+const UNIT: usize = 32 << 10;
+/// Bytes of headers that nearly all have at most.
+const SHORT_HEAD: usize = 96;
+/// Bytes of a payload that goes with the header.
+const WITH_HEAD: usize = 16;
+/// Records that wait for their streams at most: those of a moment.
+const MOST_EARLY: usize = 256;
+/// Kinds of records.
+const FRAME: u8 = 0;
+const END: u8 = 1;

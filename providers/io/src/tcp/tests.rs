@@ -1,0 +1,836 @@
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sockets::{TcpListener, TcpOptions};
+use polyverbs_engine::link::OwnedFrame;
+
+use super::*;
+use polyverbs_sim::fault::{Between, Rate, Stall};
+
+mod shared;
+
+/// A format with a length, a number and a sum.
+struct Toy;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Header {
+    Data { key: u64, number: u32 },
+    Close(u64),
+    Reset(u64),
+    Ended(u64),
+    Lost(u64),
+    Room(u64),
+    Broken(u64),
+}
+
+/// Which stream, and how many frames have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Receiver {
+    key: u64,
+    number: u32,
+}
+
+impl Receiver {
+    fn new(key: u64) -> Self {
+        Self { key, number: 0 }
+    }
+}
+
+const HEAD: usize = 4 + 4;
+/// By memory every seventh header is longer than most.
+const LONG_HEAD: usize = 500;
+
+fn head_length(number: u32) -> usize {
+    if number % 7 == 6 { LONG_HEAD } else { 4 }
+}
+
+fn sum(octets: &[u8]) -> u8 {
+    octets.iter().fold(0, |sum, octet| sum ^ octet)
+}
+
+impl StreamCodec for Toy {
+    type Header = Header;
+    /// Frames sent, as a check that the state is kept.
+    type Sender = u32;
+    type Receiver = Receiver;
+    const LONGEST: usize = HEAD + 70_000 + 1;
+
+    fn key(&self, header: &Header) -> u64 {
+        match *header {
+            Header::Data { key, .. }
+            | Header::Close(key)
+            | Header::Reset(key)
+            | Header::Ended(key)
+            | Header::Lost(key)
+            | Header::Room(key)
+            | Header::Broken(key) => key,
+        }
+    }
+
+    fn leaving(&self, header: &Header) -> Leaving {
+        match header {
+            Header::Close(_) => Leaving::End,
+            Header::Reset(_) => Leaving::Reset,
+            _ => Leaving::Frame,
+        }
+    }
+
+    fn encode(
+        &self,
+        sender: &mut u32,
+        header: &Header,
+        payload: &Payload<'_>,
+        into: &mut OctetQueue,
+    ) {
+        let Header::Data { number, .. } = *header else {
+            return;
+        };
+        assert_eq!(number, *sender);
+        *sender += 1;
+        let mut octets = (payload.len() as u32).to_be_bytes().to_vec();
+        octets.extend(number.to_be_bytes());
+        octets.extend(payload.to_vec());
+        octets.push(sum(&octets));
+        into.push(octets.len()).copy_from_slice(&octets);
+    }
+
+    fn encode_header<'i>(&self, header: &Header, into: &'i mut [u8]) -> Option<&'i [u8]> {
+        let Header::Data { number, .. } = *header else {
+            return None;
+        };
+        let head = into.get_mut(..head_length(number))?;
+        head.fill(number as u8);
+        head[..4].copy_from_slice(&number.to_be_bytes());
+        Some(head)
+    }
+
+    fn sent(&self, sender: &mut u32, header: &Header) {
+        assert!(matches!(header, Header::Data { number, .. } if number == sender));
+        *sender += 1;
+    }
+
+    fn open_header<'o>(
+        &self,
+        receiver: &mut Receiver,
+        header: &'o [u8],
+        _payload: usize,
+    ) -> Result<(Header, &'o [u8]), Header> {
+        let Receiver { key, number } = *receiver;
+        let broken = Header::Broken(key);
+        let (head, rest) = header.split_at_checked(head_length(number)).ok_or(broken)?;
+        if head[..4] != number.to_be_bytes() {
+            return Err(broken);
+        }
+        receiver.number += 1;
+        Ok((Header::Data { key, number }, rest))
+    }
+
+    fn open<'o>(
+        &self,
+        receiver: &mut Receiver,
+        key: u64,
+        octets: &'o mut [u8],
+    ) -> Found<'o, Header> {
+        let word = |at: usize| {
+            let octets = octets.get(at..at + 4)?;
+            Some(u32::from_be_bytes(octets.try_into().ok()?))
+        };
+        let (Some(length), Some(number)) = (word(0), word(4)) else {
+            return Found::Partial;
+        };
+        let end = HEAD + length as usize;
+        if end + 1 > Self::LONGEST {
+            return Found::Broken(Header::Broken(key));
+        }
+        if octets.len() <= end {
+            return Found::Partial;
+        }
+        if sum(&octets[..=end]) != 0 {
+            return Found::Broken(Header::Broken(key));
+        }
+        assert_eq!((key, number), (receiver.key, receiver.number));
+        receiver.number += 1;
+        Found::Frame {
+            header: Header::Data { key, number },
+            payload: &octets[HEAD..end],
+            taken: end + 1,
+        }
+    }
+
+    fn event(&self, key: u64, event: &StreamEvent) -> Option<Header> {
+        Some(match event {
+            StreamEvent::End => Header::Ended(key),
+            StreamEvent::Lost(_) => Header::Lost(key),
+            StreamEvent::Room => Header::Room(key),
+            StreamEvent::First => return None,
+        })
+    }
+}
+
+/// Keeps what is delivered: a network of one device, in real time.
+struct Sink {
+    link: Arc<TcpLink<Toy>>,
+    frames: Mutex<Vec<OwnedFrame<Header>>>,
+    began: Instant,
+}
+
+const LONG: Duration = Duration::from_secs(20);
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 3, 110));
+const ONE: LinkAddress = LinkAddress::InProcess(1);
+const OTHER: LinkAddress = LinkAddress::InProcess(2);
+
+impl Sink {
+    fn new(options: TcpLinkOptions) -> Arc<Self> {
+        Self::with_memory(TcpLinkOptions {
+            memory: false,
+            ..options
+        })
+    }
+
+    fn with_memory(options: TcpLinkOptions) -> Arc<Self> {
+        Arc::new(Self {
+            link: TcpLink::new(Toy, ADDRESS, options).unwrap(),
+            frames: Mutex::default(),
+            began: Instant::now(),
+        })
+    }
+
+    fn now(&self) -> Time {
+        Time::default().after(self.began.elapsed())
+    }
+
+    fn headers(&self) -> Vec<Header> {
+        lock(&self.frames)
+            .iter()
+            .map(|frame| frame.header)
+            .collect()
+    }
+
+    /// Until it has so many frames, driven by this thread.
+    fn drive(&self, count: usize) -> Vec<OwnedFrame<Header>> {
+        self.drive_with(count, || {})
+    }
+
+    fn drive_with(&self, count: usize, mut also: impl FnMut()) -> Vec<OwnedFrame<Header>> {
+        let began = Instant::now();
+        while lock(&self.frames).len() < count {
+            assert!(began.elapsed() < LONG, "{:?}", self.headers());
+            self.progress();
+            also();
+        }
+        std::mem::take(&mut *lock(&self.frames))
+    }
+
+    /// The same, brought by the link's thread.
+    fn brought(&self, count: usize) -> Vec<OwnedFrame<Header>> {
+        let began = Instant::now();
+        while lock(&self.frames).len() < count {
+            assert!(began.elapsed() < LONG, "{:?}", self.headers());
+            thread::yield_now();
+        }
+        std::mem::take(&mut *lock(&self.frames))
+    }
+
+    fn send(&self, key: u64, number: u32, payload: &[u8]) {
+        let frame = Frame {
+            from: ONE,
+            to: OTHER,
+            header: Header::Data { key, number },
+            payload: Payload::Octets(payload),
+            damaged: false,
+        };
+        self.link.send(frame, self.now());
+    }
+
+    // Whether there was room.
+    fn offer(&self, key: u64, number: u32, payload: &[u8]) -> bool {
+        let frame = Frame {
+            from: ONE,
+            to: OTHER,
+            header: Header::Data { key, number },
+            payload: Payload::Octets(payload),
+            damaged: false,
+        };
+        match self.link.try_send(frame, self.now()) {
+            TrySend::Sent => true,
+            TrySend::NoRoom => false,
+            long @ TrySend::TooLong(_) => panic!("{long:?}"),
+        }
+    }
+
+    fn say(&self, header: Header) {
+        let frame = Frame {
+            from: ONE,
+            to: OTHER,
+            header,
+            payload: Payload::Empty,
+            damaged: false,
+        };
+        self.link.send(frame, self.now());
+        self.link.flush();
+    }
+}
+
+impl Deliver<Header> for Sink {
+    fn deliver(&self, frame: Frame<'_, Header>, _now: Time) {
+        lock(&self.frames).push(frame.to_owned());
+    }
+}
+
+impl Progress for Sink {
+    fn next_timeout(&self) -> Option<Time> {
+        self.link.next_due()
+    }
+
+    fn handle_timeout(&self, _now: Time) {}
+
+    fn progress(&self) -> bool {
+        self.link.flush();
+        while self.link.progress(self.now(), self) {
+            self.link.flush();
+        }
+        true
+    }
+}
+
+impl Sink {
+    /// One look, as of a thread that polls.
+    fn poll(&self) {
+        self.progress();
+        self.link.polled();
+    }
+}
+
+fn connect() -> [Connection; 2] {
+    let (at, options) = (SocketAddr::new(ADDRESS, 0), TcpOptions::default());
+    let listener = TcpListener::listen(at, 8, &options).unwrap();
+    let one = TcpSocket::connect(Some(at), listener.local(), &options).unwrap();
+    let began = Instant::now();
+    let other = loop {
+        if let Some((socket, _)) = listener.accept().unwrap() {
+            break socket;
+        }
+        assert!(began.elapsed() < LONG);
+    };
+    while !one.connected().unwrap() {
+        assert!(began.elapsed() < LONG);
+    }
+    [one, other].map(Connection::new)
+}
+
+fn attach(sink: &Sink, key: u64, connection: Connection) {
+    attach_announced(sink, key, connection, None);
+}
+
+fn attach_announced(
+    sink: &Sink,
+    key: u64,
+    connection: Connection,
+    announcement: Option<Announcement>,
+) {
+    let attachment = Attachment {
+        key,
+        connection,
+        local: ONE,
+        peer: OTHER,
+        sender: 0,
+        receiver: Receiver::new(key),
+        received: Vec::new(),
+        is_held: false,
+        announcement,
+    };
+    sink.link.attach(attachment).unwrap();
+}
+
+/// Two links with a connection of key 1 at the one and 2 at the other.
+fn pair_with(options: TcpLinkOptions) -> [Arc<Sink>; 2] {
+    let sinks = [Sink::new(options), Sink::new(TcpLinkOptions::default())];
+    let [one, other] = connect();
+    attach(&sinks[0], 1, one);
+    attach(&sinks[1], 2, other);
+    sinks
+}
+
+fn pair() -> [Arc<Sink>; 2] {
+    pair_with(TcpLinkOptions::default())
+}
+
+fn faulty(faults: StreamFaults) -> TcpLinkOptions {
+    TcpLinkOptions {
+        faults,
+        seed: 7,
+        ..TcpLinkOptions::default()
+    }
+}
+
+fn numbers(frames: &[OwnedFrame<Header>]) -> Vec<u32> {
+    let number = |frame: &OwnedFrame<Header>| match frame.header {
+        Header::Data { number, .. } => number,
+        other => panic!("{other:?}"),
+    };
+    frames.iter().map(number).collect()
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order() {
+    let [one, other] = pair();
+    let payloads: Vec<Vec<u8>> = [0, 1, 1408, 70_000].map(|length| vec![9; length]).into();
+    for (number, payload) in payloads.iter().enumerate() {
+        one.send(1, number as u32, payload);
+    }
+    one.link.flush();
+    let frames = other.drive(4);
+    assert_eq!(numbers(&frames), [0, 1, 2, 3]);
+    assert!(
+        frames
+            .iter()
+            .zip(&payloads)
+            .all(|(frame, payload)| frame.payload == *payload)
+    );
+    assert_eq!((frames[0].from, frames[0].to), (OTHER, ONE));
+    assert_eq!(frames[0].header, Header::Data { key: 2, number: 0 });
+    assert_eq!(
+        (one.link.counts().sent, other.link.counts().delivered),
+        (4, 4)
+    );
+}
+
+#[test]
+fn chunks_change_nothing_but_the_pieces() {
+    let [one, other] = pair_with(faulty(StreamFaults {
+        chunk: Some(Between::new(1, 700)),
+        ..StreamFaults::default()
+    }));
+    for number in 0..100 {
+        one.send(1, number, &[number as u8; 1408]);
+        other.send(2, number, &[number as u8; 1408]);
+    }
+    one.link.flush();
+    other.link.flush();
+    // The one reads in pieces as well.
+    for sink in [&other, &one] {
+        let frames = sink.drive(100);
+        assert!(numbers(&frames).into_iter().eq(0..100));
+        let intact = |frame: &OwnedFrame<Header>| {
+            let first = frame.payload[0];
+            frame.payload == vec![first; 1408]
+        };
+        assert!(frames.iter().all(intact));
+    }
+}
+
+#[test]
+fn what_the_last_read_of_a_turn_brings_is_delivered() {
+    for reads in 2..=ROUNDS + 1 {
+        let [one, other] = pair_with(faulty(StreamFaults {
+            chunk: Some(Between::new(10, 10)),
+            ..StreamFaults::default()
+        }));
+        // The last of them is not filled: nobody looks for more until the peer sends again.
+        other.send(2, 0, &vec![3; reads * 10 - 5 - HEAD - 1]);
+        other.link.flush();
+        assert_eq!(numbers(&one.drive(1)), [0], "{reads}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_full_says_so_and_tells_when_it_is_not() {
+    let [one, other] = pair_with(TcpLinkOptions {
+        max_frame: 60_000,
+        ..TcpLinkOptions::default()
+    });
+    let payload = vec![1; 60_000];
+    let mut number = 0;
+    while one.offer(1, number, &payload) {
+        one.link.flush();
+        number += 1;
+        assert!(number < 10_000);
+    }
+    assert!(one.headers().is_empty());
+    let arrived = other.drive_with(number as usize, || _ = one.progress());
+    assert!(numbers(&arrived).into_iter().eq(0..number));
+    assert_eq!(one.drive(1)[0].header, Header::Room(1));
+    assert!(one.offer(1, number, &payload));
+    // Nobody waits for room on a stream that is not there.
+    assert!(one.offer(99, 0, &payload));
+}
+
+#[test]
+fn a_graceful_end_is_told_behind_the_last_frame() {
+    let [one, other] = pair();
+    one.send(1, 0, &[5; 1000]);
+    one.say(Header::Close(1));
+    let frames = other.drive(2);
+    assert_eq!(frames[1].header, Header::Ended(2));
+    other.send(2, 0, b"the other direction goes on");
+    other.say(Header::Close(2));
+    let headers: Vec<_> = one.drive(2).iter().map(|frame| frame.header).collect();
+    assert_eq!(
+        headers,
+        [Header::Data { key: 1, number: 0 }, Header::Ended(1)]
+    );
+    let began = Instant::now();
+    while one.link.connections() + other.link.connections() > 0 {
+        assert!(began.elapsed() < LONG);
+        one.progress();
+        other.progress();
+    }
+}
+
+fn has_unwritten(sink: &Sink, stream: &Stream<Toy>) -> bool {
+    sink.link.has_unwritten(stream, &lock(&stream.outgoing))
+}
+
+/// A link with a thread, whose stream has taken all it can, and the peer, who has read nothing of it. The first must be kept.
+fn full_stream() -> (Arc<dyn IoHandler>, [Arc<Sink>; 2], u32) {
+    let [one, other] = pair_with(TcpLinkOptions {
+        max_frame: 60_000,
+        ..TcpLinkOptions::default()
+    });
+    let network = Arc::clone(&one) as Arc<dyn Progress>;
+    let handler = one.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    let stream = one.link.stream(1).unwrap();
+    let payload = vec![1; 60_000];
+    // The system takes more some time after it has refused some.
+    let (mut taken, mut refused) = (0, 0);
+    while refused < 50 {
+        if one.offer(1, taken, &payload) {
+            (taken, refused) = (taken + 1, 0);
+        } else {
+            refused += 1;
+            one.link.tries_again(&stream);
+            thread::sleep(Duration::from_millis(1));
+        }
+        one.link.flush();
+        assert!(taken < 10_000);
+    }
+    assert!(has_unwritten(&one, &stream));
+    (handler, [one, other], taken)
+}
+
+#[test]
+fn drain_waits_until_an_ended_stream_is_written() {
+    let (_handler, [one, other], taken) = full_stream();
+    // A stream that goes on is not waited for.
+    one.link.drain();
+    let stream = one.link.stream(1).unwrap();
+    assert!(has_unwritten(&one, &stream));
+    one.say(Header::Close(1));
+    one.say(Header::Reset(1));
+    let reader = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        other.drive(taken as usize + 1)
+    });
+    one.link.drain();
+    assert!(!has_unwritten(&one, &stream));
+    assert_eq!(
+        reader.join().unwrap()[taken as usize].header,
+        Header::Ended(2)
+    );
+}
+
+#[test]
+fn drain_gives_up_on_a_peer_that_reads_nothing() {
+    let (_handler, [one, _other], _) = full_stream();
+    one.say(Header::Close(1));
+    let began = Instant::now();
+    one.link.drain();
+    assert!(has_unwritten(&one, &one.link.stream(1).unwrap()));
+    assert!((DRAIN..LONG).contains(&began.elapsed()));
+    // Nor are others waited for until one has been written, or that one again.
+    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
+    one.link.drain();
+    assert_eq!(*lock(&one.link.patience), Duration::ZERO);
+}
+
+#[test]
+fn a_process_that_ends_writes_what_its_streams_took() {
+    let (_handler, [one, other], taken) = full_stream();
+    let reader = thread::spawn(move || other.drive(taken as usize));
+    one.link.flush_on_exit();
+    assert!(!has_unwritten(&one, &one.link.stream(1).unwrap()));
+    assert!(numbers(&reader.join().unwrap()).into_iter().eq(0..taken));
+}
+
+#[test]
+fn a_process_that_ends_does_not_wait_for_a_peer_that_is_gone() {
+    let (handler, [one, other], _) = full_stream();
+    // Nobody else finds out.
+    drop(handler);
+    assert_eq!(Arc::strong_count(&other), 1);
+    drop(other);
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        one.link.flush_on_exit();
+        ended.send(one.link.stream(1).is_none())
+    });
+    assert_eq!(end.recv_timeout(LONG), Ok(true));
+}
+
+#[test]
+fn an_abortive_end_is_told_to_the_peer() {
+    let [one, other] = pair();
+    one.say(Header::Reset(1));
+    assert_eq!(one.link.connections(), 0);
+    assert_eq!(other.drive(1)[0].header, Header::Lost(2));
+    assert_eq!(other.link.connections(), 0);
+    assert!(one.headers().is_empty());
+    one.send(1, 0, b"to nobody");
+    assert_eq!(one.link.counts().homeless, 1);
+}
+
+#[test]
+fn a_connection_that_is_forgotten_is_lost_to_the_peer() {
+    let [one, other] = pair();
+    one.link.detach(1);
+    one.link.detach(1);
+    assert_eq!(other.drive(1)[0].header, Header::Lost(2));
+}
+
+#[test]
+fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
+    let [one, other] = pair_with(faulty(StreamFaults {
+        flip: Rate::ALWAYS,
+        ..StreamFaults::default()
+    }));
+    for number in 0..3 {
+        one.send(1, number, &[0; 64]);
+    }
+    one.link.flush();
+    // A flipped bit of the length may make the frame wait for more than there is.
+    for number in 3..2000 {
+        one.send(1, number, &[0; 64]);
+    }
+    one.link.flush();
+    let frames = other.drive(1);
+    assert_eq!(
+        (frames[0].header, frames[0].damaged),
+        (Header::Broken(2), true)
+    );
+    other.progress();
+    assert!(other.headers().is_empty());
+    assert_eq!(other.link.counts().broken, 1);
+    assert_eq!(one.link.counts().flipped, 2000);
+    // The driver says its last words and is done.
+    other.say(Header::Close(2));
+    assert_eq!(one.drive(1)[0].header, Header::Ended(1));
+}
+
+#[test]
+fn a_connection_is_reset_after_so_many_frames() {
+    let [one, other] = pair_with(faulty(StreamFaults {
+        reset_after: Some(5),
+        ..StreamFaults::default()
+    }));
+    for number in 0..5 {
+        one.send(1, number, b"carried");
+    }
+    one.link.flush();
+    assert_eq!(numbers(&other.drive(5)), [0, 1, 2, 3, 4]);
+    one.send(1, 5, b"not carried");
+    assert_eq!(one.drive(1)[0].header, Header::Lost(1));
+    assert_eq!(other.drive(1)[0].header, Header::Lost(2));
+}
+
+#[test]
+fn a_stream_that_stands_still_goes_on_in_time() {
+    let time = Duration::from_millis(30);
+    let rate = Rate::ALWAYS;
+    let [one, other] = pair_with(faulty(StreamFaults {
+        stall: Some(Stall { rate, time }),
+        ..StreamFaults::default()
+    }));
+    one.send(1, 0, b"late");
+    one.link.flush();
+    assert!(one.link.next_due().is_some_and(|due| due > one.now()));
+    one.progress();
+    other.progress();
+    assert!(other.headers().is_empty());
+    let began = Instant::now();
+    other.drive_with(1, || _ = one.progress());
+    assert!(began.elapsed() >= Duration::from_millis(20));
+    assert_eq!(one.link.next_due(), None);
+}
+
+#[test]
+fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
+    let [one, other] = connect();
+    let (left, right) = (
+        Sink::new(TcpLinkOptions::default()),
+        Sink::new(TcpLinkOptions::default()),
+    );
+    attach(&left, 1, one);
+    left.send(1, 0, b"first");
+    left.send(1, 1, b"second");
+    left.link.flush();
+    let mut received = vec![0; 20];
+    let began = Instant::now();
+    while other.receive(&mut received).unwrap() != Received::Octets(20) {
+        assert!(began.elapsed() < LONG);
+    }
+    let attachment = Attachment {
+        key: 2,
+        connection: other,
+        local: OTHER,
+        peer: ONE,
+        sender: 0,
+        receiver: Receiver::new(2),
+        received,
+        is_held: false,
+        announcement: None,
+    };
+    right.link.attach(attachment).unwrap();
+    assert_eq!(numbers(&right.drive(2)), [0, 1]);
+}
+
+#[test]
+fn a_key_is_in_use_once() {
+    let [one, _other] = pair();
+    let [again, _] = connect();
+    let attachment = Attachment {
+        key: 1,
+        connection: again,
+        local: ONE,
+        peer: OTHER,
+        sender: 0,
+        receiver: Receiver::new(1),
+        received: Vec::new(),
+        is_held: false,
+        announcement: None,
+    };
+    let error = one.link.attach(attachment).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    assert!(one.link.segment_size(1).unwrap() >= 536);
+    assert!(one.link.segment_size(7).is_err());
+}
+
+#[test]
+fn while_nobody_polls_the_thread_delivers() {
+    let sinks = pair();
+    let networks = sinks
+        .each_ref()
+        .map(|sink| Arc::clone(sink) as Arc<dyn Progress>);
+    let network = Arc::downgrade(&networks[1]);
+    let _handler = sinks[1].link.start(network, |_| {}).unwrap();
+    for number in 0..200 {
+        sinks[0].send(1, number, b"woken");
+        sinks[0].link.flush();
+        let began = Instant::now();
+        while lock(&sinks[1].frames).len() <= number as usize {
+            assert!(began.elapsed() < LONG, "{number}");
+            thread::yield_now();
+        }
+    }
+}
+
+/// Polls until pollers own the input.
+fn claim(sink: &Sink) {
+    let began = Instant::now();
+    while !sink.link.is_polled() {
+        assert!(began.elapsed() < LONG);
+        sink.poll();
+    }
+}
+
+#[test]
+fn when_pollers_are_gone_the_thread_delivers_again() {
+    let [one, other] = pair();
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    for number in 0..20 {
+        claim(&other);
+        if number % 2 == 0 {
+            other.link.hand_back();
+        }
+        one.send(1, number, b"woken");
+        one.link.flush();
+        let began = Instant::now();
+        while lock(&other.frames).len() <= number as usize {
+            assert!(began.elapsed() < LONG, "{number}");
+            // Who sends is no poller.
+            other.link.flush();
+        }
+    }
+    assert!(numbers(&lock(&other.frames)).into_iter().eq(0..20));
+}
+
+#[test]
+fn a_stream_that_pollers_filled_tells_them_when_it_has_room() {
+    let options = TcpLinkOptions {
+        max_frame: 60_000,
+        ..TcpLinkOptions::default()
+    };
+    let [one, other] = [(); 2].map(|()| Sink::new(options));
+    let [left, right] = connect();
+    attach(&one, 1, left);
+    attach(&other, 2, right);
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    claim(&other);
+    let payload = vec![1; 60_000];
+    let mut number = 0;
+    while other.offer(2, number, &payload) {
+        other.poll();
+        number += 1;
+        assert!(number < 10_000);
+    }
+    one.drive_with(number as usize, || other.poll());
+    assert_eq!(other.drive(1)[0].header, Header::Room(2));
+}
+
+#[test]
+fn among_many_streams_none_is_forgotten() {
+    let [one, other] = [(); 2].map(|()| Sink::new(TcpLinkOptions::default()));
+    for key in 1..=50 {
+        let [left, right] = connect();
+        attach(&one, key, left);
+        attach(&other, key, right);
+    }
+    // More on each than is read in a turn.
+    let payload = vec![3; 40_000];
+    let mut sent = [0; 51];
+    let mut arrived = 0;
+    let mut last = Instant::now();
+    while arrived < 50 * 20 {
+        // As long as something arrives, nothing is forgotten yet: how long all of it takes depends on the machine.
+        assert!(last.elapsed() < LONG, "{arrived}");
+        for key in 1..=50 {
+            let number = &mut sent[key as usize];
+            if *number < 20 && one.offer(key, *number, &payload) {
+                *number += 1;
+            }
+        }
+        one.progress();
+        other.progress();
+        let frames = std::mem::take(&mut *lock(&other.frames)).len();
+        if frames > 0 {
+            (arrived, last) = (arrived + frames, Instant::now());
+        }
+    }
+}
+
+#[test]
+fn what_a_look_leaves_of_a_stream_the_thread_reads() {
+    // What is read in a turn is less than what has come.
+    let options = faulty(StreamFaults {
+        chunk: Some(Between::new(1000, 1000)),
+        ..StreamFaults::default()
+    });
+    let [one, other] = [TcpLinkOptions::default(), options].map(Sink::new);
+    let [left, right] = connect();
+    attach(&one, 1, left);
+    attach(&other, 2, right);
+    for number in 0..20 {
+        one.send(1, number, &[1; 1000]);
+    }
+    one.link.flush();
+    assert!(other.link.progress(other.now(), &*other));
+    assert!(other.headers().len() < 20);
+    let network = Arc::clone(&other) as Arc<dyn Progress>;
+    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    other.link.polled();
+    let frames = other.brought(20);
+    assert!(numbers(&frames).into_iter().eq(0..20));
+}

@@ -1,0 +1,974 @@
+//! The UDP link: frames as datagrams on a port that several processes share.
+//!
+//! A frame is encoded where it is sent: its headers, a copy of its payload and its checksum go to the queue of its flow,
+//! and leave together with what else waits there, one call of the kernel for neighbours of one length. What arrives is
+//! taken apart in the buffer that it was received in.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sockets::{
+    FlowSockets, Membership, Message, ReceiveBatch, UdpOptions, UdpSocket, interface_mtu,
+};
+use crate::{
+    FlushOnExit, HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta,
+    Service, ShmPort, Source, at_exit,
+};
+use polyverbs_engine::link::{Deliver, Frame, Input, Link};
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::payload::Payload;
+use polyverbs_engine::time::Time;
+use verbs_api::{
+    VerbError,
+    capability::Mtu,
+    ids::{Gid, LinkAddress},
+    memory::Span,
+};
+
+use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
+use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
+use crate::octets::OctetTap;
+use crate::{count_alone, lock};
+use polyverbs_sim::capture::Stage;
+
+/// What a [`UdpLink`] is made with.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct UdpLinkOptions {
+    /// The largest payload of a frame; `None` for the largest that the interface carries whole.
+    pub max_frame: Option<Mtu>,
+    /// Flows are spread over so many source ports, 64 at most.
+    pub flows: usize,
+    /// Of the sockets that send.
+    pub udp: UdpOptions,
+    /// What this process and others at the same address send to one another goes through memory that they share, where
+    /// both want that: no kernel, no checksum. Not with a tap, which shows what is on a wire.
+    pub memory: bool,
+    /// Is told of every datagram.
+    pub tap: Option<Arc<dyn OctetTap>>,
+}
+
+impl Default for UdpLinkOptions {
+    /// What the interface carries, four source ports, every offload, memory, no tap.
+    fn default() -> Self {
+        Self {
+            max_frame: None,
+            flows: 4,
+            udp: UdpOptions::default(),
+            memory: true,
+            tap: None,
+        }
+    }
+}
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What became of the datagrams of a [`UdpLink`].
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct UdpCounts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn add_to(&self, counts: &mut UdpCounts) {
+                $(counts.$name += self.$name.load(Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
+counts! {
+    /// Sent by sockets.
+    sent,
+    /// Sent by memory.
+    by_memory,
+    /// Of frames without a form on this wire, or for an address that is none of an IP network of this family.
+    formless,
+    /// Lost because the socket, or memory, was full for long.
+    overrun,
+    /// Refused by the system, for want of a way to the destination.
+    unreachable,
+    /// Refused because the path does not carry their length.
+    too_long,
+    /// Received and delivered.
+    delivered,
+    /// Received and delivered with a wrong checksum: drivers drop them.
+    damaged,
+    /// Received, and none of this format, or longer than a datagram of it can be.
+    malformed,
+    /// Handed to the process that they were meant for.
+    handed,
+    /// Meant for a process that is not there or does not keep up.
+    lost,
+}
+
+/// A link over UDP; see the [module](self).
+pub struct UdpLink<C: DatagramCodec> {
+    codec: C,
+    lease: Lease,
+    flows: FlowSockets,
+    /// One for each source port.
+    queues: Box<[TxQueue]>,
+    max_frame: Mtu,
+    room: usize,
+    tap: Option<Arc<dyn OctetTap>>,
+    inbound: Mutex<Inbound>,
+    /// What came in by another way than the own socket, and whether anything did.
+    aside: Mutex<Aside>,
+    has_aside: AtomicBool,
+    services: Mutex<BTreeMap<u64, Service>>,
+    /// Read without the lock, as it was when the reading began: what is delivered may be why somebody joins or leaves.
+    groups: Mutex<Arc<BTreeMap<IpAddr, Arc<Membership>>>>,
+    has_groups: AtomicBool,
+    /// Until then nobody is waited for.
+    impatient: Mutex<Option<Instant>>,
+    reactor: Arc<Reactor>,
+    counters: Counters,
+}
+
+/// Datagrams of some flows on their way out.
+#[derive(Debug)]
+struct TxQueue {
+    /// Something is being filled or has not left. Set after something was put there, and cleared before somebody looks: what
+    /// comes meanwhile is seen in that look or sets it again.
+    is_waiting: AtomicBool,
+    filling: Mutex<TxBatch>,
+    /// Locked before `filling`: the holder swaps the two and transmits, which keeps the order of a flow.
+    leaving: Mutex<TxBatch>,
+    /// The socket was full, and is watched until it is not.
+    is_blocked: AtomicBool,
+    /// Of what has left, by who has `leaving`.
+    counters: Counters,
+}
+
+/// What the own range gets.
+struct Inbound {
+    batch: ReceiveBatch,
+    looks: u32,
+    /// Looks since something was in memory.
+    idle: u32,
+}
+
+struct Aside {
+    queue: VecDeque<(Arrival, Vec<u8>)>,
+    batch: ReceiveBatch,
+}
+
+impl std::fmt::Debug for TxBatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TxBatch").finish_non_exhaustive()
+    }
+}
+
+impl<C: DatagramCodec> UdpLink<C> {
+    /// A link of the process that has this lease. It carries nothing by itself: [`start`](Self::start) it.
+    ///
+    /// # Errors
+    /// The system refuses, or the interface does not even carry the smallest path MTU.
+    pub fn new(lease: Lease, codec: C, options: UdpLinkOptions) -> io::Result<Arc<Self>> {
+        let local = lease.address();
+        let carried = largest_frame(interface_mtu(local)?, local.ip(), C::OVERHEAD);
+        let max_frame = match (carried, options.max_frame) {
+            (None, _) => return Err(io::Error::other("the interface carries no frame at all")),
+            (Some(carried), wanted) => wanted.unwrap_or(carried).min(carried),
+        };
+        let segments = options.udp.offload.segmentation;
+        let flows = options.flows.clamp(1, MOST_FLOWS);
+        let queues = (0..flows).map(|_| TxQueue::new(segments));
+        let reactor = Arc::new(Reactor::new()?);
+        reactor.add(lease.socket(), DATA, Source::Data)?;
+        reactor.add(lease.common(), COMMON, Source::Shared)?;
+        reactor.add(&lease, INBOX, Source::Rare)?;
+        if options.memory && options.tap.is_none() {
+            lease.open_memory();
+        }
+        lease.socket().tell_classes(options.tap.is_some());
+        let inbound = Inbound {
+            batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
+            looks: 0,
+            idle: IDLE,
+        };
+        Ok(Arc::new(Self {
+            flows: FlowSockets::new(local, flows, options.udp),
+            queues: queues.collect(),
+            max_frame,
+            room: lease.socket().receive_buffer()?,
+            tap: options.tap,
+            inbound: Mutex::new(inbound),
+            aside: Mutex::new(Aside {
+                queue: VecDeque::new(),
+                batch: ReceiveBatch::new(4, 65_535),
+            }),
+            has_aside: AtomicBool::new(false),
+            services: Mutex::default(),
+            groups: Mutex::default(),
+            has_groups: AtomicBool::new(false),
+            impatient: Mutex::default(),
+            reactor,
+            counters: Counters::default(),
+            codec,
+            lease,
+        }))
+    }
+
+    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with the network.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn IoHandler>> {
+        let io = Arc::new(Io {
+            link: Arc::clone(self),
+            network,
+        });
+        let handler: Arc<dyn IoHandler> = Arc::clone(&io) as _;
+        self.reactor.start(Arc::downgrade(&handler))?;
+        // What has arrived is acknowledged, though the program ends when it has seen it.
+        let waiting: Arc<dyn FlushOnExit> = io;
+        at_exit(Arc::downgrade(&waiting));
+        Ok(handler)
+    }
+
+    /// What reads the sockets.
+    pub fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
+    }
+
+    /// The range of queue pair numbers of this process, and the sockets of the port.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// What became of the datagrams so far.
+    pub fn counts(&self) -> UdpCounts {
+        let mut counts = UdpCounts::default();
+        let queues = self.queues.iter().map(|queue| &queue.counters);
+        for counters in queues.chain([&self.counters]) {
+            counters.add_to(&mut counts);
+        }
+        counts.by_memory = self.lease.memory().map_or(0, ShmPort::sent);
+        counts
+    }
+
+    /// Answers for a service from now on: what comes for it, to whichever process, is delivered here.
+    ///
+    /// # Errors
+    /// Another process does.
+    pub fn serve(&self, service: u64) -> io::Result<()> {
+        let mut services = lock(&self.services);
+        let inbox = self.lease.serve(service)?;
+        self.reactor.add(&inbox, SERVICES, Source::Rare)?;
+        services.insert(service, inbox);
+        Ok(())
+    }
+
+    /// Answers for a service no more.
+    pub fn withdraw(&self, service: u64) {
+        lock(&self.services).remove(&service);
+    }
+
+    /// Joins a multicast group on the interface of the link's address.
+    ///
+    /// # Errors
+    /// See [`Membership::join`].
+    pub fn join(&self, group: IpAddr) -> io::Result<()> {
+        let mut groups = lock(&self.groups);
+        if groups.contains_key(&group) {
+            return Ok(());
+        }
+        let local = self.lease.address();
+        let address = SocketAddr::new(group, local.port());
+        let member = Membership::join(address, local, &UdpOptions::default())?;
+        self.reactor.add(&member, DATA, Source::Data)?;
+        Arc::make_mut(&mut groups).insert(group, Arc::new(member));
+        self.has_groups.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Leaves a multicast group.
+    pub fn leave(&self, group: IpAddr) {
+        Arc::make_mut(&mut lock(&self.groups)).remove(&group);
+    }
+
+    // What is sent, and what is delivered here, is counted elsewhere.
+    #[inline]
+    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, by: usize) {
+        #[cold]
+        fn add(counter: &AtomicU64, by: usize) {
+            counter.fetch_add(by as u64, Ordering::Relaxed);
+        }
+        if by > 0 {
+            add(counter(&self.counters), by);
+        }
+    }
+
+    // ---- out
+
+    fn socket_address(&self, to: LinkAddress) -> Option<SocketAddr> {
+        let local = self.lease.address();
+        match to {
+            LinkAddress::Ip(ip) if ip.is_ipv4() == local.is_ipv4() => {
+                Some(SocketAddr::new(ip, local.port()))
+            }
+            _ => None,
+        }
+    }
+
+    // Whether there was room.
+    fn append(
+        &self,
+        queue: &TxQueue,
+        route: Route,
+        from: SocketAddr,
+        frame: &Frame<'_, C::Header>,
+    ) -> bool {
+        let length = frame.payload.len();
+        let mut formless = false;
+        let write = |room: &mut [u8]| {
+            let headers = self.codec.encode_header(&frame.header, length, room);
+            formless = headers.is_none();
+            let end = headers? + length;
+            frame.payload.read(room.get_mut(headers?..end)?);
+            Some((end, end + self.codec.trailer(length)))
+        };
+        let seal = |mut datagram: Datagram<'_>| {
+            self.seal(from, &mut datagram);
+            let envelope = envelope(from, datagram.to, datagram.segment);
+            if let Some(tap) = &self.tap {
+                let class = route.traffic_class;
+                tap.datagram(Stage::Sent, &envelope, class, datagram.octets);
+            }
+            if let (true, Some(last)) = (frame.damaged, datagram.octets.last_mut()) {
+                // Its payload has been changed already: this makes the checksum wrong.
+                *last ^= 1;
+            }
+        };
+        let most = length + C::OVERHEAD;
+        let taken = lock(&queue.filling).append(route, most, write, seal);
+        queue.is_waiting.store(true, Ordering::Release);
+        self.count(|counters| &counters.formless, usize::from(formless));
+        taken
+    }
+
+    fn seal(&self, from: SocketAddr, datagram: &mut Datagram<'_>) {
+        let envelope = envelope(from, datagram.to, datagram.segment);
+        self.codec
+            .seal(&envelope, datagram.payload_end, datagram.octets);
+    }
+
+    // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
+    #[inline]
+    fn put(&self, memory: &ShmPort, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
+        let mut room = [0; HEADERS];
+        let length = frame.payload.len();
+        let Some(headers) = self.codec.encode_header(&frame.header, length, &mut room) else {
+            return false;
+        };
+        let head = &room[..headers];
+        let range = QpnRange::of_datagram(head);
+        if range == QpnRange::COMMON || !memory.reaches(range) {
+            return false;
+        }
+        let meta = RecordMeta {
+            kind: u8::from(frame.damaged),
+            class: traffic_class,
+            ..RecordMeta::default()
+        };
+        let write = |span: Span<'_>| frame.payload.copy_to(span);
+        match memory.put(range, meta, head, length, write) {
+            Put::Taken => true,
+            Put::Full
+                if memory.waiting_records(range) < MOST_WAITING
+                    && memory.waiting(range) < BATCH =>
+            {
+                memory.put_later(range, meta, head, frame.payload.to_vec());
+                true
+            }
+            Put::Full => {
+                self.count(|counters| &counters.overrun, 1);
+                true
+            }
+            Put::Nobody => false,
+        }
+    }
+
+    fn transmit(&self, flow: usize) {
+        let queue = &self.queues[flow];
+        let Ok(socket) = self.flows.of(flow as u32) else {
+            return;
+        };
+        let from = socket.local();
+        let mut leaving = lock(&queue.leaving);
+        queue.is_waiting.store(false, Ordering::Release);
+        loop {
+            // What a full socket has left goes first.
+            let is_last = leaving.is_empty();
+            if is_last {
+                std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
+            }
+            let outcome = leaving.send(socket, |mut datagram| self.seal(from, &mut datagram));
+            note(&queue.counters, outcome);
+            self.watch_room(queue, socket, outcome.full);
+            if outcome.full {
+                queue.is_waiting.store(true, Ordering::Release);
+            }
+            if outcome.full || is_last {
+                return;
+            }
+        }
+    }
+
+    /// Waits until what another thread has begun to send has left. After [`flush`](Link::flush), which leaves that to it,
+    /// nothing of what was sent before is left, unless the socket is full.
+    pub fn wait_for_departure(&self) {
+        for queue in &self.queues {
+            drop(lock(&queue.leaving));
+        }
+    }
+
+    // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
+    fn watch_room(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
+        if queue.is_blocked.load(Ordering::Relaxed) != is_full {
+            self.change_watching(queue, socket, is_full);
+        }
+    }
+
+    #[cold]
+    fn change_watching(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
+        if queue.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+            // Where it cannot be watched, what waits leaves with what comes next.
+            let _ = if is_full {
+                self.reactor.add(socket, ROOM, Source::Full)
+            } else {
+                self.reactor.remove(socket, Source::Full)
+            };
+        }
+    }
+
+    // ---- in
+
+    fn read(
+        &self,
+        receive: impl Fn(&mut ReceiveBatch) -> io::Result<usize>,
+        batch: &mut ReceiveBatch,
+        take: &mut dyn FnMut(Arrival, &[u8]),
+    ) {
+        for _ in 0..ROUNDS {
+            // A socket that fails gives nothing; what is wrong with it will be told when something is sent.
+            if receive(batch).unwrap_or(0) == 0 {
+                return;
+            }
+            self.count(|counters| &counters.malformed, batch.truncated());
+            for message in batch.messages() {
+                self.take_apart(&message, take);
+            }
+            // Whoever waits for one message is not kept waiting for a look at an empty socket.
+            if !batch.is_full() {
+                return;
+            }
+        }
+    }
+
+    // Whether something came to one.
+    #[inline(never)]
+    fn read_groups(
+        &self,
+        batch: &mut ReceiveBatch,
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) -> bool {
+        let mut delivered = false;
+        let groups = Arc::clone(&lock(&self.groups));
+        for member in groups.values() {
+            let mut take = |arrival: Arrival, datagram: &[u8]| {
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
+            };
+            self.read(|batch| member.receive(batch), batch, &mut take);
+        }
+        delivered
+    }
+
+    fn take_apart(&self, message: &Message<'_>, take: &mut dyn FnMut(Arrival, &[u8])) {
+        let local = self.lease.address();
+        let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
+        for (segment, datagram) in message.datagrams().enumerate() {
+            let arrival = Arrival {
+                from: message.from,
+                to,
+                traffic_class: message.traffic_class,
+                segment: segment as u16,
+            };
+            take(arrival, datagram);
+        }
+    }
+
+    fn deliver(
+        &self,
+        arrival: &Arrival,
+        datagram: &[u8],
+        now: Time,
+        network: &dyn Deliver<C::Header>,
+    ) {
+        if let Some(tap) = &self.tap {
+            let envelope = envelope(arrival.from, arrival.to, arrival.segment);
+            tap.datagram(Stage::Arrived, &envelope, arrival.traffic_class, datagram);
+        }
+        let Some(opened) = self.codec.open(arrival, datagram) else {
+            return self.count(|counters| &counters.malformed, 1);
+        };
+        let payload = if opened.payload.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Octets(opened.payload)
+        };
+        let frame = Frame {
+            from: LinkAddress::Ip(arrival.from.ip()),
+            // Of a datagram to a group too: which device has joined it the header says.
+            to: LinkAddress::Ip(self.lease.address().ip()),
+            header: opened.header,
+            payload,
+            damaged: opened.damaged,
+        };
+        let counter = match frame.damaged {
+            true => &self.counters.damaged,
+            false => &self.counters.delivered,
+        };
+        // By whoever has the turn.
+        count_alone(counter, 1);
+        network.deliver(frame, now);
+    }
+
+    fn deliver_record(&self, record: &Record<'_>, now: Time, network: &dyn Deliver<C::Header>) {
+        let local = self.lease.address();
+        let arrival = Arrival {
+            from: local,
+            to: local,
+            traffic_class: record.meta.class,
+            segment: 0,
+        };
+        let length = record.payload.len();
+        let Some(header) = self.codec.open_header(&arrival, record.head) else {
+            return self.count(|counters| &counters.malformed, 1);
+        };
+        let address = LinkAddress::Ip(local.ip());
+        let frame = Frame {
+            from: address,
+            to: address,
+            header,
+            payload: match length {
+                0 => Payload::Empty,
+                _ => Payload::Span(record.payload),
+            },
+            damaged: record.meta.kind != 0,
+        };
+        // By whoever has the turn.
+        count_alone(&self.counters.delivered, 1);
+        network.deliver(frame, now);
+    }
+
+    // Whether there was something.
+    #[inline]
+    fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        self.has_aside.load(Ordering::Acquire) && self.deliver_queue(now, network)
+    }
+
+    #[cold]
+    fn deliver_queue(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        self.has_aside.store(false, Ordering::SeqCst);
+        let aside = std::mem::take(&mut lock(&self.aside).queue);
+        for (arrival, datagram) in &aside {
+            self.deliver(arrival, datagram, now, network);
+        }
+        !aside.is_empty()
+    }
+
+    // What a process gets that is meant for another.
+    #[cold]
+    fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
+        let handed = self.lease.hand_to_range(range, &handed(arrival, datagram));
+        self.note_handed(&handed);
+    }
+
+    // The same where it is rare and matters: who does not keep up for a moment is waited for. An inbox has room for no
+    // more than ten datagrams where nobody has raised that. Who does not read at all is not waited for again and again.
+    fn hand_patiently(&self, hand: impl Fn() -> Result<(), HandError>) -> Result<(), HandError> {
+        let mut handed = hand();
+        let began = Instant::now();
+        while matches!(handed, Err(HandError::Full)) {
+            let mut impatient = lock(&self.impatient);
+            if impatient.is_some_and(|until| began < until) {
+                return handed;
+            }
+            if began.elapsed() > PATIENCE {
+                *impatient = Some(Instant::now() + IMPATIENCE);
+                return handed;
+            }
+            drop(impatient);
+            thread::sleep(PAUSE);
+            handed = hand();
+        }
+        handed
+    }
+
+    fn note_handed(&self, handed: &Result<(), HandError>) {
+        match handed {
+            Ok(()) => self.count(|counters| &counters.handed, 1),
+            Err(_) => self.count(|counters| &counters.lost, 1),
+        }
+    }
+
+    // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
+    #[cold]
+    fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
+        let range = QpnRange::of_datagram(datagram);
+        if range != QpnRange::COMMON {
+            // The kernel has joined it to one that was.
+            return match range == self.lease.range() {
+                true => self.keep(arrival, datagram, queue),
+                false => self.hand_on(range, &arrival, datagram),
+            };
+        }
+        match self.codec.common(datagram) {
+            Common::Range(range) if range != self.lease.range() => {
+                let datagram = handed(&arrival, datagram);
+                let handed = self.hand_patiently(|| self.lease.hand_to_range(range, &datagram));
+                return self.note_handed(&handed);
+            }
+            Common::Service(service) if !lock(&self.services).contains_key(&service) => {
+                let meant = handed(&arrival, datagram);
+                let handed = self.hand_patiently(|| self.lease.hand_to_service(service, &meant));
+                if !matches!(handed, Err(HandError::Nobody)) {
+                    return self.note_handed(&handed);
+                }
+                // Nobody answers for it: then this process says so.
+            }
+            _ => {}
+        }
+        self.keep(arrival, datagram, queue);
+    }
+
+    fn keep(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
+        if queue.len() >= ASIDE {
+            return self.count(|counters| &counters.lost, 1);
+        }
+        queue.push_back((arrival, datagram.to_vec()));
+        self.has_aside.store(true, Ordering::Release);
+    }
+
+    // Takes what came in by other ways, to be delivered with what arrives at the own socket.
+    fn attend(&self, token: u64) {
+        let aside = &mut *lock(&self.aside);
+        let (queue, batch) = (&mut aside.queue, &mut aside.batch);
+        let port = self.lease.address().port();
+        let mut take = |handed: Handed<'_>| {
+            let arrival = Arrival {
+                from: handed.from,
+                to: SocketAddr::new(handed.to, port),
+                traffic_class: handed.traffic_class,
+                segment: handed.segment.into(),
+            };
+            self.keep(arrival, handed.octets, queue);
+        };
+        // What cannot be read now will be told again.
+        match token {
+            INBOX => drop(self.lease.attend(&mut take)),
+            SERVICES => lock(&self.services)
+                .values()
+                .for_each(|service| drop(service.attend(&mut take))),
+            _ => {
+                let common = self.lease.common();
+                let mut sort = |arrival, datagram: &[u8]| self.sort(arrival, datagram, queue);
+                self.read(|batch| common.receive(batch), batch, &mut sort);
+            }
+        }
+    }
+}
+
+impl TxQueue {
+    fn new(segments: bool) -> Self {
+        let batch = || Mutex::new(TxBatch::new(BATCH, segments));
+        Self {
+            is_waiting: AtomicBool::new(false),
+            filling: batch(),
+            leaving: batch(),
+            is_blocked: AtomicBool::new(false),
+            counters: Counters::default(),
+        }
+    }
+}
+
+impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
+    fn max_frame(&self) -> Option<usize> {
+        Some(self.max_frame.octets() as usize)
+    }
+
+    fn room(&self) -> Option<usize> {
+        Some(self.room)
+    }
+
+    fn send(&self, frame: Frame<'_, C::Header>, _now: Time) {
+        let meta = self.codec.tx_meta(&frame.header);
+        let flow = meta.flow as usize % self.queues.len();
+        let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
+        let to = self.socket_address(group.unwrap_or(frame.to));
+        let from = self.flows.of(flow as u32).map(UdpSocket::local);
+        let (Some(to), Ok(from)) = (to, from) else {
+            return self.count(|counters| &counters.formless, 1);
+        };
+        if let Some(memory) = self.lease.memory()
+            && group.is_none()
+            && to == self.lease.address()
+            && self.put(memory, &frame, meta.traffic_class)
+        {
+            return;
+        }
+        let (queue, route) = (&self.queues[flow], Route::new(to, meta));
+        if !self.append(queue, route, from, &frame) {
+            self.transmit(flow);
+            if !self.append(queue, route, from, &frame) {
+                self.count(|counters| &counters.overrun, 1);
+            }
+        }
+    }
+
+    fn flush(&self) -> bool {
+        for (flow, queue) in self.queues.iter().enumerate() {
+            if queue.is_waiting.load(Ordering::Acquire) {
+                self.transmit(flow);
+            }
+        }
+        self.lease.ring_bells();
+        false
+    }
+
+    fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        let mut delivered = self.deliver_aside(now, network);
+        let mut inbound = lock(&self.inbound);
+        let Inbound { batch, looks, idle } = &mut *inbound;
+        let own = self.lease.range();
+        if let Some(memory) = self.lease.memory() {
+            // What is put down now has to be flushed, as what comes of an arrival.
+            delivered |= memory.waits() && memory.put_waiting(|_| {});
+            let found = memory.receive(&mut |record| self.deliver_record(record, now, network));
+            *idle = if found { 0 } else { idle.saturating_add(1) };
+            delivered |= found;
+        }
+        let mut take = |arrival: Arrival, datagram: &[u8]| {
+            let range = QpnRange::of_datagram(datagram);
+            if range == own {
+                self.deliver(&arrival, datagram, now, network);
+                delivered = true;
+            } else if range == QpnRange::COMMON {
+                // The kernel has joined it to one that was for this process, as the two below.
+                self.sort(arrival, datagram, &mut lock(&self.aside).queue);
+            } else {
+                self.hand_on(range, &arrival, datagram);
+            }
+        };
+        *looks = looks.wrapping_add(1);
+        if *idle >= IDLE || looks.is_multiple_of(EVERY) {
+            self.read(|batch| self.lease.socket().receive(batch), batch, &mut take);
+        }
+        if self.has_groups.load(Ordering::Acquire) {
+            delivered |= self.read_groups(batch, now, network);
+        }
+        // Whoever hears of these may look for more.
+        drop(inbound);
+        delivered | self.deliver_aside(now, network)
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        None
+    }
+
+    fn needs_precise_clock(&self) -> bool {
+        false
+    }
+
+    fn input(&self) -> Option<&dyn Input> {
+        Some(self)
+    }
+
+    fn tell_classes(&self) {
+        self.lease.socket().tell_classes(true);
+    }
+
+    fn join(&self, group: Gid) -> Result<(), VerbError> {
+        let no_address = || VerbError::argument("gid", "the group has no address here");
+        let ip = self.codec.address_of_group(group).ok_or_else(no_address)?;
+        if ip.is_ipv4() != self.lease.address().is_ipv4() {
+            return Err(no_address());
+        }
+        Self::join(self, ip).map_err(|error| VerbError::os("join of a multicast group", error))
+    }
+
+    fn leave(&self, group: Gid) {
+        if let Some(ip) = self.codec.address_of_group(group) {
+            Self::leave(self, ip);
+        }
+    }
+}
+
+impl<C: DatagramCodec> Input for UdpLink<C> {
+    fn polled(&self) {
+        self.reactor.polled();
+    }
+
+    fn give_way(&self) {
+        self.reactor.give_way();
+    }
+
+    fn is_polled(&self) -> bool {
+        self.reactor.is_polled()
+    }
+
+    fn hand_back(&self) {
+        self.reactor.hand_back();
+    }
+}
+
+impl<C: DatagramCodec> Drop for UdpLink<C> {
+    fn drop(&mut self) {
+        self.flush();
+        self.reactor.stop();
+    }
+}
+
+// By who has the lock of what is leaving.
+fn note(counters: &Counters, outcome: SendOutcome) {
+    let refused = match outcome.too_long {
+        true => &counters.too_long,
+        false => &counters.unreachable,
+    };
+    let counted = [(&counters.sent, outcome.sent), (refused, outcome.refused)];
+    for (counter, by) in counted {
+        count_alone(counter, by as u64);
+    }
+}
+
+/// What the reactor calls, and what is flushed when the process ends.
+struct Io<C: DatagramCodec> {
+    link: Arc<UdpLink<C>>,
+    network: Weak<dyn Progress>,
+}
+
+impl<C: DatagramCodec> IoHandler for Io<C> {
+    fn progress(&self) -> bool {
+        self.network
+            .upgrade()
+            .is_none_or(|network| network.progress())
+    }
+
+    fn attend(&self, token: u64) {
+        self.link.attend(token);
+        self.progress();
+    }
+
+    fn set_polled(&self, is_polled: bool) {
+        let (reactor, socket) = (&self.link.reactor, self.link.lease.socket());
+        // One that cannot be watched is read as long as somebody polls.
+        let _ = match is_polled {
+            true => reactor.remove(socket, Source::Data),
+            false => reactor.add(socket, DATA, Source::Data),
+        };
+    }
+
+    fn sleep(&self) -> bool {
+        self.link.lease.memory().is_some_and(ShmPort::sleep)
+    }
+}
+
+impl<C: DatagramCodec> FlushOnExit for Io<C> {
+    fn flush_on_exit(&self) {
+        if let Some(network) = self.network.upgrade() {
+            network.flush();
+        }
+    }
+}
+
+impl<C: DatagramCodec> Drop for Io<C> {
+    fn drop(&mut self) {
+        self.link.reactor.stop();
+    }
+}
+
+/// The largest path MTU that fits IP packets of so many octets, with headers and trailers of a codec.
+pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
+    let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    let most = (ip_mtu as usize).checked_sub(headers + overhead)?;
+    (1..=5)
+        .rev()
+        .filter_map(Mtu::from_code)
+        .find(|mtu| mtu.octets() as usize <= most)
+}
+
+// A socket that joins needs large rooms, one that does not needs many.
+fn receive_batch(socket: &UdpSocket, datagram: usize) -> ReceiveBatch {
+    if socket.joins() {
+        // Few: what lies in the processor's cache is read fastest.
+        ReceiveBatch::new(4, 65_535)
+    } else {
+        ReceiveBatch::new(32, datagram)
+    }
+}
+
+fn envelope(from: SocketAddr, to: SocketAddr, identification: u16) -> Envelope {
+    Envelope {
+        from,
+        to,
+        identification,
+    }
+}
+
+fn handed<'d>(arrival: &Arrival, datagram: &'d [u8]) -> Handed<'d> {
+    Handed {
+        from: arrival.from,
+        to: arrival.to.ip(),
+        traffic_class: arrival.traffic_class,
+        // The kernel joins no more than it cuts.
+        segment: arrival.segment as u8,
+        octets: datagram,
+    }
+}
+
+const MOST_FLOWS: usize = 64;
+
+const DATA: u64 = 1;
+const COMMON: u64 = 2;
+const INBOX: u64 = 3;
+const SERVICES: u64 = 4;
+const ROOM: u64 = 5;
+
+/// Records that wait for room in memory at most: many have no payload.
+const MOST_WAITING: usize = 4096;
+/// Bytes of the longest headers.
+const HEADERS: usize = 128;
+/// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
+const BATCH: usize = 512 << 10;
+/// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
+/// memory is next to nothing beside one at the socket.
+const IDLE: u32 = 1024;
+const EVERY: u32 = 128;
+/// Calls that one turn of reading makes at most, so that answers leave in between.
+const ROUNDS: usize = 8;
+/// How long a process that does not keep up is waited for, with pauses between.
+const PATIENCE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_micros(50);
+/// How long nobody is waited for after that.
+const IMPATIENCE: Duration = Duration::from_secs(1);
+/// Datagrams that wait aside at most.
+const ASIDE: usize = 1024;
+
+#[cfg(test)]
+mod tests;

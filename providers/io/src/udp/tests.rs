@@ -1,0 +1,726 @@
+use crate::GroupOptions;
+use crate::sockets::Offload;
+use polyverbs_engine::link::OwnedFrame;
+
+use super::*;
+use crate::{Opened, TxMeta};
+
+/// A format with a queue pair where RoCEv2 has it, a number, and a checksum over everything and the envelope.
+#[derive(Clone, Debug)]
+struct Toy;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    qpn: u32,
+    number: u32,
+    service: u8,
+}
+
+const UNSPEAKABLE: u32 = u32::MAX;
+const HEAD: usize = 9;
+
+fn sum(envelope: &Envelope, octets: &[u8]) -> [u8; 4] {
+    let text = format!("{envelope:?}");
+    let octets = text.bytes().chain(octets.iter().copied());
+    let fold = |sum: u32, octet| (sum ^ u32::from(octet)).wrapping_mul(0x0100_0193);
+    octets.fold(0x811c_9dc5, fold).to_be_bytes()
+}
+
+impl DatagramCodec for Toy {
+    type Header = Header;
+    const OVERHEAD: usize = 16;
+
+    fn tx_meta(&self, header: &Header) -> TxMeta {
+        TxMeta {
+            flow: header.qpn,
+            traffic_class: 2,
+            hop_limit: 0,
+        }
+    }
+
+    fn encode_header(&self, header: &Header, _payload: usize, into: &mut [u8]) -> Option<usize> {
+        if header.number == UNSPEAKABLE {
+            return None;
+        }
+        into[..4].copy_from_slice(&header.number.to_be_bytes());
+        into[4..8].copy_from_slice(&(0xff00_0000 | header.qpn).to_be_bytes());
+        into[8] = header.service;
+        Some(HEAD)
+    }
+
+    fn trailer(&self, _payload: usize) -> usize {
+        4
+    }
+
+    fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]) {
+        let sum = sum(envelope, &datagram[..payload_end]);
+        datagram[payload_end..].copy_from_slice(&sum);
+    }
+
+    fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Header>> {
+        let (covered, found) = datagram.split_last_chunk::<4>()?;
+        let (head, payload) = covered.split_at_checked(HEAD)?;
+        let envelope = Envelope {
+            from: arrival.from,
+            to: arrival.to,
+            identification: arrival.segment,
+        };
+        Some(Opened {
+            header: self.open_header(arrival, head)?,
+            payload,
+            damaged: sum(&envelope, covered) != *found,
+        })
+    }
+
+    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
+        assert_eq!(arrival.traffic_class, 2);
+        let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        Some(Header {
+            number: word(0)?,
+            qpn: word(4)? & 0xff_ffff,
+            service: *header.get(8)?,
+        })
+    }
+
+    fn common(&self, datagram: &[u8]) -> Common {
+        match datagram.get(8) {
+            Some(&service) if service != 0 => Common::Service(service.into()),
+            _ => Common::Anybody,
+        }
+    }
+}
+
+/// Keeps what is delivered, and delivers when it is called: a network of one device.
+#[derive(Default)]
+struct Sink {
+    frames: Mutex<Vec<OwnedFrame<Header>>>,
+    link: Mutex<Weak<UdpLink<Toy>>>,
+}
+
+impl Sink {
+    fn of(link: &Arc<UdpLink<Toy>>) -> Arc<Self> {
+        let sink = Arc::new(Self::default());
+        *lock(&sink.link) = Arc::downgrade(link);
+        sink
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        lock(&self.frames)
+            .iter()
+            .map(|frame| frame.header.number)
+            .collect()
+    }
+
+    /// One look, as of a thread that polls.
+    fn poll(&self) {
+        self.progress();
+        if let Some(link) = lock(&self.link).upgrade() {
+            link.polled();
+        }
+    }
+
+    fn await_frames(&self, count: usize) {
+        let began = Instant::now();
+        while lock(&self.frames).len() < count {
+            assert!(began.elapsed() < LONG, "{:?}", self.numbers());
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Deliver<Header> for Sink {
+    fn deliver(&self, frame: Frame<'_, Header>, _now: Time) {
+        lock(&self.frames).push(frame.to_owned());
+    }
+}
+
+impl Progress for Sink {
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn handle_timeout(&self, _now: Time) {}
+
+    fn progress(&self) -> bool {
+        let link = lock(&self.link).upgrade();
+        while link.as_ref().is_some_and(|link| link.progress(NOW, self)) {}
+        true
+    }
+}
+
+const NOW: Time = Time(0);
+const LONG: Duration = Duration::from_secs(20);
+
+fn link_with(ip: &str, port: u16, options: UdpLinkOptions) -> Arc<UdpLink<Toy>> {
+    let address = SocketAddr::new(ip.parse().unwrap(), port);
+    let lease = Lease::join(GroupOptions::new(address)).unwrap();
+    let link = UdpLink::new(lease, Toy, options).unwrap();
+    // Each is looked at.
+    link.tell_classes();
+    link
+}
+
+fn link(ip: &str, port: u16) -> Arc<UdpLink<Toy>> {
+    link_with(ip, port, UdpLinkOptions::default())
+}
+
+fn address(of: &UdpLink<Toy>) -> LinkAddress {
+    LinkAddress::Ip(of.lease().address().ip())
+}
+
+fn frame<'p>(
+    from: &UdpLink<Toy>,
+    to: &UdpLink<Toy>,
+    number: u32,
+    payload: &'p [u8],
+) -> Frame<'p, Header> {
+    Frame {
+        from: address(from),
+        to: address(to),
+        header: Header {
+            qpn: to.lease().range().first() + 7,
+            number,
+            service: 0,
+        },
+        payload: if payload.is_empty() {
+            Payload::Empty
+        } else {
+            Payload::Octets(payload)
+        },
+        damaged: false,
+    }
+}
+
+fn all(link: &Arc<UdpLink<Toy>>, count: usize) -> Vec<OwnedFrame<Header>> {
+    let (sink, began) = (Sink::of(link), Instant::now());
+    while lock(&sink.frames).len() < count {
+        assert!(began.elapsed() < LONG, "{:?}", sink.numbers());
+        sink.progress();
+    }
+    std::mem::take(&mut *lock(&sink.frames))
+}
+
+#[test]
+fn frames_arrive_as_they_were_sent() {
+    for (one, other) in [("127.0.3.80", "127.0.3.81"), ("::1", "::1")] {
+        let (one, other) = (
+            link(one, 47_080),
+            link(other, 47_081 - u16::from(one != "::1")),
+        );
+        // IPv6 has one address on loopback, and so no two devices that meet on one port.
+        let to = if address(&one) == address(&other) {
+            &one
+        } else {
+            &other
+        };
+        let payloads: Vec<Vec<u8>> = [0, 1, 64, 4096].map(|length| vec![7; length]).into();
+        for (number, payload) in payloads.iter().enumerate() {
+            one.send(frame(&one, to, number as u32, payload), NOW);
+        }
+        one.flush();
+        let frames = all(to, 4);
+        for (frame, payload) in frames.iter().zip(&payloads) {
+            assert_eq!((frame.from, frame.to), (address(&one), address(to)));
+            assert_eq!(frame.payload, *payload);
+            assert!(!frame.damaged);
+        }
+        let numbers: Vec<_> = frames.iter().map(|frame| frame.header.number).collect();
+        assert_eq!(numbers, [0, 1, 2, 3]);
+        let counts = one.counts();
+        assert_eq!(
+            (counts.sent + counts.by_memory, to.counts().delivered),
+            (4, 4)
+        );
+    }
+}
+
+#[test]
+fn a_long_message_goes_with_segmentation_or_without() {
+    let (one, other) = (link("127.0.3.82", 47_080), link("127.0.3.83", 47_080));
+    let options = UdpLinkOptions {
+        udp: UdpOptions {
+            offload: Offload::NONE,
+            ..UdpOptions::default()
+        },
+        ..UdpLinkOptions::default()
+    };
+    let plain = link_with("127.0.3.84", 47_080, options);
+    let payload = vec![3; 4096];
+    for from in [&one, &plain] {
+        for number in 0..200 {
+            from.send(frame(from, &other, number, &payload), NOW);
+        }
+        from.flush();
+        let frames = all(&other, 200);
+        assert!(frames.iter().map(|frame| frame.header.number).eq(0..200));
+        assert!(
+            frames
+                .iter()
+                .all(|frame| !frame.damaged && frame.payload == payload)
+        );
+    }
+}
+
+#[test]
+fn a_damaged_frame_arrives_as_one() {
+    let (one, other) = (link("127.0.3.85", 47_080), link("127.0.3.86", 47_080));
+    for (number, damaged) in [(1, false), (2, true), (3, false)] {
+        let frame = Frame {
+            damaged,
+            ..frame(&one, &other, number, b"octets")
+        };
+        one.send(frame, NOW);
+    }
+    one.flush();
+    let found: Vec<_> = all(&other, 3)
+        .iter()
+        .map(|frame| (frame.header.number, frame.damaged))
+        .collect();
+    assert_eq!(found, [(1, false), (2, true), (3, false)]);
+    assert_eq!(other.counts().damaged, 1);
+}
+
+#[test]
+fn what_cannot_be_said_or_sent_is_counted() {
+    let one = link("127.0.3.87", 47_080);
+    one.send(frame(&one, &one, UNSPEAKABLE, b""), NOW);
+    for to in [
+        LinkAddress::InProcess(3),
+        LinkAddress::Ip("::1".parse().unwrap()),
+    ] {
+        let frame = Frame {
+            to,
+            ..frame(&one, &one, 1, b"")
+        };
+        one.send(frame, NOW);
+    }
+    let nowhere = Frame {
+        to: LinkAddress::Ip("0.0.0.1".parse().unwrap()),
+        ..frame(&one, &one, 1, b"")
+    };
+    one.send(nowhere, NOW);
+    one.send(frame(&one, &one, 2, b""), NOW);
+    one.flush();
+    assert_eq!(all(&one, 1)[0].header.number, 2);
+    let counts = one.counts();
+    assert_eq!(
+        (counts.formless, counts.unreachable, counts.by_memory),
+        (3, 1, 1)
+    );
+}
+
+#[test]
+fn nonsense_is_counted_and_dropped() {
+    let one = link("127.0.3.88", 47_080);
+    let from = UdpSocket::bind("127.0.3.88:0".parse().unwrap(), &UdpOptions::default()).unwrap();
+    let steered = (0xff00_0000 | one.lease().range().first()).to_be_bytes();
+    let nonsense = [&[0; 4][..], &steered, &[0; 3]].concat();
+    let pieces = [(&nonsense[..]).into()];
+    let transmit = crate::sockets::Transmit::new(one.lease().address(), &pieces);
+    from.send(&[transmit]).unwrap();
+    let (sink, began) = (Sink::of(&one), Instant::now());
+    while one.counts().malformed == 0 {
+        assert!(began.elapsed() < LONG);
+        sink.progress();
+    }
+    assert!(sink.numbers().is_empty());
+}
+
+#[test]
+fn while_nobody_polls_the_thread_delivers() {
+    let (one, other) = (link("127.0.3.89", 47_080), link("127.0.3.90", 47_080));
+    let sink = Sink::of(&other);
+    let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
+    let _handler = other.start(Arc::downgrade(&network)).unwrap();
+    for number in 0..50 {
+        one.send(frame(&one, &other, number, b"woken"), NOW);
+        one.flush();
+        sink.await_frames(number as usize + 1);
+    }
+}
+
+#[test]
+fn at_one_address_frames_go_through_memory_and_without_a_checksum() {
+    let (one, other) = (link("127.0.3.165", 47_080), link("127.0.3.165", 47_080));
+    let payload: Vec<u8> = (0..4096).map(|at| at as u8).collect();
+    for (from, to) in [(&one, &other), (&other, &one), (&one, &one)] {
+        for number in 0..100 {
+            from.send(
+                frame(from, to, number, &payload[..number as usize * 40]),
+                NOW,
+            );
+        }
+        from.flush();
+        let frames = all(to, 100);
+        for (number, frame) in frames.iter().enumerate() {
+            assert_eq!(frame.header.number as usize, number);
+            assert_eq!(frame.payload, payload[..number * 40]);
+            assert!(!frame.damaged);
+        }
+    }
+    assert_eq!((one.counts().sent, one.counts().by_memory), (0, 200));
+    assert_eq!((other.counts().sent, other.counts().by_memory), (0, 100));
+}
+
+#[test]
+fn who_wants_no_memory_is_sent_to_by_sockets_and_sends_by_them() {
+    let options = UdpLinkOptions {
+        memory: false,
+        ..UdpLinkOptions::default()
+    };
+    let one = link("127.0.3.166", 47_080);
+    let other = link_with("127.0.3.166", 47_080, options);
+    for (from, to) in [(&one, &other), (&other, &one)] {
+        from.send(frame(from, to, 1, b"over a socket"), NOW);
+        from.flush();
+        assert_eq!(all(to, 1)[0].payload, b"over a socket");
+        assert_eq!((from.counts().sent, from.counts().by_memory), (1, 0));
+    }
+}
+
+#[test]
+fn a_damaged_frame_arrives_as_one_by_memory_too() {
+    let (one, other) = (link("127.0.3.167", 47_080), link("127.0.3.167", 47_080));
+    let damaged = Frame {
+        damaged: true,
+        ..frame(&one, &other, 1, b"octets")
+    };
+    one.send(damaged, NOW);
+    one.flush();
+    assert!(all(&other, 1)[0].damaged);
+    assert_eq!((one.counts().sent, one.counts().by_memory), (0, 1));
+}
+
+#[test]
+fn while_nobody_polls_the_thread_reads_the_memory() {
+    let Processes {
+        links: [one, other],
+        sinks,
+        _handlers,
+    } = Processes::at("127.0.3.168");
+    for number in 0..200 {
+        one.send(frame(&one, &other, number, b"woken"), NOW);
+        one.flush();
+        sinks[1].await_frames(number as usize + 1);
+        other.send(frame(&other, &one, number, b"as well"), NOW);
+        other.flush();
+        sinks[0].await_frames(number as usize + 1);
+    }
+    assert_eq!(one.counts().by_memory, 200);
+}
+
+#[test]
+fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
+    let Processes {
+        links: [one, other],
+        sinks,
+        _handlers,
+    } = Processes::at("127.0.3.170");
+    for number in 0..3000 {
+        one.send(frame(&one, &other, number, b"called"), NOW);
+        one.flush();
+        // A few looks, as of a program that then waits for what a peer writes.
+        for _ in 0..number % 40 {
+            sinks[1].poll();
+        }
+        sinks[1].await_frames(number as usize + 1);
+    }
+}
+
+#[test]
+fn what_finds_no_room_in_memory_waits_some_time_and_the_rest_is_counted() {
+    let (one, other) = (link("127.0.3.169", 47_080), link("127.0.3.169", 47_080));
+    let payload = vec![1; 4096];
+    let most = 3000;
+    for number in 0..most {
+        one.send(frame(&one, &other, number, &payload), NOW);
+        one.flush();
+    }
+    let counts = one.counts();
+    let kept = most - counts.overrun as u32;
+    assert!(counts.overrun > 0 && counts.by_memory < u64::from(kept));
+    let (senders, began) = (Sink::of(&one), Instant::now());
+    let sink = Sink::of(&other);
+    while sink.numbers().len() < kept as usize {
+        assert!(began.elapsed() < LONG, "{:?}", sink.numbers());
+        sink.progress();
+        senders.progress();
+    }
+    assert!(sink.numbers().into_iter().eq(0..kept));
+    one.send(frame(&one, &other, 7, b"again"), NOW);
+    one.flush();
+    assert_eq!(all(&other, 1)[0].payload, b"again");
+    assert_eq!(one.counts().by_memory, u64::from(kept) + 1);
+}
+
+/// Two leases of one port, which stand for two processes, each with a thread that reads.
+struct Processes {
+    links: [Arc<UdpLink<Toy>>; 2],
+    sinks: [Arc<Sink>; 2],
+    _handlers: [Arc<dyn IoHandler>; 2],
+}
+
+impl Processes {
+    fn at(address: &str) -> Self {
+        let links = [(); 2].map(|()| link(address, 47_080));
+        let sinks = links.each_ref().map(Sink::of);
+        let start = |place: usize| {
+            let network: Arc<dyn Progress> = Arc::clone(&sinks[place]) as _;
+            links[place].start(Arc::downgrade(&network)).unwrap()
+        };
+        Self {
+            _handlers: [start(0), start(1)],
+            links,
+            sinks,
+        }
+    }
+}
+
+#[test]
+fn what_another_process_gets_comes_to_the_one_it_is_for() {
+    let processes = Processes::at("127.0.3.91");
+    let ([one, other], sinks) = (&processes.links, &processes.sinks);
+    let from = link("127.0.3.92", 47_080);
+    other.serve(5).unwrap();
+    assert!(one.serve(5).is_err());
+    let of = |service: u8| {
+        let header = Header {
+            qpn: 1,
+            number: service.into(),
+            service,
+        };
+        Frame {
+            header,
+            ..frame(&from, one, 0, b"request")
+        }
+    };
+    // Whichever of the two is woken. On a busy machine some may be lost, as datagrams may.
+    let began = Instant::now();
+    while lock(&sinks[1].frames).len() < 20 {
+        assert!(began.elapsed() < LONG);
+        for _ in 0..20 {
+            from.send(of(5), NOW);
+            from.flush();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(sinks[0].numbers().is_empty());
+    // Nobody answers for it: whoever is woken does.
+    from.send(of(6), NOW);
+    from.flush();
+    let began = Instant::now();
+    while sinks.iter().all(|sink| !sink.numbers().contains(&6)) {
+        assert!(began.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+    other.withdraw(5);
+    one.serve(5).unwrap();
+    from.send(of(5), NOW);
+    from.flush();
+    let began = Instant::now();
+    while !sinks[0].numbers().contains(&5) {
+        assert!(began.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
+    let processes = Processes::at("127.0.3.163");
+    let ([one, other], sinks) = (&processes.links, &processes.sinks);
+    other.serve(5).unwrap();
+    let from = UdpSocket::bind("127.0.3.164:0".parse().unwrap(), &UdpOptions::default()).unwrap();
+    let of = |link: &UdpLink<Toy>| link.lease().range().first() + 7;
+    let datagram = |(segment, (qpn, service)): (usize, (u32, u8))| {
+        let header = Header {
+            qpn,
+            number: qpn,
+            service,
+        };
+        let mut octets = vec![0; 13];
+        Toy.encode_header(&header, 0, &mut octets).unwrap();
+        let envelope = envelope(from.local(), one.lease().address(), segment as u16);
+        Toy.seal(&envelope, HEAD, &mut octets);
+        octets
+    };
+    // A message to the common queue pair behind others, and others behind it.
+    let (mine, its) = ((of(one), 0), (of(other), 0));
+    for call in [
+        [mine, (1, 5), its],
+        [its, mine, (1, 5)],
+        [(1, 5), mine, its],
+    ] {
+        let octets = call
+            .into_iter()
+            .enumerate()
+            .map(datagram)
+            .collect::<Vec<_>>()
+            .concat();
+        let pieces = [(&octets[..]).into()];
+        let mut transmit = crate::sockets::Transmit::new(one.lease().address(), &pieces);
+        transmit.segment = 13;
+        transmit.traffic_class = 2;
+        from.send(&[transmit]).unwrap();
+    }
+    let expected = [(0, mine.0, 3), (1, its.0, 3), (1, 1, 3), (0, 1, 0)];
+    let began = Instant::now();
+    let count = |sink: usize, number| {
+        let frames = lock(&sinks[sink].frames);
+        let is_it = |frame: &&OwnedFrame<Header>| frame.header.number == number && !frame.damaged;
+        frames.iter().filter(is_it).count()
+    };
+    while expected.map(|(sink, number, _)| (sink, number, count(sink, number))) != expected {
+        assert!(
+            began.elapsed() < LONG,
+            "{:?}",
+            sinks.each_ref().map(|sink| sink.numbers())
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_group_is_joined_and_left() {
+    let (one, other) = (link("127.0.3.93", 47_080), link("127.0.3.94", 47_080));
+    let group: IpAddr = "239.255.47.95".parse().unwrap();
+    other.join(group).unwrap();
+    other.join(group).unwrap();
+    let to_group = || Frame {
+        to: LinkAddress::Ip(group),
+        header: Header {
+            qpn: 0xff_ffff,
+            number: 1,
+            service: 0,
+        },
+        ..frame(&one, &other, 1, b"all")
+    };
+    one.send(to_group(), NOW);
+    one.flush();
+    let arrived = all(&other, 1);
+    assert_eq!(
+        (arrived[0].to, arrived[0].damaged),
+        (address(&other), false)
+    );
+    other.leave(group);
+    one.send(to_group(), NOW);
+    one.send(frame(&one, &other, 2, b""), NOW);
+    one.flush();
+    assert_eq!(all(&other, 1)[0].header.number, 2);
+    assert!(one.join("10.0.0.1".parse().unwrap()).is_err());
+}
+
+/// Has somebody else leave a group while something is delivered, and waits until that is done.
+struct Leaver {
+    link: Arc<UdpLink<Toy>>,
+    group: IpAddr,
+    left: Mutex<Vec<bool>>,
+}
+
+impl Deliver<Header> for Leaver {
+    fn deliver(&self, _frame: Frame<'_, Header>, _now: Time) {
+        let (done, heard) = std::sync::mpsc::channel();
+        let (link, group) = (Arc::clone(&self.link), self.group);
+        thread::spawn(move || {
+            link.leave(group);
+            let _ = done.send(());
+        });
+        lock(&self.left).push(heard.recv_timeout(LONG).is_ok());
+    }
+}
+
+#[test]
+fn a_group_is_left_while_something_is_delivered_to_it() {
+    let (one, other) = (link("127.0.3.95", 47_080), link("127.0.3.96", 47_080));
+    let group: IpAddr = "239.255.47.96".parse().unwrap();
+    other.join(group).unwrap();
+    let header = Header {
+        qpn: 0xff_ffff,
+        number: 1,
+        service: 0,
+    };
+    let to_group = Frame {
+        to: LinkAddress::Ip(group),
+        header,
+        ..frame(&one, &other, 1, b"all")
+    };
+    one.send(to_group, NOW);
+    one.flush();
+    let leaver = Leaver {
+        link: Arc::clone(&other),
+        group,
+        left: Mutex::default(),
+    };
+    let began = Instant::now();
+    while lock(&leaver.left).is_empty() {
+        assert!(began.elapsed() < LONG);
+        Link::progress(&*other, NOW, &leaver);
+    }
+    assert_eq!(*lock(&leaver.left), [true]);
+}
+
+#[test]
+fn a_tap_sees_both_ends() {
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<(Stage, u16, usize)>>);
+    impl OctetTap for Notes {
+        fn datagram(&self, stage: Stage, envelope: &Envelope, _class: u8, octets: &[u8]) {
+            lock(&self.0).push((stage, envelope.identification, octets.len()));
+        }
+    }
+    let notes = Arc::new(Notes::default());
+    let options = UdpLinkOptions {
+        tap: Some(Arc::clone(&notes) as _),
+        ..UdpLinkOptions::default()
+    };
+    let one = link_with("127.0.3.95", 47_080, options);
+    for number in 0..2 {
+        one.send(frame(&one, &one, number, b"1234"), NOW);
+    }
+    one.flush();
+    all(&one, 2);
+    let sent = [0, 1].map(|number| (Stage::Sent, number, 17));
+    let arrived = [0, 1].map(|number| (Stage::Arrived, number, 17));
+    assert_eq!(*lock(&notes.0), [sent, arrived].concat());
+}
+
+#[test]
+fn the_largest_frame_is_what_the_interface_carries() {
+    let options = UdpLinkOptions {
+        max_frame: Some(Mtu::Mtu1024),
+        ..UdpLinkOptions::default()
+    };
+    let one = link_with("127.0.3.96", 47_080, options);
+    assert_eq!(one.max_frame(), Some(1024));
+    assert_eq!(link("127.0.3.97", 47_080).max_frame(), Some(4096));
+    let (four, six) = (IpAddr::from([127, 0, 0, 1]), "::1".parse().unwrap());
+    // A link of 1,500 octets carries a path MTU of 1,024.
+    assert_eq!(largest_frame(1500, four, 60), Some(Mtu::Mtu1024));
+    assert_eq!(largest_frame(4096 + 88, four, 60), Some(Mtu::Mtu4096));
+    assert_eq!(largest_frame(4096 + 88, six, 60), Some(Mtu::Mtu2048));
+    assert_eq!(largest_frame(300, four, 60), None);
+}
+
+#[test]
+fn flows_keep_their_order_whoever_sends() {
+    let (one, other) = (link("127.0.3.98", 47_080), link("127.0.3.99", 47_080));
+    std::thread::scope(|scope| {
+        for thread in 0..4_u32 {
+            let (one, other) = (&one, &other);
+            scope.spawn(move || {
+                for number in 0..250 {
+                    let mut frame = frame(one, other, thread << 16 | number, b"in order");
+                    frame.header.qpn += thread;
+                    one.send(frame, NOW);
+                    one.flush();
+                }
+            });
+        }
+        let mut next = [0; 4];
+        for frame in all(&other, 1000) {
+            let thread = (frame.header.number >> 16) as usize;
+            assert_eq!(frame.header.number & 0xffff, next[thread]);
+            next[thread] += 1;
+        }
+        assert_eq!(next, [250; 4]);
+    });
+}

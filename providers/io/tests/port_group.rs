@@ -1,0 +1,539 @@
+//! Several processes on one UDP port: they come, are killed, are stopped, and the others notice nothing.
+//!
+//! A member is this program again, told by its environment what to be. It answers each datagram with the number of its
+//! range, and hands on what is meant for others.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, UdpSocket as StdSocket};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs_io::sockets::{
+    FlowSockets, Message, Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket,
+};
+use polyverbs_io::{
+    Admission, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, QpnRange, Reactor,
+    Service, Source,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+// ---- a member
+
+const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
+const SERVICE: &str = "POLYVERBS_TEST_SERVICE";
+const ADMITTED: &str = "POLYVERBS_TEST_ADMITTED";
+
+const DATA: u64 = 1;
+const COMMON: u64 = 2;
+const INBOX: u64 = 3;
+const REQUESTS: u64 = 4;
+
+/// Answers with a range that there is none of.
+const NOBODY: u8 = 0xff;
+
+struct Member {
+    lease: Lease,
+    service: Service,
+    flows: FlowSockets,
+    batch: Mutex<ReceiveBatch>,
+}
+
+#[test]
+#[ignore = "a process of the other tests"]
+fn member() {
+    let Ok(address) = std::env::var(ADDRESS) else {
+        return;
+    };
+    let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+    let mut options = GroupOptions::new(address.parse().unwrap());
+    options.admission = Admission {
+        users: number(ADMITTED).into_iter().collect(),
+    };
+    let lease = match Lease::join(options) {
+        Ok(lease) => lease,
+        Err(error) => {
+            let taken = matches!(error, JoinError::Taken(..));
+            println!("\nrefused {taken} {error}");
+            return;
+        }
+    };
+    let service = lease.serve(number(SERVICE).unwrap().into()).unwrap();
+    let flows = FlowSockets::new(lease.address(), 1, UdpOptions::default());
+    println!("\nready {}", lease.range().index());
+    let member = Arc::new(Member {
+        lease,
+        service,
+        flows,
+        batch: Mutex::new(ReceiveBatch::new(8, 65_535)),
+    });
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let add = |source, token, kind| reactor.add(source, token, kind).unwrap();
+    let lease = &member.lease;
+    add(lease.socket() as &dyn std::os::fd::AsFd, DATA, Source::Data);
+    add(lease.common(), COMMON, Source::Shared);
+    add(lease, INBOX, Source::Rare);
+    add(&member.service, REQUESTS, Source::Rare);
+    let handler = Arc::downgrade(&member);
+    reactor.start(handler).unwrap();
+    // Until the test is over, or has ended without a word.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+impl IoHandler for Member {
+    fn progress(&self) -> bool {
+        self.read(self.lease.socket());
+        true
+    }
+
+    fn attend(&self, token: u64) {
+        let mut take = |handed: Handed<'_>| self.take(handed);
+        match token {
+            COMMON => self.read(self.lease.common()),
+            INBOX => self.lease.attend(&mut take).unwrap(),
+            _ => self.service.attend(&mut take).unwrap(),
+        }
+    }
+}
+
+impl Member {
+    fn read(&self, socket: &UdpSocket) {
+        let mut batch = self.batch.lock().unwrap();
+        while socket.receive(&mut batch).unwrap() > 0 {
+            for message in batch.messages() {
+                let Message {
+                    from,
+                    to: Some(to),
+                    traffic_class,
+                    ..
+                } = message
+                else {
+                    continue;
+                };
+                for octets in message.datagrams() {
+                    self.take(Handed {
+                        from,
+                        to,
+                        traffic_class,
+                        segment: 0,
+                        octets,
+                    });
+                }
+            }
+        }
+    }
+
+    fn take(&self, datagram: Handed<'_>) {
+        let range = QpnRange::of_datagram(datagram.octets);
+        let own = self.lease.range();
+        if range == own {
+            return self.answer(&datagram, own.index() as u8);
+        }
+        if range != QpnRange::COMMON {
+            let _ = self.lease.hand_to_range(range, &datagram);
+            return;
+        }
+        let Some(probe) = Probe::read(datagram.octets) else {
+            return;
+        };
+        let handed = match probe.service {
+            0 => match QpnRange::of_communication(probe.communication) {
+                range if range == own => return self.answer(&datagram, own.index() as u8),
+                range => self.lease.hand_to_range(range, &datagram),
+            },
+            id if id == self.service.id() => {
+                return self.answer(&datagram, own.index() as u8);
+            }
+            id => self.lease.hand_to_service(id, &datagram),
+        };
+        if let Err(HandError::Nobody) = handed {
+            self.answer(&datagram, NOBODY);
+        }
+    }
+
+    fn answer(&self, to: &Handed<'_>, range: u8) {
+        let tag = [range];
+        let pieces = [Piece::from(&tag[..]), to.octets.into()];
+        let socket = self.flows.of(0).unwrap();
+        let _ = socket.send(&[Transmit::new(to.from, &pieces)]);
+    }
+}
+
+/// What the tests send: a BTH, and whom of those behind QP 1 it is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Probe {
+    qpn: u32,
+    communication: u32,
+    service: u64,
+}
+
+impl Probe {
+    fn octets(self) -> [u8; 24] {
+        let mut octets = [0; 24];
+        octets[4..8].copy_from_slice(&self.qpn.to_be_bytes());
+        octets[12..16].copy_from_slice(&self.communication.to_be_bytes());
+        octets[16..].copy_from_slice(&self.service.to_be_bytes());
+        octets
+    }
+
+    fn read(octets: &[u8]) -> Option<Self> {
+        let octets = octets.first_chunk::<24>()?;
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|step| octets[at + step]));
+        Some(Self {
+            qpn: word(4),
+            communication: word(12),
+            service: u64::from(word(16)) << 32 | u64::from(word(20)),
+        })
+    }
+}
+
+// ---- the tests' side
+
+struct Process {
+    child: Child,
+    range: u8,
+    service: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+struct As {
+    user: Option<u32>,
+    admits: Option<u32>,
+}
+
+fn start(address: SocketAddr, service: u32, who: As) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "member", "--ignored", "--nocapture"])
+        .env(ADDRESS, address.to_string())
+        .env(SERVICE, service.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    if let Some(user) = who.admits {
+        command.env(ADMITTED, user.to_string());
+    }
+    if let Some(user) = who.user {
+        command.uid(user);
+    }
+    command.spawn().unwrap()
+}
+
+/// What the member says: its range, or why it is none.
+fn word_of(child: &mut Child) -> Result<u8, String> {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for line in lines.map_while(Result::ok) {
+        if let Some(range) = line.strip_prefix("ready ") {
+            return Ok(range.parse().unwrap());
+        }
+        if let Some(reason) = line.strip_prefix("refused ") {
+            return Err(reason.to_owned());
+        }
+    }
+    panic!("a member that said nothing");
+}
+
+impl Process {
+    fn start(address: SocketAddr, service: u32) -> Self {
+        Self::ready(start(address, service, As::default()), service)
+    }
+
+    fn ready(mut child: Child, service: u32) -> Self {
+        let range = word_of(&mut child).unwrap();
+        Self {
+            child,
+            range,
+            service,
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// A probe for its range, one for its service, one for a communication of its own.
+    fn probes(&self) -> [Probe; 3] {
+        let range = u32::from(self.range);
+        let qpn = range << 18 | 0x17;
+        let communication = range << 26 | 5;
+        [
+            Probe {
+                qpn,
+                ..Probe::default()
+            },
+            Probe {
+                qpn: 1,
+                service: self.service.into(),
+                ..Probe::default()
+            },
+            Probe {
+                qpn: 1,
+                communication,
+                ..Probe::default()
+            },
+        ]
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Prober {
+    socket: StdSocket,
+    to: SocketAddr,
+}
+
+impl Prober {
+    fn new(to: SocketAddr) -> Self {
+        let socket = StdSocket::bind("127.0.3.51:0").unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        Self { socket, to }
+    }
+
+    fn send(&self, probe: Probe) {
+        self.socket.send_to(&probe.octets(), self.to).unwrap();
+    }
+
+    fn receive(&self) -> Option<(u8, Probe)> {
+        let mut octets = [0; 100];
+        let length = self.socket.recv(&mut octets).ok()?;
+        Some((octets[0], Probe::read(&octets[1..length])?))
+    }
+
+    /// Sends a probe until it is answered: by which range.
+    fn ask(&self, probe: Probe) -> u8 {
+        let began = Instant::now();
+        loop {
+            self.send(probe);
+            while let Some((range, answered)) = self.receive() {
+                if answered == probe {
+                    return range;
+                }
+            }
+            assert!(began.elapsed() < LONG, "no answer to {probe:?}");
+        }
+    }
+
+    /// The longest time that one of `processes` was not heard of while `during` ran, by probe.
+    fn watch(&self, processes: &[&Process], during: impl FnOnce() + Send) -> Duration {
+        let mut heard: BTreeMap<Probe, (Instant, Duration)> = BTreeMap::new();
+        let expected: Vec<_> = processes
+            .iter()
+            .flat_map(|process| process.probes().map(|probe| (probe, process.range)))
+            .collect();
+        let begin = Instant::now();
+        heard.extend(
+            expected
+                .iter()
+                .map(|(probe, _)| (*probe, (begin, Duration::ZERO))),
+        );
+        self.socket.set_nonblocking(true).unwrap();
+        thread::scope(|scope| {
+            let during = scope.spawn(during);
+            loop {
+                let last = during.is_finished();
+                expected.iter().for_each(|(probe, _)| self.send(*probe));
+                thread::sleep(Duration::from_millis(1));
+                while let Some((range, probe)) = self.receive() {
+                    if let Some((at, longest)) = heard.get_mut(&probe) {
+                        assert!(expected.contains(&(probe, range)), "{range} for {probe:?}");
+                        *longest = at.elapsed().max(*longest);
+                        *at = Instant::now();
+                    }
+                }
+                if last {
+                    break;
+                }
+            }
+        });
+        self.socket.set_nonblocking(false).unwrap();
+        let silences = heard
+            .values()
+            .map(|(at, longest)| at.elapsed().max(*longest));
+        silences.max().unwrap_or_default()
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn address(port: u16) -> SocketAddr {
+    ([127, 0, 3, 50], port).into()
+}
+
+fn eight(address: SocketAddr) -> Vec<Process> {
+    // All at once: several try to make the sockets.
+    let children: Vec<_> = (1..=8)
+        .map(|service| (start(address, service, As::default()), service))
+        .collect();
+    children
+        .into_iter()
+        .map(|(child, service)| Process::ready(child, service))
+        .collect()
+}
+
+fn all_answer(prober: &Prober, processes: &[Process]) {
+    for process in processes {
+        for probe in process.probes() {
+            assert_eq!(prober.ask(probe), process.range, "{probe:?}");
+        }
+    }
+}
+
+#[test]
+fn eight_processes_that_start_at_once_share_the_port() {
+    for port in 47_050..47_054 {
+        let processes = eight(address(port));
+        let mut ranges: Vec<_> = processes.iter().map(|process| process.range).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        assert_eq!(ranges.len(), 8);
+        let prober = Prober::new(address(port));
+        all_answer(&prober, &processes);
+        let nobody = Probe {
+            qpn: 1,
+            service: 4711,
+            ..Probe::default()
+        };
+        assert_eq!(prober.ask(nobody), NOBODY);
+    }
+}
+
+#[test]
+fn killing_any_disturbs_the_others_for_less_than_a_second() {
+    let address = address(47_060);
+    let mut processes = eight(address);
+    let prober = Prober::new(address);
+    let mut longest = Duration::ZERO;
+    for victim in 0..8 {
+        let mut dying = processes.remove(victim);
+        let others: Vec<_> = processes.iter().collect();
+        let silence = prober.watch(&others, || {
+            thread::sleep(Duration::from_millis(50));
+            dying.kill();
+            thread::sleep(Duration::from_millis(200));
+        });
+        assert!(
+            silence < Duration::from_secs(1),
+            "{silence:?} after {victim}"
+        );
+        longest = longest.max(silence);
+        // The next one comes while the others are at work.
+        let next = Mutex::new(None);
+        let silence = prober.watch(&others, || {
+            *next.lock().unwrap() = Some(Process::start(address, victim as u32 + 1));
+        });
+        assert!(
+            silence < Duration::from_secs(1),
+            "{silence:?} while one joins"
+        );
+        processes.insert(victim, next.into_inner().unwrap().unwrap());
+    }
+    all_answer(&prober, &processes);
+    println!("the longest silence after a kill: {longest:?}");
+}
+
+#[test]
+fn one_that_is_stopped_holds_up_nobody() {
+    let address = address(47_061);
+    let mut processes: Vec<_> = (1..=3)
+        .map(|service| Process::start(address, service))
+        .collect();
+    let prober = Prober::new(address);
+    all_answer(&prober, &processes);
+    // The oldest is asked first by who joins, and first to be woken.
+    let stopped = processes.remove(0);
+    stopped.signal(Signal::STOP);
+    let others: Vec<_> = processes.iter().collect();
+    let silence = prober.watch(&others, || thread::sleep(Duration::from_millis(300)));
+    assert!(silence < Duration::from_secs(1), "{silence:?}");
+    processes.push(Process::start(address, 4));
+    all_answer(&prober, &processes);
+    stopped.signal(Signal::CONT);
+    processes.push(stopped);
+    all_answer(&prober, &processes);
+}
+
+#[test]
+fn the_port_is_free_when_the_last_is_killed() {
+    let address = address(47_062);
+    let processes = eight(address);
+    drop(processes);
+    StdSocket::bind(address).unwrap();
+}
+
+#[test]
+fn strays_of_one_call_reach_their_ranges() {
+    let address = address(47_063);
+    let processes = [1, 2].map(|service| Process::start(address, service));
+    let prober = Prober::new(address);
+    let socket = UdpSocket::bind("127.0.3.51:0".parse().unwrap(), &UdpOptions::default()).unwrap();
+    let probes: Vec<_> = (0..20)
+        .map(|step| processes[step % 2].probes()[0].octets())
+        .collect();
+    let octets = probes.concat();
+    let pieces = [Piece::from(&octets[..])];
+    let transmit = Transmit {
+        segment: 24,
+        ..Transmit::new(address, &pieces)
+    };
+    socket.send(&[transmit]).unwrap();
+    let (mut batch, mut answered) = (ReceiveBatch::new(8, 65_535), [0; 2]);
+    let began = Instant::now();
+    while answered != [10, 10] {
+        assert!(began.elapsed() < LONG, "{answered:?}");
+        socket.receive(&mut batch).unwrap();
+        for octets in batch.messages().flat_map(|message| message.datagrams()) {
+            let which = processes
+                .iter()
+                .position(|process| process.range == octets[0]);
+            let which = which.unwrap();
+            assert_eq!(
+                Probe::read(&octets[1..]),
+                Some(processes[which].probes()[0])
+            );
+            answered[which] += 1;
+        }
+    }
+    all_answer(&prober, &processes);
+}
+
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn another_user_is_let_in_where_he_is_named() {
+    let address = address(47_064);
+    let named = As {
+        user: Some(65_534),
+        ..As::default()
+    };
+    let admitting = As {
+        user: None,
+        admits: Some(65_534),
+    };
+    let first = Process::ready(start(address, 1, admitting), 1);
+    let second = Process::ready(start(address, 2, named), 2);
+    let prober = Prober::new(address);
+    let processes = [first, second];
+    all_answer(&prober, &processes);
+    let stranger = As {
+        user: Some(65_533),
+        ..As::default()
+    };
+    let mut stranger = start(address, 3, stranger);
+    let refused = word_of(&mut stranger).unwrap_err();
+    assert!(refused.starts_with("true"), "{refused}");
+    assert!(refused.contains("is held by user 0: "), "{refused}");
+    stranger.wait().unwrap();
+}

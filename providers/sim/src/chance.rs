@@ -1,0 +1,53 @@
+//! Seeded chance: what a link does to a frame.
+
+use std::time::Duration;
+
+use polyverbs_engine::link::OwnedFrame;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::fault::{Between, Rate};
+
+/// The dice of one direction of a link.
+///
+/// Each direction has its own, so that what one direction sends changes nothing for another.
+#[derive(Debug)]
+pub struct Chance(SmallRng);
+
+impl Chance {
+    /// Dice for the direction that sent a frame as number `direction`, counted from 0.
+    pub fn new(seed: u64, direction: usize) -> Self {
+        // An odd factor: two seeds or two directions never start alike.
+        let direction = (direction as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Self(SmallRng::seed_from_u64(seed ^ direction))
+    }
+
+    /// Whether something of this rate happens now. Rolls the same way whatever the rate.
+    pub fn strikes(&mut self, rate: Rate) -> bool {
+        self.0.random_range(0..Rate::ALWAYS.millionths()) < rate.millionths()
+    }
+
+    /// A time within the bounds, both included.
+    pub fn time(&mut self, bounds: Between<Duration>) -> Duration {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(
+            self.0
+                .random_range(nanoseconds(bounds.least())..=nanoseconds(bounds.most())),
+        )
+    }
+
+    /// A number within the bounds, both included.
+    pub fn number(&mut self, bounds: Between<u32>) -> u32 {
+        self.0.random_range(bounds.least()..=bounds.most())
+    }
+
+    /// Marks a frame as damaged and flips one bit of its payload, where it has one.
+    pub fn damage<H>(&mut self, frame: &mut OwnedFrame<H>) {
+        frame.damaged = true;
+        if !frame.payload.is_empty() {
+            let bit = self.0.random_range(0..frame.payload.len() as u64 * 8);
+            // Both are in range: the bit lies within the payload.
+            frame.payload[(bit / 8) as usize] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Virtual time, and links within a process: what tests of software devices run in.
+//!
+//! The engine has no clock, no thread and no link. Real ones are in `providers/io`; here a [`Simulation`] drives networks in
+//! virtual time. A network is direct unless it is given a link: a [`DatagramLink`] may lose, double, reorder, delay and damage;
+//! a [`StreamLink`] keeps order and may delay, stall, reset and damage. Both take their faults from a [`FaultSpec`], which is
+//! also a text. [`Capture`] and [`FaultyLink`] go around any link.
+//!
+//! Everything that chance decides is seeded: the same frames, sent in the same order with the same seed, meet the same
+//! fate.
+//!
+//! Read first: [`fault`], then [`datagram`].
+#![deny(unsafe_code)]
+
+pub mod capture;
+pub mod chance;
+pub mod datagram;
+pub mod fault;
+pub mod faulty;
+pub mod stream;
+pub mod virtual_time;
+
+#[cfg(test)]
+mod testing;
+
+pub use capture::{Capture, CaptureOptions, CapturedFrame, Stage};
+pub use datagram::{DatagramCounts, DatagramLink, DatagramOptions};
+pub use fault::{
+    Between, Contract, DatagramFaults, FaultSpec, FaultSpecError, Rate, Stall, StreamFaults,
+};
+pub use faulty::FaultyLink;
+pub use stream::{StreamCounts, StreamLink, StreamOptions};
+pub use virtual_time::{Bound, Ran, Simulation, SimulationError, VirtualHost};
