@@ -111,20 +111,23 @@ pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
-/// Sends so many frames of the answer to a read, behind those that have left: how many bytes have then.
+/// Sends so many packets of the answer to a read, behind those that have left: how many bytes have then.
 pub(crate) fn read_response(
     qp: &Qp,
     half: &mut Receiving,
     request: &Header,
     whole: &Payload<'_>,
     mut offset: usize,
-    frames: u32,
+    packets: u32,
     cx: &mut Cx<'_>,
 ) -> usize {
-    let mtu = full_frame(qp, half.driver.mtu_shift).unwrap_or(usize::MAX);
+    let rest = &half.driver.rest;
+    let frame = full_frame(qp, half.driver.mtu_shift, rest.peer_address, rest.peer_qpn);
+    let frame = frame.unwrap_or(usize::MAX);
     let total = whole.len();
-    for _ in 0..frames {
-        let length = (total - offset).min(mtu);
+    let end = offset.saturating_add((packets as usize) << half.driver.mtu_shift);
+    while offset < end {
+        let length = (total - offset).min(frame);
         let position = Position::of(offset as u64, length as u64, total as u64);
         let psn = request.psn.plus((offset >> half.driver.mtu_shift) as u32);
         emit(

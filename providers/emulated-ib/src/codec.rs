@@ -98,7 +98,11 @@ impl DatagramCodec for RoceV2 {
     }
 
     fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
-        header_of(&roce::decode_headers(header).ok()?, arrival)
+        let header = header_of(&roce::decode_headers(header).ok()?, arrival)?;
+        Some(Header {
+            joined: true,
+            ..header
+        })
     }
 
     fn group(&self, header: &Header) -> Option<IpAddr> {

@@ -7,11 +7,25 @@ use verbs_api::ids::LinkAddress;
 use crate::header::Header;
 use crate::{Cx, Qp};
 
-/// Bytes of payload that a full frame has; `None` where the network does not cut messages.
+/// Bytes of payload that a full packet has; `None` where the network does not cut messages.
 #[inline]
-pub(crate) fn full_frame(qp: &Qp, mtu_shift: u8) -> Option<usize> {
+pub(crate) fn full_packet(qp: &Qp, mtu_shift: u8) -> Option<usize> {
     let max = qp.device.network().link().and_then(|link| link.max_frame());
     max.map(|max| max.min(1 << mtu_shift))
+}
+
+/// Bytes of payload that a full frame to this queue pair has: one packet, or several where the link joins them.
+#[inline]
+pub(crate) fn full_frame(
+    qp: &Qp,
+    mtu_shift: u8,
+    to: Option<LinkAddress>,
+    qpn: u32,
+) -> Option<usize> {
+    let packet = full_packet(qp, mtu_shift)?;
+    let link = qp.device.network().link();
+    let joined = link.zip(to).and_then(|(link, to)| link.max_joined(to, qpn));
+    Some(joined.unwrap_or(packet))
 }
 
 /// Sends a frame over the link, where there is one and the port is up.

@@ -128,6 +128,8 @@ pub struct Header {
     pub ip: IpFields,
     /// The ICRC is right only for an IPv4 identification that could not be verified: accepted near the expected PSN only.
     pub icrc_unverified: bool,
+    /// What it carries may be several packets, whose numbers follow its own: it came by memory.
+    pub joined: bool,
     /// What is specific to the opcode.
     pub body: Body,
 }
@@ -147,6 +149,7 @@ impl Header {
             aeth: Aeth::default(),
             ip: IpFields::default(),
             icrc_unverified: false,
+            joined: false,
             body,
         }
     }

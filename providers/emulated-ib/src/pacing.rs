@@ -84,10 +84,10 @@ impl SendWindow {
         self.window
     }
 
-    /// Whether the frame of this number, with `under_way` before it, asks for an acknowledge.
-    pub(crate) fn wants_ack(&self, psn: Psn, under_way: u32) -> bool {
-        let every = (self.window / 4).clamp(1, ACK_EVERY);
-        psn.value().is_multiple_of(every.next_power_of_two()) || under_way + 1 >= self.window
+    /// Whether a frame of so many packets, the first with this number and `under_way` before it, asks for an acknowledge.
+    pub(crate) fn wants_ack(&self, psn: Psn, packets: u32, under_way: u32) -> bool {
+        let every = (self.window / 4).clamp(1, ACK_EVERY).next_power_of_two();
+        psn.plus(packets - 1).value() % every < packets || under_way + packets >= self.window
     }
 
     /// So many frames were answered out of so many under way; everything before `psn` has been.
@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn the_frame_that_fills_it_asks_for_an_answer() {
         let mut window = SendWindow::new(10, false);
-        assert!(window.wants_ack(Psn::new(63), 63) && !window.wants_ack(Psn::new(63), 3));
+        assert!(window.wants_ack(Psn::new(63), 1, 63) && !window.wants_ack(Psn::new(63), 1, 3));
         (0..30).for_each(|_| window.timed_out());
-        assert!((1..9).all(|psn| window.wants_ack(Psn::new(psn), 0)));
+        assert!((1..9).all(|psn| window.wants_ack(Psn::new(psn), 1, 0)));
     }
 }

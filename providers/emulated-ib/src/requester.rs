@@ -160,12 +160,12 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
 fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
     let shift = half.driver.mtu_shift;
-    let is_one = |mtu| request.length <= mtu as u64;
+    let is_one = |frame| request.length <= frame as u64;
     let psn = half.driver.next_psn;
     let rest = &*half.driver.rest;
     let may_leave = qp.qp_type == QpType::Rc
         && is_message
-        && full_frame(qp, shift).is_none_or(is_one)
+        && full_frame(qp, shift, rest.peer_address, rest.peer_qpn).is_none_or(is_one)
         && !request.flags.contains(SendFlags::FENCE)
         && rest.rnr_until.is_none()
         && under_way(half, psn) < rest.window.size()
@@ -862,17 +862,21 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     } else {
         let whole = qp.gather_request(&request, cx, &mut spans);
         let whole = whole.map_err(|fault| fault.local_status())?;
-        let mtu = full_frame(qp, half.driver.mtu_shift).map_or(u64::MAX, |mtu| mtu as u64);
+        let shift = half.driver.mtu_shift;
+        let rest = &half.driver.rest;
+        let frame = full_frame(qp, shift, rest.peer_address, rest.peer_qpn);
+        let frame = frame.map_or(u64::MAX, |frame| frame as u64);
         // What it names was checked for all of it: as many frames as the window has room for.
         let mut psn = psn;
         loop {
-            let length = (request.length - wqe.sent).min(mtu);
+            let length = (request.length - wqe.sent).min(frame);
+            let count = packets(length, shift);
             let position = Position::of(wqe.sent, length, request.length);
             let mut header = header_of(qp, half, &request, psn, position);
             let under_way = under_way(half, psn);
             let window = &half.driver.rest.window;
-            header.ack_req |= window.wants_ack(psn, under_way);
-            let is_full = under_way + 1 >= window.size();
+            header.ack_req |= window.wants_ack(psn, count, under_way);
+            let is_full = under_way + count >= window.size();
             let part = whole.part(wqe.sent as usize, length as usize);
             emit(qp, half, header, part, cx);
             wqe.sent += length;
@@ -883,7 +887,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             if qp.qp_type == QpType::Rc && is_full {
                 break;
             }
-            psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
+            psn = psn_at(wqe, wqe.sent, shift);
             half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
         }
     }
@@ -938,7 +942,7 @@ pub fn handle_answer(
             SyndromeKind::Nak(nak) => refused(qp, half, header.psn, nak, cx),
             SyndromeKind::Reserved => {}
         },
-        Body::ReadResponse(position) => read_response(qp, half, header.psn, position, payload, cx),
+        Body::ReadResponse(position) => read_response(qp, half, header, position, payload, cx),
         Body::AtomicAcknowledge(original) => atomic_response(qp, half, header.psn, original, cx),
         Body::ExtensionResponse(..) => extension_response(qp, half, header, payload, cx),
         _ => {}
@@ -1083,11 +1087,12 @@ fn covers(wqe: &Wqe, psn: Psn) -> bool {
 fn read_response(
     qp: &Qp,
     half: &mut Sending,
-    psn: Psn,
+    header: &Header,
     position: Position,
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
+    let psn = header.psn;
     if !answers_front(qp, half, psn, cx) {
         return;
     }
@@ -1105,7 +1110,11 @@ fn read_response(
     let whole = message_length(wqe);
     let reached = wqe.received + payload.len() as u64;
     // All but the last are full: the numbers count on it.
-    let short = !position.ends() && payload.len() != 1 << shift;
+    let is_full = match header.joined {
+        true => payload.len().is_multiple_of(1 << shift),
+        false => payload.len() == 1 << shift,
+    };
+    let short = !position.ends() && !is_full;
     let end = end_of_piece(qp, half, wqe.received, whole);
     if short || reached > end || position.ends() != (reached == end) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);

@@ -22,7 +22,7 @@ use verbs_api::{
 };
 
 use crate::answer::{Answer, Refusal};
-use crate::frame::full_frame;
+use crate::frame::full_packet;
 use crate::header::{Beside, Body, Header, IpFields, Nak, Position, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
@@ -207,7 +207,13 @@ impl Incoming<'_> {
             (Inbound::Send { received }, false) => received,
             _ => return Err(Refusal::INVALID),
         };
-        check_length(self.qp, half, position, self.payload.len())?;
+        check_length(
+            self.qp,
+            half,
+            position,
+            self.payload.len(),
+            self.header.joined,
+        )?;
         if position.begins() && half.current.is_none() {
             half.current = self.qp.take_receive(half, self.direct, &mut cx.effects);
         }
@@ -286,7 +292,13 @@ impl Incoming<'_> {
         if !rules::is_broken(Rule::QueuePairWrite) {
             permit(half, Access::REMOTE_WRITE)?;
         }
-        check_length(self.qp, half, position, self.payload.len())?;
+        check_length(
+            self.qp,
+            half,
+            position,
+            self.payload.len(),
+            self.header.joined,
+        )?;
         check_total(total)?;
         let length = self.payload.len() as u32;
         let reached = received.saturating_add(length);
@@ -655,11 +667,16 @@ fn check_length(
     half: &Receiving,
     position: Position,
     length: usize,
+    joined: bool,
 ) -> Result<(), Refusal> {
-    let Some(mtu) = full_frame(qp, half.driver.mtu_shift) else {
+    let Some(mtu) = full_packet(qp, half.driver.mtu_shift) else {
         return Ok(());
     };
-    if position.payload().admits(length, mtu) {
+    let admitted = match joined {
+        true => position.ends() || (length > 0 && length.is_multiple_of(mtu)),
+        false => position.payload().admits(length, mtu),
+    };
+    if admitted {
         Ok(())
     } else {
         Err(Refusal::INVALID)

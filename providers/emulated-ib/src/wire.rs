@@ -65,10 +65,7 @@ impl OnWire {
         let failed = |error: &dyn std::fmt::Display| EmulatedError::Wire(error.to_string());
         let lease = Lease::join(wire.group).map_err(|error| failed(&error))?;
         let (address, range) = (lease.address(), lease.range());
-        let mut link_options = wire.link;
-        link_options.memory &= wire.faults.is_none();
-        let link =
-            UdpLink::new(lease, RoceV2::new(), link_options).map_err(|error| failed(&error))?;
+        let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
         let carries = Arc::clone(&link) as SharedLink<Header>;
         let carries = match wire.faults {
             None => carries,

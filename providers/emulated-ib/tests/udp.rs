@@ -248,6 +248,43 @@ fn long_messages_arrive_whole_at_every_path_mtu() {
 }
 
 #[test]
+fn long_messages_go_through_memory_in_fewer_pieces_than_packets() {
+    for code in 1..=5 {
+        let near = End::new("127.0.40.1:14791", |_| {});
+        let far = End::new("127.0.40.1:14791", |_| {});
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, open().path_mtu(mtu));
+        everything(&near, &far);
+        one_of_each(&near, &far, (1 << 20) + 77);
+        let (sent, packets) = (
+            near.counts().by_memory,
+            2 * (1 << 20) / u64::from(mtu.octets()),
+        );
+        assert!(sent < packets / 4, "{sent} for more than {packets} packets");
+        assert_eq!(near.qp.counters().retransmissions, 0);
+    }
+}
+
+#[test]
+fn pieces_that_are_lost_doubled_or_overtaken_in_memory_are_made_good() {
+    for code in [1, 3, 5] {
+        let near = End::new("127.0.40.2:14791", faulty(Rate::percent(1), code.into()));
+        let far = End::new("127.0.40.2:14791", faulty(Rate::percent(1), 9));
+        let mtu = Mtu::from_code(code).unwrap();
+        connect(&near, &far, open().path_mtu(mtu).timeout(14));
+        for _ in 0..4 {
+            everything(&near, &far);
+            one_of_each(&near, &far, 1 << 20);
+        }
+        let (memory, counters) = (near.counts().by_memory, near.qp.counters());
+        assert!(
+            memory > 0 && counters.retransmissions > 0,
+            "{memory} {counters:?}"
+        );
+    }
+}
+
+#[test]
 fn a_receiver_with_little_room_is_not_drowned() {
     let little = |options: &mut WireOptions| options.group.udp.receive_buffer = 16 << 10;
     for code in [1, 3, 5] {

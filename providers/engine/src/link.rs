@@ -96,6 +96,12 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// Payload bytes of the largest frame; `None` where a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
+    /// Payload bytes of a frame that carries several packets of a message to this queue pair, where this link has such: a
+    /// multiple of every path MTU.
+    fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
+        self.inner().and_then(|link| link.max_joined(to, qpn))
+    }
+
     /// Bytes that may arrive at once without being lost for want of room; `None` where there always is.
     fn room(&self) -> Option<usize> {
         self.inner().and_then(Link::room)

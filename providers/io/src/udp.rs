@@ -713,6 +713,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         Some(self.max_frame.octets() as usize)
     }
 
+    fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
+        let memory = self.lease.memory()?;
+        let is_here = self.socket_address(to) == Some(self.lease.address());
+        (is_here && memory.reaches(QpnRange::of_qpn(qpn))).then_some(JOINED)
+    }
+
     fn room(&self) -> Option<usize> {
         Some(self.room)
     }
@@ -732,6 +738,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             && self.put(memory, &frame, meta.traffic_class)
         {
             return;
+        }
+        if frame.payload.len() > self.max_frame.octets() as usize {
+            // The process that would have taken it has gone.
+            return self.count(|counters| &counters.too_long, 1);
         }
         let (queue, route) = (&self.queues[flow], Route::new(to, meta));
         if !self.append(queue, route, from, &frame) {
@@ -950,6 +960,8 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
+/// Bytes of the packets that one record has at most: what one side copies while the other copies the next.
+const JOINED: usize = 32 << 10;
 /// Records that wait for room in memory at most: many have no payload.
 const MOST_WAITING: usize = 4096;
 /// Bytes of the longest headers.

@@ -49,6 +49,7 @@ fn header(service: QpType, body: Body) -> Header {
         aeth: Aeth::default(),
         ip: IpFields::default(),
         icrc_unverified: false,
+        joined: false,
         body,
     }
 }

@@ -314,6 +314,7 @@ impl Rig {
                 aeth: Aeth::ack(0, None),
                 ip: emulated_ib::header::IpFields::default(),
                 icrc_unverified: false,
+                joined: false,
                 body,
             },
             payload: payload.to_vec(),
