@@ -10,10 +10,10 @@
 //! | connections, 4,096 words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
 //! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
-//! A record is one element of 128 bytes: its number, which publishes it, lengths, the generation of the reader that it is for,
-//! and the record's head. The payload lies behind the head where both fit, and otherwise among the payloads. What a dead
-//! reader has left is of an older generation. Nobody believes what lies there: heads are copied before anybody looks at
-//! them, payloads are copied without being looked at, lengths and places are checked.
+//! A record is one element of 128 bytes: its number and the length of its payload, which publish it in one store, the
+//! generation of the reader that it is for, and the record's head. The payload lies behind the head where both fit, and
+//! otherwise among the payloads. What a dead reader has left is of an older generation. Nobody believes what lies there: heads
+//! are copied before anybody looks at them, payloads are copied without being looked at, lengths and places are checked.
 
 use std::collections::VecDeque;
 use std::io;
@@ -671,11 +671,12 @@ impl Writer {
             }
         }
         let at = ELEMENT * (1 + self.tail as usize % ELEMENTS);
+        let behind = head.len().next_multiple_of(WORD);
         let is_short = head.len() <= INLINE;
-        let is_inline = is_short && head.len() + length <= INLINE;
+        let is_inline = behind + length <= INLINE;
         let mut place = 0;
         if !is_inline {
-            let with_head = if is_short { 0 } else { head.len() };
+            let with_head = if is_short { 0 } else { behind };
             let Some(found) = self.allocate(with_head + length) else {
                 return Put::Full;
             };
@@ -686,32 +687,27 @@ impl Writer {
             true => inline.sub(0, head.len()).write(head),
             false => self.ring.span(PAYLOADS + place, head.len()).write(head),
         }
-        let behind = if is_short { 0 } else { head.len() };
+        let before = if is_short { 0 } else { behind };
         if length > 0 {
             write(match is_inline {
-                true => inline.sub(head.len(), length),
-                false => self.ring.span(PAYLOADS + place + behind, length),
+                true => inline.sub(behind, length),
+                false => self.ring.span(PAYLOADS + place + before, length),
             });
         }
-        let RecordMeta {
-            stream,
-            kind,
-            class,
-        } = meta;
         let fixed = Fixed {
-            length: length as u32,
             place: place as u32,
             generation,
-            stream,
             head: head.len() as u16,
-            kind,
-            class,
+            meta,
         };
-        self.ring.span(at + 4, FIXED - 4).write(&fixed.as_bytes());
+        for (word, at) in fixed.as_words().into_iter().zip([at + 8, at + 16]) {
+            self.ring.long(at).store(word, Ordering::Relaxed);
+        }
         self.ends[self.tail as usize % ELEMENTS] = self.next;
         self.tail = self.tail.wrapping_add(1);
         self.sent += 1;
-        self.ring.word(at).store(self.tail, Ordering::Release);
+        let first = u64::from(self.tail) | (length as u64) << 32;
+        self.ring.long(at).store(first, Ordering::Release);
         Put::Taken
     }
 }
@@ -721,7 +717,7 @@ fn published(ring: &Mapping, head: u32) -> u32 {
     let mut tail = head;
     for _ in 0..ELEMENTS {
         let at = ELEMENT * (1 + tail as usize % ELEMENTS);
-        if ring.word(at).load(Ordering::Acquire) != tail.wrapping_add(1) {
+        if ring.long(at).load(Ordering::Acquire) as u32 != tail.wrapping_add(1) {
             break;
         }
         tail = tail.wrapping_add(1);
@@ -746,12 +742,13 @@ struct Reader {
 }
 
 impl Reader {
-    // Where the next record lies, if there is one.
+    // Where the next record lies, and how long its payload is, if there is one.
     #[inline]
-    fn next(&self) -> Option<usize> {
+    fn next(&self) -> Option<(usize, usize)> {
         let at = ELEMENT * (1 + self.head as usize % ELEMENTS);
-        let number = self.ring.word(at).load(Ordering::Acquire);
-        (number == self.head.wrapping_add(1)).then_some(at)
+        let first = self.ring.long(at).load(Ordering::Acquire);
+        let is_next = first as u32 == self.head.wrapping_add(1);
+        is_next.then_some((at, (first >> 32) as usize))
     }
 
     // Whether the writer waits for room, and has to be told that there is some.
@@ -768,13 +765,16 @@ impl Reader {
         room: &mut [u8],
         take: &mut dyn FnMut(&Record<'_>),
     ) -> bool {
+        // Whoever has waited goes on with the first: what follows it can wait for him.
+        let most = if self.idle > 0 { 1 } else { AT_ONCE };
         let mut read = 0;
-        while read < AT_ONCE
-            && let Some(at) = self.next()
+        while read < most
+            && let Some((at, length)) = self.next()
         {
+            self.ring.prefetch(at + LINE);
             read += 1;
             self.head = self.head.wrapping_add(1);
-            self.take(at, from, generation, room, take);
+            self.take(at, length, from, generation, room, take);
             self.ring.word(HEAD).store(self.head, Ordering::Release);
         }
         self.idle = match read {
@@ -788,23 +788,24 @@ impl Reader {
     fn take(
         &self,
         at: usize,
+        length: usize,
         from: QpnRange,
         generation: u32,
         room: &mut [u8],
         take: &mut dyn FnMut(&Record<'_>),
     ) {
-        let mut fixed = [0; FIXED - 4];
-        self.ring.span(at + 4, FIXED - 4).read(&mut fixed);
-        let fixed = Fixed::of(&fixed);
-        let (head, length) = (usize::from(fixed.head), fixed.length as usize);
+        let words = [at + 8, at + 16].map(|at| self.ring.long(at).load(Ordering::Relaxed));
+        let fixed = Fixed::of(words);
+        let head = usize::from(fixed.head);
         // Of an older reader, or of a writer that does not mean well.
         if fixed.generation != generation || head > room.len() || length > LONGEST_PAYLOAD {
             return;
         }
-        let (place, is_inline) = (fixed.place as usize, head + length <= INLINE);
+        let behind = head.next_multiple_of(WORD);
+        let (place, is_inline) = (fixed.place as usize, behind + length <= INLINE);
         let is_short = head <= INLINE;
-        let behind = if is_short { 0 } else { head };
-        let end = place.checked_add(behind + length);
+        let before = if is_short { 0 } else { behind };
+        let end = place.checked_add(before + length);
         if !is_inline && end.is_none_or(|end| end > ROOM) {
             return;
         }
@@ -815,16 +816,12 @@ impl Reader {
             false => self.ring.span(PAYLOADS + place, head.len()).read(head),
         }
         let payload = match is_inline {
-            true => inline.sub(head.len(), length),
-            false => self.ring.span(PAYLOADS + place + behind, length),
+            true => inline.sub(behind, length),
+            false => self.ring.span(PAYLOADS + place + before, length),
         };
         take(&Record {
             from,
-            meta: RecordMeta {
-                stream: fixed.stream,
-                kind: fixed.kind,
-                class: fixed.class,
-            },
+            meta: fixed.meta,
             head,
             payload,
         });
@@ -848,40 +845,39 @@ fn reader<'r>(
     reader.as_mut()
 }
 
-/// What goes before the head of a record, behind its number.
+/// What goes before the head of a record, behind its number and the length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fixed {
-    length: u32,
     place: u32,
     generation: u32,
-    stream: u32,
     head: u16,
-    kind: u8,
-    class: u8,
+    meta: RecordMeta,
 }
 
 impl Fixed {
-    fn as_bytes(&self) -> [u8; FIXED - 4] {
-        let mut bytes = [0; FIXED - 4];
-        let words = [self.length, self.place, self.generation, self.stream];
-        for (room, word) in bytes.chunks_exact_mut(4).zip(words) {
-            room.copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes[16..18].copy_from_slice(&self.head.to_ne_bytes());
-        [bytes[18], bytes[19]] = [self.kind, self.class];
-        bytes
+    fn as_words(self) -> [u64; 2] {
+        let RecordMeta {
+            stream,
+            kind,
+            class,
+        } = self.meta;
+        let [head, kind, class]: [u64; 3] = [self.head.into(), kind.into(), class.into()];
+        [
+            u64::from(self.place) | u64::from(self.generation) << 32,
+            u64::from(stream) | head << 32 | kind << 48 | class << 56,
+        ]
     }
 
-    fn of(bytes: &[u8; FIXED - 4]) -> Self {
-        let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| bytes[at + byte]));
+    fn of([one, other]: [u64; 2]) -> Self {
         Self {
-            length: word(0),
-            place: word(4),
-            generation: word(8),
-            stream: word(12),
-            head: u16::from_ne_bytes([bytes[16], bytes[17]]),
-            kind: bytes[18],
-            class: bytes[19],
+            place: one as u32,
+            generation: (one >> 32) as u32,
+            head: (other >> 32) as u16,
+            meta: RecordMeta {
+                stream: other as u32,
+                kind: (other >> 48) as u8,
+                class: (other >> 56) as u8,
+            },
         }
     }
 }
@@ -914,6 +910,8 @@ const HEAD: usize = 0;
 const WAITS: usize = LINE;
 /// Bytes of an element: the fixed part and what is behind it.
 const ELEMENT: usize = 2 * LINE;
+/// What follows a head begins at a multiple of this: aligned words are copied fastest.
+const WORD: usize = 8;
 const FIXED: usize = 24;
 const INLINE: usize = ELEMENT - FIXED;
 const ELEMENTS: usize = 256;
