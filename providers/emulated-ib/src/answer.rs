@@ -111,6 +111,18 @@ pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
+/// The acknowledge that is owed, for a request to the same peer, which takes it along.
+pub(crate) fn take_owed(qp: &Qp) -> Option<(Psn, Aeth)> {
+    let half = &mut *qp.responder();
+    let psn = half.driver.rest.owed.take()?;
+    Some((psn, aeth(qp, half)))
+}
+
+fn aeth(qp: &Qp, half: &Receiving) -> Aeth {
+    let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
+    Aeth::ack(half.driver.rest.msn, receives)
+}
+
 /// Sends so many packets of the answer to a read, behind those that have left: how many bytes have then.
 pub(crate) fn read_response(
     qp: &Qp,
@@ -186,8 +198,7 @@ fn emit(
         let owed = &mut half.driver.rest.owed;
         owed.take_if(|owed| psn.distance_from(*owed) >= 0);
     }
-    let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
-    let mut aeth = Aeth::ack(half.driver.rest.msn, receives);
+    let mut aeth = aeth(qp, half);
     aeth.syndrome = refusal.unwrap_or(aeth.syndrome);
     let mut ip = half.driver.rest.ip;
     if matches!(body, Body::Congestion) {

@@ -63,6 +63,17 @@ impl DatagramCodec for RoceV2 {
         }
     }
 
+    fn encode_record(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
+        let headers = self.encode_header(header, payload, into)?;
+        let Some((psn, aeth)) = header.acknowledges else {
+            return Some(headers);
+        };
+        let (room, behind) = into.get_mut(headers..)?.split_first_chunk_mut()?;
+        *room = psn.value().to_be_bytes();
+        aeth.put(behind)?;
+        Some(headers + room.len() + Aeth::LEN)
+    }
+
     fn trailer(&self, payload: usize) -> usize {
         usize::from(roce::pad_count(payload)) + roce::packet::ICRC_LEN
     }
@@ -97,11 +108,20 @@ impl DatagramCodec for RoceV2 {
         })
     }
 
-    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
-        let header = header_of(&roce::decode_headers(header).ok()?, arrival)?;
+    fn open_record(&self, arrival: &Arrival, head: &[u8]) -> Option<Header> {
+        let packet = roce::decode_headers(head).ok()?;
+        let acknowledges = match packet.payload.split_first_chunk() {
+            Some((psn, behind)) => {
+                let psn = Psn::new(u32::from_be_bytes(*psn));
+                let aeth = Aeth::of(view::<Aeth>(behind)?.0);
+                aeth.syndrome.is_ack().then_some((psn, aeth))
+            }
+            None => None,
+        };
         Some(Header {
             joined: true,
-            ..header
+            acknowledges,
+            ..header_of(&packet, arrival)?
         })
     }
 

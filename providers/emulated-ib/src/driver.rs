@@ -8,6 +8,7 @@ use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
+use polyverbs_engine::payload::Payload;
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::Time;
 use polyverbs_wire::mad::GSI_QP;
@@ -137,16 +138,14 @@ impl Driver for InfiniBand {
             }
             let response = respond(qp, &mut half, &header, &frame.payload, None, cx);
             answer::send(qp, &mut half, &header, response, cx);
-        } else {
-            let mut half = qp.requester();
-            if half.driver.rest.peer_address == Some(frame.from)
-                && header.may_come_from(half.driver.rest.peer_qpn)
-            {
-                if matches!(header.body, Body::Congestion) || header.ip.met_congestion() {
-                    requester::slow_down(&mut half);
-                }
-                requester::handle_answer(qp, &mut half, &header, &frame.payload, cx);
+            drop(half);
+            if let Some((psn, aeth)) = header.acknowledges {
+                let body = Body::Acknowledge;
+                let ack = Header::new(qp.qp_type, header.src_qp, qp.qpn, psn, body);
+                handle_answer(qp, frame.from, &Header { aeth, ..ack }, &Payload::Empty, cx);
             }
+        } else {
+            handle_answer(qp, frame.from, &header, &frame.payload, cx);
         }
     }
 
@@ -273,5 +272,22 @@ impl Driver for InfiniBand {
 
     fn before_flush(_: &Qp, half: &mut Sending, _: WcStatus, _: &mut Cx<'_>) {
         half.direct = None;
+    }
+}
+
+fn handle_answer(
+    qp: &Qp,
+    from: LinkAddress,
+    header: &Header,
+    payload: &Payload<'_>,
+    cx: &mut Cx<'_>,
+) {
+    let mut half = qp.requester();
+    let rest = &half.driver.rest;
+    if rest.peer_address == Some(from) && header.may_come_from(rest.peer_qpn) {
+        if matches!(header.body, Body::Congestion) || header.ip.met_congestion() {
+            requester::slow_down(&mut half);
+        }
+        requester::handle_answer(qp, &mut half, header, payload, cx);
     }
 }

@@ -23,9 +23,13 @@ pub(crate) fn full_frame(
     qpn: u32,
 ) -> Option<usize> {
     let packet = full_packet(qp, mtu_shift)?;
-    let link = qp.device.network().link();
-    let joined = link.zip(to).and_then(|(link, to)| link.max_joined(to, qpn));
-    Some(joined.unwrap_or(packet))
+    Some(max_joined(qp, to, qpn).unwrap_or(packet))
+}
+
+/// Bytes of payload that a frame with several packets to this queue pair has, where the link carries such.
+#[inline]
+pub(crate) fn max_joined(qp: &Qp, to: Option<LinkAddress>, qpn: u32) -> Option<usize> {
+    qp.device.network().link()?.max_joined(to?, qpn)
 }
 
 /// Sends a frame over the link, where there is one and the port is up.

@@ -130,6 +130,8 @@ pub struct Header {
     pub icrc_unverified: bool,
     /// What it carries may be several packets, whose numbers follow its own: it came by memory.
     pub joined: bool,
+    /// Of a request that goes by memory: the acknowledge of what has come from its receiver, which would have followed it.
+    pub acknowledges: Option<(Psn, Aeth)>,
     /// What is specific to the opcode.
     pub body: Body,
 }
@@ -150,6 +152,7 @@ impl Header {
             ip: IpFields::default(),
             icrc_unverified: false,
             joined: false,
+            acknowledges: None,
             body,
         }
     }

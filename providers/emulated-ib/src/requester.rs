@@ -22,8 +22,8 @@ use verbs_api::{
     wr::SendFlags,
 };
 
-use crate::answer::Answer;
-use crate::frame::{self, full_frame};
+use crate::answer::{self, Answer};
+use crate::frame::{self, full_frame, max_joined};
 use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, SyndromeKind, packets};
 use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
@@ -902,8 +902,15 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     Ok(())
 }
 
-fn emit(qp: &Qp, half: &Sending, header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
-    frame::send(qp, half.driver.rest.peer_address, header, payload, cx);
+fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
+    let rest = &half.driver.rest;
+    if qp.device.network().is_unsettled()
+        && !qp.is_addressed
+        && max_joined(qp, rest.peer_address, rest.peer_qpn).is_some()
+    {
+        header.acknowledges = answer::take_owed(qp);
+    }
+    frame::send(qp, rest.peer_address, header, payload, cx);
 }
 
 // ---- answers

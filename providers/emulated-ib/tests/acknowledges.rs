@@ -6,6 +6,7 @@ use emulated_ib::header::{Beside, Body, Nak, Position};
 use polyverbs_engine::network::Progress;
 use support::*;
 use verbs_api::completion::Notify;
+use verbs_api::ids::Psn;
 use verbs_api::qp::QpState;
 use verbs_api::wr;
 use verbs_api::*;
@@ -97,8 +98,13 @@ fn an_older_answer_acknowledges_nothing_newer() {
 
 /// Two whose programs poll again and again; B has seen as many messages of A's as that, and not acknowledged them.
 fn seen(ids: std::ops::Range<u64>) -> Rig {
+    seen_over(None, ids)
+}
+
+fn seen_over(joined: Option<usize>, ids: std::ops::Range<u64>) -> Rig {
     let rig = Rig::new(Setup {
         polled: true,
+        joined,
         ..Setup::default()
     });
     for id in ids.clone() {
@@ -128,6 +134,25 @@ fn what_a_program_answers_goes_before_the_acknowledge() {
     assert_eq!(rig.answers()[0], (2, ACK));
     assert_eq!(rig.a.done(), ok([7, 0, 1, 2]));
     assert_eq!(rig.b.done(), ok([8]));
+}
+
+#[test]
+fn where_packets_are_joined_what_a_program_answers_takes_the_acknowledge_along() {
+    let rig = seen_over(Some(8192), 0..3);
+    rig.a.receive(7, 0, 64);
+    rig.b.post(wr::Send::new(rig.b.sge(0, 8)).signaled(8));
+    assert_eq!(poll_once(&rig.b.cq), 0);
+    let said = rig.wire.log();
+    let said: Vec<_> = (said.iter())
+        .filter(|frame| frame.from == rig.b.address())
+        .collect();
+    let acknowledged = said[0].header.acknowledges.unwrap();
+    let newest = Psn::new(rig.setup.a_psn).plus(2);
+    assert_eq!((said.len(), said[0].header.body), (1, SEND));
+    assert_eq!((acknowledged.0, acknowledged.1.msn), (newest, 3));
+    assert_eq!(rig.a.done(), ok([7, 0, 1, 2]));
+    assert_eq!(rig.b.done(), ok([8]));
+    assert_eq!(rig.answers(), []);
 }
 
 #[test]

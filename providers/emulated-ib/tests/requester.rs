@@ -782,3 +782,26 @@ fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
     assert_eq!(a.done(), [(1, WcStatus::Success), gave_up]);
     assert_eq!(a.read(0, PIECE), octets);
 }
+
+#[test]
+fn where_a_link_joins_packets_what_is_lost_is_sent_again_from_there() {
+    let rig = Rig::new(Setup {
+        joined: Some(4096),
+        ..Setup::default()
+    });
+    let mut frames = 0;
+    rig.wire.rule(move |frame| {
+        frames += u32::from(frame.header.body.is_request());
+        if frames == 2 { Fate::Drop } else { Fate::Pass }
+    });
+    rig.b.receive(1, 0, 16 << 10);
+    rig.a.post(wr::Send::new(rig.a.sge(0, 10_000)).signaled(2));
+    rig.run();
+    let offset = |frame: &OwnFrame| frame.header.psn.distance_from(Psn::new(rig.setup.a_psn));
+    let said = rig.wire.log();
+    let requests = said.iter().filter(|frame| frame.header.body.is_request());
+    let offsets: Vec<_> = requests.map(offset).collect();
+    assert_eq!(offsets, [0, 4, 8, 4, 8]);
+    assert_eq!(rig.a.done(), ok([2]));
+    assert_eq!(rig.b.done(), ok([1]));
+}

@@ -791,3 +791,31 @@ fn a_message_longer_than_any_is_refused_before_its_memory_is_looked_at() {
     rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest), b"")]);
     refused(&rig, 0, Nak::REMOTE_ACCESS);
 }
+
+/// Answers to a send whose first frame has so many octets and whose last, with this number, has 2,500.
+fn joined(is_joined: bool, length: usize, next: u32) -> (Rig, Vec<(i32, Answer)>) {
+    let rig = Rig::rc();
+    rig.b.receive(1, 0, 8192);
+    for (offset, position, length) in [(0, First, length), (next, Last, 2500)] {
+        let mut frame = rig.request(offset, send(position), &vec![7; length]);
+        frame.header.joined = is_joined;
+        rig.inject([frame]);
+    }
+    let answers = rig.answers();
+    (rig, answers)
+}
+
+#[test]
+fn several_packets_in_one_frame_have_a_number_each() {
+    let (rig, answers) = joined(true, 3 * MTU, 3);
+    assert_eq!(answers, [(2, ACK), (5, ACK)]);
+    assert_eq!(rig.b.done(), ok([1]));
+}
+
+#[test]
+fn several_packets_in_one_frame_are_full_but_for_the_last_and_joined_by_a_link() {
+    for (is_joined, length) in [(true, 0), (true, 1500), (false, 3 * MTU)] {
+        let (_, answers) = joined(is_joined, length, 3);
+        assert_eq!(answers[0], (0, nak(Nak::INVALID_REQUEST)));
+    }
+}

@@ -181,6 +181,12 @@ impl<D: Driver> Network<D> {
         self.unsettled.any.store(true, Ordering::Release);
     }
 
+    /// Whether some queue pair may have something to settle.
+    #[inline]
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled.any.load(Ordering::Relaxed)
+    }
+
     /// Settles what is unsettled. Call with no lock held. Answers whether there was any.
     fn settle(&self) -> bool {
         if !self.unsettled.any.load(Ordering::Acquire) {

@@ -100,8 +100,18 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// Takes a datagram apart. `None`, and counted, where it is none of this format.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
 
-    /// The header that [`encode_header`](Self::encode_header) has written in another process.
-    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Self::Header>;
+    /// The same where the frame goes by memory, and its payload apart from that.
+    fn encode_record(
+        &self,
+        header: &Self::Header,
+        payload: usize,
+        into: &mut [u8],
+    ) -> Option<usize> {
+        self.encode_header(header, payload, into)
+    }
+
+    /// The header that [`encode_record`](Self::encode_record) has written in another process.
+    fn open_record(&self, arrival: &Arrival, header: &[u8]) -> Option<Self::Header>;
 
     /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {

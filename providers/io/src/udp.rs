@@ -371,7 +371,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     fn put(&self, memory: &ShmPort, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
         let mut room = [0; HEADERS];
         let length = frame.payload.len();
-        let Some(headers) = self.codec.encode_header(&frame.header, length, &mut room) else {
+        let Some(headers) = self.codec.encode_record(&frame.header, length, &mut room) else {
             return false;
         };
         let head = &room[..headers];
@@ -558,7 +558,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             segment: 0,
         };
         let length = record.payload.len();
-        let Some(header) = self.codec.open_header(&arrival, record.head) else {
+        let Some(header) = self.codec.open_record(&arrival, record.head) else {
             return self.count(|counters| &counters.malformed, 1);
         };
         let address = LinkAddress::Ip(local.ip());

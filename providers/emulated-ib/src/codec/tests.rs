@@ -50,6 +50,7 @@ fn header(service: QpType, body: Body) -> Header {
         ip: IpFields::default(),
         icrc_unverified: false,
         joined: false,
+        acknowledges: None,
         body,
     }
 }

@@ -48,6 +48,7 @@ struct State {
 /// A link without delay that does what a test says.
 pub struct Wire {
     mtu: Option<usize>,
+    joined: Option<usize>,
     is_polled: bool,
     state: Mutex<State>,
 }
@@ -95,10 +96,17 @@ impl Link<Header> for Wire {
         self.mtu
     }
 
+    fn max_joined(&self, _to: LinkAddress, _qpn: u32) -> Option<usize> {
+        self.joined
+    }
+
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
-        let frame = frame.to_owned();
+        let mut frame = frame.to_owned();
+        frame.header.joined = self.joined.is_some();
         assert!(
-            self.mtu.is_none_or(|mtu| frame.payload.len() <= mtu),
+            self.joined
+                .or(self.mtu)
+                .is_none_or(|mtu| frame.payload.len() <= mtu),
             "{frame:?} is longer than the link's frames"
         );
         let mut state = self.state();
@@ -168,6 +176,8 @@ pub struct Setup {
     pub direct: bool,
     /// Frames arrive when somebody polls, again and again.
     pub polled: bool,
+    /// The link carries several packets in one frame, of so many octets.
+    pub joined: Option<usize>,
     pub windows_2a: bool,
 }
 
@@ -192,6 +202,7 @@ impl Default for Setup {
             sq_sig_all: false,
             direct: false,
             polled: false,
+            joined: None,
             windows_2a: false,
         }
     }
@@ -257,6 +268,7 @@ impl Rig {
         let mtu = setup.mtu.map(|mtu| mtu.octets() as usize);
         let wire = Arc::new(Wire {
             mtu,
+            joined: setup.joined,
             is_polled: setup.polled,
             state: Mutex::default(),
         });
@@ -315,6 +327,7 @@ impl Rig {
                 ip: emulated_ib::header::IpFields::default(),
                 icrc_unverified: false,
                 joined: false,
+                acknowledges: None,
                 body,
             },
             payload: payload.to_vec(),

@@ -66,13 +66,13 @@ impl DatagramCodec for Toy {
             identification: arrival.segment,
         };
         Some(Opened {
-            header: self.open_header(arrival, head)?,
+            header: self.open_record(arrival, head)?,
             payload,
             damaged: sum(&envelope, covered) != *found,
         })
     }
 
-    fn open_header(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
+    fn open_record(&self, arrival: &Arrival, header: &[u8]) -> Option<Header> {
         assert_eq!(arrival.traffic_class, 2);
         let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
         Some(Header {

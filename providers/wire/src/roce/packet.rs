@@ -93,7 +93,7 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     })
 }
 
-/// Takes headers apart that travel without the rest of their packet: the result has no payload, pad and ICRC.
+/// Takes headers apart that travel without pad and ICRC; the payload is what follows them.
 ///
 /// # Errors
 /// The reason to drop them.
@@ -101,16 +101,15 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
 pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     let (bth, behind_bth) = view::<Bth>(octets).ok_or(Reject::Short)?;
     let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
-    if behind_bth.len() != facts.headers_len {
-        return Err(Reject::Short);
-    }
+    let (headers, payload) =
+        (behind_bth.split_at_checked(facts.headers_len)).ok_or(Reject::Short)?;
     Ok(Packet {
         bth,
         facts,
-        payload: &[],
+        payload,
         pad: &[],
         icrc: [0; ICRC_LEN],
-        behind_bth,
+        behind_bth: headers,
         covered: octets,
     })
 }
