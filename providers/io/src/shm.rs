@@ -924,7 +924,7 @@ const TOTAL: u64 = (FRONT + RANGES * RANGES * RING) as u64;
 
 /// Bytes of the longest head.
 pub const LONGEST_HEAD: usize = 1024;
-/// Bytes of the longest payload.
+/// Bytes of the longest payload: the next one is written while this one is read.
 pub const LONGEST_PAYLOAD: usize = 64 << 10;
 const _: () = assert!(LONGEST_HEAD + LONGEST_PAYLOAD <= STRETCH && RANGES == 64);
 

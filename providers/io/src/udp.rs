@@ -33,6 +33,7 @@ use verbs_api::{
 use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
 use crate::octets::OctetTap;
+use crate::shm::LONGEST_PAYLOAD;
 use crate::{count_alone, lock};
 use polyverbs_sim::capture::Stage;
 
@@ -716,7 +717,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
         let memory = self.lease.memory()?;
         let is_here = self.socket_address(to) == Some(self.lease.address());
-        (is_here && memory.reaches(QpnRange::of_qpn(qpn))).then_some(JOINED)
+        (is_here && memory.reaches(QpnRange::of_qpn(qpn))).then_some(LONGEST_PAYLOAD)
     }
 
     fn room(&self) -> Option<usize> {
@@ -960,8 +961,6 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
-/// Bytes of the packets that one record has at most: what one side copies while the other copies the next.
-const JOINED: usize = 32 << 10;
 /// Records that wait for room in memory at most: many have no payload.
 const MOST_WAITING: usize = 4096;
 /// Bytes of the longest headers.

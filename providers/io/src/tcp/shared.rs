@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
+use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD, LOOKS_FOR_ALL};
 use crate::sockets::TcpSocket;
 use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
 use rustc_hash::FxHashMap;
@@ -154,8 +154,8 @@ impl<C: StreamCodec> TcpLink<C> {
         };
         let length = frame.payload.len();
         if admit == Admit::IfRoom {
-            if length > UNIT {
-                return TrySend::TooLong(UNIT);
+            if length > LONGEST_PAYLOAD {
+                return TrySend::TooLong(LONGEST_PAYLOAD);
             }
             if outgoing.is_held {
                 outgoing.wants_room = true;
@@ -429,8 +429,6 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// Bytes of payload in the largest frame: a reader begins before a message is there whole.
-const UNIT: usize = 32 << 10;
 /// Bytes of headers that nearly all have at most.
 const SHORT_HEAD: usize = 96;
 /// Bytes of a payload that goes with the header.

@@ -1,6 +1,7 @@
 //! Streams whose frames go by memory.
 
 use super::*;
+use crate::shm::LONGEST_PAYLOAD;
 
 /// A connection on both links, by memory.
 fn join(sinks: &[Arc<Sink>; 2], keys: [u64; 2]) {
@@ -61,7 +62,9 @@ fn fill(sink: &Sink, key: u64, first: u32, payload: &[u8]) -> u32 {
 #[test]
 fn frames_of_both_directions_arrive_whole_and_in_order() {
     let sinks = pair_by_memory();
-    let lengths = [0, 1, 15, 16, 17, 100, 1408, UNIT].iter().cycle();
+    let lengths = [0, 1, 15, 16, 17, 100, 1408, LONGEST_PAYLOAD]
+        .iter()
+        .cycle();
     let payloads: Vec<_> = (0..100)
         .zip(lengths)
         .map(|(number, length)| vec![number; *length])
@@ -88,7 +91,7 @@ fn frames_of_both_directions_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn a_frame_of_more_than_a_unit_is_refused() {
+fn a_frame_longer_than_a_record_is_refused() {
     let [one, other] = pair_by_memory();
     let offer = |length| {
         let payload = vec![1; length];
@@ -101,9 +104,12 @@ fn a_frame_of_more_than_a_unit_is_refused() {
         };
         one.link.try_send(frame, one.now())
     };
-    assert!(matches!(offer(UNIT + 1), TrySend::TooLong(UNIT)));
-    assert!(matches!(offer(UNIT), TrySend::Sent));
-    assert_eq!(other.drive(1)[0].payload.len(), UNIT);
+    assert!(matches!(
+        offer(LONGEST_PAYLOAD + 1),
+        TrySend::TooLong(LONGEST_PAYLOAD)
+    ));
+    assert!(matches!(offer(LONGEST_PAYLOAD), TrySend::Sent));
+    assert_eq!(other.drive(1)[0].payload.len(), LONGEST_PAYLOAD);
 }
 
 #[test]
