@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod batch;
+pub mod capture;
 pub mod codec;
 pub mod emulated;
 pub mod exit;
@@ -19,7 +20,6 @@ mod fence;
 pub mod group;
 mod large_pages;
 mod memory;
-pub mod octets;
 pub mod queue;
 pub mod reactor;
 pub mod shm;
@@ -31,6 +31,7 @@ mod through;
 pub mod timer;
 pub mod udp;
 
+pub use capture::{DatagramTap, OctetCapture, WireTap};
 pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
     TxMeta,
@@ -39,7 +40,6 @@ pub use exit::{FlushOnExit, at_exit};
 pub use group::{
     Admission, GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service,
 };
-pub use octets::{OctetCapture, OctetTap, WireTap};
 pub use queue::OctetQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Record, RecordMeta, ShmPort};

@@ -9,10 +9,10 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::ids::LinkAddress;
 
+use crate::capture::DatagramTap;
 use crate::codec::{Arrival, DatagramCodec, Envelope, Found, Leaving, StreamCodec};
-use crate::octets::OctetTap;
 use crate::queue::OctetQueue;
-use polyverbs_sim::capture::Stage;
+use crate::sockets::Way;
 
 /// A link around another whose frames arrive as a codec makes them of octets: in virtual time too, and with every fault.
 ///
@@ -22,7 +22,7 @@ pub struct ThroughOctets<C: DatagramCodec> {
     codec: C,
     link: SharedLink<C::Header>,
     port: u16,
-    tap: Option<Arc<dyn OctetTap>>,
+    tap: Option<Arc<dyn DatagramTap>>,
 }
 
 impl<C: DatagramCodec> ThroughOctets<C> {
@@ -31,7 +31,7 @@ impl<C: DatagramCodec> ThroughOctets<C> {
         link: SharedLink<C::Header>,
         codec: C,
         port: u16,
-        tap: Option<Arc<dyn OctetTap>>,
+        tap: Option<Arc<dyn DatagramTap>>,
     ) -> Self {
         Self {
             codec,
@@ -84,7 +84,7 @@ impl<C: DatagramCodec> Deliver<C::Header> for Onward<'_, C> {
         };
         let traffic_class = through.codec.tx_meta(&frame.header).traffic_class;
         if let Some(tap) = &through.tap {
-            tap.datagram(Stage::Arrived, &envelope, traffic_class, &octets);
+            tap.datagram(Way::In, &envelope, traffic_class, &octets);
         }
         let arrival = Arrival {
             from: envelope.from,

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sockets::{
-    FlowSockets, Membership, Message, ReceiveBatch, UdpOptions, UdpSocket, interface_mtu,
+    FlowSockets, Membership, Message, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu,
 };
 use crate::{
     FlushOnExit, HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta,
@@ -31,11 +31,10 @@ use verbs_api::{
 };
 
 use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
+use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
-use crate::octets::OctetTap;
 use crate::shm::LONGEST_PAYLOAD;
 use crate::{count_alone, lock};
-use polyverbs_sim::capture::Stage;
 
 /// What a [`UdpLink`] is made with.
 #[derive(Clone)]
@@ -51,7 +50,7 @@ pub struct UdpLinkOptions {
     /// both want that: no kernel, no checksum. Not with a tap, which shows what is on a wire.
     pub memory: bool,
     /// Is told of every datagram.
-    pub tap: Option<Arc<dyn OctetTap>>,
+    pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
 impl Default for UdpLinkOptions {
@@ -123,7 +122,7 @@ pub struct UdpLink<C: DatagramCodec> {
     queues: Box<[TxQueue]>,
     max_frame: Mtu,
     room: usize,
-    tap: Option<Arc<dyn OctetTap>>,
+    tap: Option<Arc<dyn DatagramTap>>,
     inbound: Mutex<Inbound>,
     /// What came in by another way than the own socket, and whether anything did.
     aside: Mutex<Aside>,
@@ -347,7 +346,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             let envelope = envelope(from, datagram.to, datagram.segment);
             if let Some(tap) = &self.tap {
                 let class = route.traffic_class;
-                tap.datagram(Stage::Sent, &envelope, class, datagram.octets);
+                tap.datagram(Way::Out, &envelope, class, datagram.octets);
             }
             if let (true, Some(last)) = (frame.damaged, datagram.octets.last_mut()) {
                 // Its payload has been changed already: this makes the checksum wrong.
@@ -523,7 +522,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     ) {
         if let Some(tap) = &self.tap {
             let envelope = envelope(arrival.from, arrival.to, arrival.segment);
-            tap.datagram(Stage::Arrived, &envelope, arrival.traffic_class, datagram);
+            tap.datagram(Way::In, &envelope, arrival.traffic_class, datagram);
         }
         let Some(opened) = self.codec.open(arrival, datagram) else {
             return self.count(|counters| &counters.malformed, 1);

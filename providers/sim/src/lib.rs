@@ -3,7 +3,7 @@
 //! The engine has no clock, no thread and no link. Real ones are in `providers/io`; here a [`Simulation`] drives networks in
 //! virtual time. A network is direct unless it is given a link: a [`DatagramLink`] may lose, double, reorder, delay and damage;
 //! a [`StreamLink`] keeps order and may delay, stall, reset and damage. Both take their faults from a [`FaultSpec`], which is
-//! also a text. [`Capture`] and [`FaultyLink`] go around any link.
+//! also a text. [`FaultyLink`] goes around any link.
 //!
 //! Everything that chance decides is seeded: the same frames, sent in the same order with the same seed, meet the same
 //! fate.
@@ -11,7 +11,6 @@
 //! Read first: [`fault`], then [`datagram`].
 #![deny(unsafe_code)]
 
-pub mod capture;
 pub mod chance;
 pub mod datagram;
 pub mod fault;
@@ -22,7 +21,6 @@ pub mod virtual_time;
 #[cfg(test)]
 mod testing;
 
-pub use capture::{Capture, CaptureOptions, CapturedFrame, Stage};
 pub use datagram::{DatagramCounts, DatagramLink, DatagramOptions};
 pub use fault::{
     Between, Contract, DatagramFaults, FaultSpec, FaultSpecError, Rate, Stall, StreamFaults,

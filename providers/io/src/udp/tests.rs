@@ -661,10 +661,10 @@ fn a_group_is_left_while_something_is_delivered_to_it() {
 #[test]
 fn a_tap_sees_both_ends() {
     #[derive(Default)]
-    struct Notes(Mutex<Vec<(Stage, u16, usize)>>);
-    impl OctetTap for Notes {
-        fn datagram(&self, stage: Stage, envelope: &Envelope, _class: u8, octets: &[u8]) {
-            lock(&self.0).push((stage, envelope.identification, octets.len()));
+    struct Notes(Mutex<Vec<(Way, u16, usize)>>);
+    impl DatagramTap for Notes {
+        fn datagram(&self, way: Way, envelope: &Envelope, _class: u8, octets: &[u8]) {
+            lock(&self.0).push((way, envelope.identification, octets.len()));
         }
     }
     let notes = Arc::new(Notes::default());
@@ -678,8 +678,8 @@ fn a_tap_sees_both_ends() {
     }
     one.flush();
     all(&one, 2);
-    let sent = [0, 1].map(|number| (Stage::Sent, number, 17));
-    let arrived = [0, 1].map(|number| (Stage::Arrived, number, 17));
+    let sent = [0, 1].map(|number| (Way::Out, number, 17));
+    let arrived = [0, 1].map(|number| (Way::In, number, 17));
     assert_eq!(*lock(&notes.0), [sent, arrived].concat());
 }
 

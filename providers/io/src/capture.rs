@@ -3,37 +3,36 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use crate::sockets::{Ends, Passed, TcpTap, Way};
-use pcap_file::DataLink;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
+use pcap_file::{DataLink, PcapError};
 
 use crate::codec::Envelope;
 use crate::lock;
-use polyverbs_sim::capture::{NANOSECONDS, Stage, io_error};
+use crate::sockets::{Ends, Passed, TcpTap, Way};
 
-/// Is told of the octets that a link sends, before anything happens to them, and of those that arrive.
-pub trait OctetTap: Send + Sync {
+/// Is told of the datagrams that a link sends, before anything happens to them, and of those that arrive.
+pub trait DatagramTap: Send + Sync {
     /// A datagram. Called with locks of queue pairs held.
-    fn datagram(&self, stage: Stage, envelope: &Envelope, traffic_class: u8, octets: &[u8]);
+    fn datagram(&self, way: Way, envelope: &Envelope, traffic_class: u8, datagram: &[u8]);
 }
 
 /// Is told of all that leaves and arrives, datagrams and streams.
-pub trait WireTap: OctetTap + TcpTap {}
+pub trait WireTap: DatagramTap + TcpTap {}
 
-impl<T: OctetTap + TcpTap> WireTap for T {}
+impl<T: DatagramTap + TcpTap> WireTap for T {}
 
 /// Writes datagrams as pcapng, with the IP and UDP headers that they have on the wire. UDP checksums and hop limits, which
 /// a socket does not show, are 0 and 64.
 ///
-/// Of a TCP connection a socket shows the octets: segments are made of what a call has sent or received, sequence numbers
+/// Of a TCP connection a socket shows the bytes: segments are made of what a call has sent or received, sequence numbers
 /// begin with 0, and the three segments with which it began are written where its request is told. Nothing is ever lost or
 /// sent twice.
 ///
@@ -57,15 +56,15 @@ impl OctetCapture {
     pub fn new(writer: impl Write + Send + 'static) -> io::Result<Self> {
         let writer: Box<dyn Write + Send> = Box::new(writer);
         let mut writer = PcapNgWriter::new(writer).map_err(io_error)?;
-        for stage in [Stage::Sent, Stage::Arrived] {
-            let options = vec![
-                InterfaceDescriptionOption::IfName(stage.to_string().into()),
-                InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
-            ];
+        // A packet names its interface by `Way as u32`.
+        for name in ["sent", "arrived"] {
             let interface = InterfaceDescriptionBlock {
                 linktype: DataLink::RAW,
                 snaplen: 0,
-                options,
+                options: vec![
+                    InterfaceDescriptionOption::IfName(name.into()),
+                    InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
+                ],
             };
             writer.write_pcapng_block(interface).map_err(io_error)?;
         }
@@ -103,12 +102,10 @@ impl OctetCapture {
     }
 }
 
-impl OctetTap for OctetCapture {
-    fn datagram(&self, stage: Stage, envelope: &Envelope, traffic_class: u8, octets: &[u8]) {
-        let mut packet = headers(envelope, traffic_class, octets.len());
-        packet.extend_from_slice(octets);
-        let mut file = lock(&self.0);
-        file.packet(stage, packet);
+impl DatagramTap for OctetCapture {
+    fn datagram(&self, way: Way, envelope: &Envelope, traffic_class: u8, datagram: &[u8]) {
+        let packet = packet(envelope, traffic_class, datagram);
+        lock(&self.0).packet(way, packet);
     }
 }
 
@@ -126,9 +123,9 @@ impl TcpTap for OctetCapture {
                 file.segment(back, ends, SYN | ACK, b"");
                 file.segment(way, ends, ACK, b"");
             }
-            Passed::Octets(octets) => {
-                for octets in octets.chunks(SEGMENT) {
-                    file.segment(way, ends, ACK | PSH, octets);
+            Passed::Octets(bytes) => {
+                for bytes in bytes.chunks(SEGMENT) {
+                    file.segment(way, ends, ACK | PSH, bytes);
                 }
             }
             Passed::End => file.segment(way, ends, ACK | FIN, b""),
@@ -141,23 +138,22 @@ impl TcpTap for OctetCapture {
 }
 
 impl File {
-    fn packet(&mut self, stage: Stage, packet: Vec<u8>) {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    fn packet(&mut self, way: Way, packet: Vec<u8>) {
         if self.error.is_none() {
-            self.error = self.write(stage, since.unwrap_or_default(), packet).err();
+            self.error = self.write(way, packet).err();
         }
     }
 
-    // A segment of a connection that is known. A SYN and a FIN count as an octet.
-    fn segment(&mut self, way: Way, ends: &Ends, flags: u8, octets: &[u8]) {
+    // A segment of a connection that is known. A SYN and a FIN count as a byte.
+    fn segment(&mut self, way: Way, ends: &Ends, flags: u8, bytes: &[u8]) {
         let Some([sent, received]) = self.streams.get_mut(ends) else {
             return;
         };
-        let (stage, from, to, sequence, acknowledged) = match way {
-            Way::Out => (Stage::Sent, ends.local, ends.peer, sent, received),
-            Way::In => (Stage::Arrived, ends.peer, ends.local, received, sent),
+        let (from, to, sequence, acknowledged) = match way {
+            Way::Out => (ends.local, ends.peer, sent, received),
+            Way::In => (ends.peer, ends.local, received, sent),
         };
-        let mut tcp = Vec::with_capacity(TCP + octets.len());
+        let mut tcp = Vec::with_capacity(TCP + bytes.len());
         tcp.extend(from.port().to_be_bytes());
         tcp.extend(to.port().to_be_bytes());
         tcp.extend(sequence.to_be_bytes());
@@ -165,21 +161,22 @@ impl File {
         tcp.extend(acknowledged.to_be_bytes());
         // Five words of header; the widest window; checksum to be filled in; nothing urgent.
         tcp.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
-        tcp.extend_from_slice(octets);
-        let counts = octets.len() as u32 + u32::from(flags & (SYN | FIN) != 0);
+        tcp.extend_from_slice(bytes);
+        let counts = bytes.len() as u32 + u32::from(flags & (SYN | FIN) != 0);
         *sequence = sequence.wrapping_add(counts);
         let addresses = (from.ip(), to.ip());
         let sum = tcp_checksum(addresses, &tcp);
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
         let mut packet = ip_header(addresses, 0, 0, PROTOCOL_TCP, tcp.len() as u16);
         packet.extend(tcp);
-        self.packet(stage, packet);
+        self.packet(way, packet);
     }
 
-    fn write(&mut self, stage: Stage, timestamp: Duration, packet: Vec<u8>) -> io::Result<()> {
+    fn write(&mut self, way: Way, packet: Vec<u8>) -> io::Result<()> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let block = EnhancedPacketBlock {
-            interface_id: stage as u32,
-            timestamp,
+            interface_id: way as u32,
+            timestamp: since.unwrap_or_default(),
             original_len: packet.len() as u32,
             data: Cow::Owned(packet),
             options: Vec::new(),
@@ -192,95 +189,104 @@ impl File {
     }
 }
 
-// IP and UDP headers (RFC 768).
-fn headers(envelope: &Envelope, traffic_class: u8, octets: usize) -> Vec<u8> {
-    let udp = (UDP + octets) as u16;
-    let addresses = (envelope.from.ip(), envelope.to.ip());
-    let identification = envelope.identification;
-    let mut packet = ip_header(addresses, traffic_class, identification, PROTOCOL_UDP, udp);
-    let port = |address: SocketAddr| address.port().to_be_bytes();
-    packet.extend(port(envelope.from));
-    packet.extend(port(envelope.to));
-    packet.extend(udp.to_be_bytes());
-    packet.extend([0, 0]);
+fn io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
+    }
+}
+
+// With IP and UDP headers (RFC 768).
+fn packet(envelope: &Envelope, traffic_class: u8, datagram: &[u8]) -> Vec<u8> {
+    let Envelope {
+        from,
+        to,
+        identification,
+    } = *envelope;
+    let length = (UDP + datagram.len()) as u16;
+    let addresses = (from.ip(), to.ip());
+    let mut packet = ip_header(
+        addresses,
+        traffic_class,
+        identification,
+        PROTOCOL_UDP,
+        length,
+    );
+    for field in [from.port(), to.port(), length, 0] {
+        packet.extend(field.to_be_bytes());
+    }
+    packet.extend_from_slice(datagram);
     packet
 }
 
 /// Whom a packet is from, and whom to.
 type Addresses = (IpAddr, IpAddr);
 
-// In front of so many octets (RFC 791, RFC 8200).
+// In front of so many bytes (RFC 791, RFC 8200).
 fn ip_header(
     addresses: Addresses,
     traffic_class: u8,
     identification: u16,
     protocol: u8,
-    octets: u16,
+    length: u16,
 ) -> Vec<u8> {
-    match addresses {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let mut ip = vec![0x45, traffic_class];
-            ip.extend((20 + octets).to_be_bytes());
-            ip.extend(identification.to_be_bytes());
-            // DF; not a fragment; hops; protocol; checksum to be filled in.
-            ip.extend([0x40, 0, HOPS, protocol, 0, 0]);
-            ip.extend(from.octets());
-            ip.extend(to.octets());
-            let sum = checksum(&ip);
-            ip[10..12].copy_from_slice(&sum.to_be_bytes());
-            ip
-        }
-        (from, to) => {
-            let mut ip = vec![0x60 | traffic_class >> 4, traffic_class << 4, 0, 0];
-            ip.extend(octets.to_be_bytes());
-            ip.extend([protocol, HOPS]);
-            ip.extend(six(from));
-            ip.extend(six(to));
-            ip
-        }
+    let [length, whole] = [length, 20 + length].map(u16::to_be_bytes);
+    let bytes = address_bytes(addresses);
+    if bytes.len() > 8 {
+        let mut ip = vec![0x60 | traffic_class >> 4, traffic_class << 4, 0, 0];
+        ip.extend(length);
+        ip.extend([protocol, HOPS]);
+        ip.extend(bytes);
+        return ip;
     }
+    let mut ip = vec![0x45, traffic_class];
+    ip.extend(whole);
+    ip.extend(identification.to_be_bytes());
+    // DF; not a fragment; hops; protocol; checksum to be filled in.
+    ip.extend([0x40, 0, HOPS, protocol, 0, 0]);
+    ip.extend(bytes);
+    let sum = checksum(&[&ip]);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    ip
 }
 
-fn six(ip: IpAddr) -> [u8; 16] {
-    match ip {
+// Both, as in a header of IPv4 where it can have them, else of IPv6.
+fn address_bytes(addresses: Addresses) -> Vec<u8> {
+    let six = |ip| match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
+    };
+    match addresses {
+        (IpAddr::V4(from), IpAddr::V4(to)) => [from.octets(), to.octets()].concat(),
+        (from, to) => [six(from), six(to)].concat(),
     }
 }
 
 // Over the segment and what IP says of it (RFC 9293 section 3.1, RFC 8200 section 8.1).
 fn tcp_checksum(addresses: Addresses, segment: &[u8]) -> u16 {
-    let about = [0, PROTOCOL_TCP];
     let length = (segment.len() as u16).to_be_bytes();
-    let sums = [sum(segment), sum(&about), sum(&length)];
-    let addresses = match addresses {
-        (IpAddr::V4(from), IpAddr::V4(to)) => sum(&from.octets()) + sum(&to.octets()),
-        (from, to) => sum(&six(from)) + sum(&six(to)),
-    };
-    fold(addresses + sums.iter().sum::<u32>())
+    let addresses = address_bytes(addresses);
+    checksum(&[&addresses, &[0, PROTOCOL_TCP], &length, segment])
 }
 
-fn checksum(header: &[u8]) -> u16 {
-    fold(sum(header))
-}
-
-fn sum(octets: &[u8]) -> u32 {
+// The ones' complement sum of all parts (RFC 1071); only the last may have an odd length.
+fn checksum(parts: &[&[u8]]) -> u16 {
     let word = |word: &[u8]| match *word {
         [first, second] => u16::from_be_bytes([first, second]).into(),
         [last] => u32::from(last) << 8,
         _ => 0,
     };
-    octets.chunks(2).map(word).sum()
-}
-
-fn fold(sum: u32) -> u16 {
+    let words = parts.iter().flat_map(|part| part.chunks(2));
+    let sum: u32 = words.map(word).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     !((folded & 0xffff) + (folded >> 16)) as u16
 }
 
+/// The unit of time stamps, as a negative power of ten.
+const NANOSECONDS: u8 = 9;
 const UDP: usize = 8;
 const TCP: usize = 20;
-/// Octets of a segment: an IP packet has no room for more than twice as many.
+/// Bytes of a segment: an IP packet has no room for more than twice as many.
 const SEGMENT: usize = 32 << 10;
 const HOPS: u8 = 64;
 const PROTOCOL_TCP: u8 = 6;
@@ -294,18 +300,57 @@ const ACK: u8 = 16;
 #[cfg(test)]
 mod tests {
     use std::io::BufWriter;
+    use std::net::SocketAddr;
     use std::sync::Arc;
 
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::*;
 
+    /// A file that a test can read while it is written.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 
     impl Write for Shared {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(octets)
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Shared {
+        /// Each packet and the number of its interface.
+        fn packets(&self) -> Vec<(u32, Vec<u8>)> {
+            let written = self.0.lock().unwrap();
+            let mut reader = PcapNgReader::new(&written[..]).unwrap();
+            let mut packets = Vec::new();
+            while let Some(block) = reader.next_block() {
+                match block.unwrap() {
+                    Block::InterfaceDescription(interface) => {
+                        assert_eq!(interface.linktype, DataLink::RAW);
+                    }
+                    Block::EnhancedPacket(packet) => {
+                        packets.push((packet.interface_id, packet.data.into_owned()));
+                    }
+                    Block::SectionHeader(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            packets
+        }
+    }
+
+    /// A disk that is full after so many bytes.
+    struct Full(usize);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let left = self.0.checked_sub(bytes.len());
+            self.0 = left.ok_or(io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -329,27 +374,14 @@ mod tests {
         let first = OctetCapture::at_once(buffered()).unwrap();
         let second = OctetCapture::at_once(buffered()).unwrap();
         let envelope = envelope("192.168.0.7:50000", "192.168.0.8:4791", 3);
-        for octets in [b"a", b"b", b"c"] {
-            first.datagram(Stage::Sent, &envelope, 0, octets);
-            second.datagram(Stage::Arrived, &envelope, 0, octets);
+        for datagram in [b"a", b"b", b"c"] {
+            first.datagram(Way::Out, &envelope, 0, datagram);
+            second.datagram(Way::In, &envelope, 0, datagram);
         }
-        let written = shared.0.lock().unwrap();
-        let mut reader = PcapNgReader::new(&written[..]).unwrap();
-        let mut packets = Vec::new();
-        while let Some(block) = reader.next_block() {
-            if let Block::EnhancedPacket(packet) = block.unwrap() {
-                packets.push((packet.interface_id, packet.data[packet.data.len() - 1]));
-            }
-        }
-        let expected = [
-            (0, b'a'),
-            (1, b'a'),
-            (0, b'b'),
-            (1, b'b'),
-            (0, b'c'),
-            (1, b'c'),
-        ];
-        assert_eq!(packets, expected);
+        let packets = shared.packets().into_iter();
+        let ends: Vec<_> = packets.map(|(way, packet)| (way, packet[28])).collect();
+        let expected = [b'a', b'b', b'c'].map(|last| [(0, last), (1, last)]);
+        assert_eq!(ends, expected.concat());
     }
 
     #[test]
@@ -357,24 +389,11 @@ mod tests {
         let shared = Shared::default();
         let capture = OctetCapture::new(shared.clone()).unwrap();
         let four = envelope("192.168.0.7:50000", "192.168.0.8:4791", 3);
-        capture.datagram(Stage::Sent, &four, 2, b"abcd");
+        capture.datagram(Way::Out, &four, 2, b"abcd");
         let six = envelope("[fe80::1]:50000", "[fe80::2]:4791", 0);
-        capture.datagram(Stage::Arrived, &six, 0x61, b"efgh");
+        capture.datagram(Way::In, &six, 0x61, b"efgh");
         capture.flush().unwrap();
-        let written = shared.0.lock().unwrap();
-        let mut reader = PcapNgReader::new(&written[..]).unwrap();
-        let mut packets = Vec::new();
-        while let Some(block) = reader.next_block() {
-            match block.unwrap() {
-                Block::InterfaceDescription(interface) => {
-                    assert_eq!(interface.linktype, DataLink::RAW);
-                }
-                Block::EnhancedPacket(packet) => {
-                    packets.push((packet.interface_id, packet.data.into_owned()));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        let packets = shared.packets();
         let four = [
             0x45, 2, 0, 32, 0, 3, 0x40, 0, 64, 17, 0xb9, 0x68, 192, 168, 0, 7, 192, 168, 0, 8,
             0xc3, 0x50, 0x12, 0xb7, 0, 12, 0, 0, b'a', b'b', b'c', b'd',
@@ -389,10 +408,9 @@ mod tests {
     fn a_connection_is_written_as_its_segments() {
         let shared = Shared::default();
         let capture = OctetCapture::new(shared.clone()).unwrap();
-        let ends = Ends {
-            local: "10.0.0.1:50000".parse().unwrap(),
-            peer: "10.0.0.2:7471".parse().unwrap(),
-        };
+        let [local, peer] = ["10.0.0.1:50000", "10.0.0.2:7471"]
+            .map(|address| address.parse::<SocketAddr>().unwrap());
+        let ends = Ends { local, peer };
         capture.passed(Way::Out, &ends, Passed::Octets(b"of nobody"));
         capture.passed(Way::Out, &ends, Passed::Request);
         capture.passed(Way::Out, &ends, Passed::Octets(&[7; SEGMENT + 3]));
@@ -401,28 +419,19 @@ mod tests {
         capture.passed(Way::Out, &ends, Passed::Reset);
         capture.passed(Way::Out, &ends, Passed::Octets(b"too late"));
         capture.flush().unwrap();
-        let written = shared.0.lock().unwrap();
-        let mut reader = PcapNgReader::new(&written[..]).unwrap();
-        let mut segments = Vec::new();
-        while let Some(block) = reader.next_block() {
-            let Block::EnhancedPacket(packet) = block.unwrap() else {
-                continue;
+        let segment = |(way, packet): (u32, Vec<u8>)| {
+            let (ip, tcp) = packet.split_at(20);
+            assert_eq!(checksum(&[ip]), 0);
+            let [from, to] = if way == 0 {
+                [local, peer]
+            } else {
+                [peer, local]
             };
-            let (ip, tcp) = packet.data.split_at(20);
-            assert_eq!(checksum(ip), 0);
-            let from: [u8; 4] = ip[12..16].try_into().unwrap();
-            let to: [u8; 4] = ip[16..].try_into().unwrap();
-            assert_eq!(tcp_checksum((from.into(), to.into()), tcp), 0);
+            assert_eq!(tcp_checksum((from.ip(), to.ip()), tcp), 0);
             let number = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
-            let flags = tcp[13];
-            segments.push((
-                packet.interface_id,
-                number(4),
-                number(8),
-                flags,
-                tcp.len() - 20,
-            ));
-        }
+            (way, number(4), number(8), tcp[13], tcp.len() - 20)
+        };
+        let segments: Vec<_> = shared.packets().into_iter().map(segment).collect();
         let end = SEGMENT as u32 + 4;
         let expected = [
             (0, 0, 0, SYN, 0),
@@ -438,8 +447,16 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_of_a_header_with_its_checksum_is_0() {
-        let header = headers(&envelope("10.0.0.1:1", "10.0.0.2:2", 0xffff), 0xff, 1000);
-        assert_eq!(checksum(&header[..20]), 0);
+    fn a_full_disk_is_told_whenever_somebody_asks() {
+        let capture = OctetCapture::new(Full(200)).unwrap();
+        let envelope = envelope("10.0.0.1:1", "10.0.0.2:2", 0xffff);
+        for _ in 0..10 {
+            capture.datagram(Way::Out, &envelope, 0xff, &[0; 1000]);
+        }
+        for _ in 0..2 {
+            let error = capture.flush().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        }
+        assert!(OctetCapture::new(Full(3)).is_err());
     }
 }
