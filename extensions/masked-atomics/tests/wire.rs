@@ -17,7 +17,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
-use polyverbs_sim::{Bound, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions};
+use polyverbs_sim::{Bound, DatagramLink, FaultSpec, Simulation, StreamLink};
 use verbs_api::{
     Access, Completion, ConnectOptions, Context, Device, Memory, Qp, QpOptions, RemoteAddress,
     Requirements, Sge, WcStatus,
@@ -158,10 +158,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
 }
 
 fn infiniband(far_has_it: bool) -> Lab<emulated_ib::header::Header> {
-    let link = Arc::new(DatagramLink::new(DatagramOptions {
-        max_frame: Some(Mtu::Mtu256),
-        ..DatagramOptions::default()
-    }));
+    let link = Arc::new(DatagramLink::new(Some(Mtu::Mtu256), FaultSpec::default()));
     let is_answer = |header: &emulated_ib::header::Header| !header.body.is_request();
     let driver = |address| InfiniBand {
         name: format!("{address:?}"),
@@ -173,11 +170,12 @@ fn infiniband(far_has_it: bool) -> Lab<emulated_ib::header::Header> {
 }
 
 fn iwarp(far_has_it: bool) -> Lab<emulated_iwarp::header::Header> {
-    let options = StreamOptions {
-        max_frame: NonZeroUsize::new(100),
-        ..StreamOptions::default()
-    };
-    let link = Arc::new(StreamLink::new(options, stream_key, Some(reset_header)));
+    let link = Arc::new(StreamLink::new(
+        NonZeroUsize::new(100),
+        FaultSpec::default(),
+        stream_key,
+        Some(reset_header),
+    ));
     let driver = |address| Iwarp::new(format!("{address:?}"), address);
     Lab::new(link, |_| false, driver, far_has_it)
 }

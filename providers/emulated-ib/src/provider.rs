@@ -8,7 +8,7 @@ use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{DatagramLink, DatagramOptions};
+use polyverbs_sim::{Contract, DatagramLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::{capability::Mtu, inventory};
 
@@ -48,7 +48,7 @@ impl EmulatedKind for EmulatedIb {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        let faults = DatagramOptions::try_from(&options.faults)?;
+        options.faults.check(Contract::Datagram)?;
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
         let driver = |address| InfiniBand {
             name,
@@ -58,7 +58,7 @@ impl EmulatedKind for EmulatedIb {
         };
         if let Some(at) = options.at {
             let mut wire = WireOptions {
-                faults: (!options.faults.is_none()).then_some(faults),
+                faults: options.faults,
                 ..WireOptions::new(at)
             };
             wire.link.memory = !options.without_shared_memory;
@@ -66,10 +66,7 @@ impl EmulatedKind for EmulatedIb {
             return Ok(OnWire::new(driver, wire, options.engine())?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            Arc::new(DatagramLink::new(DatagramOptions {
-                max_frame: Some(Mtu::Mtu4096),
-                ..faults
-            }))
+            Arc::new(DatagramLink::new(Some(Mtu::Mtu4096), options.faults))
         });
         let network = RealHost::network(link);
         Ok(Device::new(

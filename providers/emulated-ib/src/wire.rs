@@ -10,7 +10,7 @@ use polyverbs_engine::network::Progress;
 use polyverbs_io::RealHost;
 use polyverbs_io::emulated::EmulatedError;
 use polyverbs_io::{GroupOptions, Lease, UdpLink, UdpLinkOptions};
-use polyverbs_sim::{DatagramOptions, FaultyLink};
+use polyverbs_sim::{FaultSpec, FaultyLink};
 use verbs_api::ids::LinkAddress;
 
 use crate::InfiniBand;
@@ -26,9 +26,8 @@ pub struct WireOptions {
     pub group: GroupOptions,
     /// Of the sockets, and the largest path MTU.
     pub link: UdpLinkOptions,
-    /// What happens to frames before they are sent; none without any. With faults everything leaves by sockets, for a wire
-    /// is what they are about.
-    pub faults: Option<DatagramOptions>,
+    /// What happens to frames before they are sent, by sockets or through memory.
+    pub faults: FaultSpec,
 }
 
 impl WireOptions {
@@ -37,7 +36,7 @@ impl WireOptions {
         Self {
             group: GroupOptions::new(address),
             link: UdpLinkOptions::default(),
-            faults: None,
+            faults: FaultSpec::default(),
         }
     }
 }
@@ -67,9 +66,10 @@ impl OnWire {
         let (address, range) = (lease.address(), lease.range());
         let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
         let carries = Arc::clone(&link) as SharedLink<Header>;
-        let carries = match wire.faults {
-            None => carries,
-            Some(faults) => Arc::new(FaultyLink::new(carries, faults)),
+        let carries = if wire.faults.is_none() {
+            carries
+        } else {
+            Arc::new(FaultyLink::new(carries, wire.faults))
         };
         let network = RealHost::network::<InfiniBand>(Some(carries));
         // Those of the range, and no more of them than were asked for.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_io::UdpCounts;
-use polyverbs_sim::{DatagramFaults, DatagramOptions, Rate};
+use polyverbs_sim::{FaultSpec, Rate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -192,17 +192,14 @@ fn devices_of_ipv6_are_found_as_well() {
 // One frame in a hundred is lost, doubled or overtaken.
 fn faulty(corrupt: Rate, seed: u64) -> impl FnOnce(&mut WireOptions) {
     move |options| {
-        options.faults = Some(DatagramOptions {
-            faults: DatagramFaults {
-                drop: Rate::percent(1),
-                duplicate: Rate::percent(1),
-                reorder: Rate::percent(1),
-                corrupt,
-                partition: None,
-            },
+        options.faults = FaultSpec {
+            drop: Rate::percent(1),
+            duplicate: Rate::percent(1),
+            reorder: Rate::percent(1),
+            corrupt,
             seed,
-            ..DatagramOptions::default()
-        });
+            ..FaultSpec::default()
+        };
     }
 }
 

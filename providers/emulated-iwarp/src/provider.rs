@@ -9,7 +9,7 @@ use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use polyverbs_sim::{StreamLink, StreamOptions};
+use polyverbs_sim::{Contract, StreamLink};
 use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 
@@ -39,20 +39,19 @@ impl EmulatedKind for EmulatedIwarp {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        let faults = StreamOptions::try_from(&options.faults)?;
+        options.faults.check(Contract::Stream)?;
         let name = options
             .name
             .clone()
             .unwrap_or_else(|| self.name().to_owned());
         let service = ServiceDelay {
-            seed: faults.seed,
+            seed: options.faults.seed,
             ..ServiceDelay::default()
         };
         let driver = |address| Iwarp::new(name, address).service_delay(service);
         if let Some(at) = options.at {
             let mut wire = WireOptions::new(at);
-            wire.link.faults = faults.faults;
-            wire.link.seed = faults.seed;
+            wire.link.faults = options.faults;
             wire.link.memory = !options.without_shared_memory;
             wire.crc = !options.without_crc;
             wire.speaks_first = options.speaks_first;
@@ -60,11 +59,12 @@ impl EmulatedKind for EmulatedIwarp {
             return Ok(OnWire::new(driver, wire, options.engine())?.device);
         }
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
-            let options = StreamOptions {
-                max_frame: Some(MAX_SEGMENT),
-                ..faults
-            };
-            Arc::new(StreamLink::new(options, stream_key, Some(reset_header)))
+            Arc::new(StreamLink::new(
+                Some(MAX_SEGMENT),
+                options.faults,
+                stream_key,
+                Some(reset_header),
+            ))
         });
         Ok(Device::new(
             driver(FIRST_ADDRESS),

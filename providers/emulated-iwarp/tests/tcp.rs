@@ -10,7 +10,7 @@ use bmme as _;
 use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
-use polyverbs_sim::{Rate, StreamFaults};
+use polyverbs_sim::{FaultSpec, Rate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::qp::QpState;
@@ -181,9 +181,9 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
 fn a_flipped_bit_ends_in_a_terminate_where_there_are_checksums() {
     let far = End::new("127.0.6.22:6001", 1 << 16, |_| {});
     let near = End::new("127.0.6.21:6001", 1 << 16, |wire| {
-        wire.link.faults = StreamFaults {
+        wire.link.faults = FaultSpec {
             flip: Rate::percent(5),
-            ..StreamFaults::default()
+            ..FaultSpec::default()
         };
     });
     connect(&near, &far);

@@ -1,24 +1,24 @@
-//! Faults of a stream, between a connection and its socket: what they hit are octets, not frames.
+//! Faults of a stream, between a connection and its socket: what they hit are bytes, not frames.
 
 use polyverbs_engine::time::Time;
 
 use polyverbs_sim::chance::Chance;
-use polyverbs_sim::fault::{Between, StreamFaults};
+use polyverbs_sim::fault::FaultSpec;
 
 /// The faults of one direction of a connection.
 #[derive(Debug)]
 pub(super) struct Tampering {
-    faults: StreamFaults,
+    faults: FaultSpec,
     chance: Chance,
     frames: u64,
 }
 
 impl Tampering {
     /// Of the direction that was made as number `direction`.
-    pub(super) fn new(faults: StreamFaults, seed: u64, direction: usize) -> Self {
+    pub(super) fn new(faults: FaultSpec, direction: usize) -> Self {
         Self {
             faults,
-            chance: Chance::new(seed, direction),
+            chance: Chance::new(faults.seed, direction),
             frames: 0,
         }
     }
@@ -43,22 +43,19 @@ impl Tampering {
             .then(|| now.after(stall.time))
     }
 
-    /// Flips a bit of what leaves, if it is this frame's turn: whether it was.
-    pub(super) fn flip(&mut self, octets: &mut [u8]) -> bool {
-        let last = (octets.len() as u64 * 8).checked_sub(1);
-        let Some(last) = last.filter(|_| self.chance.strikes(self.faults.flip)) else {
-            return false;
-        };
-        // A frame has less than 2^29 octets.
-        let bit = self.chance.number(Between::new(0, last as u32));
-        octets[(bit / 8) as usize] ^= 1 << (bit % 8);
-        true
+    /// Flips a bit of a frame, if it is this frame's turn: whether it was.
+    pub(super) fn flip(&mut self, frame: &mut [u8]) -> bool {
+        let is_hit = !frame.is_empty() && self.chance.strikes(self.faults.flip);
+        if is_hit {
+            self.chance.flip(frame);
+        }
+        is_hit
     }
 
-    /// How many of so many octets pass at once.
+    /// How many of so many bytes pass at once.
     pub(super) fn piece(&mut self, most: usize) -> usize {
         match self.faults.chunk {
-            Some(octets) => most.min(self.chance.number(octets).max(1) as usize),
+            Some(bytes) => most.min(self.chance.number(bytes).max(1) as usize),
             None => most,
         }
     }

@@ -28,7 +28,7 @@ use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::OctetQueue;
 use crate::tampering::Tampering;
 use crate::{count_alone, lock};
-use polyverbs_sim::fault::StreamFaults;
+use polyverbs_sim::fault::FaultSpec;
 
 mod hot;
 mod shared;
@@ -51,10 +51,9 @@ pub struct TcpLinkOptions {
     /// The frames of a connection with a process at the same address go through memory that both share, where both want
     /// that, and nothing happens to octets that leave.
     pub memory: bool,
-    /// What happens to octets that leave: `chunk` to those that arrive as well. `reset_after` counts the frames of this end.
-    pub faults: StreamFaults,
-    /// What chance starts from.
-    pub seed: u64,
+    /// What happens to bytes that leave, by faults of streams except `delay`: `chunk` to those that arrive as well.
+    /// `reset_after` counts the frames of this end.
+    pub faults: FaultSpec,
 }
 
 impl Default for TcpLinkOptions {
@@ -65,8 +64,7 @@ impl Default for TcpLinkOptions {
             backlog: 256 << 10,
             linger: Duration::from_secs(10),
             memory: true,
-            faults: StreamFaults::default(),
-            seed: 0,
+            faults: FaultSpec::default(),
         }
     }
 }
@@ -338,8 +336,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let (socket, waiting) = connection.into_parts();
         let segment = socket.segment_size()?;
         let number = self.made.fetch_add(2, Ordering::Relaxed);
-        let tampering =
-            |direction| Tampering::new(self.options.faults, self.options.seed, direction);
+        let tampering = |direction| Tampering::new(self.options.faults, direction);
         let outgoing = Outgoing {
             unit: self.codec.max_unit(&sender, segment),
             sender,

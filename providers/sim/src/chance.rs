@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use polyverbs_engine::link::OwnedFrame;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -41,13 +40,12 @@ impl Chance {
         self.0.random_range(bounds.least()..=bounds.most())
     }
 
-    /// Marks a frame as damaged and flips one bit of its payload, where it has one.
-    pub fn damage<H>(&mut self, frame: &mut OwnedFrame<H>) {
-        frame.damaged = true;
-        if !frame.payload.is_empty() {
-            let bit = self.0.random_range(0..frame.payload.len() as u64 * 8);
-            // Both are in range: the bit lies within the payload.
-            frame.payload[(bit / 8) as usize] ^= 1 << (bit % 8);
+    /// Flips one bit, where there is one.
+    pub fn flip(&mut self, bytes: &mut [u8]) {
+        if !bytes.is_empty() {
+            let bit = self.0.random_range(0..bytes.len() as u64 * 8);
+            // Both are in range: the bit lies within the bytes.
+            bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
         }
     }
 }

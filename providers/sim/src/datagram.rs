@@ -1,6 +1,7 @@
 //! The datagram link: frames of bounded length, and whatever may happen to them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,60 +10,16 @@ use polyverbs_engine::time::Time;
 use verbs_api::{capability::Mtu, ids::LinkAddress};
 
 use crate::chance::Chance;
-use crate::fault::{Between, Contract, DatagramFaults, FaultSpec, FaultSpecError};
+use crate::fault::{Between, FaultSpec};
+use crate::in_flight::InFlight;
 
-/// What a [`DatagramLink`] is made with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramOptions {
-    /// The largest payload of a frame, headers not counted; `None` where a message of any length is one frame.
-    pub max_frame: Option<Mtu>,
-    /// How long a frame is under way. Later frames of a direction wait for earlier ones, however long these take.
-    pub delay: Between<Duration>,
-    /// How much longer a frame that is reordered is under way; later ones overtake it.
-    pub hold: Between<Duration>,
-    /// What happens to frames.
-    pub faults: DatagramFaults,
-    /// What chance starts from.
-    pub seed: u64,
-}
+/// How much longer a frame that is reordered is under way, at most; later ones overtake it.
+const LONGEST_HOLD: Duration = Duration::from_micros(100);
 
-impl Default for DatagramOptions {
-    /// No limit, no delay, no faults; a reordered frame is held back for up to 100 µs.
-    fn default() -> Self {
-        Self {
-            max_frame: None,
-            delay: Between::default(),
-            hold: Between::new(Duration::from_nanos(1), Duration::from_micros(100)),
-            faults: DatagramFaults::default(),
-            seed: 0,
-        }
-    }
-}
-
-impl TryFrom<&FaultSpec> for DatagramOptions {
-    type Error = FaultSpecError;
-
-    /// With these faults, and otherwise as by default.
-    fn try_from(spec: &FaultSpec) -> Result<Self, FaultSpecError> {
-        spec.check(Contract::Datagram)?;
-        Ok(Self {
-            faults: spec.datagram,
-            delay: spec.delay,
-            seed: spec.seed,
-            ..Self::default()
-        })
-    }
-}
-
-/// What became of the frames of a [`DatagramLink`]: each is counted once in `sent`, and once more in what was done to
-/// it.
+/// What happened to frames of a [`DatagramLink`], besides delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {
-    /// Frames that devices sent.
-    pub sent: u64,
-    /// Frames that were delivered, second copies among them.
-    pub delivered: u64,
     /// Lost by chance.
     pub dropped: u64,
     /// Second copies.
@@ -83,17 +40,15 @@ pub struct DatagramCounts {
 /// time of sending. Without reordering the frames of a direction (from one address to another) arrive in the order in
 /// which they were sent. Chance is each direction's own.
 pub struct DatagramLink<H> {
-    options: DatagramOptions,
+    max_frame: Option<Mtu>,
     state: Mutex<State<H>>,
 }
 
 struct State<H> {
-    faults: DatagramFaults,
+    faults: FaultSpec,
     directions: HashMap<(LinkAddress, LinkAddress), Direction>,
     partitioned: HashSet<(LinkAddress, LinkAddress)>,
-    /// By the time they are due, then in the order of sending.
-    queue: BTreeMap<(Time, u64), OwnedFrame<H>>,
-    queued: u64,
+    in_flight: InFlight<H>,
     first: Option<Time>,
     counts: DatagramCounts,
 }
@@ -106,18 +61,20 @@ struct Direction {
 
 impl<H> DatagramLink<H> {
     /// A link that has carried nothing yet.
-    pub fn new(options: DatagramOptions) -> Self {
+    ///
+    /// `max_frame` is the largest payload of a frame, headers not counted; `None` where a message of any length is one
+    /// frame. Faults of streams do nothing here: [`FaultSpec::check`] refuses them.
+    pub fn new(max_frame: Option<Mtu>, faults: FaultSpec) -> Self {
         let state = State {
-            faults: options.faults,
+            faults,
             directions: HashMap::new(),
             partitioned: HashSet::new(),
-            queue: BTreeMap::new(),
-            queued: 0,
+            in_flight: InFlight::new(),
             first: None,
             counts: DatagramCounts::default(),
         };
         Self {
-            options,
+            max_frame,
             state: Mutex::new(state),
         }
     }
@@ -132,19 +89,9 @@ impl<H> DatagramLink<H> {
         self.state().partitioned.remove(&(from, to));
     }
 
-    /// What happens to frames that are sent from now on.
-    pub fn set_faults(&self, faults: DatagramFaults) {
-        self.state().faults = faults;
-    }
-
-    /// What became of the frames so far.
+    /// What happened to frames so far.
     pub fn counts(&self) -> DatagramCounts {
         self.state().counts
-    }
-
-    /// Frames that are under way.
-    pub fn in_flight(&self) -> usize {
-        self.state().queue.len()
     }
 
     fn state(&self) -> MutexGuard<'_, State<H>> {
@@ -154,119 +101,111 @@ impl<H> DatagramLink<H> {
 
 impl<H: Clone + Send + Sync + 'static> Link<H> for DatagramLink<H> {
     fn max_frame(&self) -> Option<usize> {
-        self.options.max_frame.map(|mtu| mtu.octets() as usize)
+        self.max_frame.map(|mtu| mtu.octets() as usize)
     }
 
     fn send(&self, frame: Frame<'_, H>, now: Time) {
-        let oversized = self
-            .max_frame()
-            .is_some_and(|most| frame.payload.len() > most);
-        let frame = frame.to_owned();
-        let mut state = self.state();
-        state.counts.sent += 1;
-        if oversized {
-            state.counts.oversized += 1;
+        let most = self.max_frame();
+        if most.is_some_and(|most| frame.payload.len() > most) {
+            self.state().counts.oversized += 1;
         } else {
-            state.send(&self.options, frame, now);
+            self.state().send(frame.to_owned(), now);
         }
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
         // No more than is there now: what is sent meanwhile is for the next call, so that each call ends.
-        let mut delivered = false;
-        for _ in 0..self.in_flight() {
-            let Some(next) = self.state().take_due(now) else {
-                break;
-            };
-            if let Some(frame) = next {
-                network.deliver(frame.as_frame(), now);
-                delivered = true;
-            }
-        }
-        delivered
+        let most = self.state().in_flight.len();
+        let due = iter::from_fn(|| self.state().take_due(now)).take(most);
+        due.fold(false, |_, frame| {
+            network.deliver(frame.as_frame(), now);
+            true
+        })
     }
 
     fn next_due(&self) -> Option<Time> {
-        self.state().queue.first_key_value().map(|((at, _), _)| *at)
+        self.state().in_flight.next_due()
     }
 }
 
 impl<H: Clone> State<H> {
-    fn send(&mut self, options: &DatagramOptions, mut frame: OwnedFrame<H>, now: Time) {
-        let faults = self.faults;
+    fn send(&mut self, mut frame: OwnedFrame<H>, now: Time) {
         if self.is_partitioned(frame.from, frame.to, now) {
             self.counts.partitioned += 1;
             return;
         }
         // All dice are rolled for each frame, so that one fault more or less changes nothing for the others.
-        let chance = &mut self.direction(options.seed, frame.from, frame.to).chance;
+        let FaultSpec {
+            drop,
+            duplicate,
+            corrupt,
+            ..
+        } = self.faults;
+        let chance = &mut self.direction(frame.from, frame.to).chance;
         let [drop, duplicate, corrupt] =
-            [faults.drop, faults.duplicate, faults.corrupt].map(|rate| chance.strikes(rate));
+            [drop, duplicate, corrupt].map(|rate| chance.strikes(rate));
         if drop {
             self.counts.dropped += 1;
             return;
         }
         let copy = duplicate.then(|| frame.clone());
         if corrupt {
-            chance.damage(&mut frame);
+            frame.damaged = true;
+            chance.flip(&mut frame.payload);
             self.counts.corrupted += 1;
         }
-        self.enqueue(options, frame, now);
+        self.enqueue(frame, now);
         if let Some(copy) = copy {
             self.counts.duplicated += 1;
-            self.enqueue(options, copy, now);
+            self.enqueue(copy, now);
         }
     }
 
-    fn enqueue(&mut self, options: &DatagramOptions, frame: OwnedFrame<H>, now: Time) {
-        let rate = self.faults.reorder;
-        let direction = self.direction(options.seed, frame.from, frame.to);
+    fn enqueue(&mut self, frame: OwnedFrame<H>, now: Time) {
+        let FaultSpec { delay, reorder, .. } = self.faults;
+        let direction = self.direction(frame.from, frame.to);
         let due = now
-            .after(direction.chance.time(options.delay))
+            .after(direction.chance.time(delay))
             .max(direction.last_due);
-        let hold = direction.chance.time(options.hold);
-        let held = direction.chance.strikes(rate);
-        let at = if held { due.after(hold) } else { due };
-        if held {
+        let hold = direction
+            .chance
+            .time(Between::new(Duration::from_nanos(1), LONGEST_HOLD));
+        if direction.chance.strikes(reorder) {
             self.counts.reordered += 1;
+            self.in_flight.push(due.after(hold), frame);
         } else {
             direction.last_due = due;
+            self.in_flight.push(due, frame);
         }
-        self.queued += 1;
-        self.queue.insert((at, self.queued), frame);
     }
 
-    /// The next frame, if it is due; `None` within where it was lost.
-    fn take_due(&mut self, now: Time) -> Option<Option<OwnedFrame<H>>> {
-        let next = self
-            .queue
-            .first_entry()
-            .filter(|next| next.key().0 <= now)?;
-        let frame = next.remove();
-        if self.is_partitioned(frame.from, frame.to, now) {
+    /// The next frame that is due and passes.
+    fn take_due(&mut self, now: Time) -> Option<OwnedFrame<H>> {
+        loop {
+            let frame = self.in_flight.take_due(now)?;
+            if !self.is_partitioned(frame.from, frame.to, now) {
+                return Some(frame);
+            }
             self.counts.partitioned += 1;
-            return Some(None);
         }
-        self.counts.delivered += 1;
-        Some(Some(frame))
     }
 
-    fn direction(&mut self, seed: u64, from: LinkAddress, to: LinkAddress) -> &mut Direction {
+    fn direction(&mut self, from: LinkAddress, to: LinkAddress) -> &mut Direction {
         let number = self.directions.len();
         self.directions
             .entry((from, to))
             .or_insert_with(|| Direction {
-                chance: Chance::new(seed, number),
+                chance: Chance::new(self.faults.seed, number),
                 last_due: Time::default(),
             })
     }
 
     fn is_partitioned(&mut self, from: LinkAddress, to: LinkAddress, now: Time) -> bool {
         let first = *self.first.get_or_insert(now);
-        let within = |times: Between<Duration>| {
-            (first.after(times.least())..first.after(times.most())).contains(&now)
-        };
-        self.faults.partition.is_some_and(within) || self.partitioned.contains(&(from, to))
+        let is_within = self.faults.partition.is_some_and(|window| {
+            (first.after(window.from)..first.after(window.until)).contains(&now)
+        });
+        is_within || self.partitioned.contains(&(from, to))
     }
 }
 
@@ -276,22 +215,14 @@ mod tests {
 
     use super::*;
     use crate::fault::Rate;
-    use crate::testing::{A, B, C, Sink, frame, ms, run};
+    use crate::testing::{A, B, C, Echo, Sink, frame, ms, run};
 
-    fn link(options: DatagramOptions) -> DatagramLink<u32> {
-        DatagramLink::new(options)
-    }
-
-    fn faulty(faults: DatagramFaults, seed: u64) -> DatagramOptions {
-        DatagramOptions {
-            faults,
-            seed,
-            ..DatagramOptions::default()
-        }
+    fn link(faults: &str) -> DatagramLink<u32> {
+        DatagramLink::new(None, faults.parse().unwrap())
     }
 
     /// Sends `count` numbered frames from A to B, one each microsecond, and delivers all.
-    fn carry(link: &DatagramLink<u32>, count: u32) -> Vec<OwnedFrame<u32>> {
+    fn carry(link: &DatagramLink<u32>, count: u32) -> Sink {
         let sink = Sink::default();
         for number in 0..count {
             let now = Time(u64::from(number) * 1000);
@@ -299,41 +230,26 @@ mod tests {
             link.progress(now, &sink);
         }
         run(link, &sink);
-        assert_eq!(link.in_flight(), 0);
-        sink.frames()
-    }
-
-    fn numbers(frames: &[OwnedFrame<u32>]) -> Vec<u32> {
-        frames.iter().map(|frame| frame.header).collect()
+        sink
     }
 
     #[test]
     fn without_faults_everything_arrives_at_once_and_unharmed() {
-        let (link, sink) = (link(DatagramOptions::default()), Sink::default());
-        link.send(frame(A, B, 7, b"octets"), ms(3));
+        let (link, sink) = (link("none"), Sink::default());
+        link.send(frame(A, B, 7, b"bytes"), ms(3));
         assert_eq!(link.next_due(), Some(ms(3)));
         assert!(link.progress(ms(3), &sink));
         assert!(!link.progress(ms(3), &sink));
-        let arrived = sink.frames();
-        assert_eq!(
-            (arrived[0].from, arrived[0].to, arrived[0].header),
-            (A, B, 7)
-        );
-        assert_eq!(arrived[0].payload, b"octets");
-        assert!(!arrived[0].damaged);
+        let arrived = &sink.frames()[0];
+        assert_eq!((arrived.from, arrived.to, arrived.header), (A, B, 7));
+        assert_eq!(arrived.payload, b"bytes");
+        assert!(!arrived.damaged);
         assert_eq!(link.next_due(), None);
     }
 
     #[test]
     fn nothing_arrives_before_its_delay_has_passed() {
-        let delay = Between::exactly(Duration::from_millis(2));
-        let (link, sink) = (
-            link(DatagramOptions {
-                delay,
-                ..Default::default()
-            }),
-            Sink::default(),
-        );
+        let (link, sink) = (link("delay=2ms"), Sink::default());
         link.send(frame(A, B, 1, b""), ms(1));
         assert_eq!(link.next_due(), Some(ms(3)));
         assert!(!link.progress(Time(ms(3).0 - 1), &sink));
@@ -342,166 +258,98 @@ mod tests {
 
     #[test]
     fn what_is_sent_during_delivery_is_for_the_next_call() {
-        let (link, sink) = (link(DatagramOptions::default()), Sink::default());
+        let (link, sink) = (&link("none"), &Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
-        let echo = crate::testing::Echo {
-            link: &link,
-            sink: &sink,
-        };
-        assert!(link.progress(ms(0), &echo));
-        assert_eq!(sink.frames().len(), 1);
-        assert_eq!(link.in_flight(), 1);
+        assert!(link.progress(ms(0), &Echo { link, sink }));
+        assert_eq!((sink.headers(), link.next_due()), (vec![1], Some(ms(0))));
     }
 
     #[test]
     fn an_oversized_frame_is_lost_and_counted() {
-        let options = DatagramOptions {
-            max_frame: Some(Mtu::Mtu256),
-            ..Default::default()
-        };
-        let (link, sink) = (link(options), Sink::default());
+        let link = DatagramLink::new(Some(Mtu::Mtu256), FaultSpec::default());
+        let sink = Sink::default();
         assert_eq!(link.max_frame(), Some(256));
         link.send(frame(A, B, 1, &[0; 256]), ms(0));
         link.send(frame(A, B, 2, &[0; 257]), ms(0));
         run(&link, &sink);
-        assert_eq!(numbers(&sink.frames()), [1]);
-        assert_eq!(link.counts().oversized, 1);
+        assert_eq!((sink.headers(), link.counts().oversized), (vec![1], 1));
     }
 
     #[test]
     fn rates_are_honoured() {
-        let faults = DatagramFaults {
-            drop: Rate::percent(10),
-            duplicate: Rate::percent(5),
-            reorder: Rate::percent(20),
-            corrupt: Rate::percent(1),
-            partition: None,
-        };
-        let link = link(faulty(faults, 1));
-        let arrived = carry(&link, 20_000);
+        let link = link("drop=10%,duplicate=5%,reorder=20%,corrupt=1%,seed=1");
+        let arrived = carry(&link, 20_000).frames().len() as u64;
         let counts = link.counts();
-        assert_eq!(counts.sent, 20_000);
         assert!((1_800..2_200).contains(&counts.dropped), "{counts:?}");
         assert!((800..1_000).contains(&counts.duplicated), "{counts:?}");
         assert!((3_500..4_100).contains(&counts.reordered), "{counts:?}");
         assert!((140..220).contains(&counts.corrupted), "{counts:?}");
-        assert_eq!(
-            arrived.len() as u64,
-            counts.sent - counts.dropped + counts.duplicated
-        );
-        assert_eq!(counts.delivered, arrived.len() as u64);
+        assert_eq!(arrived, 20_000 - counts.dropped + counts.duplicated);
     }
 
     #[test]
     fn always_and_never_mean_it() {
-        let all = DatagramFaults {
-            drop: Rate::ALWAYS,
-            ..Default::default()
-        };
-        assert!(carry(&link(faulty(all, 1)), 1000).is_empty());
-        let twice = DatagramFaults {
-            duplicate: Rate::ALWAYS,
-            ..Default::default()
-        };
-        let arrived = numbers(&carry(&link(faulty(twice, 1)), 1000));
-        assert_eq!(
-            arrived,
-            (0..1000)
-                .flat_map(|number| [number, number])
-                .collect::<Vec<_>>()
-        );
+        assert!(carry(&link("drop=100%"), 1000).frames().is_empty());
+        let twice = (0..1000).flat_map(|number| [number; 2]);
+        let arrived = carry(&link("duplicate=100%"), 1000).headers();
+        assert!(twice.eq(arrived));
     }
 
     #[test]
     fn a_reordered_frame_is_overtaken() {
-        let faults = DatagramFaults {
-            reorder: Rate::percent(10),
-            ..Default::default()
-        };
-        let arrived = numbers(&carry(&link(faulty(faults, 3)), 1000));
-        let mut sorted = arrived.clone();
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
+        let arrived = carry(&link("reorder=10%,seed=3"), 1000).headers();
         assert!(arrived.windows(2).filter(|pair| pair[0] > pair[1]).count() > 50);
+        let mut sorted = arrived;
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..1000));
     }
 
     #[test]
     fn a_damaged_frame_has_one_bit_flipped_and_says_so() {
-        let faults = DatagramFaults {
-            corrupt: Rate::percent(50),
-            ..Default::default()
-        };
-        for frame in carry(&link(faulty(faults, 3)), 1000) {
-            let flipped: u32 = frame.payload.iter().map(|octet| octet.count_ones()).sum();
+        for frame in carry(&link("corrupt=50%,seed=3"), 1000).frames() {
+            let flipped: u32 = frame.payload.iter().map(|byte| byte.count_ones()).sum();
             assert_eq!(flipped, u32::from(frame.damaged));
         }
     }
 
     #[test]
     fn a_damaged_frame_without_payload_only_says_so() {
-        let faults = DatagramFaults {
-            corrupt: Rate::ALWAYS,
-            ..Default::default()
-        };
-        let (link, sink) = (link(faulty(faults, 3)), Sink::default());
+        let (link, sink) = (link("corrupt=100%"), Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
         run(&link, &sink);
-        assert!(sink.frames()[0].damaged);
-        assert!(sink.frames()[0].payload.is_empty());
+        assert!(sink.frames()[0].damaged && sink.frames()[0].payload.is_empty());
     }
 
     #[test]
     fn a_partition_cuts_one_direction_until_it_is_healed() {
-        let (link, sink) = (link(DatagramOptions::default()), Sink::default());
+        let (link, sink) = (link("none"), Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
         link.partition(A, B);
         link.send(frame(A, B, 2, b""), ms(0));
         link.send(frame(B, A, 3, b""), ms(0));
         link.send(frame(A, C, 4, b""), ms(0));
         run(&link, &sink);
-        assert_eq!(numbers(&sink.frames()), [3, 4]);
-        assert_eq!(link.counts().partitioned, 2);
+        assert_eq!((sink.headers(), link.counts().partitioned), (vec![3, 4], 2));
         link.heal(A, B);
         link.send(frame(A, B, 5, b""), ms(0));
         run(&link, &sink);
-        assert_eq!(numbers(&sink.frames()), [3, 4, 5]);
+        assert_eq!(sink.headers(), [3, 4, 5]);
     }
 
     #[test]
     fn a_timed_partition_counts_from_the_first_frame() {
-        let times = Between::new(Duration::from_millis(10), Duration::from_millis(20));
-        let faults = DatagramFaults {
-            partition: Some(times),
-            ..Default::default()
-        };
-        let (link, sink) = (link(faulty(faults, 0)), Sink::default());
+        let (link, sink) = (link("partition=10ms..20ms"), Sink::default());
         for (number, at) in [(1, 100), (2, 109), (3, 110), (4, 119), (5, 120)] {
             link.send(frame(A, B, number, b""), ms(at));
             link.progress(ms(at), &sink);
         }
-        assert_eq!(numbers(&sink.frames()), [1, 2, 5]);
-    }
-
-    #[test]
-    fn faults_can_end() {
-        let faults = DatagramFaults {
-            drop: Rate::ALWAYS,
-            ..Default::default()
-        };
-        let link = link(faulty(faults, 1));
-        assert!(carry(&link, 10).is_empty());
-        link.set_faults(DatagramFaults::default());
-        assert_eq!(carry(&link, 10).len(), 10);
+        assert_eq!(sink.headers(), [1, 2, 5]);
     }
 
     #[test]
     fn what_one_direction_sends_changes_nothing_for_another() {
-        let faults = DatagramFaults {
-            drop: Rate::percent(30),
-            ..Default::default()
-        };
         let [alone, beside] = [false, true].map(|beside| {
-            let (link, sink) = (link(faulty(faults, 5)), Sink::default());
+            let (link, sink) = (link("drop=30%,seed=5"), Sink::default());
             for number in 0..200 {
                 link.send(frame(A, B, number, b""), ms(0));
                 if beside {
@@ -509,52 +357,44 @@ mod tests {
                 }
             }
             run(&link, &sink);
-            numbers(&sink.frames())
-                .into_iter()
-                .filter(|number| *number < 1000)
-                .collect::<Vec<_>>()
+            let mut arrived = sink.headers();
+            arrived.retain(|number| *number < 1000);
+            arrived
         });
         assert_eq!(alone, beside);
     }
 
     prop_compose! {
-        fn any_faults()(drop in 0_u32..30, duplicate in 0_u32..30, reorder in 0_u32..30, corrupt in 0_u32..30)
-            -> DatagramFaults
+        fn any_faults()(rates in [0_u32..30, 0..30, 0..30, 0..30], most in 0_u64..10_000, seed in any::<u64>())
+            -> FaultSpec
         {
-            DatagramFaults {
-                drop: Rate::percent(drop),
-                duplicate: Rate::percent(duplicate),
-                reorder: Rate::percent(reorder),
-                corrupt: Rate::percent(corrupt),
-                partition: None,
-            }
+            let [drop, duplicate, reorder, corrupt] = rates.map(Rate::percent);
+            let delay = Between::new(Duration::ZERO, Duration::from_nanos(most));
+            FaultSpec { drop, duplicate, reorder, corrupt, delay, seed, ..FaultSpec::default() }
         }
     }
 
     proptest! {
         #[test]
-        fn the_same_seed_gives_the_same_fate(faults in any_faults(), seed in any::<u64>()) {
+        fn the_same_seed_gives_the_same_fate(faults in any_faults()) {
             let [one, other] = [(); 2].map(|()| {
-                let arrived = carry(&link(faulty(faults, seed)), 200);
+                let arrived = carry(&DatagramLink::new(None, faults), 200).frames();
                 arrived.into_iter().map(|frame| (frame.header, frame.payload, frame.damaged)).collect::<Vec<_>>()
             });
             prop_assert_eq!(one, other);
         }
 
         #[test]
-        fn order_is_kept_unless_frames_are_reordered(
-            most in 0_u64..10_000, faults in any_faults(), seed in any::<u64>(),
-        ) {
-            let faults = DatagramFaults { reorder: Rate::NEVER, ..faults };
-            let delay = Between::new(Duration::ZERO, Duration::from_nanos(most));
-            let arrived = numbers(&carry(&link(DatagramOptions { delay, ..faulty(faults, seed) }), 200));
+        fn order_is_kept_unless_frames_are_reordered(faults in any_faults()) {
+            let faults = FaultSpec { reorder: Rate::NEVER, ..faults };
+            let arrived = carry(&DatagramLink::new(None, faults), 200).headers();
             prop_assert!(arrived.is_sorted(), "{:?}", arrived);
         }
 
         #[test]
-        fn jitter_alone_loses_and_doubles_nothing(most in 0_u64..10_000, seed in any::<u64>()) {
-            let delay = Between::new(Duration::ZERO, Duration::from_nanos(most));
-            let arrived = numbers(&carry(&link(DatagramOptions { delay, seed, ..Default::default() }), 200));
+        fn delay_alone_loses_and_doubles_nothing(faults in any_faults()) {
+            let faults = FaultSpec { delay: faults.delay, seed: faults.seed, ..FaultSpec::default() };
+            let arrived = carry(&DatagramLink::new(None, faults), 200).headers();
             prop_assert_eq!(arrived, (0..200).collect::<Vec<_>>());
         }
     }

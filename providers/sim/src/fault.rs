@@ -12,25 +12,38 @@ use thiserror::Error;
 /// What a link injects. Without faults it carries everything unharmed and at once.
 ///
 /// ```
-/// use polyverbs_sim::{DatagramOptions, FaultSpec, StreamOptions};
+/// use polyverbs_sim::{Contract, FaultSpec};
 ///
 /// let spec: FaultSpec = "drop=5%,delay=1ms..5ms,seed=7".parse()?;
 /// assert_eq!(spec.to_string(), "drop=5%,delay=1ms..5ms,seed=7");
-/// let options = DatagramOptions::try_from(&spec)?;
-/// # assert_eq!(options.seed, 7);
+/// spec.check(Contract::Datagram)?;
 /// assert_eq!(
-///     StreamOptions::try_from(&spec).unwrap_err().to_string(),
+///     spec.check(Contract::Stream).unwrap_err().to_string(),
 ///     "drop is a fault of a datagram link (InfiniBand); this is a stream link (iWARP)"
 /// );
 /// # Ok::<(), polyverbs_sim::FaultSpecError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {
-    /// Faults of a datagram link.
-    pub datagram: DatagramFaults,
-    /// Faults of a stream link.
-    pub stream: StreamFaults,
-    /// How long a frame is under way.
+    /// Datagrams: frames that are lost.
+    pub drop: Rate,
+    /// Datagrams: frames that arrive twice.
+    pub duplicate: Rate,
+    /// Datagrams: frames that are held back, so that later ones overtake them.
+    pub reorder: Rate,
+    /// Datagrams: frames of which one bit is flipped.
+    pub corrupt: Rate,
+    /// Datagrams: nothing is carried within this time.
+    pub partition: Option<Window>,
+    /// Streams: bytes of the pieces in which a frame arrives; it is delivered with its last piece.
+    pub chunk: Option<Between<u32>>,
+    /// Streams: how often one stands still, and for how long.
+    pub stall: Option<Stall>,
+    /// Streams: frames that a connection carries, both directions together, before it is reset.
+    pub reset_after: Option<u64>,
+    /// Streams: frames of which one bit is flipped.
+    pub flip: Rate,
+    /// How long a frame is under way. Later frames of a direction or stream wait for earlier ones, however long these take.
     pub delay: Between<Duration>,
     /// What chance starts from.
     pub seed: u64,
@@ -52,7 +65,7 @@ impl FaultSpec {
     /// A fault belongs to the other kind.
     pub fn check(&self, link: Contract) -> Result<(), FaultSpecError> {
         let foreign = FORMS.iter().find(|form| {
-            form.contract.is_some_and(|contract| contract != link) && (form.show)(self).is_some()
+            form.contract.is_some_and(|contract| contract != link) && form.text(*self).is_some()
         });
         foreign.map_or(Ok(()), |form| {
             Err(FaultSpecError::WrongLink {
@@ -89,7 +102,8 @@ impl FromStr for FaultSpec {
                 return Err(FaultSpecError::Twice { name: form.name });
             }
             seen.push(form.name);
-            (form.read)(&mut spec, value).ok_or_else(|| FaultSpecError::Value {
+            let field = (form.field)(&mut spec);
+            field.set(value).ok_or_else(|| FaultSpecError::Value {
                 name: form.name,
                 value: value.to_owned(),
                 form: form.value,
@@ -101,18 +115,12 @@ impl FromStr for FaultSpec {
 
 impl fmt::Display for FaultSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut before = "";
-        for form in FORMS {
-            if let Some(value) = (form.show)(self) {
-                write!(f, "{before}{}={value}", form.name)?;
-                before = ",";
-            }
-        }
-        if before.is_empty() {
-            f.write_str("none")
-        } else {
-            Ok(())
-        }
+        let given = FORMS.iter().filter_map(|form| {
+            let value = form.text(*self)?;
+            Some(format!("{}={value}", form.name))
+        });
+        let given = given.collect::<Vec<_>>().join(",");
+        f.write_str(if given.is_empty() { "none" } else { &given })
     }
 }
 
@@ -185,32 +193,13 @@ impl fmt::Display for Contract {
     }
 }
 
-/// Faults of a datagram link, besides delay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DatagramFaults {
-    /// Frames that are lost.
-    pub drop: Rate,
-    /// Frames that arrive twice.
-    pub duplicate: Rate,
-    /// Frames that are held back, so that later ones overtake them.
-    pub reorder: Rate,
-    /// Frames of which one bit is flipped.
-    pub corrupt: Rate,
-    /// The link carries nothing within these times, counted from its first frame; the last not included.
-    pub partition: Option<Between<Duration>>,
-}
-
-/// Faults of a stream link, besides delay.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StreamFaults {
-    /// Octets of the pieces in which a frame arrives; it is delivered with its last piece.
-    pub chunk: Option<Between<u32>>,
-    /// Streams that stand still for a while.
-    pub stall: Option<Stall>,
-    /// Frames that a connection carries, both directions together, before it is reset.
-    pub reset_after: Option<u64>,
-    /// Frames of which one bit is flipped.
-    pub flip: Rate,
+/// A time in which nothing is carried, counted from the first frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// When it begins.
+    pub from: Duration,
+    /// When it is over.
+    pub until: Duration,
 }
 
 /// How often a stream stands still, and for how long.
@@ -250,26 +239,9 @@ impl Rate {
     pub const fn millionths(self) -> u32 {
         self.0
     }
-
-    fn read(text: &str) -> Option<Self> {
-        let millionths = u32::try_from(decimal(text.strip_suffix('%')?.trim_end(), 4)?).ok()?;
-        (millionths <= Self::ALWAYS.0).then_some(Self(millionths))
-    }
 }
 
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, part) = (self.0 / 10_000, self.0 % 10_000);
-        let part = format!(".{part:04}");
-        write!(
-            f,
-            "{whole}{}%",
-            part.trim_end_matches('0').trim_end_matches('.')
-        )
-    }
-}
-
-/// Two bounds, both included unless it is said otherwise. Chance picks evenly between them.
+/// Two bounds, both included. Chance picks evenly between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Between<T> {
     least: T,
@@ -279,17 +251,12 @@ pub struct Between<T> {
 impl<T: Copy + PartialOrd> Between<T> {
     /// Both bounds, whichever is given first.
     pub fn new(one: T, other: T) -> Self {
-        if one <= other {
-            Self {
-                least: one,
-                most: other,
-            }
+        let (least, most) = if one <= other {
+            (one, other)
         } else {
-            Self {
-                least: other,
-                most: one,
-            }
-        }
+            (other, one)
+        };
+        Self { least, most }
     }
 
     /// Always the same.
@@ -309,23 +276,6 @@ impl<T: Copy + PartialOrd> Between<T> {
     pub const fn most(&self) -> T {
         self.most
     }
-
-    fn read(text: &str, value: impl Fn(&str) -> Option<T>) -> Option<Self> {
-        let Some((least, most)) = text.split_once("..") else {
-            return value(text).map(Self::exactly);
-        };
-        let (least, most) = (value(least.trim_end())?, value(most.trim_start())?);
-        (least <= most).then_some(Self { least, most })
-    }
-
-    fn show(&self, value: impl Fn(T) -> String) -> String {
-        let least = value(self.least);
-        if self.least == self.most {
-            least
-        } else {
-            format!("{least}..{}", value(self.most))
-        }
-    }
 }
 
 /// A fault by name: what the text form knows about it.
@@ -340,172 +290,239 @@ pub struct Form {
     pub value: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    read: fn(&mut FaultSpec, &str) -> Option<()>,
-    show: fn(&FaultSpec) -> Option<String>,
+    field: fn(&mut FaultSpec) -> &mut dyn Field,
 }
 
 /// Everything that the text form knows, in the order in which it is printed.
 pub const FORMS: &[Form] = &[
     Form {
         name: "drop",
-        contract: Some(Contract::Datagram),
+        contract: DATAGRAM,
         value: RATE,
         meaning: "frames that are lost",
-        read: |spec, text| set(&mut spec.datagram.drop, Rate::read(text)),
-        show: |spec| show_rate(spec.datagram.drop),
+        field: |spec| &mut spec.drop,
     },
     Form {
         name: "duplicate",
-        contract: Some(Contract::Datagram),
+        contract: DATAGRAM,
         value: RATE,
         meaning: "frames that arrive twice",
-        read: |spec, text| set(&mut spec.datagram.duplicate, Rate::read(text)),
-        show: |spec| show_rate(spec.datagram.duplicate),
+        field: |spec| &mut spec.duplicate,
     },
     Form {
         name: "reorder",
-        contract: Some(Contract::Datagram),
+        contract: DATAGRAM,
         value: RATE,
         meaning: "frames that later ones overtake",
-        read: |spec, text| set(&mut spec.datagram.reorder, Rate::read(text)),
-        show: |spec| show_rate(spec.datagram.reorder),
+        field: |spec| &mut spec.reorder,
     },
     Form {
         name: "corrupt",
-        contract: Some(Contract::Datagram),
+        contract: DATAGRAM,
         value: RATE,
         meaning: "frames of which one bit is flipped",
-        read: |spec, text| set(&mut spec.datagram.corrupt, Rate::read(text)),
-        show: |spec| show_rate(spec.datagram.corrupt),
+        field: |spec| &mut spec.corrupt,
     },
     Form {
         name: "partition",
-        contract: Some(Contract::Datagram),
+        contract: DATAGRAM,
         value: "two times, such as 100ms..300ms, counted from the first frame",
         meaning: "nothing is carried from the first time until the second",
-        read: |spec, text| {
-            let times = Between::read(text, read_time).filter(|_| text.contains(".."));
-            set(&mut spec.datagram.partition, times.map(Some))
-        },
-        show: |spec| spec.datagram.partition.map(|times| show_window(&times)),
+        field: |spec| &mut spec.partition,
     },
     Form {
         name: "chunk",
-        contract: Some(Contract::Stream),
+        contract: STREAM,
         value: "octets, at least 1, or a range of them, such as 64..1460",
         meaning: "frames arrive in pieces of this length",
-        read: |spec, text| {
-            set(
-                &mut spec.stream.chunk,
-                Between::read(text, read_octets).map(Some),
-            )
-        },
-        show: |spec| {
-            spec.stream
-                .chunk
-                .map(|octets| octets.show(|octets| octets.to_string()))
-        },
+        field: |spec| &mut spec.chunk,
     },
     Form {
         name: "stall",
-        contract: Some(Contract::Stream),
+        contract: STREAM,
         value: "a rate and a time, such as 1%:20ms",
         meaning: "frames before which a stream stands still, and for how long",
-        read: |spec, text| set(&mut spec.stream.stall, Stall::read(text).map(Some)),
-        show: |spec| {
-            spec.stream
-                .stall
-                .map(|stall| format!("{}:{}", stall.rate, show_time(stall.time)))
-        },
+        field: |spec| &mut spec.stall,
     },
     Form {
         name: "reset-after",
-        contract: Some(Contract::Stream),
+        contract: STREAM,
         value: "a number of frames, such as 100",
         meaning: "a connection is reset once it has carried this many frames",
-        read: |spec, text| set(&mut spec.stream.reset_after, decimal(text, 0).map(Some)),
-        show: |spec| spec.stream.reset_after.map(|frames| frames.to_string()),
+        field: |spec| &mut spec.reset_after,
     },
     Form {
         name: "flip",
-        contract: Some(Contract::Stream),
+        contract: STREAM,
         value: RATE,
         meaning: "frames of which one bit is flipped",
-        read: |spec, text| set(&mut spec.stream.flip, Rate::read(text)),
-        show: |spec| show_rate(spec.stream.flip),
+        field: |spec| &mut spec.flip,
     },
     Form {
         name: "delay",
         contract: None,
         value: "a time, or a range of them, such as 1ms..5ms (units ns, us, ms, s)",
         meaning: "how long a frame is under way",
-        read: |spec, text| set(&mut spec.delay, Between::read(text, read_time)),
-        show: |spec| (spec.delay != Between::default()).then(|| spec.delay.show(show_time)),
+        field: |spec| &mut spec.delay,
     },
     Form {
         name: "seed",
         contract: None,
         value: "a number, such as 7",
         meaning: "what chance starts from: the same seed gives the same faults",
-        read: |spec, text| set(&mut spec.seed, decimal(text, 0)),
-        show: |spec| (spec.seed != 0).then(|| spec.seed.to_string()),
+        field: |spec| &mut spec.seed,
     },
 ];
 
+const DATAGRAM: Option<Contract> = Some(Contract::Datagram);
+const STREAM: Option<Contract> = Some(Contract::Stream);
 const RATE: &str = "a percentage from 0% to 100%, such as 5% or 0.1%, of at most four decimals";
 
-const UNITS: [(&str, u32); 5] = [("ns", 0), ("us", 3), ("µs", 3), ("ms", 6), ("s", 9)];
-
-impl Stall {
-    fn read(text: &str) -> Option<Self> {
-        let (rate, time) = text.split_once(':')?;
-        Some(Self {
-            rate: Rate::read(rate.trim_end())?,
-            time: read_time(time.trim_start())?,
-        })
+impl Form {
+    /// What stands behind the name in the text of `spec`; `None` where that has no such fault.
+    fn text(&self, mut spec: FaultSpec) -> Option<String> {
+        (self.field)(&mut spec).text()
     }
 }
 
 fn names() -> String {
-    FORMS
-        .iter()
-        .map(|form| form.name)
-        .collect::<Vec<_>>()
-        .join(", ")
+    let names: Vec<_> = FORMS.iter().map(|form| form.name).collect();
+    names.join(", ")
 }
 
-fn set<T>(place: &mut T, value: Option<T>) -> Option<()> {
-    *place = value?;
-    Some(())
+/// A field of a [`FaultSpec`], whatever its type.
+trait Field {
+    /// `None` where the text is not of the field's form.
+    fn set(&mut self, text: &str) -> Option<()>;
+    /// `None` for the default.
+    fn text(&self) -> Option<String>;
 }
 
-fn show_rate(rate: Rate) -> Option<String> {
-    (rate != Rate::NEVER).then(|| rate.to_string())
+impl<T: Value + Default + PartialEq> Field for T {
+    fn set(&mut self, text: &str) -> Option<()> {
+        *self = T::read(text)?;
+        Some(())
+    }
+
+    fn text(&self) -> Option<String> {
+        (*self != T::default()).then(|| self.show())
+    }
 }
 
-fn read_octets(text: &str) -> Option<u32> {
-    decimal(text, 0)
-        .and_then(|octets| u32::try_from(octets).ok())
-        .filter(|octets| *octets != 0)
+/// What is read from a text, and is the same when its text is read again.
+trait Value: Sized {
+    fn read(text: &str) -> Option<Self>;
+    fn show(&self) -> String;
 }
 
-fn read_time(text: &str) -> Option<Duration> {
-    UNITS.iter().find_map(|(unit, digits)| {
-        decimal(text.strip_suffix(unit)?.trim_end(), *digits).map(Duration::from_nanos)
-    })
+impl<T: Value> Value for Option<T> {
+    fn read(text: &str) -> Option<Self> {
+        T::read(text).map(Some)
+    }
+
+    fn show(&self) -> String {
+        self.as_ref().map(T::show).unwrap_or_default()
+    }
 }
 
-/// In the largest unit that needs no decimals.
-fn show_time(time: Duration) -> String {
-    let nanoseconds = time.as_nanos();
-    let whole = |(_, digits): &&(&str, u32)| nanoseconds.is_multiple_of(10_u128.pow(*digits));
-    let (unit, digits) = UNITS.iter().rev().find(whole).unwrap_or(&UNITS[0]);
-    let unit = if *unit == "µs" { "us" } else { unit };
-    format!("{}{unit}", nanoseconds / 10_u128.pow(*digits))
+impl Value for Rate {
+    fn read(text: &str) -> Option<Self> {
+        let millionths = u32::try_from(decimal(text.strip_suffix('%')?.trim_end(), 4)?).ok()?;
+        (millionths <= Self::ALWAYS.0).then_some(Self(millionths))
+    }
+
+    fn show(&self) -> String {
+        let number = format!("{}.{:04}", self.0 / 10_000, self.0 % 10_000);
+        format!("{}%", number.trim_end_matches('0').trim_end_matches('.'))
+    }
 }
 
-fn show_window(times: &Between<Duration>) -> String {
-    format!("{}..{}", show_time(times.least), show_time(times.most))
+impl<T: Value + Copy + PartialOrd> Value for Between<T> {
+    fn read(text: &str) -> Option<Self> {
+        let Some((least, most)) = text.split_once("..") else {
+            return T::read(text).map(Self::exactly);
+        };
+        let (least, most) = (T::read(least.trim_end())?, T::read(most.trim_start())?);
+        (least <= most).then_some(Self { least, most })
+    }
+
+    fn show(&self) -> String {
+        let least = self.least.show();
+        if self.least == self.most {
+            least
+        } else {
+            format!("{least}..{}", self.most.show())
+        }
+    }
+}
+
+impl Value for Window {
+    fn read(text: &str) -> Option<Self> {
+        let Between { least, most } = Between::read(text).filter(|_| text.contains(".."))?;
+        Some(Self {
+            from: least,
+            until: most,
+        })
+    }
+
+    fn show(&self) -> String {
+        format!("{}..{}", self.from.show(), self.until.show())
+    }
+}
+
+impl Value for Stall {
+    fn read(text: &str) -> Option<Self> {
+        let (rate, time) = text.split_once(':')?;
+        Some(Self {
+            rate: Rate::read(rate.trim_end())?,
+            time: Duration::read(time.trim_start())?,
+        })
+    }
+
+    fn show(&self) -> String {
+        format!("{}:{}", self.rate.show(), self.time.show())
+    }
+}
+
+impl Value for u64 {
+    fn read(text: &str) -> Option<Self> {
+        decimal(text, 0)
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// At least 1.
+impl Value for u32 {
+    fn read(text: &str) -> Option<Self> {
+        let number = Self::try_from(decimal(text, 0)?).ok()?;
+        (number != 0).then_some(number)
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+const UNITS: [(&str, u32); 5] = [("ns", 0), ("us", 3), ("µs", 3), ("ms", 6), ("s", 9)];
+
+impl Value for Duration {
+    fn read(text: &str) -> Option<Self> {
+        UNITS.iter().find_map(|(unit, digits)| {
+            decimal(text.strip_suffix(unit)?.trim_end(), *digits).map(Self::from_nanos)
+        })
+    }
+
+    /// In the largest unit that needs no decimals.
+    fn show(&self) -> String {
+        let nanoseconds = self.as_nanos();
+        let whole = |(_, digits): &&(&str, u32)| nanoseconds.is_multiple_of(10_u128.pow(*digits));
+        let (unit, digits) = UNITS.iter().rev().find(whole).unwrap_or(&UNITS[0]);
+        let unit = if *unit == "µs" { "us" } else { unit };
+        format!("{}{unit}", nanoseconds / 10_u128.pow(*digits))
+    }
 }
 
 /// A number without sign, times 10 to the power of `digits`; no more decimals than that.
@@ -544,25 +561,29 @@ mod tests {
 
     #[test]
     fn every_fault_has_a_text() {
-        let text =
-            "drop=5%,duplicate=1%,reorder=2%,corrupt=0.1%,partition=1s..2s,delay=1ms..5ms,seed=7";
-        let spec: FaultSpec = text.parse().unwrap();
-        assert_eq!(spec.to_string(), text);
-        assert_eq!(spec.datagram.corrupt, Rate::of_millionths(1000));
-        assert_eq!(
-            spec.delay,
-            Between::new(Duration::from_millis(1), Duration::from_millis(5))
-        );
-        let text = "chunk=64..1460,stall=1%:20ms,reset-after=100,flip=0.0001%,delay=3us";
-        let spec: FaultSpec = text.parse().unwrap();
-        assert_eq!(spec.to_string(), text);
-        assert_eq!(
-            spec.stream.stall,
-            Some(Stall {
+        let text = "drop=5%,duplicate=1%,reorder=2%,corrupt=0.1%,partition=1s..2s,chunk=64..1460,stall=1%:20ms,\
+                    reset-after=100,flip=0.0001%,delay=1ms..5ms,seed=7";
+        let (ms, seconds) = (Duration::from_millis, Duration::from_secs);
+        let spec = FaultSpec {
+            drop: Rate::percent(5),
+            duplicate: Rate::percent(1),
+            reorder: Rate::percent(2),
+            corrupt: Rate::of_millionths(1000),
+            partition: Some(Window {
+                from: seconds(1),
+                until: seconds(2),
+            }),
+            chunk: Some(Between::new(1460, 64)),
+            stall: Some(Stall {
                 rate: Rate::percent(1),
-                time: Duration::from_millis(20)
-            })
-        );
+                time: ms(20),
+            }),
+            reset_after: Some(100),
+            flip: Rate::of_millionths(1),
+            delay: Between::new(ms(1), ms(5)),
+            seed: 7,
+        };
+        assert_eq!((text.parse(), spec.to_string()), (Ok(spec), text.into()));
     }
 
     #[test]
@@ -578,14 +599,9 @@ mod tests {
     fn blanks_decimals_and_units_are_read() {
         let spec: FaultSpec = " drop = 1.25 % , delay = 1.5ms .. 2 s ".parse().unwrap();
         assert_eq!(spec.to_string(), "drop=1.25%,delay=1500us..2s");
-        assert_eq!(
-            "delay=4µs".parse::<FaultSpec>().unwrap().to_string(),
-            "delay=4us"
-        );
-        assert_eq!(
-            "delay=7ns".parse::<FaultSpec>().unwrap().to_string(),
-            "delay=7ns"
-        );
+        for (text, shown) in [("delay=4µs", "delay=4us"), ("delay=7ns", "delay=7ns")] {
+            assert_eq!(text.parse::<FaultSpec>().unwrap().to_string(), shown);
+        }
     }
 
     #[test]
@@ -610,49 +626,37 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        for text in [
-            "drop=101%",
-            "drop=-1%",
-            "drop=0.00001%",
-            "drop=.%",
-            "drop=1.%",
-            "drop=%",
-            "delay=5",
-            "delay=5ms..1ms",
-            "delay=99999999999999s",
-            "partition=5ms",
-            "chunk=0",
-            "chunk=99999999999",
-            "reset-after=1.5",
-            "seed=x",
-            "seed=99999999999999999999",
-        ] {
-            assert!(
-                matches!(text.parse::<FaultSpec>(), Err(FaultSpecError::Value { .. })),
-                "{text}"
-            );
+        for text in
+            "drop=101% drop=-1% drop=0.00001% drop=.% drop=1.% drop=% delay=5 delay=5ms..1ms \
+            delay=99999999999999s partition=5ms chunk=0 chunk=99999999999 reset-after=1.5 seed=x \
+            seed=99999999999999999999"
+                .split_whitespace()
+        {
+            let read = text.parse::<FaultSpec>();
+            assert!(matches!(read, Err(FaultSpecError::Value { .. })), "{text}");
         }
     }
 
     #[test]
     fn a_fault_of_the_other_link_is_refused() {
-        let spec: FaultSpec = "drop=5%,delay=1ms".parse().unwrap();
-        assert!(spec.check(Contract::Datagram).is_ok());
+        use Contract::{Datagram, Stream};
+        let check = |text: &str, link| text.parse::<FaultSpec>().unwrap().check(link);
+        for (text, right, wrong) in [
+            ("drop=5%,delay=1ms", Datagram, Stream),
+            ("flip=5%,seed=9", Stream, Datagram),
+        ] {
+            let name = &text[..4];
+            assert!(check(text, right).is_ok());
+            let error = FaultSpecError::WrongLink { name, link: wrong };
+            assert_eq!(check(text, wrong), Err(error));
+        }
+        for link in [Datagram, Stream] {
+            assert!(check("delay=1ms,seed=9", link).is_ok());
+        }
         assert_eq!(
-            spec.check(Contract::Stream).unwrap_err(),
-            FaultSpecError::WrongLink {
-                name: "drop",
-                link: Contract::Stream
-            }
-        );
-        let spec: FaultSpec = "flip=5%".parse().unwrap();
-        assert!(spec.check(Contract::Stream).is_ok());
-        assert_eq!(
-            spec.check(Contract::Datagram).unwrap_err().to_string(),
+            check("flip=5%", Datagram).unwrap_err().to_string(),
             "flip is a fault of a stream link (iWARP); this is a datagram link (InfiniBand)"
         );
-        let spec: FaultSpec = "delay=1ms,seed=9".parse().unwrap();
-        assert!(spec.check(Contract::Datagram).is_ok() && spec.check(Contract::Stream).is_ok());
     }
 
     fn rate() -> impl Strategy<Value = Rate> {
@@ -660,11 +664,8 @@ mod tests {
     }
 
     fn time() -> impl Strategy<Value = Duration> {
-        (
-            0..10_000_u64,
-            prop::sample::select(vec![1, 1_000, 1_000_000, 1_000_000_000]),
-        )
-            .prop_map(|(count, unit)| Duration::from_nanos(count * unit))
+        let units = prop::sample::select(vec![1, 1_000, 1_000_000, 1_000_000_000]);
+        (0..10_000_u64, units).prop_map(|(count, unit)| Duration::from_nanos(count * unit))
     }
 
     fn times() -> impl Strategy<Value = Between<Duration>> {
@@ -672,31 +673,20 @@ mod tests {
     }
 
     prop_compose! {
-        fn datagram()(
-            drop in rate(), duplicate in rate(), reorder in rate(), corrupt in rate(),
-            partition in prop::option::of(times()),
-        ) -> DatagramFaults {
-            DatagramFaults { drop, duplicate, reorder, corrupt, partition }
-        }
-    }
-
-    prop_compose! {
-        fn stream()(
+        fn spec()(
+            [drop, duplicate, reorder, corrupt, flip] in [rate(), rate(), rate(), rate(), rate()],
+            partition in prop::option::of(times().prop_map(|times| Window { from: times.least, until: times.most })),
             chunk in prop::option::of((1_u32.., 1_u32..).prop_map(|(one, other)| Between::new(one, other))),
             stall in prop::option::of((rate(), time()).prop_map(|(rate, time)| Stall { rate, time })),
-            reset_after in prop::option::of(any::<u64>()),
-            flip in rate(),
-        ) -> StreamFaults {
-            StreamFaults { chunk, stall, reset_after, flip }
+            (reset_after, delay, seed) in (any::<Option<u64>>(), times(), any::<u64>()),
+        ) -> FaultSpec {
+            FaultSpec { drop, duplicate, reorder, corrupt, partition, chunk, stall, reset_after, flip, delay, seed }
         }
     }
 
     proptest! {
         #[test]
-        fn the_text_means_the_same_when_read_again(
-            datagram in datagram(), stream in stream(), delay in times(), seed in any::<u64>(),
-        ) {
-            let spec = FaultSpec { datagram, stream, delay, seed };
+        fn the_text_means_the_same_when_read_again(spec in spec()) {
             prop_assert_eq!(spec.to_string().parse::<FaultSpec>(), Ok(spec));
         }
 

@@ -3,7 +3,8 @@
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
 
-use crate::datagram::{DatagramLink, DatagramOptions};
+use crate::datagram::DatagramLink;
+use crate::fault::FaultSpec;
 
 /// A link around another that does to frames what a [`DatagramLink`] does, and then sends on what is left of them.
 ///
@@ -14,18 +15,10 @@ pub struct FaultyLink<H> {
 }
 
 impl<H> FaultyLink<H> {
-    /// Does to what goes over `link` what `options` say; the largest frame is the link's.
-    pub fn new(link: SharedLink<H>, options: DatagramOptions) -> Self {
-        let faults = DatagramLink::new(DatagramOptions {
-            max_frame: None,
-            ..options
-        });
+    /// Does to what goes over `link` what `faults` say; the largest frame is the link's.
+    pub fn new(link: SharedLink<H>, faults: FaultSpec) -> Self {
+        let faults = DatagramLink::new(None, faults);
         Self { faults, link }
-    }
-
-    /// What happens to frames, to count it and to change it. What it counts as delivered was sent on.
-    pub fn faults(&self) -> &DatagramLink<H> {
-        &self.faults
     }
 }
 
@@ -76,71 +69,47 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for FaultyLink<H> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
-    use crate::fault::{Between, DatagramFaults, Rate};
     use crate::testing::{A, B, Sink, frame, ms, run};
 
-    fn around(options: DatagramOptions) -> (Arc<DatagramLink<u32>>, FaultyLink<u32>) {
-        let inner = Arc::new(DatagramLink::new(DatagramOptions::default()));
-        (
-            Arc::clone(&inner),
-            FaultyLink::new(inner as SharedLink<u32>, options),
-        )
-    }
-
-    fn with(faults: DatagramFaults) -> DatagramOptions {
-        DatagramOptions {
-            faults,
-            ..DatagramOptions::default()
-        }
-    }
-
-    #[test]
-    fn without_faults_a_frame_is_sent_on_at_once() {
-        let (inner, link) = around(DatagramOptions::default());
-        link.send(frame(A, B, 1, b"octets"), ms(0));
-        assert_eq!(inner.in_flight(), 1);
-        let sink = Sink::default();
-        assert!(link.progress(ms(0), &sink));
-        assert_eq!(sink.frames()[0].payload, b"octets");
+    fn around(faults: &str) -> (SharedLink<u32>, FaultyLink<u32>) {
+        let inner: SharedLink<u32> = Arc::new(DatagramLink::new(None, FaultSpec::default()));
+        let link = FaultyLink::new(Arc::clone(&inner), faults.parse().unwrap());
+        (inner, link)
     }
 
     #[test]
     fn what_is_lost_is_never_sent_and_what_is_damaged_is_marked() {
-        let (inner, link) = around(with(DatagramFaults {
-            drop: Rate::percent(50),
-            corrupt: Rate::ALWAYS,
-            ..DatagramFaults::default()
-        }));
+        let (_, link) = around("drop=50%,corrupt=100%");
         for number in 0..200 {
-            link.send(frame(A, B, number, b"octets"), ms(0));
+            link.send(frame(A, B, number, b"bytes"), ms(0));
         }
         let sink = Sink::default();
         run(&link, &sink);
-        let counts = link.faults().counts();
-        assert_eq!(inner.counts().sent, 200 - counts.dropped);
-        assert!((50..150).contains(&counts.dropped));
         let frames = sink.frames();
+        assert!((50..150).contains(&frames.len()));
         assert!(
             frames
                 .iter()
-                .all(|frame| frame.damaged && frame.payload != b"octets")
+                .all(|frame| frame.damaged && frame.payload != b"bytes")
         );
     }
 
     #[test]
-    fn a_delay_is_waited_for() {
-        let (inner, link) = around(DatagramOptions {
-            delay: Between::exactly(Duration::from_millis(2)),
-            ..DatagramOptions::default()
-        });
-        link.send(frame(A, B, 1, b""), ms(1));
-        assert_eq!((inner.in_flight(), link.next_due()), (0, Some(ms(3))));
-        let sink = Sink::default();
-        assert!(!link.progress(ms(2), &sink));
-        assert!(link.progress(ms(3), &sink));
-        assert_eq!(link.next_due(), None);
+    fn a_frame_is_sent_on_when_its_delay_has_passed() {
+        for (faults, due) in [("none", ms(1)), ("delay=2ms", ms(3))] {
+            let (inner, link) = around(faults);
+            link.send(frame(A, B, 1, b"bytes"), ms(1));
+            assert_eq!(
+                (inner.next_due().is_some(), link.next_due()),
+                (due == ms(1), Some(due))
+            );
+            let sink = Sink::default();
+            assert!(!link.progress(Time(due.0 - 1), &sink));
+            assert!(link.progress(due, &sink));
+            assert_eq!(sink.frames()[0].payload, b"bytes");
+            assert_eq!(link.next_due(), None);
+        }
     }
 }

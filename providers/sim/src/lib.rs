@@ -15,16 +15,15 @@ pub mod chance;
 pub mod datagram;
 pub mod fault;
 pub mod faulty;
+mod in_flight;
 pub mod stream;
 pub mod virtual_time;
 
 #[cfg(test)]
 mod testing;
 
-pub use datagram::{DatagramCounts, DatagramLink, DatagramOptions};
-pub use fault::{
-    Between, Contract, DatagramFaults, FaultSpec, FaultSpecError, Rate, Stall, StreamFaults,
-};
+pub use datagram::{DatagramCounts, DatagramLink};
+pub use fault::{Between, Contract, FaultSpec, FaultSpecError, Rate, Stall, Window};
 pub use faulty::FaultyLink;
-pub use stream::{StreamCounts, StreamLink, StreamOptions};
+pub use stream::{StreamCounts, StreamLink};
 pub use virtual_time::{Bound, Ran, Simulation, SimulationError, VirtualHost};

@@ -1,6 +1,6 @@
 //! What the tests of the links share.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame};
 use polyverbs_engine::payload::Payload;
@@ -17,19 +17,18 @@ pub(crate) struct Sink(Mutex<Vec<OwnedFrame<u32>>>);
 
 impl Sink {
     pub(crate) fn frames(&self) -> Vec<OwnedFrame<u32>> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap().clone()
+    }
+
+    pub(crate) fn headers(&self) -> Vec<u32> {
+        let frames = self.0.lock().unwrap();
+        frames.iter().map(|frame| frame.header).collect()
     }
 }
 
 impl Deliver<u32> for Sink {
     fn deliver(&self, frame: Frame<'_, u32>, _now: Time) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(frame.to_owned());
+        self.0.lock().unwrap().push(frame.to_owned());
     }
 }
 
@@ -53,16 +52,11 @@ pub(crate) fn frame(
     header: u32,
     payload: &[u8],
 ) -> Frame<'_, u32> {
-    let payload = if payload.is_empty() {
-        Payload::Empty
-    } else {
-        Payload::Octets(payload)
-    };
     Frame {
         from,
         to,
         header,
-        payload,
+        payload: Payload::Octets(payload),
         damaged: false,
     }
 }

@@ -23,9 +23,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::trace::Trace;
 use polyverbs_io::{StreamThroughOctets, ThroughOctets};
-use polyverbs_sim::{
-    Between, DatagramLink, DatagramOptions, Simulation, StreamLink, StreamOptions,
-};
+use polyverbs_sim::{Between, DatagramLink, FaultSpec, Simulation, StreamLink};
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::ReadyForms;
@@ -37,9 +35,12 @@ use verbs_api::{
 };
 use xrc as _;
 
-/// How long a frame is under way on a link.
-fn under_way() -> Between<Duration> {
-    Between::new(Duration::from_micros(1), Duration::from_micros(1))
+/// A frame is under way for a while, and nothing happens to it.
+fn under_way() -> FaultSpec {
+    FaultSpec {
+        delay: Between::exactly(Duration::from_micros(1)),
+        ..FaultSpec::default()
+    }
 }
 
 /// A kind of device.
@@ -271,20 +272,16 @@ impl Flavour {
 }
 
 fn datagrams() -> SharedLink<Header> {
-    Arc::new(DatagramLink::new(DatagramOptions {
-        max_frame: Some(Mtu::Mtu1024),
-        delay: under_way(),
-        ..DatagramOptions::default()
-    }))
+    Arc::new(DatagramLink::new(Some(Mtu::Mtu1024), under_way()))
 }
 
 fn segments() -> SharedLink<iwarp_header::Header> {
-    let stream = StreamOptions {
-        max_frame: NonZeroUsize::new(1000),
-        delay: under_way(),
-        ..StreamOptions::default()
-    };
-    Arc::new(StreamLink::new(stream, stream_key, Some(reset_header)))
+    Arc::new(StreamLink::new(
+        NonZeroUsize::new(1000),
+        under_way(),
+        stream_key,
+        Some(reset_header),
+    ))
 }
 
 // With everything that a stream can have agreed on.

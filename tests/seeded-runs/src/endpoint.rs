@@ -9,7 +9,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
 use polyverbs_io::ThroughOctets;
-use polyverbs_sim::{Between, DatagramFaults, DatagramLink, DatagramOptions, Rate, Simulation};
+use polyverbs_sim::{Between, DatagramLink, FaultSpec, Rate, Simulation};
 use rand::Rng;
 use rand::rngs::SmallRng;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
@@ -62,7 +62,7 @@ pub struct Chosen {
     /// Largest frame.
     pub mtu: Option<Mtu>,
     /// What the link does.
-    pub faults: DatagramFaults,
+    pub faults: FaultSpec,
     /// Code of the acknowledge timeout.
     pub timeout: u8,
     /// Reads under way.
@@ -88,12 +88,12 @@ impl Chosen {
         } else {
             (200_000, 200_000)
         };
-        let faults = DatagramFaults {
+        let faults = FaultSpec {
             drop: rate(drop),
             corrupt: rate(corrupt),
             duplicate: rate(200_000),
             reorder: rate(200_000),
-            partition: None,
+            ..FaultSpec::default()
         };
         let near_the_end = rng.random_bool(0.3);
         let mut psn = || {
@@ -126,13 +126,12 @@ impl Pair {
     /// Made, connected and idle. Every second seed has its frames as octets on their way.
     pub fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
         let delay = Duration::from_micros(rng.random_range(0..150));
-        let link = Arc::new(DatagramLink::new(DatagramOptions {
-            max_frame: chosen.mtu,
+        let faults = FaultSpec {
             delay: Between::new(delay / 4, delay),
-            faults: chosen.faults,
             seed,
-            ..DatagramOptions::default()
-        }));
+            ..chosen.faults
+        };
+        let link = Arc::new(DatagramLink::new(chosen.mtu, faults));
         let mut simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
         if seed.is_multiple_of(2) {

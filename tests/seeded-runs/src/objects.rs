@@ -82,7 +82,7 @@ struct Connection {
 /// One run.
 pub fn run(seed: u64, rng: &mut SmallRng) {
     let mut chosen = Chosen::new(QpType::Rc, rng);
-    chosen.faults = polyverbs_sim::DatagramFaults::default();
+    chosen.faults = polyverbs_sim::FaultSpec::default();
     chosen.direct = rng.random_bool(0.5);
     let pair = Pair::new(chosen, seed, rng);
     let mut world = World::new(pair);

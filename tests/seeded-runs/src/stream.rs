@@ -11,9 +11,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
 use polyverbs_io::StreamThroughOctets;
-use polyverbs_sim::{
-    Between, Bound, Rate, Simulation, Stall, StreamFaults, StreamLink, StreamOptions,
-};
+use polyverbs_sim::{Between, Bound, FaultSpec, Rate, Simulation, Stall, StreamLink};
 use polyverbs_wire::iwarp::Framing;
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -131,7 +129,7 @@ fn halves(header: &Header, markers: bool) -> (codec::Sending, codec::Receiving) 
 impl Run {
     fn new(end: End, seed: u64, rng: &mut SmallRng) -> Self {
         let some = |rng: &mut SmallRng| rng.random_bool(0.5);
-        let faults = StreamFaults {
+        let mut faults = FaultSpec {
             chunk: some(rng).then(|| Between::new(1, rng.random_range(1..200))),
             stall: some(rng).then(|| Stall {
                 rate: Rate::percent(rng.random_range(1..20)),
@@ -143,21 +141,22 @@ impl Run {
             } else {
                 Rate::NEVER
             },
+            seed,
+            ..FaultSpec::default()
         };
         let delay = Duration::from_micros(rng.random_range(0..100));
+        faults.delay = Between::new(delay / 8, delay);
         let max_frame = if some(rng) {
             None
         } else {
             NonZeroUsize::new(rng.random_range(64..1500))
         };
-        let options = StreamOptions {
+        let link = Arc::new(StreamLink::new(
             max_frame,
-            delay: Between::new(delay / 8, delay),
             faults,
-            seed,
-            ..StreamOptions::default()
-        };
-        let link = Arc::new(StreamLink::new(options, stream_key, Some(reset_header)));
+            stream_key,
+            Some(reset_header),
+        ));
         let mut simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
         // Every second seed has its frames as octets on their way, and every fourth one with markers among them.
@@ -178,7 +177,7 @@ impl Run {
             .run_for(Duration::from_millis(1))
             .expect("a network that is woken");
         connected.wait().expect("a connection");
-        let what = format!("{options:?}");
+        let what = format!("{faults}, frames of {max_frame:?}");
         Self {
             simulation,
             link,

@@ -9,7 +9,7 @@ use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
-use polyverbs_sim::{Bound, FaultSpec, Simulation, StreamLink, StreamOptions};
+use polyverbs_sim::{Bound, FaultSpec, Simulation, StreamLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -52,13 +52,13 @@ fn pair(context: &verbs_api::Context) -> ([Qp; 2], [Cq; 2], Memory, verbs_api::M
 // Sends numbered messages with reads and atomics between them, and lets chance do what it does.
 fn run(spec: &str, seed: u64) -> Run {
     let spec: FaultSpec = spec.parse().unwrap();
-    let faults = StreamOptions {
-        max_frame: NonZeroUsize::new(64),
-        seed,
-        ..StreamOptions::try_from(&spec).unwrap()
-    };
-    let link: SharedLink<Header> =
-        Arc::new(StreamLink::new(faults, stream_key, Some(reset_header)));
+    let faults = FaultSpec { seed, ..spec };
+    let link: SharedLink<Header> = Arc::new(StreamLink::new(
+        NonZeroUsize::new(64),
+        faults,
+        stream_key,
+        Some(reset_header),
+    ));
     let mut simulation = Simulation::new();
     let network = simulation.network::<Iwarp>(Some(link));
     let service = ServiceDelay {

@@ -121,7 +121,7 @@ impl<C: StreamCodec> Channels<C> {
 impl<C: StreamCodec> TcpLink<C> {
     /// The memory of the processes at an address, where this one takes part.
     pub(super) fn lease(address: IpAddr, options: &TcpLinkOptions) -> Option<Arc<Lease>> {
-        if !options.memory || options.faults != StreamFaults::default() {
+        if !options.memory || !options.faults.is_none() {
             return None;
         }
         // Where there is no memory, or where too many share it, all goes by TCP.

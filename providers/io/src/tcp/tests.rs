@@ -357,10 +357,9 @@ fn pair() -> [Arc<Sink>; 2] {
     pair_with(TcpLinkOptions::default())
 }
 
-fn faulty(faults: StreamFaults) -> TcpLinkOptions {
+fn faulty(faults: FaultSpec) -> TcpLinkOptions {
     TcpLinkOptions {
-        faults,
-        seed: 7,
+        faults: FaultSpec { seed: 7, ..faults },
         ..TcpLinkOptions::default()
     }
 }
@@ -399,9 +398,9 @@ fn frames_arrive_whole_and_in_order() {
 
 #[test]
 fn chunks_change_nothing_but_the_pieces() {
-    let [one, other] = pair_with(faulty(StreamFaults {
+    let [one, other] = pair_with(faulty(FaultSpec {
         chunk: Some(Between::new(1, 700)),
-        ..StreamFaults::default()
+        ..FaultSpec::default()
     }));
     for number in 0..100 {
         one.send(1, number, &[number as u8; 1408]);
@@ -424,9 +423,9 @@ fn chunks_change_nothing_but_the_pieces() {
 #[test]
 fn what_the_last_read_of_a_turn_brings_is_delivered() {
     for reads in 2..=ROUNDS + 1 {
-        let [one, other] = pair_with(faulty(StreamFaults {
+        let [one, other] = pair_with(faulty(FaultSpec {
             chunk: Some(Between::new(10, 10)),
-            ..StreamFaults::default()
+            ..FaultSpec::default()
         }));
         // The last of them is not filled: nobody looks for more until the peer sends again.
         other.send(2, 0, &vec![3; reads * 10 - 5 - HEAD - 1]);
@@ -591,9 +590,9 @@ fn a_connection_that_is_forgotten_is_lost_to_the_peer() {
 
 #[test]
 fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
-    let [one, other] = pair_with(faulty(StreamFaults {
+    let [one, other] = pair_with(faulty(FaultSpec {
         flip: Rate::ALWAYS,
-        ..StreamFaults::default()
+        ..FaultSpec::default()
     }));
     for number in 0..3 {
         one.send(1, number, &[0; 64]);
@@ -620,9 +619,9 @@ fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
 
 #[test]
 fn a_connection_is_reset_after_so_many_frames() {
-    let [one, other] = pair_with(faulty(StreamFaults {
+    let [one, other] = pair_with(faulty(FaultSpec {
         reset_after: Some(5),
-        ..StreamFaults::default()
+        ..FaultSpec::default()
     }));
     for number in 0..5 {
         one.send(1, number, b"carried");
@@ -638,9 +637,9 @@ fn a_connection_is_reset_after_so_many_frames() {
 fn a_stream_that_stands_still_goes_on_in_time() {
     let time = Duration::from_millis(30);
     let rate = Rate::ALWAYS;
-    let [one, other] = pair_with(faulty(StreamFaults {
+    let [one, other] = pair_with(faulty(FaultSpec {
         stall: Some(Stall { rate, time }),
-        ..StreamFaults::default()
+        ..FaultSpec::default()
     }));
     one.send(1, 0, b"late");
     one.link.flush();
@@ -814,9 +813,9 @@ fn among_many_streams_none_is_forgotten() {
 #[test]
 fn what_a_look_leaves_of_a_stream_the_thread_reads() {
     // What is read in a turn is less than what has come.
-    let options = faulty(StreamFaults {
+    let options = faulty(FaultSpec {
         chunk: Some(Between::new(1000, 1000)),
-        ..StreamFaults::default()
+        ..FaultSpec::default()
     });
     let [one, other] = [TcpLinkOptions::default(), options].map(Sink::new);
     let [left, right] = connect();
