@@ -17,7 +17,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::time::Time;
-use polyverbs_sim::{Bound, DatagramLink, FaultSpec, Simulation, StreamLink};
+use polyverbs_sim::{DatagramLink, FaultSpec, Simulation, StreamLink};
 use verbs_api::{
     Access, Completion, ConnectOptions, Context, Device, Memory, Qp, QpOptions, RemoteAddress,
     Requirements, Sge, WcStatus,
@@ -147,9 +147,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
     }
 
     fn settle(&self) {
-        self.simulation
-            .run_until(Bound::default(), || false)
-            .unwrap();
+        self.simulation.run_until_idle().unwrap();
     }
 
     fn headers(&self) -> Vec<OwnedFrame<H>> {

@@ -26,4 +26,4 @@ pub use datagram::{DatagramCounts, DatagramLink};
 pub use fault::{Between, Contract, FaultSpec, FaultSpecError, Rate, Stall, Window};
 pub use faulty::FaultyLink;
 pub use stream::{StreamCounts, StreamLink};
-pub use virtual_time::{Bound, Ran, Simulation, SimulationError, VirtualHost};
+pub use virtual_time::{Simulation, SimulationError};

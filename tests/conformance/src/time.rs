@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs_sim::{Bound, Simulation};
+use polyverbs_sim::Simulation;
 
 /// How long is waited on the clock for what a test lets pass: long enough for every retry.
 const MOST: Duration = Duration::from_secs(2);
@@ -50,8 +50,7 @@ impl Time {
     pub(crate) fn run_until(&self, mut done: impl FnMut() -> bool) -> Result<(), String> {
         match self {
             Self::Virtual(simulation) => simulation
-                .run_until(Bound::default(), done)
-                .map(drop)
+                .run_until(done)
                 .map_err(|error| error.to_string()),
             Self::Real => {
                 let began = Instant::now();

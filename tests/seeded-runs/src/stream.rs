@@ -11,7 +11,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
 use polyverbs_io::StreamThroughOctets;
-use polyverbs_sim::{Between, Bound, FaultSpec, Rate, Simulation, Stall, StreamLink};
+use polyverbs_sim::{Between, FaultSpec, Rate, Simulation, Stall, StreamLink};
 use polyverbs_wire::iwarp::Framing;
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -105,9 +105,7 @@ pub fn run(end: End, seed: u64, rng: &mut SmallRng) {
         }
     }
     run.posted = posted;
-    run.simulation
-        .run_until_idle(Bound::default())
-        .expect("an end");
+    run.simulation.run_until_idle().expect("an end");
     run.poll();
     run.check(end, &shared);
 }

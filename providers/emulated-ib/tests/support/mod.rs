@@ -13,7 +13,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
-use polyverbs_sim::{Bound, Simulation};
+use polyverbs_sim::Simulation;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
@@ -296,9 +296,7 @@ impl Rig {
     /// Until nothing is due.
     #[track_caller]
     pub fn run(&self) {
-        self.simulation
-            .run_until_idle(Bound::steps(200_000))
-            .unwrap();
+        self.simulation.run_until_idle().unwrap();
     }
 
     #[track_caller]

@@ -9,7 +9,7 @@ use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
-use polyverbs_sim::{Bound, FaultSpec, Simulation, StreamLink};
+use polyverbs_sim::{FaultSpec, Simulation, StreamLink};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -94,7 +94,7 @@ fn run(spec: &str, seed: u64) -> Run {
         simulation.run_for(Duration::from_micros(20)).unwrap();
         sent.extend(poll(&at_a).iter().map(|seen| (seen.wr_id, seen.status)));
     }
-    simulation.run_until_idle(Bound::default()).unwrap();
+    simulation.run_until_idle().unwrap();
     sent.extend(poll(&at_a).iter().map(|seen| (seen.wr_id, seen.status)));
     received.extend(poll(&at_b).iter().map(|seen| (seen.wr_id, seen.status)));
     let said = |qp: &Qp| Iwarp::last_terminate(&device.qp(qp.qp_num().value()).unwrap()).received;
