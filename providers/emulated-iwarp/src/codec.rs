@@ -5,7 +5,7 @@
 //! receiving half's of the queue pair.
 
 use polyverbs_engine::payload::Payload;
-use polyverbs_io::{Found, Leaving, OctetQueue, StreamCodec, StreamEvent};
+use polyverbs_io::{ByteQueue, Found, Leaving, StreamCodec, StreamEvent};
 use polyverbs_wire::iwarp::fpdu::{self, MAX_FRAME_LEN, mulpdu};
 use polyverbs_wire::iwarp::{Framing, Opcode, Reject, SegmentHeader, Tagged, Untagged, rdmap};
 use polyverbs_wire::layout::Header as _;
@@ -185,7 +185,7 @@ impl StreamCodec for MpaCodec {
         sender: &mut Sending,
         header: &Header,
         payload: &Payload<'_>,
-        into: &mut OctetQueue,
+        into: &mut ByteQueue,
     ) {
         let headers = match &header.message {
             Message::Tagged(_) => Tagged::LEN,

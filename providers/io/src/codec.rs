@@ -8,7 +8,7 @@ use crate::sockets::StreamError;
 use polyverbs_engine::payload::Payload;
 use verbs_api::ids::Gid;
 
-use crate::queue::OctetQueue;
+use crate::queue::ByteQueue;
 
 /// What the socket puts before a datagram, as far as a checksum may cover it.
 ///
@@ -225,7 +225,7 @@ pub trait StreamCodec: Send + Sync + 'static {
         sender: &mut Self::Sender,
         header: &Self::Header,
         payload: &Payload<'_>,
-        into: &mut OctetQueue,
+        into: &mut ByteQueue,
     );
 
     /// Writes what goes before a frame's payload, without what frames on a stream have around them. `None` where that is

@@ -40,7 +40,7 @@ pub use exit::{FlushOnExit, at_exit};
 pub use group::{
     Admission, GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service,
 };
-pub use queue::OctetQueue;
+pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Record, RecordMeta, ShmPort};
 // What the interfaces of this crate are made of.
@@ -49,7 +49,7 @@ pub use sockets::{
     source_of,
 };
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
-pub use through::{NewStream, StreamThroughOctets, ThroughOctets};
+pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 

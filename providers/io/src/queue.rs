@@ -1,19 +1,19 @@
-//! Octets on their way to a socket.
+//! Bytes on their way to a socket.
 
-/// Octets that leave in their order. Its memory is used again without being cleared.
+/// Bytes that leave in their order. Its memory is used again without being cleared.
 #[derive(Debug, Default)]
-pub struct OctetQueue {
-    octets: Vec<u8>,
+pub struct ByteQueue {
+    bytes: Vec<u8>,
     begin: usize,
     end: usize,
 }
 
-impl OctetQueue {
+impl ByteQueue {
     /// Of these.
-    pub const fn new(octets: Vec<u8>) -> Self {
-        let end = octets.len();
+    pub const fn new(bytes: Vec<u8>) -> Self {
+        let end = bytes.len();
         Self {
-            octets,
+            bytes,
             begin: 0,
             end,
         }
@@ -31,49 +31,48 @@ impl OctetQueue {
 
     /// Those that wait.
     pub fn waiting(&self) -> &[u8] {
-        &self.octets[self.begin..self.end]
+        &self.bytes[self.begin..self.end]
     }
 
     /// Room for so many more, at the end: they wait from now on. What it holds is left from before.
-    pub fn push(&mut self, octets: usize) -> &mut [u8] {
+    pub fn push(&mut self, length: usize) -> &mut [u8] {
         let begin = self.end;
-        self.end += octets;
-        if self.octets.len() < self.end {
-            let room = self.end.next_multiple_of(ROOM);
-            self.octets.resize(room, 0);
+        self.end += length;
+        if self.bytes.len() < self.end {
+            self.bytes.resize(self.end.next_multiple_of(ROOM), 0);
         }
-        &mut self.octets[begin..self.end]
+        &mut self.bytes[begin..self.end]
     }
 
     /// The last so many of them.
-    pub fn last(&mut self, octets: usize) -> &mut [u8] {
-        let begin = self.end.saturating_sub(octets).max(self.begin);
-        &mut self.octets[begin..self.end]
+    pub fn last(&mut self, length: usize) -> &mut [u8] {
+        let begin = self.end.saturating_sub(length).max(self.begin);
+        &mut self.bytes[begin..self.end]
     }
 
     /// So many have left.
-    pub fn left(&mut self, octets: usize) {
-        self.begin = (self.begin + octets).min(self.end);
+    pub fn left(&mut self, length: usize) {
+        self.begin = (self.begin + length).min(self.end);
         if self.is_empty() {
             (self.begin, self.end) = (0, 0);
         }
     }
 
     /// Moves what waits to the front, if so many have left since.
-    pub(super) fn tidy(&mut self, least: usize) {
+    pub(crate) fn tidy(&mut self, least: usize) {
         if self.begin >= least {
-            self.octets.copy_within(self.begin..self.end, 0);
+            self.bytes.copy_within(self.begin..self.end, 0);
             (self.begin, self.end) = (0, self.len());
         }
     }
 
     /// Whether it has memory.
-    pub(super) const fn has_memory(&self) -> bool {
-        self.octets.capacity() > 0
+    pub(crate) const fn has_memory(&self) -> bool {
+        self.bytes.capacity() > 0
     }
 
     /// Its memory, empty.
-    pub(super) fn emptied(mut self) -> Self {
+    pub(crate) fn emptied(mut self) -> Self {
         (self.begin, self.end) = (0, 0);
         self
     }
@@ -87,8 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octets_leave_in_their_order() {
-        let mut queue = OctetQueue::new(b"ab".to_vec());
+    fn bytes_leave_in_their_order() {
+        let mut queue = ByteQueue::new(b"ab".to_vec());
         queue.push(3).copy_from_slice(b"cde");
         assert_eq!(queue.waiting(), b"abcde");
         queue.left(2);

@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use verbs_api::ids::LinkAddress;
 
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
-use crate::queue::OctetQueue;
+use crate::queue::ByteQueue;
 use crate::tampering::Tampering;
 use crate::{count_alone, lock};
 use polyverbs_sim::fault::FaultSpec;
@@ -190,7 +190,7 @@ struct Stream<C: StreamCodec> {
 
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
-    octets: OctetQueue,
+    octets: ByteQueue,
     /// What a frame may carry on this path.
     unit: usize,
     ends: bool,
@@ -340,7 +340,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let outgoing = Outgoing {
             unit: self.codec.max_unit(&sender, segment),
             sender,
-            octets: OctetQueue::new(waiting),
+            octets: ByteQueue::new(waiting),
             ends: false,
             is_over: false,
             is_dirty: false,
@@ -453,7 +453,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    fn give_back_queue(&self, queue: OctetQueue) {
+    fn give_back_queue(&self, queue: ByteQueue) {
         if queue.has_memory() {
             self.dirty.with(|Dirty { spare, .. }| {
                 if spare.len() < SPARE {
@@ -1242,7 +1242,7 @@ struct Chore<L> {
 struct Dirty<C: StreamCodec> {
     streams: Vec<Arc<Stream<C>>>,
     /// Of what has left, for what is to leave.
-    spare: Vec<OctetQueue>,
+    spare: Vec<ByteQueue>,
 }
 
 impl<C: StreamCodec> Default for Dirty<C> {

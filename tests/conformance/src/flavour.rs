@@ -22,7 +22,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::trace::Trace;
-use polyverbs_io::{StreamThroughOctets, ThroughOctets};
+use polyverbs_io::{through_datagrams, through_streams};
 use polyverbs_sim::{Between, DatagramLink, FaultSpec, Simulation, StreamLink};
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::provider::DeviceOps;
@@ -246,8 +246,8 @@ impl Flavour {
             }
             Self::IbFramed => fabric(|at| infiniband(at, false), Some(datagrams()), options),
             Self::IbWire => {
-                let link = ThroughOctets::new(datagrams(), RoceV2::new(), 4791, None);
-                fabric(|at| infiniband(at, false), Some(Arc::new(link)), options)
+                let link = through_datagrams(datagrams(), RoceV2::new(), 4791, None);
+                fabric(|at| infiniband(at, false), Some(link), options)
             }
             Self::IbUdp => over_udp(&options),
             Self::Iwarp | Self::IwarpLowLatency => fabric(iwarp, None, options),
@@ -261,8 +261,8 @@ impl Flavour {
             ),
             Self::IwarpFramed => fabric(iwarp, Some(segments()), options),
             Self::IwWire => {
-                let link = StreamThroughOctets::new(segments(), MpaCodec, begin_stream);
-                fabric(iwarp, Some(Arc::new(link)), options)
+                let link = through_streams(segments(), MpaCodec, begin_stream);
+                fabric(iwarp, Some(link), options)
             }
             Self::Other(other) => (other.build)(options),
             Self::Given(device) => device.fabric(),

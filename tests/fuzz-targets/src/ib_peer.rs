@@ -18,7 +18,7 @@ use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
-use polyverbs_io::{Arrival, DatagramCodec, Envelope, ThroughOctets};
+use polyverbs_io::{Arrival, DatagramCodec, Envelope, through_datagrams};
 use polyverbs_sim::Simulation;
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
@@ -89,8 +89,8 @@ impl Rig {
     fn new(qp_type: QpType) -> Self {
         let mut simulation = Simulation::new();
         let wire = Arc::new(Wire::default()) as SharedLink<Header>;
-        let through = ThroughOctets::new(wire, RoceV2::new(), PORT, None);
-        let network = simulation.network::<InfiniBand>(Some(Arc::new(through)));
+        let through = through_datagrams(wire, RoceV2::new(), PORT, None);
+        let network = simulation.network::<InfiniBand>(Some(through));
         let program = |number| {
             let driver = InfiniBand {
                 name: format!("ib{number}"),

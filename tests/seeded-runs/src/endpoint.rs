@@ -8,7 +8,7 @@ use emulated_ib::{InfiniBand, RoceV2};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
-use polyverbs_io::ThroughOctets;
+use polyverbs_io::through_datagrams;
 use polyverbs_sim::{Between, DatagramLink, FaultSpec, Rate, Simulation};
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -135,7 +135,7 @@ impl Pair {
         let mut simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
         if seed.is_multiple_of(2) {
-            framed = Arc::new(ThroughOctets::new(framed, RoceV2::new(), 4791, None));
+            framed = through_datagrams(framed, RoceV2::new(), 4791, None);
         }
         let network = simulation.network::<InfiniBand>((!chosen.direct).then_some(framed));
         let ends = [1, 2].map(|number| Endpoint::new(&network, number, &chosen));

@@ -10,7 +10,7 @@ use emulated_iwarp::{Iwarp, MpaCodec, ServiceDelay, codec};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
-use polyverbs_io::StreamThroughOctets;
+use polyverbs_io::through_streams;
 use polyverbs_sim::{Between, FaultSpec, Rate, Simulation, Stall, StreamLink};
 use polyverbs_wire::iwarp::Framing;
 use rand::Rng;
@@ -164,7 +164,7 @@ impl Run {
             } else {
                 without_markers
             };
-            framed = Arc::new(StreamThroughOctets::new(framed, MpaCodec, begin));
+            framed = through_streams(framed, MpaCodec, begin);
         }
         let network = simulation.network(Some(framed));
         let most = Duration::from_micros(rng.random_range(0..60));

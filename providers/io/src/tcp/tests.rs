@@ -82,7 +82,7 @@ impl StreamCodec for Toy {
         sender: &mut u32,
         header: &Header,
         payload: &Payload<'_>,
-        into: &mut OctetQueue,
+        into: &mut ByteQueue,
     ) {
         let Header::Data { number, .. } = *header else {
             return;

@@ -658,15 +658,17 @@ fn a_group_is_left_while_something_is_delivered_to_it() {
     assert_eq!(*lock(&leaver.left), [true]);
 }
 
+#[derive(Default)]
+struct Notes(Mutex<Vec<(Way, u16, usize)>>);
+
+impl DatagramTap for Notes {
+    fn datagram(&self, way: Way, envelope: &Envelope, _class: u8, datagram: &[u8]) {
+        lock(&self.0).push((way, envelope.identification, datagram.len()));
+    }
+}
+
 #[test]
 fn a_tap_sees_both_ends() {
-    #[derive(Default)]
-    struct Notes(Mutex<Vec<(Way, u16, usize)>>);
-    impl DatagramTap for Notes {
-        fn datagram(&self, way: Way, envelope: &Envelope, _class: u8, octets: &[u8]) {
-            lock(&self.0).push((way, envelope.identification, octets.len()));
-        }
-    }
     let notes = Arc::new(Notes::default());
     let options = UdpLinkOptions {
         tap: Some(Arc::clone(&notes) as _),
@@ -681,6 +683,35 @@ fn a_tap_sees_both_ends() {
     let sent = [0, 1].map(|number| (Way::Out, number, 17));
     let arrived = [0, 1].map(|number| (Way::In, number, 17));
     assert_eq!(*lock(&notes.0), [sent, arrived].concat());
+}
+
+#[test]
+fn a_link_without_a_wire_is_tapped_where_its_frames_are_datagrams() {
+    let (notes, sink) = (Arc::new(Notes::default()), Sink::default());
+    let model = polyverbs_sim::DatagramLink::new(None, "corrupt=100%".parse().unwrap());
+    let tap = Arc::clone(&notes) as _;
+    let link = crate::through_datagrams(Arc::new(model), Toy, 4791, Some(tap));
+    for number in [1, UNSPEAKABLE] {
+        let header = Header {
+            qpn: 7,
+            number,
+            service: 0,
+        };
+        let [from, to] = [1, 2].map(LinkAddress::InProcess);
+        let (payload, damaged) = (Payload::Octets(b"1234"), false);
+        let frame = Frame {
+            from,
+            to,
+            header,
+            payload,
+            damaged,
+        };
+        link.send(frame, NOW);
+    }
+    assert!(link.progress(NOW, &sink));
+    assert_eq!(sink.numbers(), [1]);
+    assert!(lock(&sink.frames)[0].damaged);
+    assert_eq!(*lock(&notes.0), [(Way::In, 0, 17)]);
 }
 
 #[test]
