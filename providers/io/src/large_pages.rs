@@ -14,7 +14,7 @@ pub(crate) fn offer() {
 }
 
 fn advise(chunk: NonNull<[u8]>) {
-    // SAFETY: memory that the engine has just allocated and not used. The advice changes no octet of it. Refused, it
+    // SAFETY: memory that the engine has just allocated and not used. The advice changes no byte of it. Refused, it
     // stays as it is.
     let _ = unsafe { madvise(chunk.as_ptr().cast(), chunk.len(), Advice::LinuxHugepage) };
 }

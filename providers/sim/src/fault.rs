@@ -532,7 +532,7 @@ fn decimal(text: &str, digits: u32) -> Option<u64> {
         Some(_) => return None,
         None => (text, ""),
     };
-    let is_number = |text: &str| text.bytes().all(|octet| octet.is_ascii_digit());
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let missing = digits.checked_sub(u32::try_from(part.len()).ok()?)?;
     if whole.is_empty() || !is_number(whole) || !is_number(part) {
         return None;
