@@ -1,0 +1,235 @@
+//! Programs that watch their own memory for what the peer writes there. They do not poll meanwhile, and what arrives is
+//! placed all the same, whether they have polled before or never do.
+
+use std::hint::spin_loop;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs::connection::{ConnectionOptions, Connector};
+use polyverbs::emulated::{EmulatedOptions, device};
+use polyverbs::qp::QpState;
+use polyverbs::{
+    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
+    Requirements, wr,
+};
+
+const TURNS: u64 = 2000;
+/// What takes so long will never come.
+const LONG: Duration = Duration::from_secs(60);
+/// Not that of RoCEv2, which a driver of the kernel may hold.
+const PORT: u16 = 14797;
+/// Set for the other process: the game, and where it is asked.
+const OTHER: &str = "POLYVERBS_WATCHING_PROCESS";
+
+/// Two programs write to one another in turn.
+#[derive(Clone, Copy)]
+struct Game {
+    device: &'static str,
+    /// Of the program that is asked, and of the one that asks.
+    addresses: [Ipv4Addr; 2],
+    /// A program polls for the completion of its write before it watches, as those of perftest do; else nobody polls.
+    polls: bool,
+}
+
+struct Program {
+    polls: bool,
+    context: Context,
+    cq: Cq,
+    qp: Qp,
+    memory: Memory,
+    mr: Mr,
+}
+
+impl Program {
+    fn new(game: &Game, side: usize) -> Self {
+        let options = EmulatedOptions {
+            at: Some(SocketAddr::new(game.addresses[side].into(), PORT)),
+            without_shared_memory: game.addresses[0] != game.addresses[1],
+            ..EmulatedOptions::default()
+        };
+        let device = device(game.device, &options).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(16).wait().unwrap();
+        let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+        let memory = Memory::zeroed(8).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = pd.register(&memory, access).wait().unwrap();
+        Self {
+            polls: game.polls,
+            context,
+            cq,
+            qp,
+            memory,
+            mr,
+        }
+    }
+
+    /// The peer may write here.
+    fn options(&self) -> ConnectionOptions {
+        ConnectionOptions::new()
+            .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
+            .private_data(&self.mr.remote(0).to_bytes())
+    }
+
+    fn write(&self, turn: u64, to: RemoteAddress) {
+        let turn_bytes = turn.to_ne_bytes();
+        let write = wr::Write::new(&turn_bytes, to);
+        if !self.polls {
+            return self.qp.post_one(write).unwrap();
+        }
+        self.qp.post_one(write.signaled(turn)).unwrap();
+        let mut slots = [Completion::default()];
+        until(&format!("the completion of write {turn}"), || {
+            self.cq.poll(&mut slots).unwrap().len() == 1
+        });
+        assert!(slots[0].status.is_success(), "turn {turn}: {:?}", slots[0]);
+    }
+
+    fn watch(&self, turn: u64) {
+        until(&format!("turn {turn}"), || {
+            self.memory.load_u64(0).unwrap() == turn
+        });
+    }
+    /// Nothing else may have ended than the game.
+    fn check(&self) {
+        assert_eq!(self.qp.query().unwrap().state, QpState::Rts);
+    }
+}
+
+impl Game {
+    /// Is asked for a connection by whomever `ask` starts and told of where, and answers each turn.
+    fn be_asked(&self, ask: impl FnOnce(SocketAddr)) {
+        let program = Program::new(self, 0);
+        let connector = Connector::of(&program.context).unwrap();
+        let at = SocketAddr::new(self.addresses[0].into(), 0);
+        let listener = connector.listen(at, 1).unwrap();
+        ask(listener.address());
+        let incoming = listener.next().wait().unwrap();
+        let peer = remote(incoming.private_data());
+        let accepted = incoming.accept(&program.context, &program.qp, program.options());
+        let connection = accepted.wait().unwrap();
+        for turn in 1..=TURNS {
+            program.watch(turn);
+            program.write(turn, peer);
+        }
+        program.check();
+        // The last turn may still be under way.
+        connection.disconnected().wait().unwrap();
+    }
+
+    fn ask(&self, server: SocketAddr) {
+        let program = Program::new(self, 1);
+        let (context, qp) = (&program.context, &program.qp);
+        let connector = Connector::of(context).unwrap();
+        let asked = connector.connect(context, qp, server, program.options());
+        let accepted = asked.wait().unwrap();
+        let peer = remote(accepted.private_data());
+        let connection = accepted.complete().wait().unwrap();
+        for turn in 1..=TURNS {
+            program.write(turn, peer);
+            program.watch(turn);
+        }
+        program.check();
+        connection.disconnect(context, qp).wait().unwrap();
+    }
+
+    fn in_two_processes(&self) {
+        let mut process = None;
+        self.be_asked(|server| {
+            let Self {
+                device,
+                addresses: [one, other],
+                polls,
+            } = self;
+            let test = std::env::current_exe().expect("the test that runs");
+            let asks = Command::new(test)
+                .args(["--exact", "as_the_other_process", "--nocapture"])
+                .env(OTHER, format!("{device} {one} {other} {polls} {server}"))
+                .stdout(Stdio::null())
+                .spawn();
+            process = Some(asks.expect("the test, once more"));
+        });
+        let ended = process.expect("it has asked").wait().expect("its end");
+        assert!(ended.success(), "{ended}");
+    }
+
+    fn in_one_process(&self) {
+        thread::scope(|scope| self.be_asked(|server| drop(scope.spawn(move || self.ask(server)))));
+    }
+}
+
+/// Is the other process, if it is asked to: in a test of its own it does nothing.
+#[test]
+fn as_the_other_process() {
+    let Ok(asked) = std::env::var(OTHER) else {
+        return;
+    };
+    let asked: Vec<_> = asked.split(' ').collect();
+    let [name, one, other, polls, server] = asked[..] else {
+        panic!("{asked:?}");
+    };
+    let game = Game {
+        device: if name == "iw0" { "iw0" } else { "ib0" },
+        addresses: [one, other].map(|address| address.parse().unwrap()),
+        polls: polls.parse().unwrap(),
+    };
+    game.ask(server.parse().unwrap());
+}
+
+fn remote(private_data: &[u8]) -> RemoteAddress {
+    let bytes = private_data.first_chunk().expect("an address and a key");
+    RemoteAddress::from_bytes(*bytes)
+}
+
+fn until(what: &str, mut is_there: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_there() {
+        assert!(began.elapsed() < LONG, "{what} never came");
+        spin_loop();
+    }
+}
+
+/// One game at a time: each has two programs that never rest.
+fn play(device: &'static str, addresses: [[u8; 4]; 2], run: impl Fn(&Game)) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    for polls in [false, true] {
+        run(&Game {
+            device,
+            addresses: addresses.map(Ipv4Addr::from),
+            polls,
+        });
+    }
+}
+
+#[test]
+fn who_watches_memory_is_served_over_udp() {
+    let addresses = [[127, 0, 24, 101], [127, 0, 24, 102]];
+    play("ib0", addresses, Game::in_two_processes);
+}
+
+#[test]
+fn who_watches_memory_is_served_over_tcp() {
+    let addresses = [[127, 0, 24, 103], [127, 0, 24, 104]];
+    play("iw0", addresses, Game::in_two_processes);
+}
+
+#[test]
+fn who_watches_memory_is_served_by_roce_in_shared_memory() {
+    play("ib0", [[127, 0, 24, 105]; 2], Game::in_two_processes);
+}
+
+#[test]
+fn who_watches_memory_is_served_by_iwarp_in_shared_memory() {
+    play("iw0", [[127, 0, 24, 106]; 2], Game::in_two_processes);
+}
+
+#[test]
+fn two_devices_of_one_process_serve_who_watches_memory() {
+    play("ib0", [[127, 0, 24, 107]; 2], Game::in_one_process);
+    play("iw0", [[127, 0, 24, 108]; 2], Game::in_one_process);
+}
