@@ -3,7 +3,7 @@
 use polyverbs_wire::iwarp::fpdu::{self, Layout};
 use polyverbs_wire::iwarp::rdmap::{self, Body, Segment};
 use polyverbs_wire::iwarp::start::{self, Kind};
-use polyverbs_wire::iwarp::{self, Framing, Settings, StartHeader};
+use polyverbs_wire::iwarp::{self, Framing, Settings, StartHeader, terminate};
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::net::Tcp;
 
@@ -349,11 +349,10 @@ fn frame(
 
 fn segment(ulpdu: &[u8]) -> (String, Option<iwarp::SegmentHeader>, SegmentBody) {
     match rdmap::decode(ulpdu) {
-        Ok(Segment {
-            header,
-            facts,
-            body,
-        }) => (facts.name.to_owned(), Some(header), owned(&body)),
+        Ok(segment) => {
+            let name = segment.facts.name.to_owned();
+            (name, Some(segment.header), owned(&segment))
+        }
         Err(reject) => {
             let body = SegmentBody::Undecoded(ulpdu.into());
             (format!("no segment of DDP: {reject}"), None, body)
@@ -361,25 +360,30 @@ fn segment(ulpdu: &[u8]) -> (String, Option<iwarp::SegmentHeader>, SegmentBody) 
     }
 }
 
-fn owned(body: &Body<'_>) -> SegmentBody {
-    match body {
-        Body::Data(data) => SegmentBody::Data((*data).into()),
-        Body::AtomicRequest(request) => SegmentBody::AtomicRequest(*request),
-        Body::AtomicResponse(response) => SegmentBody::AtomicResponse(*response),
-        Body::Immediate(immediate) => SegmentBody::Immediate(*immediate),
-        Body::ReadRequest(request) => SegmentBody::ReadRequest(*request),
-        Body::Terminate(terminate) => SegmentBody::Terminate(Terminate {
-            control: terminate.control,
-            meaning: terminate.code().name().map(str::to_owned),
-            segment_len: terminate.segment_len,
-            ddp: terminate.ddp,
-            rdmap: terminate.rdmap,
-            rest: terminate.rest.into(),
-        }),
-        Body::Extension(header, data) => SegmentBody::Extension {
-            header: *header,
-            data: Hex::from(*data),
+fn owned(segment: &Segment<'_>) -> SegmentBody {
+    match segment.body {
+        Body::AtomicRequest(request) => SegmentBody::AtomicRequest(request),
+        Body::AtomicResponse(response) => SegmentBody::AtomicResponse(response),
+        Body::ReadRequest(request) => SegmentBody::ReadRequest(request),
+        Body::Terminate => {
+            let (terminate, rest) = terminate::decode(segment.payload).unwrap_or_default();
+            SegmentBody::Terminate(Terminate {
+                control: terminate.control,
+                meaning: terminate.code().name().map(str::to_owned),
+                segment_len: terminate.segment_len,
+                ddp: terminate.ddp,
+                rdmap: terminate.rdmap,
+                rest: rest.into(),
+            })
+        }
+        Body::Extension(header) => SegmentBody::Extension {
+            header,
+            data: segment.payload.into(),
         },
+        Body::Immediate => {
+            SegmentBody::Immediate(Octets::padded(segment.payload).unwrap_or_default())
+        }
+        Body::Data => SegmentBody::Data(segment.payload.into()),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use polyverbs_wire::iwarp::fpdu::{self, Layout};
-use polyverbs_wire::iwarp::{self, SegmentBuffer};
+use polyverbs_wire::iwarp::{self, SegmentHeader, terminate::MAX_LEN};
 use polyverbs_wire::layout::{Header, view};
 use polyverbs_wire::mad;
 use polyverbs_wire::roce::{Bth, packet::MAX_HEADER_LEN};
@@ -230,24 +230,31 @@ fn ulpdu(fpdu: &Fpdu) -> Vec<u8> {
             _ => Vec::new(),
         };
     };
-    let buffer = SegmentBuffer::new(header);
-    let (buffer, rest): (_, &[u8]) = match &fpdu.body {
-        SegmentBody::Data(Hex(data)) | SegmentBody::Undecoded(Hex(data)) => (buffer, data),
-        SegmentBody::AtomicRequest(request) => (buffer.with(request), &[]),
-        SegmentBody::AtomicResponse(response) => (buffer.with(response), &[]),
-        SegmentBody::Immediate(immediate) => (buffer, &immediate.0),
-        SegmentBody::ReadRequest(request) => (buffer.with(request), &[]),
+    let mut out = Vec::new();
+    match header {
+        SegmentHeader::Tagged(header) => append(&mut out, header),
+        SegmentHeader::Untagged(header) => append(&mut out, header),
+    }
+    match &fpdu.body {
+        SegmentBody::Data(Hex(data)) | SegmentBody::Undecoded(Hex(data)) => out.extend(data),
+        SegmentBody::AtomicRequest(request) => append(&mut out, request),
+        SegmentBody::AtomicResponse(response) => append(&mut out, response),
+        SegmentBody::Immediate(immediate) => out.extend(immediate.0),
+        SegmentBody::ReadRequest(request) => append(&mut out, request),
         SegmentBody::Terminate(terminate) => {
             let said = iwarp::Terminate {
                 control: terminate.control,
                 segment_len: terminate.segment_len,
                 ddp: terminate.ddp,
                 rdmap: terminate.rdmap,
-                rest: &[],
             };
-            (buffer.with_terminate(&said), &terminate.rest.0)
+            out.extend(said.encode(&mut [0; MAX_LEN]));
+            out.extend(&terminate.rest.0);
         }
-        SegmentBody::Extension { header, data } => (buffer.with(header), &data.0),
-    };
-    [buffer.as_octets(), rest].concat()
+        SegmentBody::Extension { header, data } => {
+            append(&mut out, header);
+            out.extend(&data.0);
+        }
+    }
+    out
 }

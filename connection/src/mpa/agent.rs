@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
-use polyverbs_wire::iwarp::terminate::TerminateCode;
-use polyverbs_wire::iwarp::{
-    self as wire, Framing, Opcode, SegmentBuffer, SegmentHeader, Untagged, ddp,
-};
+use polyverbs_wire::iwarp::terminate::{MAX_LEN, TerminateCode};
+use polyverbs_wire::iwarp::{self as wire, Framing, Opcode, Untagged, ddp};
+use polyverbs_wire::layout::Header as _;
 use verbs_api::provider::backend::{
     Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token,
 };
@@ -318,14 +317,14 @@ impl End {
 // A Terminate as an FPDU, for a peer whose offer cannot be met (RFC 6581 section 8).
 fn terminate(code: TerminateCode) -> Vec<u8> {
     let header = Untagged::new(Opcode::TERMINATE, ddp::queue::TERMINATE, 1, 0, true);
-    let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header))
-        .with_terminate(&wire::Terminate::new(code));
+    let mut room = [0; MAX_LEN];
+    let terminate = wire::Terminate::new(code).encode(&mut room);
     let framing = Framing {
         markers: false,
         crc: true,
     };
     let mut bytes = [0; 64];
-    let frame = wire::Sender::new(framing).frame(&[segment.as_octets()], &mut bytes);
+    let frame = wire::Sender::new(framing).frame(&[&header.to_view().0, terminate], &mut bytes);
     bytes[..frame.unwrap_or_default()].to_vec()
 }
 

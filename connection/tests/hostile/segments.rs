@@ -11,9 +11,9 @@ use polyverbs::{
 use polyverbs_connection::{Connection, ConnectionOptions};
 use polyverbs_wire::iwarp::start::{Kind, Start};
 use polyverbs_wire::iwarp::{
-    Body, Framing, Opcode, Receiver, SegmentBuffer, SegmentHeader, Sender, Tagged, Untagged, ddp,
-    rdmap,
+    Body, Framing, Opcode, Receiver, SegmentHeader, Sender, Tagged, Untagged, ddp, rdmap, terminate,
 };
+use polyverbs_wire::layout::Header as _;
 
 use crate::mpa::Target;
 
@@ -70,8 +70,7 @@ impl<'t> Bare<'t> {
     /// A message of two bytes.
     fn say_hello(&mut self) {
         let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
-        let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header));
-        self.send(&[segment.as_octets(), b"hi"].concat());
+        self.send(&[&header.to_view().0[..], b"hi"].concat());
         let done = self.target.cq.next().wait().unwrap();
         assert_eq!((done.wr_id, done.status.is_success()), (1, true));
     }
@@ -83,13 +82,10 @@ impl<'t> Bare<'t> {
         let _ = self.stream.read_to_end(&mut bytes);
         let mut receiver = Receiver::new(FRAMING);
         let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
-        match rdmap::decode(fpdu.ulpdu).unwrap().body {
-            Body::Terminate(terminate) => {
-                let control = terminate.control;
-                (control.layer, control.etype, control.code)
-            }
-            other => panic!("no Terminate but {other:?}"),
-        }
+        let segment = rdmap::decode(fpdu.ulpdu).unwrap();
+        assert_eq!(segment.body, Body::Terminate);
+        let control = terminate::decode(segment.payload).unwrap().0.control;
+        (control.layer, control.etype, control.code)
     }
 }
 
@@ -107,7 +103,8 @@ fn answer_to(
 ) -> (u8, u8, u8) {
     let mut bare = Bare::new(target);
     bare.say_hello();
-    let mut segment = SegmentBuffer::new(header).as_octets().to_vec();
+    let mut segment = vec![0; header.encoded_len()];
+    header.put(&mut segment).unwrap();
     change(&mut segment);
     bare.send(&segment);
     bare.terminate()
@@ -170,8 +167,7 @@ fn the_passive_side_sends_nothing_before_the_active_one() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut
     ));
     let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
-    let segment = SegmentBuffer::new(&SegmentHeader::Untagged(header));
-    bare.send(&[segment.as_octets(), b"hi"].concat());
+    bare.send(&[&header.to_view().0[..], b"hi"].concat());
     bare.stream
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();

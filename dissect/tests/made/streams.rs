@@ -2,10 +2,11 @@ use polyverbs_dissect::Capture;
 use polyverbs_dissect::file::Captured;
 use polyverbs_dissect::form::{Content, Pdu, SegmentBody, TcpPayload, Unit, Verdict};
 use polyverbs_wire::iwarp::start::{Kind, Start};
+use polyverbs_wire::iwarp::terminate::MAX_LEN;
 use polyverbs_wire::iwarp::{
-    Framing, Opcode, SegmentBuffer, SegmentHeader, Sender, Tagged, Terminate, TerminateCode,
-    Untagged,
+    Framing, Opcode, SegmentHeader, Sender, Tagged, Terminate, TerminateCode, Untagged,
 };
+use polyverbs_wire::layout::Header as _;
 
 use crate::maker::{End, complaints, dissected};
 
@@ -26,8 +27,8 @@ fn start(kind: Kind, markers: bool, crc: bool) -> Vec<u8> {
 }
 
 fn write(payload: &[u8]) -> Vec<u8> {
-    let header = SegmentHeader::Tagged(Tagged::new(Opcode::WRITE, 0x1a05, 0x1000, true));
-    [SegmentBuffer::new(&header).as_octets(), payload].concat()
+    let header = Tagged::new(Opcode::WRITE, 0x1a05, 0x1000, true);
+    [&header.to_view().0[..], payload].concat()
 }
 
 impl Made {
@@ -381,11 +382,11 @@ fn the_same_ports_may_serve_another_connection() {
 #[test]
 fn a_terminate_is_shown_with_the_name_of_its_code() {
     let mut made = Made::new(false, true);
-    let header = SegmentHeader::Untagged(Untagged::new(Opcode::TERMINATE, 2, 1, 0, true));
+    let header = Untagged::new(Opcode::TERMINATE, 2, 1, 0, true);
     let about = SegmentHeader::Tagged(Tagged::new(Opcode::WRITE, 1, 2, true));
     let said = Terminate::new(TerminateCode::new(1, 1, 1)).about(30, about, None);
-    let terminate = SegmentBuffer::new(&header).with_terminate(&said);
-    let frame = made.frame(terminate.as_octets());
+    let mut room = [0; MAX_LEN];
+    let frame = made.frame(&[&header.to_view().0, said.encode(&mut room)].concat());
     made.send(&frame);
     let capture = dissected(&made.packets);
     let last = capture.packets.last().unwrap();

@@ -11,10 +11,7 @@ use polyverbs_wire::iwarp::{Framing, Opcode, Reject, SegmentHeader, Tagged, Unta
 use polyverbs_wire::layout::Header as _;
 use verbs_api::provider::carrier::ReadyForms;
 
-use crate::header::{
-    AtomicRequest, AtomicResponse, Body, ExtensionHeader, ExtensionMessage, Header, Message,
-    ReadRequest, Ready, Stream, operation,
-};
+use crate::header::{Body, Header, Message, Ready, Stream, operation};
 
 /// The format of iWARP: MPA, DDP and RDMAP.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,55 +72,55 @@ impl Receiving {
         }
     }
 
-    // What a segment is whose header this is, with so many bytes of payload behind it: an indication, if one is awaited.
+    // What a segment is, `behind` bytes of whose payload are elsewhere: the ready-to-receive indication, if one is awaited.
+    // One that comes again as a write is no message of the program's either, and needs no right to write.
     #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8], behind: usize) -> Result<Arrived<'o>, Reject> {
-        let arrived = message(&rdmap::decode(ulpdu)?, ulpdu)?;
-        let is_empty = arrived.1.is_empty() && behind == 0;
-        if self.awaits.is_empty() {
-            return Ok(self.unless_repeated(arrived, is_empty));
-        }
+        let (message, payload) = message(ulpdu, behind)?;
         let awaits = std::mem::take(&mut self.awaits);
-        Ok(match ready(&arrived.0, awaits).filter(|_| is_empty) {
-            Some(ready) => {
-                self.may_repeat = matches!(ready, Ready::Write);
-                (Message::Ready(ready), &[])
-            }
-            None => arrived,
-        })
-    }
-
-    // An indication that comes again is no message of the program's either, and needs no right to write.
-    #[inline]
-    fn unless_repeated<'o>(&mut self, arrived: Arrived<'o>, is_empty: bool) -> Arrived<'o> {
-        let repeats = |message: &Message| {
-            matches!(
-                message,
-                Message::Tagged(Tagged {
-                    opcode: Opcode::WRITE,
-                    stag: 0,
-                    to: 0,
-                    last: true,
-                    ..
-                })
-            )
-        };
-        if !self.may_repeat || !is_empty || !repeats(&arrived.0) {
-            return arrived;
+        if !payload.is_empty() || behind != 0 {
+            return Ok((message, payload));
         }
-        self.may_repeat = false;
-        (Message::Ready(Ready::Write), &[])
+        let is_repeated = self.may_repeat && message == Message::rtr_write();
+        let ready = match is_repeated {
+            true => Some(Ready::Write),
+            false => ready(&message, awaits),
+        };
+        if ready == Some(Ready::Write) {
+            self.may_repeat = !is_repeated;
+        }
+        Ok((ready.map_or(message, Message::Ready), payload))
     }
 }
 
 type Arrived<'o> = (Message, &'o [u8]);
+
+fn message(ulpdu: &[u8], behind: usize) -> Result<Arrived<'_>, Reject> {
+    let segment = rdmap::decode_front(ulpdu, behind)?;
+    let message = match segment.header {
+        SegmentHeader::Tagged(header) => Message::Tagged(header),
+        SegmentHeader::Untagged(header) => {
+            match segment.body {
+                Body::Data => {}
+                // One segment each: what comes in parts has another length than its opcode prescribes.
+                _ if !header.last => return Err(Reject::Length),
+                Body::AtomicRequest(request) if operation(&request).is_none() => {
+                    return Err(Reject::Opcode);
+                }
+                _ => {}
+            }
+            Message::Untagged(header, segment.body)
+        }
+    };
+    Ok((message, segment.payload))
+}
 
 // RFC 6581 section 9.2: the indication has no bytes, and is no message of the program's.
 fn ready(message: &Message, awaits: ReadyForms) -> Option<Ready> {
     let ready = match message {
         Message::Tagged(segment) if segment.opcode == Opcode::WRITE => Ready::Write,
         Message::Untagged(_, body) => match body {
-            Body::Send => Ready::Send,
+            Body::Data => Ready::Send,
             Body::ReadRequest(request) if request.length == 0 => Ready::Read(*request),
             _ => return None,
         },
@@ -151,7 +148,7 @@ impl StreamCodec for MpaCodec {
     fn leaving(&self, header: &Header) -> Leaving {
         match &header.message {
             Message::Close => Leaving::End,
-            Message::Untagged(_, Body::Terminate(_)) => Leaving::Last,
+            Message::Untagged(_, Body::Terminate) => Leaving::Last,
             Message::Tagged(_) | Message::Untagged(..) => Leaving::Frame,
             _ => Leaving::Reset,
         }
@@ -189,7 +186,7 @@ impl StreamCodec for MpaCodec {
     ) {
         let headers = match &header.message {
             Message::Tagged(_) => Tagged::LEN,
-            Message::Untagged(_, body) => Untagged::LEN + body_len(body),
+            Message::Untagged(_, body) => Untagged::LEN + body.encoded_len(),
             _ => return,
         };
         // Drivers cut messages to what `max_payload` says.
@@ -272,84 +269,12 @@ impl StreamCodec for MpaCodec {
     }
 }
 
-// ---- out
-
 // Writes what goes before the payload; what is left behind it.
 #[inline]
 fn put<'i>(header: &Header, into: &'i mut [u8]) -> Option<&'i mut [u8]> {
     match &header.message {
-        Message::Tagged(segment) => SegmentHeader::Tagged(*segment).put(into),
-        Message::Untagged(segment, body) => {
-            put_body(body, SegmentHeader::Untagged(*segment).put(into)?)
-        }
+        Message::Tagged(segment) => segment.put(into),
+        Message::Untagged(segment, body) => body.put(segment.put(into)?),
         _ => None,
     }
-}
-
-// Bytes of what RDMAP has behind DDP's header.
-#[inline]
-fn body_len(body: &Body) -> usize {
-    match body {
-        Body::Immediate | Body::Send => 0,
-        Body::AtomicRequest(_) => AtomicRequest::LEN,
-        Body::AtomicResponse(_) => AtomicResponse::LEN,
-        Body::Extension(message) => ExtensionHeader::LEN + message.octets.len(),
-        Body::ReadRequest(_) => ReadRequest::LEN,
-        Body::Terminate(terminate) => terminate.encoded_len(),
-    }
-}
-
-// Puts it at the front of `out`, and answers the rest.
-#[inline]
-fn put_body<'o>(body: &Body, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
-    match body {
-        Body::Immediate | Body::Send => Some(out),
-        Body::AtomicRequest(request) => request.put(out),
-        Body::AtomicResponse(response) => response.put(out),
-        Body::Extension(message) => {
-            let out = message.header.put(out)?;
-            let (front, rest) = out.split_at_mut_checked(message.octets.len())?;
-            front.copy_from_slice(&message.octets);
-            Some(rest)
-        }
-        Body::ReadRequest(request) => request.put(out),
-        Body::Terminate(terminate) => terminate.put(out),
-    }
-}
-
-// ---- in
-
-fn message<'o>(segment: &rdmap::Segment<'o>, ulpdu: &'o [u8]) -> Result<Arrived<'o>, Reject> {
-    let header = match segment.header {
-        SegmentHeader::Tagged(header) => match segment.body {
-            rdmap::Body::Data(payload) => return Ok((Message::Tagged(header), payload)),
-            _ => return Err(Reject::Opcode),
-        },
-        SegmentHeader::Untagged(header) => header,
-    };
-    let mut payload = &[][..];
-    let body = match segment.body {
-        rdmap::Body::Data(octets) => {
-            payload = octets;
-            Body::Send
-        }
-        // One segment each: what comes in parts has another length than its opcode prescribes.
-        _ if !header.last => return Err(Reject::Length),
-        rdmap::Body::AtomicRequest(request) if operation(&request).is_none() => {
-            return Err(Reject::Opcode);
-        }
-        rdmap::Body::AtomicRequest(request) => Body::AtomicRequest(request),
-        rdmap::Body::AtomicResponse(response) => Body::AtomicResponse(response),
-        rdmap::Body::Immediate(_) => {
-            payload = &ulpdu[segment.header.encoded_len()..];
-            Body::Immediate
-        }
-        rdmap::Body::ReadRequest(request) => Body::ReadRequest(request),
-        rdmap::Body::Terminate(terminate) => Body::Terminate(Box::new(terminate.headers_only())),
-        rdmap::Body::Extension(header, octets) => Body::Extension(Box::new(ExtensionMessage {
-            header,
-            octets: octets.into(),
-        })),
-    };
-    Ok((Message::Untagged(header, body), payload))
 }

@@ -23,7 +23,7 @@ use polyverbs_engine::driver::Change;
 use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
-use crate::peer::{Peer, begin_close, is_present, is_ready, send_message, terminate_message};
+use crate::peer::{Peer, begin_close, is_present, is_ready, send_message, send_terminate};
 use crate::streams::{FIRST_STREAM, StreamEvent};
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
@@ -157,15 +157,12 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
         return;
     }
     driver.ends.remove(peer.mine);
-    let terminates = sending.driver.terminates.as_deref();
-    let was_terminated = terminates.is_some_and(|terminates| terminates.received.is_some());
-    let message = match sending.driver.pending_terminate.take() {
-        Some(terminate) => terminate_message(*terminate),
+    match sending.driver.pending_terminate.take() {
+        Some(terminate) => send_terminate(qp, &peer, &terminate, cx),
         // The peer has sent its Terminate, and waits for the end of the stream.
-        None if was_terminated => Message::Close,
-        None => Message::Reset,
-    };
-    send_message(qp, &peer, message, cx);
+        None if sending.driver.terminated.is_some() => send_message(qp, &peer, Message::Close, cx),
+        None => send_message(qp, &peer, Message::Reset, cx),
+    }
     driver.notify_stream(peer.mine, StreamEvent::Ended, cx);
 }
 

@@ -5,7 +5,6 @@
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::lock::LockGuard;
 use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::request::{Beside, Op, Request};
@@ -15,11 +14,11 @@ use verbs_api::{
 };
 
 use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
-use crate::operations::{self, Part, SendExtra, atomic_of};
+use crate::operations::{Target, atomic_of};
 use crate::requester::{
     flush_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
 };
-use crate::responder::{fail, takes};
+use crate::responder::takes;
 use crate::terminate::{Breach, Terminate, request_status};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
@@ -30,7 +29,7 @@ enum Failure {
     /// The peer is not at the other end any more.
     Lost,
     /// The peer refused and ended the connection.
-    Terminated(Box<Terminate<'static>>),
+    Terminated(Box<Terminate>),
 }
 
 impl From<Fault> for Failure {
@@ -106,30 +105,26 @@ struct Direct<'a, 'r> {
     request: &'a Request<'r>,
 }
 
-type Receiver<'a> = LockGuard<'a, Receiving>;
-
-impl<'a> Direct<'a, '_> {
-    /// Locks the peer's receiving half, if it is still the one at the other end.
+impl Direct<'_, '_> {
+    /// Has the peer carry the request out, if it is still the one at the other end. What it refuses ends the connection, with
+    /// a Terminate about the message that the request would have been on a wire.
     #[inline]
-    fn receiver(&self, cx: &mut Cx<'_>) -> Result<Receiver<'a>, Failure> {
-        let mut half = self.peer.responder();
-        if !takes(self.peer, &half, self.epoch) {
+    fn at_peer<'p, T>(
+        &self,
+        cx: &mut Cx<'p>,
+        carry_out: impl FnOnce(&mut Target<'_, 'p>) -> Result<T, Breach>,
+        about: impl FnOnce(Breach) -> Message,
+    ) -> Result<T, Failure> {
+        let (qp, half) = (&**self.peer, &mut *self.peer.responder());
+        if !takes(qp, half, self.epoch) {
             return Err(Failure::Lost);
         }
-        self.peer.note_arrival(&mut half, cx);
-        Ok(half)
-    }
-
-    #[cold]
-    fn refuse(
-        &self,
-        mut half: Receiver<'a>,
-        breach: Breach,
-        about: Message,
-        cx: &mut Cx<'_>,
-    ) -> Failure {
-        let terminate = fail(self.peer, &mut half, breach, Some((&about, 0)), cx);
-        Failure::Terminated(Box::new(terminate))
+        qp.note_arrival(half, cx);
+        let mut target = Target { qp, half, cx };
+        carry_out(&mut target).map_err(|breach| {
+            let terminate = target.fail(breach, Some((&about(breach), 0)));
+            Failure::Terminated(Box::new(terminate))
+        })
     }
 
     #[inline]
@@ -141,27 +136,17 @@ impl<'a> Direct<'a, '_> {
     ) -> Result<u32, Failure> {
         let mut spans = Spans::new();
         let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
-        let mut half = self.receiver(cx)?;
         let (stag, to) = (remote.rkey.value(), remote.addr);
-        if let Err(breach) = operations::place_write(self.peer, &half, stag, to, &payload, cx.pin) {
-            let about = Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true));
-            return Err(self.refuse(half, breach, about, cx));
-        }
-        if let Some(imm) = imm {
-            let solicited = self.request.flags.contains(SendFlags::SOLICITED);
-            let taken = operations::take_immediate(
-                self.peer,
-                &mut half,
-                imm,
-                self.request.length,
-                solicited,
-                cx,
-            );
-            if let Err(breach) = taken {
-                let about = untagged(Opcode::immediate(solicited), Body::Immediate);
-                return Err(self.refuse(half, breach, about, cx));
-            }
-        }
+        let solicited = self.request.flags.contains(SendFlags::SOLICITED);
+        let carry_out = |target: &mut Target<'_, '_>| {
+            target.write(stag, to, &payload)?;
+            let immediate = |imm| target.immediate(imm, self.request.length, solicited);
+            imm.map_or(Ok(()), immediate)
+        };
+        self.at_peer(cx, carry_out, |breach| match breach {
+            Breach::NoReceive => untagged(Opcode::immediate(solicited), Body::Immediate),
+            _ => Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true)),
+        })?;
         Ok(0)
     }
 
@@ -169,34 +154,25 @@ impl<'a> Direct<'a, '_> {
     fn send(&self, beside: Beside, cx: &mut Cx<'_>) -> Result<u32, Failure> {
         let mut spans = Spans::new();
         let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
-        let extra = SendExtra::of(self.request, beside);
-        let mut half = self.receiver(cx)?;
-        if let Err(breach) =
-            operations::take_send(self.peer, &mut half, Part::WHOLE, extra, &payload, cx)
-        {
-            let about = Message::Untagged(send_header(extra, 0, 0, true), Body::Send);
-            return Err(self.refuse(half, breach, about, cx));
-        }
+        let segment = send_header(self.request, beside, 0, 0, true);
+        let about = |_| Message::Untagged(segment, Body::Data);
+        self.at_peer(cx, |target| target.send(&segment, &payload), about)?;
         Ok(0)
     }
 
     #[inline]
     fn read(&self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Result<u32, Failure> {
         let targets = sink_spans(self.qp, self.request, cx)?;
-        let half = self.receiver(cx)?;
         let (stag, to) = (remote.rkey.value(), remote.addr);
-        let source = within_budget(&half).and_then(|()| {
-            operations::read_source(self.peer, &half, stag, to, self.request.length, cx.pin)
-        });
-        let source = match source {
-            Ok(source) => source,
-            Err(breach) => {
-                let about = untagged(Opcode::READ_REQUEST, read_request(self.request, remote));
-                return Err(self.refuse(half, breach, about, cx));
-            }
+        let carry_out = |target: &mut Target<'_, '_>| {
+            within_budget(target.half)?;
+            let source = target.read(stag, to, self.request.length)?;
+            scatter_at(&targets, 0, &Payload::of_spans(&source));
+            Ok(())
         };
-        scatter_at(&targets, 0, &Payload::of_spans(&source));
-        drop(half);
+        self.at_peer(cx, carry_out, |_| {
+            untagged(Opcode::READ_REQUEST, read_request(self.request, remote))
+        })?;
         match invalidate_sink(self.qp, &self.request.op) {
             WcStatus::Success => Ok(self.request.length as u32),
             status => Err(Failure::Local(status)),
@@ -206,22 +182,16 @@ impl<'a> Direct<'a, '_> {
     #[inline]
     fn atomic(&self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Result<u32, Failure> {
         let targets = result_spans(self.qp, self.request, cx)?;
-        let half = self.receiver(cx)?;
-        let (stag, to) = (remote.rkey.value(), remote.addr);
-        let original = within_budget(&half)
-            .and_then(|()| operations::operate(self.peer, &half, op, stag, to, cx.pin));
-        match original {
-            Ok(original) => {
-                drop(half);
-                scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
-                Ok(8)
-            }
-            Err(breach) => {
-                let body = Body::AtomicRequest(atomic_request(0, remote, op));
-                let about = untagged(Opcode::ATOMIC_REQUEST, body);
-                Err(self.refuse(half, breach, about, cx))
-            }
-        }
+        let carry_out = |target: &mut Target<'_, '_>| {
+            within_budget(target.half)?;
+            target.atomic(op, remote.rkey.value(), remote.addr)
+        };
+        let original = self.at_peer(cx, carry_out, |_| {
+            let body = Body::AtomicRequest(atomic_request(0, remote, op));
+            untagged(Opcode::ATOMIC_REQUEST, body)
+        })?;
+        scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
+        Ok(8)
     }
 
     #[cold]
@@ -235,30 +205,24 @@ impl<'a> Direct<'a, '_> {
             return self.atomic(remote, op, cx);
         }
         let sink = operation::sink(cx.keys(), cx.pin, self.qp.pd, self.request, operation)?;
-        let message = extension::message(self.qp, self.request, operation, cx)?;
-        let half = self.receiver(cx)?;
-        let answer = within_budget(&half)
-            .and_then(|()| extension::carry_out(self.peer, &half, &message, cx.pin));
-        match answer {
-            Ok(answer) => {
-                drop(half);
-                Ok(operation::place(emulation, answer, &sink))
-            }
-            Err(breach) => {
-                let about = untagged(Opcode::EXTENSION, Body::Extension(Box::new(message)));
-                Err(self.refuse(half, breach, about, cx))
-            }
-        }
+        let octets = operation::message(cx.keys(), cx.pin, self.qp.pd, self.request, operation)?;
+        let header = extension::header(operation);
+        let carry_out = |target: &mut Target<'_, '_>| {
+            within_budget(target.half)?;
+            target.extension(header, &octets)
+        };
+        let about = |_| untagged(Opcode::EXTENSION, Body::Extension(header));
+        let answer = self.at_peer(cx, carry_out, about)?;
+        Ok(operation::place(emulation, answer, &sink))
     }
 }
 
 // One at a time: within any budget but none.
 #[inline]
 fn within_budget(half: &Receiving) -> Result<(), Breach> {
-    if half.driver.ird == 0 {
-        Err(Breach::Budget)
-    } else {
-        Ok(())
+    match half.driver.ird {
+        0 => Err(Breach::Budget),
+        _ => Ok(()),
     }
 }
 
@@ -286,7 +250,7 @@ fn failed(
         }
         Failure::Terminated(terminate) => {
             let status = request_status(terminate.code());
-            half.driver.terminates().received = Some(*terminate);
+            half.driver.terminated = Some(terminate);
             if request.op.is_read_or_atomic() {
                 return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);
             }

@@ -20,10 +20,10 @@ use verbs_api::{
 };
 
 use crate::connection::Ends;
-use crate::header::{End, Header, Message, Opcode, queue};
+use crate::header::{End, Header, Message};
 use crate::rendezvous::Rendezvous;
 use crate::streams::StreamEvent;
-use crate::terminate::{Breach, Terminates};
+use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
 /// iWARP.
@@ -88,20 +88,9 @@ impl Iwarp {
         self
     }
 
-    /// The Terminates that ended a queue pair's connection.
-    pub fn last_terminate(qp: &Qp) -> Terminates {
-        let told = qp
-            .requester()
-            .driver
-            .terminates
-            .as_deref()
-            .cloned()
-            .unwrap_or_default();
-        let sent = qp.responder().driver.sent.as_deref().cloned().or(told.sent);
-        Terminates {
-            sent,
-            received: told.received,
-        }
+    /// The Terminate by which the peer ended a queue pair's present or last connection.
+    pub fn terminated(qp: &Qp) -> Option<Terminate> {
+        qp.requester().driver.terminated.as_deref().copied()
     }
 }
 
@@ -173,13 +162,8 @@ impl Driver for Iwarp {
             }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
             _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
-            Message::Tagged(segment) if segment.opcode == Opcode::READ_RESPONSE => {
-                requester::handle_read_response(qp, epoch, *segment, &frame.payload, cx);
-            }
-            Message::Untagged(segment, body)
-                if matches!(segment.qn, queue::TERMINATE | queue::ATOMIC_RESPONSE) =>
-            {
-                requester::handle_untagged(qp, epoch, segment, body, cx);
+            message if message.is_answer() => {
+                requester::handle_answer(qp, epoch, message, &frame.payload, cx);
             }
             message => responder::handle(qp, epoch, message, &frame.payload, cx),
         }

@@ -4,15 +4,14 @@
 //! A header is not bytes yet: a codec makes them where there is a wire.
 
 pub use polyverbs_engine::operation::AtomicOp;
-use polyverbs_engine::operation::Octets;
 use polyverbs_wire::iwarp::rdmap::atomic;
 pub use polyverbs_wire::iwarp::{
-    AtomicRequest, AtomicResponse, ExtensionHeader, Opcode, ReadRequest, Tagged, Untagged,
+    AtomicRequest, AtomicResponse, Body, ExtensionHeader, Opcode, ReadRequest, Tagged, Untagged,
     ddp::queue,
 };
 use verbs_api::{RemoteAddress, ids::LinkAddress};
 
-use crate::terminate::{Terminate, TerminateCode};
+use crate::terminate::TerminateCode;
 
 /// One end of a stream, as the other knows it.
 ///
@@ -63,7 +62,7 @@ impl Stream {
 }
 
 /// A frame's header.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The stream.
     pub stream: Stream,
@@ -72,11 +71,12 @@ pub struct Header {
 }
 
 /// What comes along a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// A segment that says where its bytes go (RFC 5041 section 5.1).
     Tagged(Tagged),
-    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2).
+    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). An extension's octets and a Terminate are
+    /// its payload, as the program's are.
     Untagged(Untagged, Body),
     /// A FIN: the sender is done, and all that it sent has arrived.
     Close,
@@ -93,6 +93,17 @@ pub enum Message {
 }
 
 impl Message {
+    /// Whether it is for the sending half: a read response, an atomic response, a Terminate.
+    pub fn is_answer(&self) -> bool {
+        match self {
+            Self::Tagged(segment) => segment.opcode == Opcode::READ_RESPONSE,
+            Self::Untagged(segment, _) => {
+                matches!(segment.qn, queue::TERMINATE | queue::ATOMIC_RESPONSE)
+            }
+            _ => false,
+        }
+    }
+
     /// The ready-to-receive indication in the form of a write.
     pub fn rtr_write() -> Self {
         Self::Tagged(Tagged::new(Opcode::WRITE, 0, 0, true))
@@ -113,48 +124,6 @@ pub enum Ready {
     Write,
     /// A read of no bytes, which is answered.
     Read(ReadRequest),
-}
-
-/// An untagged message. What RDMAP itself reads of it is here; what is the receiver's is the frame's payload.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
-    /// Atomic Request.
-    AtomicRequest(AtomicRequest),
-    /// Atomic Response.
-    AtomicResponse(AtomicResponse),
-    /// Of an extension.
-    Extension(Box<ExtensionMessage>),
-    /// Immediate Data: eight bytes of payload.
-    Immediate,
-    /// RDMA Read Request.
-    ReadRequest(ReadRequest),
-    /// Send, in its four forms.
-    Send,
-    /// Terminate.
-    Terminate(Box<Terminate<'static>>),
-}
-
-impl Body {
-    /// The queue that this message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
-    pub fn queue(&self) -> u32 {
-        match self {
-            Self::Send | Self::Immediate => queue::SEND,
-            Self::ReadRequest(_) | Self::AtomicRequest(_) => queue::REQUEST,
-            Self::Terminate(_) => queue::TERMINATE,
-            Self::AtomicResponse(_) => queue::ATOMIC_RESPONSE,
-            Self::Extension(message) if message.header.is_response => queue::ATOMIC_RESPONSE,
-            Self::Extension(_) => queue::REQUEST,
-        }
-    }
-}
-
-/// A request of an extension without an encoding of its own, or its answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExtensionMessage {
-    /// Which operation of which extension.
-    pub header: ExtensionHeader,
-    /// What the extension reads.
-    pub octets: Octets,
 }
 
 /// What an Atomic Request asks for; `None` of an operation that RFC 7306 does not have.

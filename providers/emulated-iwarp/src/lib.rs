@@ -39,7 +39,6 @@ pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
 pub use streams::Streams;
-pub use terminate::Terminates;
 pub use wire::{OnWire, WireOptions};
 
 /// The device.

@@ -6,6 +6,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::{Frame, OwnedFrame, TrySend};
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
+use polyverbs_wire::iwarp::terminate::MAX_LEN;
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::QpState;
 
@@ -44,31 +45,41 @@ pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, c
     }
 }
 
-fn stream(qp: &Qp, to: &Peer) -> Stream {
-    Stream {
-        source: End {
-            qpn: qp.qpn,
-            epoch: to.mine,
-        },
+#[inline]
+fn header(qp: &Qp, to: &Peer, message: Message) -> Header {
+    let source = End {
+        qpn: qp.qpn,
+        epoch: to.mine,
+    };
+    let stream = Stream {
+        source,
         destination: to.end,
-    }
+    };
+    Header { stream, message }
 }
 
 /// Sends a message without payload to the peer: over the link, or on a direct network as soon as no lock is held.
 pub(crate) fn send_message(qp: &Qp, to: &Peer, message: Message, cx: &mut Cx<'_>) {
+    send_control(qp, to, message, &[], cx);
+}
+
+/// Sends a Terminate, the only message of its queue.
+pub(crate) fn send_terminate(qp: &Qp, to: &Peer, terminate: &Terminate, cx: &mut Cx<'_>) {
+    let message = Message::untagged(1, Opcode::TERMINATE, Body::Terminate);
+    let mut room = [0; MAX_LEN];
+    send_control(qp, to, message, terminate.encode(&mut room), cx);
+}
+
+fn send_control(qp: &Qp, to: &Peer, message: Message, payload: &[u8], cx: &mut Cx<'_>) {
     let network = qp.device.network();
     if network.link().is_some() {
-        return emit(qp, to, message, Payload::Empty, cx);
+        return emit(qp, to, message, Payload::Octets(payload), cx);
     }
-    let header = Header {
-        stream: stream(qp, to),
-        message,
-    };
     let frame = OwnedFrame {
         from: qp.device.address(),
         to: to.address,
-        header,
-        payload: Vec::new(),
+        header: header(qp, to, message),
+        payload: payload.to_vec(),
         damaged: false,
     };
     let network = Arc::clone(network);
@@ -136,7 +147,7 @@ pub(crate) fn offer(
         return true;
     };
     let now = cx.moment();
-    match link.try_send(frame(qp, to, message.clone(), payload.clone()), now) {
+    match link.try_send(frame(qp, to, message, payload.clone()), now) {
         TrySend::Sent => true,
         TrySend::NoRoom => false,
         // Than what is cut.
@@ -152,18 +163,10 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
     Frame {
         from: qp.device.address(),
         to: to.address,
-        header: Header {
-            stream: stream(qp, to),
-            message,
-        },
+        header: header(qp, to, message),
         payload,
         damaged: false,
     }
-}
-
-/// The message that carries a Terminate: the only one of its queue.
-pub(crate) fn terminate_message(terminate: Terminate<'static>) -> Message {
-    Message::untagged(1, Opcode::TERMINATE, Body::Terminate(Box::new(terminate)))
 }
 
 /// Whether a queue pair still has the stream of this epoch.

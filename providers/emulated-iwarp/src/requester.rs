@@ -18,7 +18,7 @@ use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};
 use polyverbs_engine::rules::{self, Rule};
-use polyverbs_wire::iwarp::SegmentHeader;
+use polyverbs_wire::iwarp::{Reject, SegmentHeader, terminate};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus, event::EventType, extension::ExtensionOperation,
@@ -26,12 +26,11 @@ use verbs_api::{
 };
 
 use crate::header::{
-    AtomicOp, Body, ExtensionMessage, Message, Opcode, ReadRequest, Tagged, Untagged,
-    atomic_request, queue,
+    AtomicOp, Body, Message, Opcode, ReadRequest, Tagged, Untagged, atomic_request, queue,
 };
-use crate::operations::{SendExtra, atomic_of, place_tagged};
+use crate::operations::{atomic_of, place_tagged, tagged_spans};
 use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
-use crate::terminate::{Breach, Terminate, TerminateCode, Terminates, request_status, terminate};
+use crate::terminate::{Breach, Terminate, TerminateCode, request_status, terminate_about};
 use crate::{Cx, Qp, Sending, extension};
 
 /// How often a request that waits for a port that is down looks again.
@@ -48,9 +47,9 @@ pub struct Requester {
     /// Reads and atomics outstanding at one time.
     pub(crate) ord: u8,
     /// The Terminate to send when the connection ends; without one it is reset.
-    pub(crate) pending_terminate: Option<Box<Terminate<'static>>>,
-    /// The Terminates sent and received, as far as this half knows.
-    pub(crate) terminates: Option<Box<Terminates>>,
+    pub(crate) pending_terminate: Option<Box<Terminate>>,
+    /// The Terminate that ended the present or last connection, of the peer's.
+    pub(crate) terminated: Option<Box<Terminate>>,
     /// Its stream has been requested.
     pub(crate) has_claimed: bool,
     /// A connection manager made the connection, and reports its end.
@@ -68,11 +67,6 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// The Terminates of this connection, to note one.
-    pub(crate) fn terminates(&mut self) -> &mut Terminates {
-        self.terminates.get_or_insert_default()
-    }
-
     // The sequence number that the next message of a queue has.
     const fn next_msn(&self, qn: u32) -> u32 {
         self.sent[qn as usize].wrapping_add(1)
@@ -298,10 +292,10 @@ impl Outgoing<'_, '_> {
         if !progress.has_begun {
             progress.msn = self.half.driver.next_msn(queue::SEND);
         }
-        let msn = progress.msn;
-        let extra = SendExtra::of(self.request, beside);
+        let (request, msn) = (self.request, progress.msn);
         let segment = |offset: usize, last| {
-            Message::Untagged(send_header(extra, msn, offset as u32, last), Body::Send)
+            let header = send_header(request, beside, msn, offset as u32, last);
+            Message::Untagged(header, Body::Data)
         };
         let whole = progress.offer(self.qp, self.peer, &payload, segment, cx);
         if !progress.has_begun && (whole || progress.sent > 0) {
@@ -345,13 +339,13 @@ impl Outgoing<'_, '_> {
     fn read(&mut self, remote: RemoteAddress, cx: &mut Cx<'_>) -> Started {
         sink_spans(self.qp, self.request, cx)?;
         let body = read_request(self.request, remote);
-        Ok(self.send_request(Opcode::READ_REQUEST, |_| body, cx))
+        Ok(self.send_request(Opcode::READ_REQUEST, |_| body, &[], cx))
     }
 
     fn atomic(&mut self, remote: RemoteAddress, op: AtomicOp, cx: &mut Cx<'_>) -> Started {
         result_spans(self.qp, self.request, cx)?;
         let body = |request_id| Body::AtomicRequest(atomic_request(request_id, remote, op));
-        Ok(self.send_request(Opcode::ATOMIC_REQUEST, body, cx))
+        Ok(self.send_request(Opcode::ATOMIC_REQUEST, body, &[], cx))
     }
 
     #[cold]
@@ -362,21 +356,22 @@ impl Outgoing<'_, '_> {
             return self.atomic(remote, op, cx);
         }
         operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
-        let message = extension::message(qp, request, operation, cx)?;
-        let body = Body::Extension(Box::new(message));
-        Ok(self.send_request(Opcode::EXTENSION, |_| body, cx))
+        let octets = operation::message(cx.keys(), cx.pin, qp.pd, request, operation)?;
+        let body = Body::Extension(extension::header(operation));
+        Ok(self.send_request(Opcode::EXTENSION, |_| body, &octets, cx))
     }
 
     fn send_request(
         &mut self,
         opcode: Opcode,
         body: impl FnOnce(u32) -> Body,
+        octets: &[u8],
         cx: &mut Cx<'_>,
     ) -> Option<(Phase, u32)> {
         let tx = &mut self.half.driver;
         let msn = tx.next_msn(queue::REQUEST);
         let message = Message::untagged(msn, opcode, body(msn));
-        if !offer(self.qp, self.peer, message, Payload::Empty, cx) {
+        if !offer(self.qp, self.peer, message, Payload::Octets(octets), cx) {
             return None;
         }
         tx.count_message(queue::REQUEST);
@@ -386,10 +381,20 @@ impl Outgoing<'_, '_> {
 }
 
 /// DDP's header of a segment of a send.
-pub(crate) fn send_header(extra: SendExtra, msn: u32, offset: u32, last: bool) -> Untagged {
-    let opcode = Opcode::send(extra.solicited, extra.invalidate.is_some());
-    Untagged::new(opcode, queue::SEND, msn, offset, last)
-        .invalidating(extra.invalidate.unwrap_or_default())
+pub(crate) fn send_header(
+    request: &Request<'_>,
+    beside: Beside,
+    msn: u32,
+    offset: u32,
+    last: bool,
+) -> Untagged {
+    let key = match beside {
+        Beside::Invalidate(key) => Some(key),
+        _ => None,
+    };
+    let solicited = request.flags.contains(SendFlags::SOLICITED);
+    let opcode = Opcode::send(solicited, key.is_some());
+    Untagged::new(opcode, queue::SEND, msn, offset, last).invalidating(key.unwrap_or_default())
 }
 
 /// The RDMA Read Request that a request is.
@@ -413,8 +418,6 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
 }
 
 /// The bytes of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
-///
-/// No bytes name no buffer (RFC 5040 section 5.2.1).
 #[inline]
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
@@ -424,14 +427,9 @@ pub(crate) fn sink_spans<'p>(
     if rules::is_broken(Rule::OpenReadSink) {
         return result_spans(qp, request, cx);
     }
-    let mut spans = Spans::new();
-    if request.length != 0 {
-        let sink = sink(request);
-        let (stag, to) = (sink.lkey().value(), sink.addr());
-        let region = qp.peer_region(cx.pin, stag, to, request.length, Access::REMOTE_WRITE)?;
-        region.for_each(|span| spans.push(span));
-    }
-    Ok(spans)
+    let sink = sink(request);
+    let buffer = (sink.lkey().value(), sink.addr());
+    tagged_spans(qp, buffer, request.length, Access::REMOTE_WRITE, cx.pin)
 }
 
 /// The bytes of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
@@ -466,214 +464,172 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 
 // ---- answers
 
-/// Bytes of a read came.
-pub(crate) fn handle_read_response(
+/// An answer came: bytes of a read, an atomic response or a Terminate, or what claims to be one.
+pub(crate) fn handle_answer(
     qp: &Qp,
     epoch: u32,
-    segment: Tagged,
+    message: &Message,
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let mut guard = qp.requester();
-    let half = &mut *guard;
-    if !takes(qp, half, epoch) {
+    let half = &mut *qp.requester();
+    if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
     }
-    if segment.last && payload.is_empty() && half.driver.awaits_ready {
-        half.driver.awaits_ready = false;
-        return;
-    }
-    let about = (&Message::Tagged(segment), payload.len());
-    let Some(at) = oldest_outstanding(&half.queue) else {
-        return fail_answer(qp, half, None, Breach::Opcode, about, cx);
-    };
-    if let Err(breach) = place_response(qp, &half.queue[at], segment, payload, cx) {
-        return fail_answer(qp, half, Some(at), breach, about, cx);
-    }
-    half.queue[at].received += payload.len() as u64;
-    if segment.last {
-        let status = invalidate_sink(qp, &half.queue[at].kept.op);
-        finish(qp, half, at, status, cx);
-    }
-}
-
-// Responses come in the order of the requests, and each of their segments where the last one ended (RFC 5040 section 5.5).
-fn place_response(
-    qp: &Qp,
-    wqe: &Wqe,
-    segment: Tagged,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let request = wqe.kept.request();
-    if !matches!(request.op, Op::Read(..)) {
-        return Err(Breach::Opcode);
-    }
-    let sink = sink(&request);
-    if segment.stag != sink.lkey().value() {
-        return Err(Breach::ResponseStag);
-    }
-    let end = wqe.received + payload.len() as u64;
-    let follows = segment.to == sink.addr().wrapping_add(wqe.received);
-    if !follows || end > request.length || segment.last != (end == request.length) {
-        return Err(Breach::ResponseBounds);
-    }
-    place_tagged(qp, segment.stag, segment.to, payload, cx.pin)
-}
-
-/// An atomic response or a Terminate came, or what claims to be one.
-pub(crate) fn handle_untagged(
-    qp: &Qp,
-    epoch: u32,
-    segment: &Untagged,
-    body: &Body,
-    cx: &mut Cx<'_>,
-) {
-    let mut guard = qp.requester();
-    let half = &mut *guard;
-    if !takes(qp, half, epoch) {
-        return;
-    }
-    let outcome = match body {
-        _ if segment.qn != body.queue() => Err(Breach::Opcode),
-        Body::Terminate(terminate) => return terminated(qp, half, **terminate, cx),
-        Body::AtomicResponse(response) => {
-            let (id, original) = (response.request_id, response.original);
-            place_original(qp, half, segment, id, original, cx)
+    let at = oldest_outstanding(&half.queue);
+    let mut answered = Answered { qp, half, at, cx };
+    let status = match message {
+        Message::Tagged(segment) if segment.last && payload.is_empty() && answered.is_awaited() => {
+            return;
         }
-        Body::Extension(response) => place_response_of_extension(qp, half, segment, response, cx),
+        Message::Tagged(segment) => answered.read(segment, payload),
+        Message::Untagged(segment, body) if segment.qn != body.queue() => Err(Breach::Opcode),
+        Message::Untagged(_, Body::Terminate) => match terminate::decode(&payload.to_vec()) {
+            Some((terminate, _)) => return answered.terminated(terminate),
+            None => Err(Breach::Format(Reject::Length.code())),
+        },
+        Message::Untagged(segment, body) => answered.response(segment, *body, payload),
         _ => Err(Breach::Opcode),
     };
-    let at = oldest_outstanding(&half.queue);
-    match (outcome, at) {
-        (Ok(()), Some(at)) => finish(qp, half, at, WcStatus::Success, cx),
-        (Ok(()), None) => {}
-        (Err(breach), at) => {
-            let about = Message::Untagged(*segment, body.clone());
-            fail_answer(qp, half, at, breach, (&about, 0), cx);
-        }
+    match status {
+        Ok(Some(status)) => answered.finish(status),
+        Ok(None) => {}
+        Err(breach) => answered.fail(breach, (message, payload.len())),
     }
 }
 
-fn place_original(
-    qp: &Qp,
-    half: &mut Sending,
-    segment: &Untagged,
-    request_id: u32,
-    original: u64,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let at = next_response(half, segment)?;
-    let wqe = &mut half.queue[at];
-    let request = wqe.kept.request();
-    if !extension::is_atomic(qp, &request) || wqe.first != request_id {
-        return Err(Breach::Opcode);
-    }
-    let spans = result_spans(qp, &request, cx).map_err(Breach::Receive)?;
-    scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes()));
-    wqe.received = 8;
-    Ok(())
-}
-
-// The request that a message of the queue of atomic responses answers.
-fn next_response(half: &mut Sending, segment: &Untagged) -> Result<usize, Breach> {
-    if segment.msn != half.driver.responses.wrapping_add(1) {
-        return Err(Breach::MessageSequence);
-    }
-    half.driver.responses = segment.msn;
-    oldest_outstanding(&half.queue).ok_or(Breach::Opcode)
-}
-
-fn place_response_of_extension(
-    qp: &Qp,
-    half: &mut Sending,
-    segment: &Untagged,
-    response: &ExtensionMessage,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    let at = next_response(half, segment)?;
-    let wqe = &mut half.queue[at];
-    let octets = extension::place(qp, &wqe.kept.request(), response, cx)?;
-    wqe.received = u64::from(octets);
-    Ok(())
-}
-
-fn takes(qp: &Qp, half: &Sending, epoch: u32) -> bool {
-    half.driver.epoch == epoch && is_ready(qp.state())
-}
-
-fn oldest_outstanding(queue: &VecDeque<Wqe>) -> Option<usize> {
-    queue.iter().position(|wqe| wqe.phase == Phase::Sent)
-}
-
-// An outstanding request is over; what waited for it goes on.
-fn finish(qp: &Qp, half: &mut Sending, at: usize, status: WcStatus, cx: &mut Cx<'_>) {
-    half.queue[at].phase = Phase::Done(status);
-    half.driver.outstanding -= 1;
-    qp.complete_done(half, cx);
-    qp.advance(half, cx);
-}
-
-// An answer broke a rule: the request that it claimed to be for fails, and the peer is told.
-#[cold]
-fn fail_answer(
-    qp: &Qp,
-    half: &mut Sending,
+/// A queue pair whose sending half is locked, and the oldest of its requests that has no answer.
+struct Answered<'a, 'p> {
+    qp: &'a Qp,
+    half: &'a mut Sending,
     at: Option<usize>,
-    breach: Breach,
-    about: (&Message, usize),
-    cx: &mut Cx<'_>,
-) {
-    end_with(half, terminate(breach.code(), Some(about)));
-    qp.enter_error(false);
-    match at {
-        Some(at) => {
-            let status = match breach {
-                Breach::Tagged(fault) | Breach::Receive(fault) => fault.local_status(),
-                _ => WcStatus::BadRespErr,
-            };
-            half.queue[at].phase = Phase::Done(status);
-            qp.complete_done(half, cx);
-        }
-        None => {
-            qp.event(breach.event(), &mut cx.effects);
-            flush_later(qp, cx);
-        }
-    }
+    cx: &'a mut Cx<'p>,
 }
 
-// The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
-// sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
-#[cold]
-fn terminated(qp: &Qp, half: &mut Sending, terminate: Terminate<'static>, cx: &mut Cx<'_>) {
-    let blamed = request_status(terminate.code()).and_then(|status| {
+impl Answered<'_, '_> {
+    // Whether this is the answer to the read with which the stream began.
+    fn is_awaited(&mut self) -> bool {
+        std::mem::take(&mut self.half.driver.awaits_ready)
+    }
+
+    // Bytes of a read came: its status with the last of them. Responses come in the order of the requests, and each of their
+    // segments where the last one ended (RFC 5040 section 5.5).
+    fn read(
+        &mut self,
+        segment: &Tagged,
+        payload: &Payload<'_>,
+    ) -> Result<Option<WcStatus>, Breach> {
+        let wqe = &mut self.half.queue[self.at.ok_or(Breach::Opcode)?];
+        let request = wqe.kept.request();
+        if !matches!(request.op, Op::Read(..)) {
+            return Err(Breach::Opcode);
+        }
+        let sink = sink(&request);
+        if segment.stag != sink.lkey().value() {
+            return Err(Breach::ResponseStag);
+        }
+        let end = wqe.received + payload.len() as u64;
+        let follows = segment.to == sink.addr().wrapping_add(wqe.received);
+        if !follows || end > request.length || segment.last != (end == request.length) {
+            return Err(Breach::ResponseBounds);
+        }
+        place_tagged(self.qp, segment.stag, segment.to, payload, self.cx.pin)?;
+        wqe.received = end;
+        Ok(segment.last.then(|| invalidate_sink(self.qp, &wqe.kept.op)))
+    }
+
+    // A message of the queue of atomic responses came.
+    fn response(
+        &mut self,
+        segment: &Untagged,
+        body: Body,
+        payload: &Payload<'_>,
+    ) -> Result<Option<WcStatus>, Breach> {
+        let (qp, responses) = (self.qp, &mut self.half.driver.responses);
+        if segment.msn != responses.wrapping_add(1) {
+            return Err(Breach::MessageSequence);
+        }
+        *responses = segment.msn;
+        let wqe = &mut self.half.queue[self.at.ok_or(Breach::Opcode)?];
+        let request = wqe.kept.request();
+        let octets = match body {
+            Body::AtomicResponse(response)
+                if extension::is_atomic(qp, &request) && wqe.first == response.request_id =>
+            {
+                let spans = result_spans(qp, &request, self.cx).map_err(Breach::Receive)?;
+                scatter_at(
+                    &spans,
+                    0,
+                    &Payload::Octets(&response.original.to_ne_bytes()),
+                );
+                8
+            }
+            Body::Extension(header) => {
+                extension::place(qp, &request, header, payload.to_vec().into(), self.cx)?
+            }
+            _ => return Err(Breach::Opcode),
+        };
+        wqe.received = octets.into();
+        Ok(Some(WcStatus::Success))
+    }
+
+    // The oldest request is over; what waited for it goes on.
+    fn finish(&mut self, status: WcStatus) {
+        if let Some(at) = self.at {
+            self.half.queue[at].phase = Phase::Done(status);
+            self.half.driver.outstanding -= 1;
+            self.qp.complete_done(self.half, self.cx);
+            self.qp.advance(self.half, self.cx);
+        }
+    }
+
+    // An answer broke a rule: the request that it claimed to be for fails, and the peer is told.
+    #[cold]
+    fn fail(&mut self, breach: Breach, about: (&Message, usize)) {
+        let terminate = terminate_about(breach.code(), Some(about));
+        self.half.driver.pending_terminate = Some(Box::new(terminate));
+        self.qp.enter_error(false);
+        let Some(at) = self.at else {
+            self.qp.event(breach.event(), &mut self.cx.effects);
+            return flush_later(self.qp, self.cx);
+        };
+        let status = match breach {
+            Breach::Tagged(fault) | Breach::Receive(fault) => fault.local_status(),
+            _ => WcStatus::BadRespErr,
+        };
+        self.half.queue[at].phase = Phase::Done(status);
+        self.qp.complete_done(self.half, self.cx);
+    }
+
+    // The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
+    // sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
+    #[cold]
+    fn terminated(&mut self, terminate: Terminate) {
+        let queue = &mut self.half.queue;
         let named = match (terminate.ddp, terminate.rdmap) {
-            (Some(SegmentHeader::Untagged(segment)), Some(_)) => half
-                .queue
+            (Some(SegmentHeader::Untagged(segment)), Some(_)) => queue
                 .iter()
                 .position(|wqe| wqe.phase == Phase::Sent && wqe.first == segment.msn),
             _ => None,
         };
-        named
-            .or_else(|| oldest_outstanding(&half.queue))
-            .map(|at| (at, status))
-    });
-    half.driver.terminates().received = Some(terminate);
-    qp.enter_error(false);
-    let Some((at, status)) = blamed else {
-        qp.event(EventType::QpFatal, &mut cx.effects);
-        return flush_later(qp, cx);
-    };
-    // Those that were asked earlier will not be answered any more.
-    for wqe in half
-        .queue
-        .range_mut(..at)
-        .filter(|wqe| wqe.phase == Phase::Sent)
-    {
-        wqe.phase = Phase::Done(WcStatus::WrFlushErr);
+        let blamed = named.or(self.at).zip(request_status(terminate.code()));
+        self.half.driver.terminated = Some(Box::new(terminate));
+        self.qp.enter_error(false);
+        let Some((at, status)) = blamed else {
+            self.qp.event(EventType::QpFatal, &mut self.cx.effects);
+            return flush_later(self.qp, self.cx);
+        };
+        // Those that were asked earlier will not be answered any more.
+        for wqe in queue.range_mut(..at).filter(|wqe| wqe.phase == Phase::Sent) {
+            wqe.phase = Phase::Done(WcStatus::WrFlushErr);
+        }
+        queue[at].phase = Phase::Done(status);
+        self.qp.complete_done(self.half, self.cx);
     }
-    half.queue[at].phase = Phase::Done(status);
-    qp.complete_done(half, cx);
+}
+
+fn oldest_outstanding(queue: &VecDeque<Wqe>) -> Option<usize> {
+    queue.iter().position(|wqe| wqe.phase == Phase::Sent)
 }
 
 /// Flushes what is left when no lock is held.
@@ -690,15 +646,7 @@ pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
         WcStatus::WrFlushErr | WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr
     );
     if !remote && half.driver.pending_terminate.is_none() {
-        end_with(
-            half,
-            terminate(TerminateCode::RDMAP_LOCAL_CATASTROPHIC, None),
-        );
+        let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
+        half.driver.pending_terminate = Some(Box::new(terminate));
     }
-}
-
-// The connection ends with this Terminate.
-fn end_with(half: &mut Sending, terminate: Terminate<'static>) {
-    half.driver.terminates().sent = Some(terminate);
-    half.driver.pending_terminate = Some(Box::new(terminate));
 }

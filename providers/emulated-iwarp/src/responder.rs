@@ -7,20 +7,19 @@
 
 use std::collections::VecDeque;
 
+use polyverbs_engine::operation::Octets;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::{Access, WcStatus};
 
 use crate::header::{
-    AtomicRequest, AtomicResponse, Body, ExtensionHeader, ExtensionMessage, Message, Opcode,
-    ReadRequest, Ready, Tagged, Untagged, operation, queue,
+    AtomicResponse, Body, ExtensionHeader, Message, Opcode, ReadRequest, Ready, Tagged, Untagged,
+    operation, queue,
 };
-use crate::operations::{
-    Part, SendExtra, operate, place_write, read_source, take_immediate, take_send,
-};
-use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_message, terminate_message};
-use crate::terminate::{self, Breach, Terminate};
-use crate::{Cx, Qp, QpRef, Receiving, extension};
+use crate::operations::Target;
+use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_terminate};
+use crate::terminate::{Breach, Terminate, terminate_about};
+use crate::{Cx, Qp, QpRef, Receiving};
 
 /// What a responder keeps.
 #[derive(Debug, Default)]
@@ -33,18 +32,20 @@ pub struct Responder {
     pub(crate) access: Access,
     /// Reads and atomics served at one time.
     pub(crate) ird: u8,
-    /// What was said to the peer at the end.
-    pub(crate) sent: Option<Box<Terminate<'static>>>,
     // What only a link needs.
     inbound: Option<Box<Inbound>>,
 }
 
 impl Responder {
+    fn inbound(&mut self) -> &mut Inbound {
+        self.inbound.get_or_insert_default()
+    }
+
     // The sequence number of the next message of the queue of atomic responses.
     fn next_response(&mut self) -> u32 {
-        let inbound = self.inbound.get_or_insert_default();
-        inbound.responses = inbound.responses.wrapping_add(1);
-        inbound.responses
+        let responses = &mut self.inbound().responses;
+        *responses = responses.wrapping_add(1);
+        *responses
     }
 }
 
@@ -70,10 +71,12 @@ struct Pending {
     due: Time,
     segment: Untagged,
     request: Body,
+    // What follows the request, of an extension.
+    octets: Octets,
     // Bytes of the answer to a read that have left.
     sent: usize,
     // The answer to anything else, which waits for room: a peer that does not read its answers must not fill memory.
-    answer: Option<Message>,
+    answer: Option<(Message, Octets)>,
 }
 
 /// Whether frames and calls of this epoch are for the queue pair as it is now.
@@ -81,28 +84,6 @@ struct Pending {
 pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
 }
-
-/// The peer broke a rule: error state, and the Terminate to send (RFC 5040 section 7).
-#[cold]
-pub(crate) fn fail(
-    qp: &Qp,
-    half: &mut Receiving,
-    breach: Breach,
-    about: Option<(&Message, usize)>,
-    cx: &mut Cx<'_>,
-) -> Terminate<'static> {
-    let about = about.filter(|_| !breach.is_own());
-    let terminate = terminate::terminate(breach.code(), about);
-    half.driver.sent = Some(Box::new(terminate));
-    let (status, event) = (breach.receive_status(), breach.event());
-    if half.current.is_some() && status == WcStatus::WrFlushErr {
-        qp.event(event, &mut cx.effects);
-    }
-    qp.fail_responder(half, status, event, cx);
-    terminate
-}
-
-// ---- over a link
 
 /// A segment arrived that is for the receiving half.
 pub(crate) fn handle(
@@ -112,247 +93,61 @@ pub(crate) fn handle(
     payload: &Payload<'_>,
     cx: &mut Cx<'_>,
 ) {
-    let mut half = qp.responder();
-    if !takes(qp, &half, epoch) {
+    let half = &mut *qp.responder();
+    if !takes(qp, half, epoch) {
         half.counters.dropped += 1;
         return;
     }
     // The indication is the device's, and tells the program nothing.
     if !matches!(message, Message::Ready(_)) {
-        qp.note_arrival(&mut half, cx);
+        qp.note_arrival(half, cx);
     }
-    let handled = match message {
-        Message::Tagged(segment) => write_segment(qp, &mut half, *segment, payload, cx),
-        Message::Untagged(segment, body) => {
-            untagged_segment(qp, &mut half, segment, body, payload, cx)
-        }
+    let mut target = Target { qp, half, cx };
+    let handled = match *message {
+        Message::Tagged(segment) => target.write_segment(&segment, payload),
+        Message::Untagged(ref segment, body) => target.untagged_segment(segment, body, payload),
         Message::Ready(ready) => {
-            take_ready(qp, &mut half, *ready, cx);
+            target.take_ready(ready);
             Ok(())
         }
         _ => Ok(()),
     };
     if let Err(breach) = handled {
-        terminate(qp, &mut half, breach, Some((message, payload.len())), cx);
-    }
-}
-
-// The indication is a message that no program sent: it counts as the first of its queue, and takes no receive.
-fn take_ready(qp: &Qp, half: &mut Receiving, ready: Ready, cx: &mut Cx<'_>) {
-    let complete = &mut half.driver.inbound.get_or_insert_default().complete;
-    match ready {
-        Ready::Write => {}
-        Ready::Send => complete[queue::SEND as usize] = 1,
-        Ready::Read(request) => {
-            complete[queue::REQUEST as usize] = 1;
-            if let Some(peer) = half.driver.peer {
-                let (stag, to) = (request.sink_stag, request.sink_to);
-                let segment = Tagged::new(Opcode::READ_RESPONSE, stag, to, true);
-                emit(qp, &peer, Message::Tagged(segment), Payload::Empty, cx);
-            }
-        }
+        target.terminate(breach, Some((message, payload.len())));
     }
 }
 
 /// What arrived is no segment, or has a wrong checksum.
 pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>) {
-    let mut half = qp.responder();
-    if takes(qp, &half, epoch) {
-        terminate(qp, &mut half, breach, None, cx);
+    let half = &mut *qp.responder();
+    if takes(qp, half, epoch) {
+        Target { qp, half, cx }.terminate(breach, None);
     }
 }
 
-#[cold]
-fn terminate(
-    qp: &Qp,
-    half: &mut Receiving,
-    breach: Breach,
-    about: Option<(&Message, usize)>,
-    cx: &mut Cx<'_>,
-) {
-    let terminate = fail(qp, half, breach, about, cx);
-    if let Some(peer) = half.driver.peer {
-        send_message(qp, &peer, terminate_message(terminate), cx);
-    }
-}
-
-fn write_segment(
-    qp: &Qp,
-    half: &mut Receiving,
-    segment: Tagged,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    debug_assert_eq!(
-        segment.opcode,
-        Opcode::WRITE,
-        "responses are the requester's"
-    );
-    place_write(qp, half, segment.stag, segment.to, payload, cx.pin)?;
-    let inbound = half.driver.inbound.get_or_insert_default();
-    let before = if inbound.writing { inbound.written } else { 0 };
-    inbound.written = before + payload.len() as u64;
-    inbound.writing = !segment.last;
-    Ok(())
-}
-
-fn untagged_segment(
-    qp: &Qp,
-    half: &mut Receiving,
-    segment: &Untagged,
-    body: &Body,
-    payload: &Payload<'_>,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    check_order(half, segment, body)?;
-    match body {
-        Body::Send => {
-            let extra = SendExtra {
-                solicited: segment.solicits(),
-                invalidate: segment.invalidates(),
-            };
-            let part = Part {
-                offset: segment.mo,
-                last: segment.last,
-            };
-            take_send(qp, half, part, extra, payload, cx)?;
-        }
-        Body::Immediate => {
-            if payload.len() != 8 || !segment.last {
-                return Err(Breach::ImmediateLength);
-            }
-            let [a, b, c, d, ..] = payload.word().to_ne_bytes();
-            let written = half.driver.inbound.get_or_insert_default().written;
-            let solicited = segment.solicits();
-            take_immediate(qp, half, [a, b, c, d], written, solicited, cx)?;
-        }
-        Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
-            enqueue(qp, half, segment, body, cx)?;
-        }
-        Body::AtomicResponse(_) | Body::Terminate(_) => return Err(Breach::Opcode),
-    }
-    note_segment(half, segment, payload.len());
-    Ok(())
-}
-
-// Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
-fn check_order(half: &mut Receiving, segment: &Untagged, body: &Body) -> Result<(), Breach> {
-    let inbound = half.driver.inbound.get_or_insert_default();
-    let complete = inbound
-        .complete
-        .get(segment.qn as usize)
-        .ok_or(Breach::QueueNumber)?;
-    if segment.msn != complete.wrapping_add(1) {
-        return Err(Breach::MessageSequence);
-    }
-    let offset = if segment.qn == queue::SEND {
-        inbound.offset
-    } else {
-        0
-    };
-    if segment.mo != offset {
-        return Err(Breach::MessageOffset);
-    }
-    let begun_as_send = offset != 0 && !matches!(body, Body::Send);
-    if body.queue() != segment.qn || begun_as_send {
-        return Err(Breach::Opcode);
-    }
-    Ok(())
-}
-
-fn note_segment(half: &mut Receiving, segment: &Untagged, octets: usize) {
-    let inbound = half.driver.inbound.get_or_insert_default();
-    if segment.qn == queue::SEND {
-        inbound.offset = if segment.last {
-            0
-        } else {
-            segment.mo.wrapping_add(octets as u32)
-        };
-        inbound.written = 0;
-    }
-    if segment.last {
-        let complete = &mut inbound.complete[segment.qn as usize];
-        *complete = complete.wrapping_add(1);
-    }
-}
-
-// Reads and atomics share one budget and one order (RFC 7306 section 5).
-fn enqueue(
-    qp: &Qp,
-    half: &mut Receiving,
-    segment: &Untagged,
-    request: &Body,
-    cx: &mut Cx<'_>,
-) -> Result<(), Breach> {
-    debug_assert_eq!(segment.qn, queue::REQUEST);
-    let ird = usize::from(half.driver.ird);
-    let inbound = half.driver.inbound.get_or_insert_default();
-    if inbound.pending.len() >= ird {
-        return Err(Breach::Budget);
-    }
-    let now = cx.now();
-    let latest = inbound.pending.back().map_or(now, |pending| pending.due);
-    let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, segment.msn)));
-    inbound.pending.push_back(Pending {
-        due,
-        segment: *segment,
-        request: request.clone(),
-        sent: 0,
-        answer: None,
-    });
-    let serve = {
-        let qp = qp.downgrade();
-        Box::new(move |now| {
-            if let Some(qp) = qp.upgrade() {
-                serve(&qp, now);
-            }
-        })
-    };
-    let network = qp.device.network();
-    if due == now {
-        network.serve_later(serve)
-    } else {
-        network.timers().add(due, serve)
-    }
-    Ok(())
-}
-
-// Serves the reads and atomics whose turn has come, as far as there is room for their answers.
+/// Serves the reads and atomics whose turn has come, as far as there is room for their answers.
 pub(crate) fn serve(qp: &QpRef, now: Time) {
     Cx::run(&qp.device, Some(now), |cx| {
-        let mut half = qp.responder();
-        while let Some(mut pending) = next_due(qp, &mut half, now) {
-            match answer(qp, &mut half, &mut pending, cx) {
+        let half = &mut *qp.responder();
+        let mut target = Target { qp, half, cx };
+        while let Some(mut pending) = target.next_due(now) {
+            match target.answer(&mut pending) {
                 Ok(true) => {}
                 Ok(false) => {
-                    if let Some(inbound) = &mut half.driver.inbound {
-                        inbound.pending.push_front(pending);
-                    }
+                    target.half.driver.inbound().pending.push_front(pending);
                     break;
                 }
                 Err(breach) => {
-                    let about = unanswered(pending);
-                    terminate(qp, &mut half, breach, Some((&about, 0)), cx);
+                    let about = (&unanswered(&pending), pending.octets.len());
+                    target.terminate(breach, Some(about));
                 }
             }
         }
     });
 }
 
-fn next_due(qp: &Qp, half: &mut Receiving, now: Time) -> Option<Pending> {
-    let inbound = half
-        .driver
-        .inbound
-        .as_mut()
-        .filter(|_| is_ready(qp.state()))?;
-    if inbound.pending.front()?.due > now {
-        return None;
-    }
-    inbound.pending.pop_front()
-}
-
 // What is left of a request: of a read, behind what has been answered (RFC 5040 section 4.8).
-fn unanswered(pending: Pending) -> Message {
+fn unanswered(pending: &Pending) -> Message {
     let mut request = pending.request;
     if let Body::ReadRequest(read) = &mut request {
         read.sink_to = read.sink_to.wrapping_add(pending.sent as u64);
@@ -362,83 +157,214 @@ fn unanswered(pending: Pending) -> Message {
     Message::Untagged(pending.segment, request)
 }
 
-// Whether it was answered; else there is no room for all of it.
-fn answer(
-    qp: &Qp,
-    half: &mut Receiving,
-    pending: &mut Pending,
-    cx: &mut Cx<'_>,
-) -> Result<bool, Breach> {
-    let Some(peer) = half.driver.peer else {
-        return Ok(true);
-    };
-    let answer = match (pending.answer.take(), &pending.request) {
-        (Some(answer), _) => answer,
-        (None, Body::ReadRequest(read)) => {
-            return answer_read(qp, half, &peer, read, &mut pending.sent, cx);
+impl Target<'_, '_> {
+    /// The peer broke a rule: error state, and the Terminate to send (RFC 5040 section 7).
+    #[cold]
+    pub(crate) fn fail(&mut self, breach: Breach, about: Option<(&Message, usize)>) -> Terminate {
+        let about = about.filter(|_| !breach.is_own());
+        let terminate = terminate_about(breach.code(), about);
+        let (status, event) = (breach.receive_status(), breach.event());
+        if self.half.current.is_some() && status == WcStatus::WrFlushErr {
+            self.qp.event(event, &mut self.cx.effects);
         }
-        (None, Body::AtomicRequest(atomic)) => answer_atomic(qp, half, atomic, cx)?,
-        (None, Body::Extension(request)) => answer_extension(qp, half, request, cx)?,
-        _ => return Err(Breach::Opcode),
-    };
-    let is_sent = offer(qp, &peer, answer.clone(), Payload::Empty, cx);
-    pending.answer = (!is_sent).then_some(answer);
-    Ok(is_sent)
-}
+        self.qp.fail_responder(self.half, status, event, self.cx);
+        terminate
+    }
 
-fn answer_read(
-    qp: &Qp,
-    half: &Receiving,
-    peer: &Peer,
-    read: &ReadRequest,
-    sent: &mut usize,
-    cx: &mut Cx<'_>,
-) -> Result<bool, Breach> {
-    let spans = read_source(
-        qp,
-        half,
-        read.source_stag,
-        read.source_to,
-        u64::from(read.length),
-        cx.pin,
-    )?;
-    let whole = Payload::of_spans(&spans);
-    let segment = |offset: usize, last| {
-        let to = read.sink_to.wrapping_add(offset as u64);
-        Message::Tagged(Tagged::new(Opcode::READ_RESPONSE, read.sink_stag, to, last))
-    };
-    Ok(offer_segments(qp, peer, &whole, sent, segment, cx))
-}
+    #[cold]
+    fn terminate(&mut self, breach: Breach, about: Option<(&Message, usize)>) {
+        let terminate = self.fail(breach, about);
+        if let Some(peer) = self.half.driver.peer {
+            send_terminate(self.qp, &peer, &terminate, self.cx);
+        }
+    }
 
-fn answer_atomic(
-    qp: &Qp,
-    half: &mut Receiving,
-    atomic: &AtomicRequest,
-    cx: &Cx<'_>,
-) -> Result<Message, Breach> {
-    let op = operation(atomic).ok_or(Breach::Opcode)?;
-    let original = operate(qp, half, op, atomic.stag, atomic.to, cx.pin)?;
-    let msn = half.driver.next_response();
-    let response = AtomicResponse {
-        request_id: atomic.request_id,
-        original,
-    };
-    let body = Body::AtomicResponse(response);
-    Ok(Message::untagged(msn, Opcode::ATOMIC_RESPONSE, body))
-}
+    // The indication is a message that no program sent: it counts as the first of its queue, and takes no receive.
+    fn take_ready(&mut self, ready: Ready) {
+        let complete = &mut self.half.driver.inbound().complete;
+        match ready {
+            Ready::Write => {}
+            Ready::Send => complete[queue::SEND as usize] = 1,
+            Ready::Read(request) => {
+                complete[queue::REQUEST as usize] = 1;
+                if let Some(peer) = self.half.driver.peer {
+                    let (stag, to) = (request.sink_stag, request.sink_to);
+                    let segment = Tagged::new(Opcode::READ_RESPONSE, stag, to, true);
+                    let message = Message::Tagged(segment);
+                    emit(self.qp, &peer, message, Payload::Empty, self.cx);
+                }
+            }
+        }
+    }
 
-fn answer_extension(
-    qp: &Qp,
-    half: &mut Receiving,
-    request: &ExtensionMessage,
-    cx: &Cx<'_>,
-) -> Result<Message, Breach> {
-    let octets = extension::carry_out(qp, half, request, cx.pin)?;
-    let msn = half.driver.next_response();
-    let header = ExtensionHeader {
-        is_response: true,
-        ..request.header
-    };
-    let body = Body::Extension(Box::new(ExtensionMessage { header, octets }));
-    Ok(Message::untagged(msn, Opcode::EXTENSION, body))
+    fn write_segment(&mut self, segment: &Tagged, payload: &Payload<'_>) -> Result<(), Breach> {
+        debug_assert_eq!(
+            segment.opcode,
+            Opcode::WRITE,
+            "responses are the requester's"
+        );
+        self.write(segment.stag, segment.to, payload)?;
+        let inbound = self.half.driver.inbound();
+        let before = if inbound.writing { inbound.written } else { 0 };
+        inbound.written = before + payload.len() as u64;
+        inbound.writing = !segment.last;
+        Ok(())
+    }
+
+    fn untagged_segment(
+        &mut self,
+        segment: &Untagged,
+        body: Body,
+        payload: &Payload<'_>,
+    ) -> Result<(), Breach> {
+        self.check_order(segment, body)?;
+        match body {
+            Body::Data => self.send(segment, payload)?,
+            Body::Immediate => {
+                if payload.len() != 8 || !segment.last {
+                    return Err(Breach::ImmediateLength);
+                }
+                let [a, b, c, d, ..] = payload.word().to_ne_bytes();
+                let written = self.half.driver.inbound().written;
+                self.immediate([a, b, c, d], written, segment.solicits())?;
+            }
+            Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
+                self.enqueue(segment, body, payload)?;
+            }
+            Body::AtomicResponse(_) | Body::Terminate => return Err(Breach::Opcode),
+        }
+        let inbound = self.half.driver.inbound();
+        if segment.qn == queue::SEND {
+            inbound.offset = match segment.last {
+                true => 0,
+                false => segment.mo.wrapping_add(payload.len() as u32),
+            };
+            inbound.written = 0;
+        }
+        if segment.last {
+            let complete = &mut inbound.complete[segment.qn as usize];
+            *complete = complete.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    // Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
+    fn check_order(&mut self, segment: &Untagged, body: Body) -> Result<(), Breach> {
+        let inbound = self.half.driver.inbound();
+        let complete = inbound.complete.get(segment.qn as usize);
+        let complete = complete.ok_or(Breach::QueueNumber)?;
+        if segment.msn != complete.wrapping_add(1) {
+            return Err(Breach::MessageSequence);
+        }
+        let offset = match segment.qn {
+            queue::SEND => inbound.offset,
+            _ => 0,
+        };
+        if segment.mo != offset {
+            return Err(Breach::MessageOffset);
+        }
+        let begun_as_send = offset != 0 && body != Body::Data;
+        if body.queue() != segment.qn || begun_as_send {
+            return Err(Breach::Opcode);
+        }
+        Ok(())
+    }
+
+    // Reads and atomics share one budget and one order (RFC 7306 section 5).
+    fn enqueue(
+        &mut self,
+        segment: &Untagged,
+        request: Body,
+        payload: &Payload<'_>,
+    ) -> Result<(), Breach> {
+        debug_assert_eq!(segment.qn, queue::REQUEST);
+        let (qp, ird) = (self.qp, usize::from(self.half.driver.ird));
+        let pending = &mut self.half.driver.inbound().pending;
+        if pending.len() >= ird {
+            return Err(Breach::Budget);
+        }
+        let now = self.cx.now();
+        let latest = pending.back().map_or(now, |pending| pending.due);
+        let due = latest.max(now.after(qp.device.driver().service.draw(qp.qpn, segment.msn)));
+        pending.push_back(Pending {
+            due,
+            segment: *segment,
+            request,
+            octets: payload.to_vec().into(),
+            sent: 0,
+            answer: None,
+        });
+        let weak = qp.downgrade();
+        let serve = Box::new(move |now| {
+            if let Some(qp) = weak.upgrade() {
+                serve(&qp, now);
+            }
+        });
+        let network = qp.device.network();
+        match due == now {
+            true => network.serve_later(serve),
+            false => network.timers().add(due, serve),
+        }
+        Ok(())
+    }
+
+    fn next_due(&mut self, now: Time) -> Option<Pending> {
+        let pending = &mut self.half.driver.inbound().pending;
+        let is_due = is_ready(self.qp.state()) && pending.front()?.due <= now;
+        is_due.then(|| pending.pop_front()).flatten()
+    }
+
+    // Whether it was answered; else there is no room for all of it.
+    fn answer(&mut self, pending: &mut Pending) -> Result<bool, Breach> {
+        let Some(peer) = self.half.driver.peer else {
+            return Ok(true);
+        };
+        let (answer, octets) = match (pending.answer.take(), pending.request) {
+            (Some(answer), _) => answer,
+            (None, Body::ReadRequest(read)) => {
+                return self.answer_read(&peer, &read, &mut pending.sent);
+            }
+            (None, Body::AtomicRequest(atomic)) => {
+                let op = operation(&atomic).ok_or(Breach::Opcode)?;
+                let body = Body::AtomicResponse(AtomicResponse {
+                    request_id: atomic.request_id,
+                    original: self.atomic(op, atomic.stag, atomic.to)?,
+                });
+                (self.response(Opcode::ATOMIC_RESPONSE, body), Octets::new())
+            }
+            (None, Body::Extension(request)) => {
+                let octets = self.extension(request, &pending.octets)?;
+                let body = Body::Extension(ExtensionHeader {
+                    is_response: true,
+                    ..request
+                });
+                (self.response(Opcode::EXTENSION, body), octets)
+            }
+            _ => return Err(Breach::Opcode),
+        };
+        let is_sent = offer(self.qp, &peer, answer, Payload::Octets(&octets), self.cx);
+        pending.answer = (!is_sent).then_some((answer, octets));
+        Ok(is_sent)
+    }
+
+    fn response(&mut self, opcode: Opcode, body: Body) -> Message {
+        Message::untagged(self.half.driver.next_response(), opcode, body)
+    }
+
+    fn answer_read(
+        &mut self,
+        peer: &Peer,
+        read: &ReadRequest,
+        sent: &mut usize,
+    ) -> Result<bool, Breach> {
+        let spans = self.read(read.source_stag, read.source_to, read.length.into())?;
+        let whole = Payload::of_spans(&spans);
+        let segment = |offset: usize, last| {
+            let to = read.sink_to.wrapping_add(offset as u64);
+            Message::Tagged(Tagged::new(Opcode::READ_RESPONSE, read.sink_stag, to, last))
+        };
+        Ok(offer_segments(
+            self.qp, peer, &whole, sent, segment, self.cx,
+        ))
+    }
 }

@@ -555,7 +555,7 @@ fn send_rtr(qp: &QpRef, half: &mut crate::Sending, peer: &Peer, form: ReadyForms
         Message::untagged(1, Opcode::READ_REQUEST, body)
     } else if form.contains(ReadyForms::SEND) {
         half.driver.count_message(queue::SEND);
-        Message::untagged(1, Opcode::send(false, false), Body::Send)
+        Message::untagged(1, Opcode::send(false, false), Body::Data)
     } else {
         return;
     };

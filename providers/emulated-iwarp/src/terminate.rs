@@ -9,16 +9,7 @@ use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
 pub use polyverbs_wire::iwarp::{Terminate, TerminateCode};
 use verbs_api::{WcStatus, event::EventType};
 
-use crate::header::{AtomicRequest, Body, Message, ReadRequest};
-
-/// The Terminates of a queue pair's present or last connection.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Terminates {
-    /// Sent to the peer.
-    pub sent: Option<Terminate<'static>>,
-    /// Received from the peer.
-    pub received: Option<Terminate<'static>>,
-}
+use crate::header::{Body, Message};
 
 /// What a peer's message did wrong, or what kept it from being carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,26 +73,18 @@ pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
 
 /// What is said of a segment that had so many bytes behind its header: its length, DDP's header, and RDMAP's where it is a
 /// request's (RFC 5040 section 4.8). Where no segment is at fault none is shown.
-pub(crate) fn terminate(
-    code: TerminateCode,
-    about: Option<(&Message, usize)>,
-) -> Terminate<'static> {
+pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usize)>) -> Terminate {
     let said = Terminate::new(code);
     let (ddp, request, length) = match about {
         Some((Message::Tagged(segment), length)) => (SegmentHeader::Tagged(*segment), None, length),
         Some((Message::Untagged(segment, body), length)) => {
+            let request = match *body {
+                Body::ReadRequest(read) => Some(TerminatedRequest::Read(read)),
+                Body::AtomicRequest(atomic) => Some(TerminatedRequest::Atomic(atomic)),
+                _ => None,
+            };
             let ddp = SegmentHeader::Untagged(*segment);
-            match *body {
-                Body::ReadRequest(read) => {
-                    (ddp, Some(TerminatedRequest::Read(read)), ReadRequest::LEN)
-                }
-                Body::AtomicRequest(atomic) => (
-                    ddp,
-                    Some(TerminatedRequest::Atomic(atomic)),
-                    AtomicRequest::LEN,
-                ),
-                _ => (ddp, None, length),
-            }
+            (ddp, request, body.encoded_len() + length)
         }
         _ => return said,
     };

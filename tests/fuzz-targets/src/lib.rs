@@ -14,7 +14,7 @@ mod script;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
-use polyverbs_wire::iwarp::{Body, Framing, Receiver, SegmentBuffer, Sender, fpdu, rdmap, start};
+use polyverbs_wire::iwarp::{Framing, Receiver, Sender, fpdu, rdmap, start, terminate};
 use polyverbs_wire::layout::Header;
 use polyverbs_wire::mad::{self, MadHeader, cm};
 use polyverbs_wire::roce::icrc::Recovery;
@@ -113,17 +113,14 @@ pub fn rdmap(octets: &[u8]) {
     let Ok(segment) = rdmap::decode(octets) else {
         return;
     };
-    let buffer = SegmentBuffer::new(&segment.header);
-    let (buffer, rest): (_, &[u8]) = match &segment.body {
-        Body::Data(data) => (buffer, data),
-        Body::AtomicRequest(request) => (buffer.with(request), &[]),
-        Body::AtomicResponse(response) => (buffer.with(response), &[]),
-        Body::Immediate(immediate) => (buffer, &immediate.0),
-        Body::ReadRequest(request) => (buffer.with(request), &[]),
-        Body::Terminate(terminate) => (buffer.with_terminate(terminate), terminate.rest),
-        Body::Extension(header, rest) => (buffer.with(header), rest),
-    };
-    assert_eq!([buffer.as_octets(), rest].concat(), octets);
+    let mut out = vec![0xa5; octets.len()];
+    let len = rdmap::encode(&segment.header, &segment.body, segment.payload, &mut out);
+    assert_eq!((len, &out[..]), (Some(octets.len()), octets));
+    if segment.body == rdmap::Body::Terminate {
+        let (said, rest) = terminate::decode(segment.payload).unwrap();
+        let again = [said.encode(&mut [0; terminate::MAX_LEN]), rest].concat();
+        assert_eq!(again, segment.payload);
+    }
 }
 
 /// A pcap or pcapng file.

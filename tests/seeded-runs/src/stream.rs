@@ -226,7 +226,7 @@ impl Run {
                 assert_eq!(ended, self.link.counts().flipped > 0, "{what}");
                 let told = |side: &Side| {
                     let qp = side.engine.qp(side.qp.qp_num().value()).expect("it lives");
-                    Iwarp::last_terminate(&qp).received
+                    Iwarp::terminated(&qp)
                 };
                 for terminate in self.sides.iter().filter_map(told) {
                     let name = terminate.code().name();

@@ -100,10 +100,7 @@ fn sqd_closes_the_connection_in_good_order() {
             [(10, Success), (11, WrFlushErr)],
             "data before the close arrives"
         );
-        assert_eq!(
-            (lab.a.terminates(), lab.b.terminates()),
-            ((None, None), (None, None))
-        );
+        assert_eq!((lab.a.terminated(), lab.b.terminated()), (None, None));
         assert_eq!((lab.a.events(), lab.b.events()), (vec![], vec![]));
     });
 }

@@ -97,7 +97,7 @@ fn run(spec: &str, seed: u64) -> Run {
     simulation.run_until_idle().unwrap();
     sent.extend(poll(&at_a).iter().map(|seen| (seen.wr_id, seen.status)));
     received.extend(poll(&at_b).iter().map(|seen| (seen.wr_id, seen.status)));
-    let said = |qp: &Qp| Iwarp::last_terminate(&device.qp(qp.qp_num().value()).unwrap()).received;
+    let said = |qp: &Qp| Iwarp::terminated(&device.qp(qp.qp_num().value()).unwrap());
     let terminates = [said(&a), said(&b)].into_iter().flatten();
     Run {
         sent,

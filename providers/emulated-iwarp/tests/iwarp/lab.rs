@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use emulated_iwarp::header::{Header, Message};
-use emulated_iwarp::terminate::TerminateCode;
+use emulated_iwarp::header::{Body, Header, Message};
 use emulated_iwarp::{Iwarp, ServiceDelay};
 use polyverbs_engine::device::{Device, DeviceOptions};
 use polyverbs_engine::link::{Deliver, Frame, Link, OwnedFrame, SharedLink, TrySend};
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
+use polyverbs_wire::iwarp::{Terminate, terminate};
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -59,7 +59,7 @@ type Tamper = Box<dyn FnMut(&mut OwnedFrame<Header>) -> bool + Send>;
 pub(crate) struct Wire {
     max_frame: Option<usize>,
     queue: Mutex<VecDeque<OwnedFrame<Header>>>,
-    seen: Mutex<Vec<Message>>,
+    seen: Mutex<Vec<OwnedFrame<Header>>>,
     tamper: Mutex<Option<Tamper>>,
     full: Mutex<Option<LinkAddress>>,
 }
@@ -85,7 +85,19 @@ impl Wire {
 
     /// What was sent so far.
     pub(crate) fn seen(&self) -> Vec<Message> {
-        self.seen.lock().unwrap().clone()
+        let seen = self.seen.lock().unwrap();
+        seen.iter().map(|frame| frame.header.message).collect()
+    }
+
+    /// The Terminates that were sent.
+    pub(crate) fn terminates(&self) -> Vec<Terminate> {
+        let seen = self.seen.lock().unwrap();
+        let is_terminate = |frame: &&OwnedFrame<Header>| {
+            matches!(frame.header.message, Message::Untagged(_, Body::Terminate))
+        };
+        let said = seen.iter().filter(is_terminate);
+        said.map(|frame| terminate::decode(&frame.payload).unwrap().0)
+            .collect()
     }
 }
 
@@ -95,7 +107,7 @@ impl Link<Header> for Wire {
     }
 
     fn send(&self, frame: Frame<'_, Header>, _: Time) {
-        self.seen.lock().unwrap().push(frame.header.message.clone());
+        self.seen.lock().unwrap().push(frame.to_owned());
         self.queue.lock().unwrap().push_back(frame.to_owned());
     }
 
@@ -246,15 +258,11 @@ impl Side {
             .collect()
     }
 
-    /// The codes that this side sent and received, as layer, type, code.
-    pub(crate) fn terminates(&self) -> (Option<Code>, Option<Code>) {
+    /// The code by which the peer ended the connection, as layer, type, code.
+    pub(crate) fn terminated(&self) -> Option<Code> {
         let qp = self.device.qp(self.qp.qp_num().value()).unwrap();
-        let terminates = Iwarp::last_terminate(&qp);
-        let triple = |TerminateCode { layer, etype, code }: TerminateCode| (layer, etype, code);
-        (
-            terminates.sent.map(|said| triple(said.code())),
-            terminates.received.map(|said| triple(said.code())),
-        )
+        let code = Iwarp::terminated(&qp)?.code();
+        Some((code.layer, code.etype, code.code))
     }
 }
 

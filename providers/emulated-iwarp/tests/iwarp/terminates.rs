@@ -1,7 +1,6 @@
 //! What a Terminate carries, and that there is one.
 
 use emulated_iwarp::header::{Body, Message};
-use emulated_iwarp::terminate::Terminate;
 use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
 use verbs_api::qp::QpState;
 use verbs_api::{
@@ -10,18 +9,6 @@ use verbs_api::{
 };
 
 use crate::lab::{Lab, with_lkey};
-
-fn said(lab: &Lab) -> Vec<Terminate<'static>> {
-    let terminate = |message| match message {
-        Message::Untagged(_, Body::Terminate(terminate)) => Some(*terminate),
-        _ => None,
-    };
-    lab.wire()
-        .seen()
-        .into_iter()
-        .filter_map(terminate)
-        .collect()
-}
 
 fn nowhere() -> RemoteAddress {
     RemoteAddress::new(0, RKey::new(0x4242_4242))
@@ -40,17 +27,17 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
         lab.b
             .post(wr::Send::new(&b"from the other side"[..]).signaled(3));
         lab.settle();
-        let said = said(&lab);
+        let said = lab.wire().terminates();
         assert_eq!(said.len(), 1, "{said:?}");
         let error = said[0].code();
         assert_eq!((error.layer, error.etype, error.code), (1, 1, 0));
-        assert_eq!(lab.b.terminates(), (Some((1, 1, 0)), None));
-        assert_eq!(lab.a.terminates(), (None, Some((1, 1, 0))));
+        assert_eq!(lab.b.terminated(), None);
+        assert_eq!(lab.a.terminated(), Some((1, 1, 0)));
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
         // Behind it the stream has nothing but its end.
         let seen = lab.wire().seen();
         let is_terminate =
-            |message: &Message| matches!(message, Message::Untagged(_, Body::Terminate(_)));
+            |message: &Message| matches!(message, Message::Untagged(_, Body::Terminate));
         let at = seen.iter().position(is_terminate);
         let behind = &seen[at.unwrap() + 1..];
         let ends = |message: &Message| matches!(message, Message::Close | Message::Reset);
@@ -66,7 +53,7 @@ fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
     lab.b.qp.post_receive(ReceiveRequest::new(10, bad)).unwrap();
     lab.a.post(wr::Send::new(&b"octets"[..]).signaled(1));
     lab.settle();
-    let said = said(&lab);
+    let said = lab.wire().terminates();
     let error = said[0].code();
     assert_eq!((error.layer, error.etype, error.code), (1, 0, 0));
     assert_eq!((said[0].ddp, said[0].rdmap), (None, None));
@@ -87,7 +74,7 @@ fn a_refused_read_is_told_with_its_request() {
             _ => None,
         })
         .unwrap();
-    let said = said(&lab)[0];
+    let said = lab.wire().terminates()[0];
     assert_eq!(said.ddp, Some(SegmentHeader::Untagged(segment)));
     assert_eq!(said.rdmap, Some(TerminatedRequest::Read(request)));
 }

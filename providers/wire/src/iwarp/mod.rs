@@ -18,7 +18,6 @@ pub use ddp::{SegmentHeader, Tagged, Untagged};
 pub use fpdu::{Fpdu, Framing, Layout, Receiver, Sender};
 pub use rdmap::{
     AtomicRequest, AtomicResponse, Body, ExtensionHeader, Facts, Opcode, ReadRequest, Segment,
-    SegmentBuffer,
 };
 pub use start::{Enhanced, Kind, Settings, Start, StartHeader};
 pub use terminate::{Terminate, TerminateCode, TerminateControl};

@@ -4,8 +4,8 @@ use core::fmt;
 
 use super::Reject;
 use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
-use super::terminate::{self, Terminate};
-use crate::layout::{Header, Octets, Reserved, header, newtype_field};
+use super::terminate::{self, TerminateControl};
+use crate::layout::{Header, Reserved, header, newtype_field};
 
 /// An opcode as the wire has it, of 4 bits, known or not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -44,7 +44,7 @@ pub enum Content {
     Immediate,
     /// [`ReadRequest`].
     ReadRequest,
-    /// [`Terminate`].
+    /// A [`Terminate`](super::Terminate).
     Terminate,
     /// [`ExtensionHeader`], and what the extension has behind it.
     Extension,
@@ -225,27 +225,67 @@ pub struct Segment<'a> {
     pub header: SegmentHeader,
     /// What the opcode means.
     pub facts: &'static Facts,
-    /// What follows.
-    pub body: Body<'a>,
+    /// RDMAP's header.
+    pub body: Body,
+    /// What follows both: the program's octets, an extension's, or a [`Terminate`](super::Terminate).
+    pub payload: &'a [u8],
 }
 
-/// What follows the header of a segment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Body<'a> {
-    /// The program's octets.
-    Data(&'a [u8]),
+/// RDMAP's header of a message, which stands behind the segment's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// None: the program's octets follow.
+    Data,
     /// Of an Atomic Request.
     AtomicRequest(AtomicRequest),
     /// Of an Atomic Response.
     AtomicResponse(AtomicResponse),
-    /// The program's eight octets.
-    Immediate(Octets<8>),
+    /// None: eight octets of the program's follow.
+    Immediate,
     /// Of an RDMA Read Request.
     ReadRequest(ReadRequest),
-    /// Of a Terminate.
-    Terminate(Terminate<'a>),
-    /// Of an extension, and what it has behind.
-    Extension(ExtensionHeader, &'a [u8]),
+    /// None: a [`Terminate`](super::Terminate) follows.
+    Terminate,
+    /// Of an extension, whose octets follow.
+    Extension(ExtensionHeader),
+}
+
+impl Body {
+    /// The queue that an untagged message belongs to (RFC 5040 section 4.3, RFC 7306 section 4).
+    pub const fn queue(&self) -> u32 {
+        match self {
+            Self::Data | Self::Immediate => queue::SEND,
+            Self::ReadRequest(_) | Self::AtomicRequest(_) => queue::REQUEST,
+            Self::Terminate => queue::TERMINATE,
+            Self::AtomicResponse(_) => queue::ATOMIC_RESPONSE,
+            Self::Extension(header) if header.is_response => queue::ATOMIC_RESPONSE,
+            Self::Extension(_) => queue::REQUEST,
+        }
+    }
+
+    /// Octets on the wire.
+    #[inline]
+    pub const fn encoded_len(&self) -> usize {
+        match self {
+            Self::Data | Self::Immediate | Self::Terminate => 0,
+            Self::AtomicRequest(_) => AtomicRequest::LEN,
+            Self::AtomicResponse(_) => AtomicResponse::LEN,
+            Self::ReadRequest(_) => ReadRequest::LEN,
+            Self::Extension(_) => ExtensionHeader::LEN,
+        }
+    }
+
+    /// Puts it at the front of `out` and answers the rest; `None` where there is no room.
+    #[inline]
+    pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
+        match self {
+            Self::Data | Self::Immediate | Self::Terminate => Some(out),
+            Self::AtomicRequest(request) => request.put(out),
+            Self::AtomicResponse(response) => response.put(out),
+            Self::ReadRequest(request) => request.put(out),
+            Self::Extension(header) => header.put(out),
+        }
+    }
 }
 
 /// Takes a segment apart: the ULPDU of a frame.
@@ -259,6 +299,15 @@ pub enum Body<'a> {
 /// The reason to end the stream.
 #[inline]
 pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
+    decode_front(ulpdu, 0)
+}
+
+/// The same for the front of a segment, the last `behind` octets of whose payload are elsewhere.
+///
+/// # Errors
+/// The reason to end the stream.
+#[inline]
+pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> {
     let (header, content) = SegmentHeader::split(ulpdu).ok_or(Reject::Short)?;
     let queue = header.queue();
     if header.ddp_version() != DDP_VERSION {
@@ -281,88 +330,57 @@ pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
     if !belongs {
         return Err(Reject::Opcode);
     }
-    let body = match facts.content {
-        Content::Data => Body::Data(content),
-        kind => body(kind, content).ok_or(Reject::Length)?,
+    let (body, payload) = match facts.content {
+        Content::Data => (Body::Data, content),
+        kind => body(kind, content, behind).ok_or(Reject::Length)?,
     };
     Ok(Segment {
         header,
         facts,
         body,
+        payload,
     })
 }
 
-// `None` where the length is not that of the message.
-fn body(kind: Content, content: &[u8]) -> Option<Body<'_>> {
-    fn exactly<H: Header>(content: &[u8]) -> Option<H> {
-        let (header, rest) = H::split(content)?;
-        rest.is_empty().then_some(header)
-    }
+// The header of the message, and what follows; `None` where the length is not that of the message.
+fn body(kind: Content, content: &[u8], behind: usize) -> Option<(Body, &[u8])> {
+    let length = content.len() + behind;
     Some(match kind {
-        Content::Data => Body::Data(content),
-        Content::AtomicRequest => Body::AtomicRequest(exactly(content)?),
-        Content::AtomicResponse => Body::AtomicResponse(exactly(content)?),
-        Content::Immediate => Body::Immediate(Octets(content.try_into().ok()?)),
-        Content::ReadRequest => Body::ReadRequest(exactly(content)?),
-        Content::Terminate => Body::Terminate(terminate::decode(content)?),
+        Content::Data => (Body::Data, content),
+        Content::Terminate if length >= TerminateControl::LEN => (Body::Terminate, content),
         Content::Extension => {
-            let (header, rest) = ExtensionHeader::split(content)?;
-            Body::Extension(header, rest)
+            let (header, payload) = ExtensionHeader::split(content)?;
+            (Body::Extension(header), payload)
         }
+        Content::Immediate if length == 8 => (Body::Immediate, content),
+        Content::Immediate | Content::Terminate => return None,
+        Content::AtomicRequest => (Body::AtomicRequest(exactly(content)?), &[][..]),
+        Content::AtomicResponse => (Body::AtomicResponse(exactly(content)?), &[][..]),
+        Content::ReadRequest => (Body::ReadRequest(exactly(content)?), &[][..]),
     })
+}
+
+fn exactly<H: Header>(content: &[u8]) -> Option<H> {
+    let (header, rest) = H::split(content)?;
+    rest.is_empty().then_some(header)
+}
+
+/// Puts a segment together at the front of `out`: how many octets it has; `None` where there is no room.
+pub fn encode(
+    header: &SegmentHeader,
+    body: &Body,
+    payload: &[u8],
+    out: &mut [u8],
+) -> Option<usize> {
+    let room = out.len();
+    let rest = body.put(header.put(out)?)?;
+    let (front, rest) = rest.split_at_mut_checked(payload.len())?;
+    front.copy_from_slice(payload);
+    Some(room - rest.len())
 }
 
 /// Octets of the longest run of headers: a Terminate about an Atomic Request.
 pub const MAX_HEADER_LEN: usize = super::Untagged::LEN + terminate::MAX_LEN;
-
-/// The headers of a segment on their way out.
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentBuffer {
-    octets: [u8; MAX_HEADER_LEN],
-    len: usize,
-}
-
-impl SegmentBuffer {
-    /// DDP's header.
-    #[inline]
-    pub fn new(header: &SegmentHeader) -> Self {
-        let mut octets = [0; MAX_HEADER_LEN];
-        let room = octets.len();
-        // There is room for either.
-        let left = header.put(&mut octets).map_or(room, |rest| rest.len());
-        Self {
-            octets,
-            len: room - left,
-        }
-    }
-
-    /// With RDMAP's header behind it.
-    #[inline]
-    #[must_use]
-    pub fn with<H: Header>(mut self, header: &H) -> Self {
-        let room = &mut self.octets[self.len..];
-        if header.put(room).is_some() {
-            self.len += H::LEN;
-        }
-        self
-    }
-
-    /// With a Terminate behind it, without what lies behind its headers.
-    #[must_use]
-    pub fn with_terminate(mut self, terminate: &Terminate<'_>) -> Self {
-        let room = self.octets.len();
-        if let Some(rest) = terminate.put(&mut self.octets[self.len..]) {
-            self.len = room - rest.len();
-        }
-        self
-    }
-
-    /// The octets.
-    #[inline]
-    pub fn as_octets(&self) -> &[u8] {
-        &self.octets[..self.len]
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -101,9 +101,9 @@ terminate_codes! {
     MPA_NO_COMMON_RTR = 2 0 0x07: "MPA: no ready-to-receive indication in common"
 }
 
-/// A Terminate, looked at in place.
+/// A Terminate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terminate<'a> {
+pub struct Terminate {
     /// What it begins with.
     pub control: TerminateControl,
     /// Octets of the DDP segment that it is about.
@@ -112,8 +112,6 @@ pub struct Terminate<'a> {
     pub ddp: Option<SegmentHeader>,
     /// RDMAP's header of that segment.
     pub rdmap: Option<TerminatedRequest>,
-    /// What lies behind the headers: nothing, if all is well.
-    pub rest: &'a [u8],
 }
 
 /// RDMAP's header of a segment that was refused. Only these have one.
@@ -135,7 +133,7 @@ pub const MAX_LEN: usize = TerminateControl::LEN + 2 + Untagged::LEN + AtomicReq
 
 const _: () = assert!(Tagged::LEN < Untagged::LEN && ReadRequest::LEN < AtomicRequest::LEN);
 
-impl Terminate<'_> {
+impl Terminate {
     /// About no segment (RFC 5040 section 4.8).
     pub fn new(code: TerminateCode) -> Self {
         Self {
@@ -166,38 +164,19 @@ impl Terminate<'_> {
         self
     }
 
-    /// The same without what lies behind the headers.
-    #[must_use]
-    pub const fn headers_only(&self) -> Terminate<'static> {
-        Terminate {
-            control: self.control,
-            segment_len: self.segment_len,
-            ddp: self.ddp,
-            rdmap: self.rdmap,
-            rest: &[],
-        }
-    }
-
     /// Which error.
     pub const fn code(&self) -> TerminateCode {
         let control = &self.control;
         TerminateCode::new(control.layer, control.etype, control.code)
     }
 
-    /// Octets of what is there, but for what lies behind the headers.
-    pub fn encoded_len(&self) -> usize {
-        let request = match self.rdmap {
-            None => 0,
-            Some(TerminatedRequest::Read(_)) => ReadRequest::LEN,
-            Some(TerminatedRequest::Atomic(_)) => AtomicRequest::LEN,
-        };
-        let ddp = self.ddp.map_or(0, |ddp| ddp.encoded_len());
-        TerminateControl::LEN + self.segment_len.map_or(0, |_| 2) + ddp + request
+    /// The octets of what is there, at the front of `out`.
+    pub fn encode<'o>(&self, out: &'o mut [u8; MAX_LEN]) -> &'o [u8] {
+        let left = self.put(out).map_or(MAX_LEN, |rest| rest.len());
+        &out[..MAX_LEN - left]
     }
 
-    /// Puts what is there at the front of `out`, but for what lies behind the headers, and answers the room that is left;
-    /// `None` where there is too little.
-    pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
+    fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         let mut out = self.control.put(out)?;
         if let Some(segment_len) = self.segment_len {
             let (front, rest) = out.split_first_chunk_mut()?;
@@ -215,44 +194,41 @@ impl Terminate<'_> {
     }
 }
 
-/// Takes a Terminate apart; `None` where not even its code is there.
-pub fn decode(octets: &[u8]) -> Option<Terminate<'_>> {
-    let (control, rest) = TerminateControl::split(octets)?;
+/// Takes a Terminate apart, and answers what lies behind its headers: nothing, if all is well. `None` where not even its
+/// code is there.
+pub fn decode(octets: &[u8]) -> Option<(Terminate, &[u8])> {
+    let (control, mut rest) = TerminateControl::split(octets)?;
     let mut terminate = Terminate {
         control,
-        rest,
         ..Terminate::default()
     };
     // Each part lies behind the one before it, and where one is missing nobody knows what follows.
-    let _ = parts(&mut terminate);
-    Some(terminate)
+    let _ = parts(&mut terminate, &mut rest);
+    Some((terminate, rest))
 }
 
-fn parts(terminate: &mut Terminate<'_>) -> Option<()> {
+fn parts(terminate: &mut Terminate, rest: &mut &[u8]) -> Option<()> {
     if terminate.control.has_length {
-        let (segment_len, rest) = terminate.rest.split_first_chunk()?;
-        terminate.segment_len = Some(u16::from_be_bytes(*segment_len));
-        terminate.rest = rest;
+        let segment_len = rest.split_off(..2)?.try_into().ok()?;
+        terminate.segment_len = Some(u16::from_be_bytes(segment_len));
     }
     if terminate.control.has_ddp {
-        let (ddp, rest) = SegmentHeader::split(terminate.rest)?;
-        terminate.ddp = Some(ddp);
-        terminate.rest = rest;
+        let (ddp, behind) = SegmentHeader::split(rest)?;
+        (terminate.ddp, *rest) = (Some(ddp), behind);
     }
     if terminate.control.has_rdmap {
-        let (rdmap, rest) = match terminate.ddp?.opcode() {
+        let (rdmap, behind) = match terminate.ddp?.opcode() {
             Opcode::READ_REQUEST => {
-                let (request, rest) = ReadRequest::split(terminate.rest)?;
-                (TerminatedRequest::Read(request), rest)
+                let (request, behind) = ReadRequest::split(rest)?;
+                (TerminatedRequest::Read(request), behind)
             }
             Opcode::ATOMIC_REQUEST => {
-                let (request, rest) = AtomicRequest::split(terminate.rest)?;
-                (TerminatedRequest::Atomic(request), rest)
+                let (request, behind) = AtomicRequest::split(rest)?;
+                (TerminatedRequest::Atomic(request), behind)
             }
             _ => return None,
         };
-        terminate.rdmap = Some(rdmap);
-        terminate.rest = rest;
+        (terminate.rdmap, *rest) = (Some(rdmap), behind);
     }
     Some(())
 }
