@@ -24,7 +24,7 @@ pub struct Sending {
     framing: Framing,
     /// The tagged message that is under way: another one must not come between its segments.
     under_way: Option<Opcode>,
-    /// Most bytes of ULPDU, where it is less than the path carries.
+    /// Most bytes of ULPDU.
     most: usize,
 }
 
@@ -41,23 +41,14 @@ pub struct Receiving {
 }
 
 impl Sending {
-    /// Of a stream that begins.
-    pub const fn new(framing: Framing) -> Self {
+    /// Of a stream that begins, with at most so many bytes of ULPDU in a frame, though the path may carry more.
+    pub const fn new(framing: Framing, most: usize) -> Self {
         Self {
             mpa: fpdu::Sender::new(framing),
             framing,
             under_way: None,
-            most: u16::MAX as usize,
+            most,
         }
-    }
-
-    /// With frames of at most so many bytes of ULPDU, though the path may carry more.
-    #[must_use]
-    pub const fn at_most(mut self, ulpdu: usize) -> Self {
-        if ulpdu < self.most {
-            self.most = ulpdu;
-        }
-        self
     }
 }
 

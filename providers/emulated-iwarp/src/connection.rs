@@ -24,7 +24,7 @@ use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
 use crate::peer::{Peer, begin_close, is_present, is_ready, send_message, send_terminate};
-use crate::streams::{FIRST_STREAM, StreamEvent};
+use crate::streams::FIRST_STREAM;
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
 
@@ -67,10 +67,8 @@ pub(crate) fn modify(
                 }
             });
             (tx.peer, tx.epoch, rx.peer, rx.epoch) = (peer, epoch, peer, epoch);
-            tx.peer_closed = false;
         }
         (QpState::Rts, QpState::Sqd) => begin_close(qp, sending, cx),
-        (_, QpState::Reset) => tx.is_managed = false,
         _ => {}
     }
 }
@@ -152,18 +150,17 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let driver = qp.device.driver();
     if !peer.is_connected() {
         if let Some(rendezvous) = &driver.rendezvous {
-            rendezvous.disclaim(&peer, &mut cx.effects);
+            rendezvous.disclaim(qp.qpn, &peer, &mut cx.effects);
         }
         return;
     }
-    driver.ends.remove(peer.mine);
+    driver.leave(&peer, cx);
     match sending.driver.pending_terminate.take() {
         Some(terminate) => send_terminate(qp, &peer, &terminate, cx),
         // The peer has sent its Terminate, and waits for the end of the stream.
         None if sending.driver.terminated.is_some() => send_message(qp, &peer, Message::Close, cx),
         None => send_message(qp, &peer, Message::Reset, cx),
     }
-    driver.notify_stream(peer.mine, StreamEvent::Ended, cx);
 }
 
 /// The peer closed the stream, or it is gone.
@@ -174,13 +171,10 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
     }
     let is_asked = *message == Message::Close && qp.state() != QpState::Sqd;
     if let Some(peer) = half.driver.peer.take().filter(Peer::is_connected) {
-        qp.device.driver().ends.remove(peer.mine);
+        qp.device.driver().leave(&peer, cx);
         if is_asked {
             send_message(qp, &peer, Message::Close, cx);
         }
-        qp.device
-            .driver()
-            .notify_stream(peer.mine, StreamEvent::Ended, cx);
     }
     if is_asked && half.driver.is_managed && half.queue.is_empty() {
         half.driver.peer_closed = true;
@@ -200,11 +194,11 @@ impl Ends {
         self.map().insert(epoch, qp.downgrade());
     }
 
-    fn remove(&self, epoch: u32) {
+    pub(crate) fn remove(&self, epoch: u32) {
         self.map().remove(&epoch);
     }
 
-    pub(crate) fn get(&self, epoch: u32) -> Option<QpRef> {
+    fn get(&self, epoch: u32) -> Option<QpRef> {
         self.map().get(&epoch)?.upgrade()
     }
 
@@ -231,7 +225,12 @@ pub(crate) fn handle_stream_event(
                 let serve = move |now| responder::serve(&qp, now);
                 cx.device.network().serve_later(Box::new(serve));
             }
-            Message::First => driver.notify_stream(epoch, StreamEvent::Begun, cx),
+            Message::First => {
+                let peer = qp.requester().driver.peer;
+                if let Some((rendezvous, peer)) = driver.rendezvous.as_ref().zip(peer) {
+                    rendezvous.streams.begun(peer.end.qpn, &mut cx.effects);
+                }
+            }
             end => handle_end(&qp, epoch, end, cx),
         }
     }

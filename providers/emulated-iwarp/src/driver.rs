@@ -21,8 +21,8 @@ use verbs_api::{
 
 use crate::connection::Ends;
 use crate::header::{End, Header, Message};
+use crate::peer::Peer;
 use crate::rendezvous::Rendezvous;
-use crate::streams::StreamEvent;
 use crate::terminate::{Breach, Terminate};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
@@ -74,10 +74,11 @@ impl Iwarp {
         }
     }
 
-    /// Notifies the maker of a connection of an event on its stream.
-    pub(crate) fn notify_stream(&self, epoch: u32, news: StreamEvent, cx: &mut Cx<'_>) {
+    /// A queue pair has left its stream.
+    pub(crate) fn leave(&self, peer: &Peer, cx: &mut Cx<'_>) {
+        self.ends.remove(peer.mine);
         if let Some(rendezvous) = &self.rendezvous {
-            rendezvous.streams.note(epoch, news, &mut cx.effects);
+            rendezvous.streams.ended(peer.end.qpn, &mut cx.effects);
         }
     }
 

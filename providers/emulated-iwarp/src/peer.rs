@@ -12,7 +12,7 @@ use verbs_api::qp::QpState;
 
 use crate::header::{Body, End, Header, Message, Opcode, Stream};
 use crate::terminate::Terminate;
-use crate::{Cx, Qp, QpRef, Sending};
+use crate::{Cx, Qp, Sending};
 
 /// The other end, as the program named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,21 +186,5 @@ pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
                 effects.flush(me.into_owner());
             });
         }
-    }
-}
-
-/// Closes a stream gracefully where nothing is outstanding, otherwise resets it.
-pub(crate) fn close(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
-    let mut half = qp.requester();
-    if half.driver.epoch == epoch && is_ready(qp.state()) {
-        begin_close(qp, &mut half, cx);
-    }
-}
-
-/// Resets a stream.
-pub(crate) fn give_up(qp: &QpRef, epoch: u32, cx: &mut Cx<'_>) {
-    if is_present(qp, epoch) {
-        qp.enter_error(false);
-        cx.effects.flush(qp.owner().clone());
     }
 }

@@ -20,8 +20,8 @@ use verbs_api::provider::carrier::{
 };
 
 use crate::peer::Peer;
-use crate::streams::{FIRST_STREAM, Streams, give_up};
-use crate::{Cx, QpRef, QpWeak};
+use crate::streams::{Claim, FIRST_STREAM, Streams};
+use crate::{Cx, QpRef};
 
 /// What private data begins with.
 const MAGIC: &[u8; 8] = b"polyqpqp";
@@ -59,13 +59,15 @@ struct State {
     left: VecDeque<PairKey>,
 }
 
-/// A queue pair of this device that waits.
+/// A queue pair of this device that waits, and the stream that it has begun.
 #[derive(Debug)]
 struct Waiting {
-    qp: QpWeak,
-    epoch: u32,
-    stream: Option<Qpn>,
+    claim: Claim,
     until: Duration,
+    stream: Option<Qpn>,
+    is_connected: bool,
+    /// What has come of MPA's reply.
+    arrived: Vec<u8>,
 }
 
 /// A queue pair of another device that has asked.
@@ -108,57 +110,42 @@ impl Rendezvous {
             return cx.effects.flush(qp.owner().clone());
         }
         let pair = (theirs, named.end.qpn, qp.qpn);
-        let mut state = self.lock();
-        if state
-            .waiting
-            .get(&pair)
-            .is_some_and(|waiting| waiting.epoch == named.mine)
-        {
-            return;
-        }
         let waiting = Waiting {
-            qp: qp.downgrade(),
-            epoch: named.mine,
-            stream: None,
+            claim: Claim::new(qp, named),
             until: self.streams.now() + PEER_TIMEOUT,
+            stream: None,
+            is_connected: false,
+            arrived: Vec::new(),
         };
-        state.waiting.insert(pair, waiting);
-        drop(state);
+        self.lock().waiting.insert(pair, waiting);
         let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
-        let me = self.me.clone();
+        let (me, epoch) = (self.me.clone(), named.mine);
         cx.effects.later(move |_| {
             let Some(me) = me.upgrade() else { return };
             match begins {
-                true => me.call(pair),
+                true => me.call(pair, epoch),
                 false => me.answer(pair),
             }
         });
     }
 
-    /// It does not wait any more.
-    pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
+    /// A queue pair no longer waits.
+    pub(crate) fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects) {
         if peer.end.qpn >= FIRST_STREAM {
             return self.streams.disclaim(peer, effects);
         }
         let LinkAddress::Ip(theirs) = peer.address else {
             return;
         };
+        let pair = (theirs, peer.end.qpn, qpn);
         let mut state = self.lock();
-        let is_its = |pair: &PairKey, waiting: &Waiting| {
-            (pair.0, pair.1, waiting.epoch) == (theirs, peer.end.qpn, peer.mine)
+        let Some(waiting) = state.take(pair, peer.mine) else {
+            return;
         };
-        let pair = state
-            .waiting
-            .iter()
-            .find(|(pair, waiting)| is_its(pair, waiting))
-            .map(|(pair, _)| *pair);
-        let stream = pair.and_then(|pair| state.waiting.remove(&pair)?.stream);
-        if let Some(pair) = pair {
-            state.left.truncate(MAX_LEFT - 1);
-            state.left.push_front(pair);
-        }
+        state.left.truncate(MAX_LEFT - 1);
+        state.left.push_front(pair);
         drop(state);
-        if let Some(stream) = stream {
+        if let Some(stream) = waiting.stream {
             self.streams.close(stream, StreamClose::Abrupt);
         }
     }
@@ -176,13 +163,13 @@ impl Rendezvous {
             return;
         };
         drop(state);
-        let wishes = self.streams.wishes();
-        let mut reply = frame(Kind::Reply, b"");
-        reply.header.markers = wishes.markers;
-        reply.header.crc = wishes.crc || caller.request.crc;
-        let settings = Settings::of(&caller.request, &reply.header);
-        self.streams
-            .claim_for(caller.stream, waiting.qp, waiting.epoch);
+        let wishes = self.wishes();
+        let reply = StartHeader {
+            crc: wishes.crc || caller.request.crc,
+            ..wishes
+        };
+        let settings = Settings::of(&caller.request, &reply);
+        self.streams.claim_for(caller.stream, waiting.claim);
         let agreed = StreamAgreed {
             crc: settings.crc,
             sends_markers: settings.responder_markers,
@@ -191,8 +178,8 @@ impl Rendezvous {
             awaits: ReadyForms::WRITE,
             is_held: true,
         };
-        self.streams
-            .agree(caller.stream, agreed, &encoded(&reply), b"");
+        let reply = encoded(Kind::Reply, reply, b"");
+        self.streams.agree(caller.stream, agreed, &reply, b"");
     }
 
     fn asked(&self, pair: PairKey, caller: Caller) {
@@ -220,54 +207,63 @@ impl Rendezvous {
     }
 
     // Connects to the other queue pair's device.
-    fn call(&self, pair: PairKey) {
+    fn call(&self, pair: PairKey, epoch: u32) {
         let to = SocketAddr::new(pair.0, self.port);
-        let sink = Arc::new(InitiatorSink {
+        let sink = InitiatorSink {
             rendezvous: self.me.clone(),
             pair,
-            state: Mutex::default(),
-        });
-        let begun = self
-            .streams
-            .connect(to, Arc::clone(&sink) as Arc<dyn StreamSink>);
+            epoch,
+        };
+        let Ok(stream) = self.streams.connect(to, Arc::new(sink)) else {
+            return self.again(pair, epoch);
+        };
         let mut state = self.lock();
-        let waiting = state.waiting.get_mut(&pair);
-        match (begun, waiting) {
-            (Ok(stream), Some(waiting)) => {
-                waiting.stream = Some(stream);
-                drop(state);
-                let mut calling = sink.lock();
-                calling.stream = Some(stream);
-                let is_connected = calling.is_connected;
-                drop(calling);
-                self.streams
-                    .wake_at(stream, self.streams.now() + HANDSHAKE_TIMEOUT);
-                if is_connected {
-                    sink.connected();
-                }
-            }
-            (Ok(stream), None) => {
-                drop(state);
-                self.streams.close(stream, StreamClose::Abrupt);
-            }
-            (Err(_), _) => {
-                drop(state);
-                self.again(pair);
-            }
+        let Some(waiting) = state.waiting_mut(pair, epoch) else {
+            drop(state);
+            return self.streams.close(stream, StreamClose::Abrupt);
+        };
+        waiting.stream = Some(stream);
+        let is_connected = waiting.is_connected;
+        drop(state);
+        let due = self.streams.now() + HANDSHAKE_TIMEOUT;
+        self.streams.wake_at(stream, due);
+        if is_connected {
+            self.request(stream, pair);
+        }
+    }
+
+    // Sends MPA's request, which names both queue pairs.
+    fn request(&self, stream: Qpn, (_, theirs, mine): PairKey) {
+        let names = [&MAGIC[..], &theirs.to_be_bytes(), &mine.to_be_bytes()].concat();
+        let request = encoded(Kind::Request, self.wishes(), &names);
+        self.streams.send(stream, &request);
+    }
+
+    // What this device wants of a stream, as MPA says it.
+    fn wishes(&self) -> StartHeader {
+        let wishes = self.streams.wishes();
+        StartHeader {
+            markers: wishes.markers,
+            crc: wishes.crc,
+            ..StartHeader::default()
         }
     }
 
     // The peer was not there: connects again in a moment, until the timeout.
-    fn again(&self, pair: PairKey) {
+    fn again(&self, pair: PairKey, epoch: u32) {
         let mut state = self.lock();
-        let Some(waiting) = state.waiting.get_mut(&pair) else {
+        let Some(waiting) = state.waiting_mut(pair, epoch) else {
             return;
         };
-        waiting.stream = None;
-        if waiting.until <= self.streams.now() || waiting.qp.upgrade().is_none() {
+        if waiting.until <= self.streams.now() || waiting.claim.qp.upgrade().is_none() {
+            let waiting = state.take(pair, epoch);
             drop(state);
-            return self.refused(pair);
+            return waiting
+                .into_iter()
+                .for_each(|waiting| waiting.claim.give_up());
         }
+        (waiting.stream, waiting.is_connected) = (None, false);
+        waiting.arrived.clear();
         drop(state);
         let Some(device) = self.streams.device() else {
             return;
@@ -276,48 +272,39 @@ impl Rendezvous {
         let timers = device.network().timers();
         let job = move |_| {
             if let Some(me) = me.upgrade() {
-                me.call(pair);
+                me.call(pair, epoch);
             }
         };
         timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
     }
+}
 
-    // The peer has no such queue pair.
-    fn refused(&self, pair: PairKey) {
-        let waiting = self.lock().waiting.remove(&pair);
-        if let Some(waiting) = waiting {
-            give_up(&waiting.qp, waiting.epoch);
-        }
+impl State {
+    fn waiting_mut(&mut self, pair: PairKey, epoch: u32) -> Option<&mut Waiting> {
+        let waiting = self.waiting.get_mut(&pair)?;
+        (waiting.claim.epoch == epoch).then_some(waiting)
+    }
+
+    fn take(&mut self, pair: PairKey, epoch: u32) -> Option<Waiting> {
+        self.waiting_mut(pair, epoch)?;
+        self.waiting.remove(&pair)
     }
 }
 
 fn reject(streams: &Streams, stream: Qpn) {
-    let mut reply = frame(Kind::Reply, b"");
-    reply.header.reject = true;
-    streams.send(stream, &encoded(&reply));
+    let reply = StartHeader {
+        reject: true,
+        ..StartHeader::default()
+    };
+    streams.send(stream, &encoded(Kind::Reply, reply, b""));
     streams.close(stream, StreamClose::Graceful);
 }
 
-/// The side that connects.
+/// A stream that a queue pair of this device has begun.
 struct InitiatorSink {
     rendezvous: Weak<Rendezvous>,
     pair: PairKey,
-    state: Mutex<InitiatorState>,
-}
-
-#[derive(Default)]
-struct InitiatorState {
-    stream: Option<Qpn>,
-    is_connected: bool,
-    request: StartHeader,
-    arrived: Vec<u8>,
-    is_over: bool,
-}
-
-impl InitiatorSink {
-    fn lock(&self) -> MutexGuard<'_, InitiatorState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    epoch: u32,
 }
 
 impl StreamSink for InitiatorSink {
@@ -325,24 +312,17 @@ impl StreamSink for InitiatorSink {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
-        let streams = &rendezvous.streams;
-        let mut state = self.lock();
-        state.is_connected = true;
-        let Some(stream) = state
-            .stream
-            .filter(|_| state.request == StartHeader::default())
-        else {
+        let mut state = rendezvous.lock();
+        let Some(waiting) = state.waiting_mut(self.pair, self.epoch) else {
             return;
         };
-        let (_, theirs, mine) = self.pair;
-        let names = [&MAGIC[..], &theirs.to_be_bytes(), &mine.to_be_bytes()].concat();
-        let wishes = streams.wishes();
-        let mut request = frame(Kind::Request, &names);
-        request.header.markers = wishes.markers;
-        request.header.crc = wishes.crc;
-        state.request = request.header;
+        waiting.is_connected = true;
+        let stream = waiting.stream;
         drop(state);
-        streams.send(stream, &encoded(&request));
+        // Whoever connects does not know its number yet, and sends the request itself.
+        if let Some(stream) = stream {
+            rendezvous.request(stream, self.pair);
+        }
     }
 
     fn octets(&self, octets: &[u8]) {
@@ -350,34 +330,29 @@ impl StreamSink for InitiatorSink {
             return;
         };
         let streams = &rendezvous.streams;
-        let mut state = self.lock();
-        let Some(stream) = state.stream.filter(|_| !state.is_over) else {
+        let mut state = rendezvous.lock();
+        let Some(waiting) = state.waiting_mut(self.pair, self.epoch) else {
             return;
         };
-        state.arrived.extend_from_slice(octets);
-        let arrived = state.arrived.clone();
-        let (reply, len) = match start::decode(&arrived) {
+        waiting.arrived.extend_from_slice(octets);
+        let agreed = match start::decode(&waiting.arrived) {
             Ok(None) => return,
-            Ok(Some((reply, len))) if reply.kind == Kind::Reply => (reply, len),
-            _ => {
-                state.is_over = true;
-                drop(state);
-                streams.close(stream, StreamClose::Abrupt);
-                return rendezvous.refused(self.pair);
+            Ok(Some((reply, len))) if reply.kind == Kind::Reply && !reply.header.reject => {
+                Some((Settings::of(&rendezvous.wishes(), &reply.header), len))
             }
+            _ => None,
         };
-        state.is_over = true;
-        let settings = Settings::of(&state.request, &reply.header);
+        let Some(waiting) = state.take(self.pair, self.epoch) else {
+            return;
+        };
         drop(state);
-        if reply.header.reject {
+        let Some(stream) = waiting.stream else { return };
+        let Some((settings, len)) = agreed else {
+            // The peer has no such queue pair.
             streams.close(stream, StreamClose::Abrupt);
-            return rendezvous.refused(self.pair);
-        }
-        let waiting = rendezvous.lock().waiting.remove(&self.pair);
-        let Some(waiting) = waiting else {
-            return streams.close(stream, StreamClose::Abrupt);
+            return waiting.claim.give_up();
         };
-        streams.claim_for(stream, waiting.qp, waiting.epoch);
+        streams.claim_for(stream, waiting.claim);
         let agreed = StreamAgreed {
             crc: settings.crc,
             sends_markers: settings.initiator_markers,
@@ -386,25 +361,30 @@ impl StreamSink for InitiatorSink {
             awaits: ReadyForms::empty(),
             is_held: false,
         };
-        streams.agree(stream, agreed, b"", &arrived[len..]);
+        streams.agree(stream, agreed, b"", &waiting.arrived[len..]);
     }
 
     fn begun(&self) {}
 
     fn ended(&self, _: StreamEnd) {
         if let Some(rendezvous) = self.rendezvous.upgrade() {
-            rendezvous.again(self.pair);
+            rendezvous.again(self.pair, self.epoch);
         }
     }
 
     fn due(&self) {
-        let state = self.lock();
+        let Some(rendezvous) = self.rendezvous.upgrade() else {
+            return;
+        };
+        let mut state = rendezvous.lock();
+        let waiting = state.waiting_mut(self.pair, self.epoch);
         // A connection without a reply stays: the peer's program may not be ready yet.
-        let (stream, waits) = (state.stream, !state.is_over && !state.is_connected);
+        let late = waiting.filter(|waiting| !waiting.is_connected);
+        let stream = late.and_then(|waiting| waiting.stream);
         drop(state);
-        if let (Some(stream), true, Some(rendezvous)) = (stream, waits, self.rendezvous.upgrade()) {
+        if let Some(stream) = stream {
             rendezvous.streams.close(stream, StreamClose::Abrupt);
-            rendezvous.again(self.pair);
+            rendezvous.again(self.pair, self.epoch);
         }
     }
 }
@@ -431,7 +411,13 @@ struct AcceptorSink {
     rendezvous: Weak<Rendezvous>,
     stream: Qpn,
     from: IpAddr,
-    arrived: Mutex<Option<Vec<u8>>>,
+    arrived: Mutex<Vec<u8>>,
+}
+
+impl AcceptorSink {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl StreamSink for AcceptorSink {
@@ -442,12 +428,11 @@ impl StreamSink for AcceptorSink {
             return;
         };
         let streams = &rendezvous.streams;
-        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = arrived.get_or_insert_default();
-        all.extend_from_slice(octets);
-        let whole = match start::decode(all) {
+        let mut arrived = self.lock();
+        arrived.extend_from_slice(octets);
+        let whole = match start::decode(&arrived) {
             Ok(None) => return,
-            Ok(Some((request, len))) => (request.kind == Kind::Request && len == all.len())
+            Ok(Some((request, len))) => (request.kind == Kind::Request && len == arrived.len())
                 .then(|| (pair_of(&request, self.from), request.header)),
             Err(_) => None,
         };
@@ -471,10 +456,8 @@ impl StreamSink for AcceptorSink {
 
     fn ended(&self, _: StreamEnd) {
         if let Some(rendezvous) = self.rendezvous.upgrade() {
-            let mut state = rendezvous.lock();
-            state
-                .callers
-                .retain(|_, caller| caller.stream != self.stream);
+            let callers = &mut rendezvous.lock().callers;
+            callers.retain(|_, caller| caller.stream != self.stream);
         }
     }
 
@@ -482,14 +465,9 @@ impl StreamSink for AcceptorSink {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
-        let streams = &rendezvous.streams;
-        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_asked = arrived
-            .as_ref()
-            .is_some_and(|arrived| matches!(start::decode(arrived), Ok(Some(_))));
-        drop(arrived);
+        let has_asked = matches!(start::decode(&self.lock()), Ok(Some(_)));
         if !has_asked {
-            streams.close(self.stream, StreamClose::Abrupt);
+            rendezvous.streams.close(self.stream, StreamClose::Abrupt);
         }
     }
 }
@@ -501,8 +479,9 @@ fn pair_of(request: &Start<'_>, from: IpAddr) -> Option<PairKey> {
     Some((from, u32::from_be_bytes(theirs), u32::from_be_bytes(*mine)))
 }
 
-// Read depths are left to the programs; peer to peer, with a write as ready-to-receive indication.
-fn frame(kind: Kind, private_data: &[u8]) -> Start<'_> {
+// MPA's request or reply with these flags. Read depths are left to the programs; peer to peer, with a write as
+// ready-to-receive indication.
+fn encoded(kind: Kind, flags: StartHeader, private_data: &[u8]) -> Vec<u8> {
     let enhanced = Enhanced {
         peer_to_peer: true,
         rtr_send: false,
@@ -511,17 +490,12 @@ fn frame(kind: Kind, private_data: &[u8]) -> Start<'_> {
         rtr_read: false,
         ord: LEFT_TO_PROGRAM,
     };
-    let blank = || Start {
-        kind,
-        header: StartHeader::default(),
-        enhanced: None,
-        private_data: b"",
-    };
-    Start::new(kind, Some(enhanced), private_data).unwrap_or_else(blank)
-}
-
-fn encoded(start: &Start<'_>) -> Vec<u8> {
     let mut octets = [0; MAX_START_LEN];
-    let len = start.encode(&mut octets).unwrap_or_default();
-    octets[..len].to_vec()
+    let start = Start::new(kind, Some(enhanced), private_data);
+    let len = start.and_then(|mut start| {
+        let header = &mut start.header;
+        (header.markers, header.crc, header.reject) = (flags.markers, flags.crc, flags.reject);
+        start.encode(&mut octets)
+    });
+    octets[..len.unwrap_or_default()].to_vec()
 }

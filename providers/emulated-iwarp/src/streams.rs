@@ -8,7 +8,6 @@
 //! All this runs on the watch thread and never blocks. No lock is held while a sink is called.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +19,8 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{
-    Announcement, Attachment, Connection, Received, Source, StreamError, TcpLink, TcpListener,
-    TcpOptions, TcpSocket, TcpTap, Way,
+    Announcement, Attachment, Connection, Received, Source, StreamError, TcpLink, TcpLinkOptions,
+    TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::{LinkAddress, Qpn};
@@ -33,34 +32,60 @@ use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
 use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
-use crate::peer::{self, Peer, is_ready};
+use crate::peer::{self, Peer, begin_close, is_ready};
 use crate::{Cx, Device, QpRef, QpWeak};
+
+/// What a device on an IP network is made with.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct WireOptions {
+    /// Its address, and the port by which queue pairs find each other that name each other by number; 0 where
+    /// connections are made by a connection manager only.
+    pub address: SocketAddr,
+    /// Of the streams: how much waits, and what happens to bytes.
+    pub link: TcpLinkOptions,
+    /// Of the sockets.
+    pub tcp: TcpOptions,
+    /// Checksums in the frames of both directions. A peer that wants them has them in any case.
+    pub crc: bool,
+    /// Markers in what this device receives.
+    pub markers: bool,
+    /// Where it is asked for a connection, it sends before its peer has: see [`StreamWishes::speaks_first`].
+    pub speaks_first: bool,
+    /// Most bytes of a DDP segment, where the path carries more.
+    pub max_segment: usize,
+    /// Streams that no queue pair has yet: one more takes the place of one that has said too little for too long.
+    pub max_early: usize,
+    /// Is told of what passes through the sockets.
+    pub tap: Option<Arc<dyn TcpTap>>,
+}
+
+impl WireOptions {
+    /// At this address and port, with checksums and without markers.
+    pub fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            link: TcpLinkOptions::default(),
+            tcp: TcpOptions::default(),
+            crc: true,
+            markers: false,
+            speaks_first: false,
+            max_segment: u16::MAX.into(),
+            max_early: 4096,
+            tap: None,
+        }
+    }
+}
 
 /// The first number of a stream; queue pairs have lower ones.
 pub const FIRST_STREAM: u32 = 0x80_0000;
 
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
 
-/// What the maker of a connection is notified of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamEvent {
-    /// The peer's first frame has come.
-    Begun,
-    /// The queue pair has left it.
-    Ended,
-}
-
 /// The streams of a device; see the [module](self).
 pub struct Streams {
     link: Arc<TcpLink<MpaCodec>>,
-    address: IpAddr,
-    tcp: TcpOptions,
-    wishes: StreamWishes,
-    /// Most bytes of a frame's ULPDU.
-    max_ulpdu: usize,
-    /// Streams that no queue pair has yet, beyond which one that says nothing goes for each that comes.
-    max_early: usize,
-    tap: Option<Arc<dyn TcpTap>>,
+    options: WireOptions,
     device: OnceLock<Weak<Device>>,
     state: Mutex<State>,
     me: Weak<Self>,
@@ -68,15 +93,13 @@ pub struct Streams {
 
 #[derive(Default)]
 struct State {
-    made: u32,
+    numbered: u32,
     inserted: u64,
     listeners_made: u64,
     early: HashMap<u32, Early>,
     listeners: HashMap<u64, Listening>,
-    /// Streams that queue pairs have, by epoch.
-    running: HashMap<u32, Running>,
-    /// Epochs of those, by the stream's number.
-    epochs: HashMap<u32, u32>,
+    /// Streams that queue pairs have, and who is told of their end.
+    running: HashMap<u32, (Claim, Arc<dyn StreamSink>)>,
 }
 
 struct Listening {
@@ -84,42 +107,65 @@ struct Listening {
     sink: Arc<dyn StreamListener>,
 }
 
-struct Running {
-    number: u32,
-    qp: QpWeak,
-    sink: Arc<dyn StreamSink>,
+/// A queue pair that waits for a stream or has it, in one of its epochs.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) qp: QpWeak,
+    pub(crate) epoch: u32,
+}
+
+impl Claim {
+    /// Of a queue pair that has named its peer.
+    pub(crate) fn new(qp: &QpRef, named: &Peer) -> Self {
+        Self {
+            qp: qp.downgrade(),
+            epoch: named.mine,
+        }
+    }
+
+    /// Fails the queue pair where it waits for a stream which will not come.
+    pub(crate) fn give_up(&self) {
+        let Some(qp) = self.qp.upgrade() else { return };
+        let half = qp.requester();
+        let waits = half.driver.peer.is_some_and(|peer| !peer.is_connected());
+        let waits = waits && half.driver.epoch == self.epoch && is_ready(qp.state());
+        drop(half);
+        if waits {
+            let mut effects = Effects::default();
+            qp.enter_error(false);
+            effects.flush(qp.owner().clone());
+            effects.run();
+        }
+    }
 }
 
 /// A stream that no queue pair has yet.
 struct Early {
     connection: Connection,
     peer: IpAddr,
+    sink: Arc<dyn StreamSink>,
+    is_connected: bool,
+    /// The peer has connected it, and has not sent its whole MPA request.
+    is_silent: bool,
     /// Number of the stream, in the order of arrival.
     order: u64,
-    way: Way,
-    is_connected: bool,
-    /// The peer's MPA request has arrived.
-    has_asked: bool,
-    sink: Option<Arc<dyn StreamSink>>,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
     /// Something has been sent.
     has_spoken: bool,
     announcement: Option<Announcement>,
-    /// The queue pair that waits for it, and its epoch.
-    claim: Option<(QpWeak, u32)>,
+    claim: Option<Claim>,
 }
 
 impl Early {
-    fn new(connection: Connection, peer: IpAddr, way: Way) -> Self {
+    fn new(connection: Connection, peer: IpAddr, sink: Arc<dyn StreamSink>, way: Way) -> Self {
         Self {
             connection,
             peer,
-            order: 0,
-            way,
+            sink,
             is_connected: way == Way::In,
-            has_asked: false,
-            sink: None,
+            is_silent: way == Way::In,
+            order: 0,
             agreed: None,
             rest: Vec::new(),
             has_spoken: false,
@@ -137,28 +183,16 @@ impl Early {
         let _ = self.connection.send(&[bytes.into()]);
     }
 
-    fn is_silent(&self) -> bool {
-        self.way == Way::In && !self.has_asked && self.agreed.is_none() && self.claim.is_none()
+    fn may_be_dropped(&self) -> bool {
+        self.is_silent && self.agreed.is_none() && self.claim.is_none()
     }
 }
 
 impl Streams {
-    pub(crate) fn new(
-        link: Arc<TcpLink<MpaCodec>>,
-        address: IpAddr,
-        tcp: TcpOptions,
-        wishes: StreamWishes,
-        (max_ulpdu, max_early): (usize, usize),
-        tap: Option<Arc<dyn TcpTap>>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(link: Arc<TcpLink<MpaCodec>>, options: WireOptions) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             link,
-            address,
-            tcp,
-            wishes,
-            max_ulpdu,
-            max_early,
-            tap,
+            options,
             device: OnceLock::new(),
             state: Mutex::default(),
             me: me.clone(),
@@ -178,26 +212,25 @@ impl Streams {
     }
 
     fn watch(&self, early: &Early, number: u32) -> io::Result<()> {
-        let kind = if early.is_connected {
-            Source::Rare
-        } else {
-            Source::Connecting
+        let kind = match early.is_connected {
+            true => Source::Rare,
+            false => Source::Connecting,
         };
         let socket = early.connection.socket();
         self.link.reactor().add(&**socket, number.into(), kind)
-    }
-
-    fn connection(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> Connection {
-        Connection::new(match &self.tap {
-            Some(tap) => socket.tapped(Arc::clone(tap), way, peer),
-            None => socket,
-        })
     }
 
     fn unwatch(&self, early: &Early) {
         // Either kind is taken out the same way; what is not watched any more is no mistake.
         let socket = early.connection.socket();
         let _ = self.link.reactor().remove(&**socket, Source::Rare);
+    }
+
+    fn connection(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> Connection {
+        Connection::new(match &self.options.tap {
+            Some(tap) => socket.tapped(Arc::clone(tap), way, peer),
+            None => socket,
+        })
     }
 
     /// A watched socket is readable, writable or broken.
@@ -213,7 +246,7 @@ impl Streams {
     fn attend_listener(&self, token: u64) {
         for _ in 0..ACCEPT_BATCH {
             // Under the lock: once `unlisten` has returned nobody else has the listener, and its port is free.
-            let state = self.lock();
+            let mut state = self.lock();
             let Some(listening) = state.listeners.get(&token) else {
                 return;
             };
@@ -227,31 +260,24 @@ impl Streams {
                     return self.pause(token, &listener);
                 }
             };
-            drop(state);
-            let connection = self.connection(socket, Way::In, from);
-            let early = Early::new(connection, from.ip(), Way::In);
-            let mut state = self.lock();
             // Connections that stay silent must not keep others out.
-            if state.early.len() >= self.max_early {
-                let Some(silent) = state.longest_silent() else {
-                    continue;
-                };
-                drop(state);
-                self.end(silent, StreamEnd::Reset);
-                state = self.lock();
-            }
-            let number = state.insert(early);
+            let is_full = state.early.len() >= self.options.max_early;
+            let silent = is_full.then(|| state.longest_silent());
+            let number = state.next_number();
             drop(state);
-            let taken = sink.accepted(Qpn::new(number), from);
-            let mut state = self.lock();
-            let Some(early) = state.early.get_mut(&number) else {
+            match silent {
+                Some(Some(silent)) => self.end(silent, StreamEnd::Reset),
+                Some(None) => continue,
+                None => {}
+            }
+            let mut connection = self.connection(socket, Way::In, from);
+            let Some(sink) = sink.accepted(Qpn::new(number), from) else {
+                connection.abort();
                 continue;
             };
-            let is_watched = taken.is_some() && self.watch(early, number).is_ok();
-            early.sink = taken;
-            if !is_watched && let Some(mut early) = state.early.remove(&number) {
-                early.connection.abort();
-            }
+            let early = Early::new(connection, from.ip(), sink, Way::In);
+            // Without a descriptor to watch it by it is refused as well.
+            let _ = self.insert(number, early);
         }
     }
 
@@ -275,60 +301,64 @@ impl Streams {
 
     // ---- early streams
 
+    fn insert(&self, number: u32, mut early: Early) -> io::Result<()> {
+        let mut state = self.lock();
+        state.inserted += 1;
+        early.order = state.inserted;
+        let watched = self.watch(&early, number);
+        match watched {
+            Ok(()) => _ = state.early.insert(number, early),
+            Err(_) => early.connection.abort(),
+        }
+        watched
+    }
+
     fn attend_stream(&self, number: u32) {
+        if let Some(end) = self.advance(number) {
+            self.end(number, end);
+        }
+    }
+
+    // Goes on with what has come on a stream: how it has ended, if it has.
+    fn advance(&self, number: u32) -> Option<StreamEnd> {
         let mut buffer = [0; 4096];
         let mut state = self.lock();
-        let Some(early) = state.early.get_mut(&number) else {
-            return;
-        };
-        let Some(sink) = early.sink.clone() else {
-            return;
-        };
+        let early = state.early.get_mut(&number)?;
+        let sink = Arc::clone(&early.sink);
         if !early.is_connected {
             match early.connection.socket().connected() {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.unwatch(early);
-                    early.is_connected = true;
-                    let watched = self.watch(early, number);
-                    drop(state);
-                    sink.connected();
-                    if watched.is_err() {
-                        self.end(number, StreamEnd::Reset);
-                    }
-                }
-                Err(error) => {
-                    drop(state);
-                    self.end(number, end_of(&error));
-                }
+                Ok(false) => return None,
+                Ok(true) => {}
+                Err(error) => return Some(end_of(&error)),
             }
-            return;
+            self.unwatch(early);
+            early.is_connected = true;
+            let watched = self.watch(early, number);
+            drop(state);
+            sink.connected();
+            return watched.err().map(|_| StreamEnd::Reset);
         }
-        match early.connection.receive(&mut buffer) {
-            Ok(Received::Nothing) => {}
-            Ok(Received::Octets(octets)) if early.agreed.is_some() => {
-                early.rest.extend_from_slice(&buffer[..octets]);
-                if early.rest.len() >= MAX_REST {
-                    self.unwatch(early);
-                }
+        let octets = match early.connection.receive(&mut buffer) {
+            Ok(Received::Nothing) => return None,
+            Ok(Received::Octets(octets)) => &buffer[..octets],
+            Ok(Received::End) => return Some(StreamEnd::Closed),
+            Err(error) => return Some(end_of(&error)),
+        };
+        if early.agreed.is_some() {
+            early.rest.extend_from_slice(octets);
+            if early.rest.len() >= MAX_REST {
+                self.unwatch(early);
             }
-            Ok(Received::Octets(octets)) => {
-                drop(state);
-                sink.octets(&buffer[..octets]);
-                let has_asked = sink.has_asked();
-                if let Some(early) = self.lock().early.get_mut(&number) {
-                    early.has_asked = has_asked;
-                }
-            }
-            Ok(Received::End) => {
-                drop(state);
-                self.end(number, StreamEnd::Closed);
-            }
-            Err(error) => {
-                drop(state);
-                self.end(number, end_of(&error));
-            }
+            return None;
         }
+        drop(state);
+        sink.octets(octets);
+        if sink.has_asked()
+            && let Some(early) = self.lock().early.get_mut(&number)
+        {
+            early.is_silent = false;
+        }
+        None
     }
 
     // An early stream is over: notifies its sink, and fails the queue pair that waits for it.
@@ -337,11 +367,9 @@ impl Streams {
             return;
         };
         early.connection.abort();
-        if let Some(sink) = early.sink.take() {
-            sink.ended(end);
-        }
-        if let Some((qp, epoch)) = early.claim {
-            give_up(&qp, epoch);
+        early.sink.ended(end);
+        if let Some(claim) = early.claim {
+            claim.give_up();
         }
     }
 
@@ -359,31 +387,17 @@ impl Streams {
         let mut state = self.lock();
         let early = state.early.get_mut(&number);
         let early = early.filter(|early| {
-            let is_free = early
-                .claim
-                .as_ref()
-                .is_none_or(|(_, epoch)| *epoch == named.mine);
+            let is_free = early.claim.as_ref();
+            let is_free = is_free.is_none_or(|claim| claim.epoch == named.mine);
             is_free && LinkAddress::Ip(early.peer) == named.address
         });
-        match early {
-            Some(early) => {
-                early.claim = Some((qp.downgrade(), named.mine));
-                let is_agreed = early.agreed.is_some();
-                drop(state);
-                if is_agreed {
-                    self.join_later(number, cx);
-                }
-            }
+        let Some(early) = early else {
             // The stream is over already: handled as a refused connection.
-            None => {
-                drop(state);
-                qp.enter_error(false);
-                cx.effects.flush(qp.owner().clone());
-            }
-        }
-    }
-
-    fn join_later(&self, number: u32, cx: &mut Cx<'_>) {
+            drop(state);
+            qp.enter_error(false);
+            return cx.effects.flush(qp.owner().clone());
+        };
+        early.claim = Some(Claim::new(qp, named));
         let streams = self.me.clone();
         cx.effects.later(move |effects| {
             if let Some(streams) = streams.upgrade() {
@@ -392,19 +406,23 @@ impl Streams {
         });
     }
 
+    /// Reserves a stream for a queue pair, which gets it when MPA's start-up is over.
+    pub(crate) fn claim_for(&self, stream: Qpn, claim: Claim) {
+        if let Some(early) = self.lock().early.get_mut(&stream.value()) {
+            early.claim = Some(claim);
+        }
+    }
+
     /// The queue pair no longer waits for its stream.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
         let mut state = self.lock();
-        let claims = |early: &&mut Early| {
-            let epoch = early.claim.as_ref().map(|(_, epoch)| *epoch);
-            epoch == Some(peer.mine)
-        };
-        let Some(early) = state.early.get_mut(&number).filter(claims) else {
+        let early = state.early.get_mut(&number);
+        let claim = early.map(|early| &mut early.claim);
+        let is_its = |claim: &mut Claim| claim.epoch == peer.mine;
+        if claim.and_then(|claim| claim.take_if(is_its)).is_none() {
             return;
-        };
-        early.claim = None;
-        drop(state);
+        }
         let streams = self.me.clone();
         effects.later(move |_| {
             if let Some(streams) = streams.upgrade() {
@@ -415,40 +433,29 @@ impl Streams {
 
     // Gives a stream that was agreed on to the queue pair that waits for it. Called with no lock held.
     fn join(&self, number: u32, effects: &mut Effects) {
-        let complete = self.lock().take_complete(number);
-        if let Some(early) = complete {
-            self.hand_over(number, early, effects);
-        }
-    }
-
-    fn hand_over(&self, number: u32, early: Early, effects: &mut Effects) {
-        self.unwatch(&early);
-        let (Some(agreed), Some((weak, epoch)), Some(sink)) =
-            (early.agreed, early.claim, early.sink)
-        else {
+        let mut state = self.lock();
+        let early = state.early.get(&number);
+        let complete = early.and_then(|early| early.agreed.zip(early.claim.clone()));
+        let Some((agreed, claim)) = complete else {
             return;
         };
-        let running = Running {
-            number,
-            qp: weak.clone(),
-            sink: Arc::clone(&sink),
+        let Some(early) = state.early.remove(&number) else {
+            return;
         };
-        self.lock().run(epoch, running);
-        let joined = weak.upgrade().is_some_and(|qp| {
-            let connection = (early.connection, early.announcement);
-            let joined = self.attach(&qp, epoch, number, connection, agreed, early.rest);
-            if joined {
-                effects.resume(qp.owner().clone());
-                if agreed.says.contains(ReadyForms::WRITE) {
-                    repeat_rtr(&qp, epoch);
-                }
-            }
-            joined
-        });
-        if !joined {
-            self.lock().leave(epoch);
-            give_up(&weak, epoch);
-            sink.ended(StreamEnd::Closed);
+        let sink = Arc::clone(&early.sink);
+        let running = (claim.clone(), Arc::clone(&sink));
+        state.running.insert(number, running);
+        drop(state);
+        self.unwatch(&early);
+        let qp = claim.qp.upgrade();
+        let Some(qp) = qp.filter(|qp| self.attach(qp, claim.epoch, number, early, agreed)) else {
+            self.lock().running.remove(&number);
+            claim.give_up();
+            return sink.ended(StreamEnd::Closed);
+        };
+        effects.resume(qp.owner().clone());
+        if agreed.says.contains(ReadyForms::WRITE) {
+            repeat_rtr(&qp, claim.epoch);
         }
     }
 
@@ -458,9 +465,8 @@ impl Streams {
         qp: &QpRef,
         epoch: u32,
         number: u32,
-        (connection, announcement): (Connection, Option<Announcement>),
+        early: Early,
         agreed: StreamAgreed,
-        received: Vec<u8>,
     ) -> bool {
         let pin = pin();
         let mut cx = Cx::new(&qp.device, &pin);
@@ -480,17 +486,17 @@ impl Streams {
             markers,
             crc: agreed.crc,
         };
-        let receives = framing(agreed.receives_markers);
+        let (sends, receives) = (agreed.sends_markers, agreed.receives_markers);
         let attached = self.link.attach(Attachment {
             key: epoch.into(),
-            connection,
+            connection: early.connection,
             local: qp.device.address(),
             peer: peer.address,
-            sender: codec::Sending::new(framing(agreed.sends_markers)).at_most(self.max_ulpdu),
-            receiver: codec::Receiving::new(receives, arriving, agreed.awaits),
-            received,
+            sender: codec::Sending::new(framing(sends), self.options.max_segment),
+            receiver: codec::Receiving::new(framing(receives), arriving, agreed.awaits),
+            received: early.rest,
             is_held: agreed.is_held,
-            announcement,
+            announcement: early.announcement,
         });
         if attached.is_err() {
             return false;
@@ -501,46 +507,18 @@ impl Streams {
         true
     }
 
-    /// A queue pair's stream has begun or ended: notifies its maker.
-    pub(crate) fn note(&self, epoch: u32, news: StreamEvent, effects: &mut Effects) {
-        let mut state = self.lock();
-        let sink = match news {
-            StreamEvent::Begun => state
-                .running
-                .get(&epoch)
-                .map(|running| Arc::clone(&running.sink)),
-            StreamEvent::Ended => state.leave(epoch).map(|running| running.sink),
-        };
-        drop(state);
-        if let Some(sink) = sink {
-            effects.later(move |_| match news {
-                StreamEvent::Begun => sink.begun(),
-                StreamEvent::Ended => sink.ended(StreamEnd::Closed),
-            });
+    /// The first frame has come on the stream of a queue pair: tells its maker.
+    pub(crate) fn begun(&self, number: u32, effects: &mut Effects) {
+        if let Some((_, sink)) = self.lock().running.get(&number).cloned() {
+            effects.later(move |_| sink.begun());
         }
     }
 
-    /// Reserves a stream for a queue pair, which gets it when MPA's start-up is over.
-    pub(crate) fn claim_for(&self, stream: Qpn, qp: QpWeak, epoch: u32) {
-        if let Some(early) = self.lock().early.get_mut(&stream.value()) {
-            early.claim = Some((qp, epoch));
+    /// A queue pair has left its stream: tells its maker.
+    pub(crate) fn ended(&self, number: u32, effects: &mut Effects) {
+        if let Some((_, sink)) = self.lock().running.remove(&number) {
+            effects.later(move |_| sink.ended(StreamEnd::Closed));
         }
-    }
-}
-
-// Fails a queue pair that waits for a stream which will not come.
-pub(crate) fn give_up(qp: &QpWeak, epoch: u32) {
-    let Some(qp) = qp.upgrade() else { return };
-    let waits = {
-        let half = qp.requester();
-        let waits = half.driver.peer.is_some_and(|peer| !peer.is_connected());
-        half.driver.epoch == epoch && waits && is_ready(qp.state())
-    };
-    if waits {
-        let mut effects = Effects::default();
-        qp.enter_error(false);
-        effects.flush(qp.owner().clone());
-        effects.run();
     }
 }
 
@@ -587,33 +565,14 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
 }
 
 impl State {
-    /// A stream that was agreed on and that a queue pair waits for.
-    fn take_complete(&mut self, number: u32) -> Option<Early> {
-        let early = self.early.get(&number)?;
-        let is_complete = early.agreed.is_some() && early.claim.is_some() && early.sink.is_some();
-        is_complete.then(|| self.early.remove(&number)).flatten()
-    }
-
-    fn run(&mut self, epoch: u32, running: Running) {
-        self.epochs.insert(running.number, epoch);
-        self.running.insert(epoch, running);
-    }
-
-    fn leave(&mut self, epoch: u32) -> Option<Running> {
-        let running = self.running.remove(&epoch)?;
-        self.epochs.remove(&running.number);
-        Some(running)
-    }
-
-    fn running_as(&self, number: u32) -> Option<(u32, &Running)> {
-        let epoch = *self.epochs.get(&number)?;
-        Some((epoch, self.running.get(&epoch)?))
-    }
-
     /// The oldest silent stream of the address that most silent streams come from.
     fn longest_silent(&self) -> Option<u32> {
         let mut of_peers = HashMap::<IpAddr, (usize, u64, u32)>::new();
-        for (&number, early) in self.early.iter().filter(|(_, early)| early.is_silent()) {
+        for (&number, early) in self
+            .early
+            .iter()
+            .filter(|(_, early)| early.may_be_dropped())
+        {
             let first = (0, early.order, number);
             let (count, order, oldest) = of_peers.entry(early.peer).or_insert(first);
             *count += 1;
@@ -625,14 +584,11 @@ impl State {
         most.map(|(.., number)| number)
     }
 
-    fn insert(&mut self, mut early: Early) -> u32 {
-        self.inserted += 1;
-        early.order = self.inserted;
+    fn next_number(&mut self) -> u32 {
         loop {
-            let number = FIRST_STREAM + self.made % STREAM_NUMBERS;
-            self.made = self.made.wrapping_add(1);
-            if let Entry::Vacant(free) = self.early.entry(number) {
-                free.insert(early);
+            let number = FIRST_STREAM + self.numbered % STREAM_NUMBERS;
+            self.numbered = self.numbered.wrapping_add(1);
+            if !self.early.contains_key(&number) && !self.running.contains_key(&number) {
                 return number;
             }
         }
@@ -641,59 +597,43 @@ impl State {
 
 impl StreamPort for Streams {
     fn address(&self) -> IpAddr {
-        self.address
+        self.options.address.ip()
     }
 
     fn wishes(&self) -> StreamWishes {
-        self.wishes
+        StreamWishes {
+            crc: self.options.crc,
+            markers: self.options.markers,
+            speaks_first: self.options.speaks_first,
+        }
     }
 
     fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr> {
-        let listener = Arc::new(TcpListener::listen(at, BACKLOG, &self.tcp)?);
+        let listener = Arc::new(TcpListener::listen(at, BACKLOG, &self.options.tcp)?);
         let local = listener.local();
         let mut state = self.lock();
         state.listeners_made += 1;
         let token = LISTENERS + state.listeners_made;
-        let listening = Listening {
-            listener: Arc::clone(&listener),
-            sink,
-        };
-        state.listeners.insert(token, listening);
         self.link.reactor().add(&*listener, token, Source::Rare)?;
+        state.listeners.insert(token, Listening { listener, sink });
         Ok(local)
     }
 
     fn unlisten(&self, at: SocketAddr) {
-        let mut state = self.lock();
-        let found = state
-            .listeners
-            .iter()
-            .find(|(_, listening)| listening.listener.local() == at)
-            .map(|(token, _)| *token);
-        let listening = found.and_then(|token| state.listeners.remove(&token));
-        drop(state);
-        if let Some(listening) = listening {
-            let _ = self
-                .link
-                .reactor()
-                .remove(&*listening.listener, Source::Rare);
+        let is_it = |_: &u64, listening: &mut Listening| listening.listener.local() == at;
+        let listening = self.lock().listeners.extract_if(is_it).next();
+        if let Some((_, Listening { listener, .. })) = listening {
+            let _ = self.link.reactor().remove(&*listener, Source::Rare);
         }
     }
 
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
-        let local = SocketAddr::new(self.address, 0);
-        let socket = TcpSocket::connect(Some(local), to, &self.tcp)?;
+        let local = SocketAddr::new(self.address(), 0);
+        let socket = TcpSocket::connect(Some(local), to, &self.options.tcp)?;
         let connection = self.connection(socket, Way::Out, to);
-        let mut early = Early::new(connection, to.ip(), Way::Out);
-        early.sink = Some(sink);
-        let mut state = self.lock();
-        let number = state.insert(early);
-        if let Some(early) = state.early.get(&number)
-            && let Err(error) = self.watch(early, number)
-        {
-            state.early.remove(&number);
-            return Err(error);
-        }
+        let number = self.lock().next_number();
+        let early = Early::new(connection, to.ip(), sink, Way::Out);
+        self.insert(number, early)?;
         Ok(Qpn::new(number))
     }
 
@@ -713,13 +653,10 @@ impl StreamPort for Streams {
         early.send(&self.link, last);
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        // At once: the peer may have answered and closed already, and then the queue pair has to see that.
-        let complete = state.take_complete(stream.value());
         drop(state);
+        // At once: the peer may have answered and closed already, and then the queue pair has to see that.
         let mut effects = Effects::default();
-        if let Some(early) = complete {
-            self.hand_over(stream.value(), early, &mut effects);
-        }
+        self.join(stream.value(), &mut effects);
         effects.run();
         if let Some(device) = self.device() {
             device.network().progress();
@@ -728,12 +665,8 @@ impl StreamPort for Streams {
 
     fn carries(&self, qp: Qpn) -> bool {
         let found = self.device().and_then(|device| device.qp(qp.value()));
-        found.is_some_and(|qp| {
-            qp.requester()
-                .driver
-                .peer
-                .is_some_and(|peer| peer.is_connected())
-        })
+        let peer = found.and_then(|qp| qp.requester().driver.peer);
+        peer.is_some_and(|peer| peer.is_connected())
     }
 
     fn close(&self, stream: Qpn, how: StreamClose) {
@@ -743,22 +676,27 @@ impl StreamPort for Streams {
                 StreamClose::Graceful => _ = early.connection.finish(),
                 StreamClose::Abrupt => early.connection.abort(),
             }
-            if let Some((qp, epoch)) = early.claim {
-                give_up(&qp, epoch);
+            if let Some(claim) = early.claim {
+                claim.give_up();
             }
             return;
         }
-        let state = self.lock();
-        let found = state
-            .running_as(number)
-            .map(|(epoch, running)| (epoch, running.qp.clone()));
-        drop(state);
-        let Some((epoch, qp)) = found.and_then(|(epoch, qp)| Some((epoch, qp.upgrade()?))) else {
+        let Some((claim, _)) = self.lock().running.get(&number).cloned() else {
             return;
         };
-        Cx::run(&qp.device, None, |cx| match how {
-            StreamClose::Graceful => peer::close(&qp, epoch, cx),
-            StreamClose::Abrupt => peer::give_up(&qp, epoch, cx),
+        let Some(qp) = claim.qp.upgrade() else { return };
+        Cx::run(&qp.device, None, |cx| {
+            let mut half = qp.requester();
+            if half.driver.epoch != claim.epoch || !is_ready(qp.state()) {
+                return;
+            }
+            match how {
+                StreamClose::Graceful => begin_close(&qp, &mut half, cx),
+                StreamClose::Abrupt => {
+                    qp.enter_error(false);
+                    cx.effects.flush(qp.owner().clone());
+                }
+            }
         });
         qp.device.network().progress();
     }
@@ -773,10 +711,10 @@ impl StreamPort for Streams {
         let number = stream.value();
         let streams = self.me.clone();
         let job = move |_| {
-            let Some(streams) = streams.upgrade() else {
-                return;
-            };
-            if let Some(sink) = streams.sink_of(number) {
+            if let Some(sink) = streams
+                .upgrade()
+                .and_then(|streams| streams.sink_of(number))
+            {
                 sink.due();
             }
         };
@@ -788,22 +726,16 @@ impl StreamPort for Streams {
 impl Streams {
     fn sink_of(&self, number: u32) -> Option<Arc<dyn StreamSink>> {
         let state = self.lock();
-        let early = state
-            .early
-            .get(&number)
-            .and_then(|early| early.sink.clone());
-        let running = || {
-            let (_, running) = state.running_as(number)?;
-            Some(Arc::clone(&running.sink))
-        };
-        early.or_else(running)
+        let early = state.early.get(&number).map(|early| &early.sink);
+        let running = || state.running.get(&number).map(|(_, sink)| sink);
+        early.or_else(running).cloned()
     }
 }
 
 impl fmt::Debug for Streams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streams")
-            .field("address", &self.address)
+            .field("address", &self.options.address)
             .finish_non_exhaustive()
     }
 }

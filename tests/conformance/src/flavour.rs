@@ -291,7 +291,7 @@ fn begin_stream(header: &iwarp_header::Header) -> (Sending, Receiving) {
         crc: true,
     };
     let receiving = Receiving::new(framing, header.stream, ReadyForms::empty());
-    (Sending::new(framing), receiving)
+    (Sending::new(framing, usize::MAX), receiving)
 }
 
 fn over_udp(options: &DeviceOptions) -> Fabric {

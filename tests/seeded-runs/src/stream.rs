@@ -121,7 +121,7 @@ fn without_markers(header: &Header) -> (codec::Sending, codec::Receiving) {
 fn halves(header: &Header, markers: bool) -> (codec::Sending, codec::Receiving) {
     let framing = Framing { markers, crc: true };
     let receiving = codec::Receiving::new(framing, header.stream, ReadyForms::empty());
-    (codec::Sending::new(framing), receiving)
+    (codec::Sending::new(framing, usize::MAX), receiving)
 }
 
 impl Run {
