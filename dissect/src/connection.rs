@@ -9,7 +9,7 @@ use polyverbs_wire::net::Tcp;
 
 use crate::assembly::{Assembly, Inserted};
 use crate::form::{
-    Checksum, Fpdu, Hex, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit,
+    Checksum, Fpdu, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit,
     Verdict,
 };
 

@@ -2,7 +2,7 @@
 
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::rdma_cm::{self, RdmaCm};
-use polyverbs_wire::mad::{self, Mad, MadHeader, class, cm};
+use polyverbs_wire::mad::{self, Mad, MadHeader, cm};
 use polyverbs_wire::net::{Ipv4, Ipv6, Udp};
 use polyverbs_wire::roce::{self, Icrc, Packet, Service};
 
@@ -87,7 +87,7 @@ fn payload(packet: &Packet<'_>, complaints: &mut Vec<String>) -> Payload {
 fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
     let header = MadHeader::of(mad.header);
     let data = ManagementContent::Data(Octets(*mad.data));
-    if header.management_class != class::COMMUNICATION {
+    if header.management_class != mad::CM_CLASS {
         return Management {
             header,
             content: data,

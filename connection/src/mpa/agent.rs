@@ -324,7 +324,7 @@ fn terminate(code: TerminateCode) -> Vec<u8> {
         crc: true,
     };
     let mut bytes = [0; 64];
-    let frame = wire::Sender::new(framing).frame(&[&header.to_view().0, terminate], &mut bytes);
+    let frame = wire::Direction::new(framing).frame(&[&header.to_view().0, terminate], &mut bytes);
     bytes[..frame.unwrap_or_default()].to_vec()
 }
 

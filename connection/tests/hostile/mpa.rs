@@ -16,7 +16,7 @@ use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
 use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, Listener};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
-use polyverbs_wire::iwarp::{Opcode, Sender, Tagged};
+use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
 
 use crate::segments::FRAMING;
@@ -192,7 +192,7 @@ fn request_with_a_sign() -> Vec<u8> {
 fn sign() -> Vec<u8> {
     let header = Tagged::new(Opcode::WRITE, 0, 0, true);
     let mut frame = [0; 64];
-    let mut sender = Sender::new(FRAMING);
+    let mut sender = Direction::new(FRAMING);
     let len = sender.frame(&[&header.to_view().0], &mut frame).unwrap();
     frame[..len].to_vec()
 }

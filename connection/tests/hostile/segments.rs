@@ -11,7 +11,7 @@ use polyverbs::{
 use polyverbs_connection::{Connection, ConnectionOptions};
 use polyverbs_wire::iwarp::start::{Kind, Start};
 use polyverbs_wire::iwarp::{
-    Body, Framing, Opcode, Receiver, SegmentHeader, Sender, Tagged, Untagged, ddp, rdmap, terminate,
+    Body, Direction, Framing, Opcode, SegmentHeader, Tagged, Untagged, ddp, rdmap, terminate,
 };
 use polyverbs_wire::layout::Header as _;
 
@@ -26,7 +26,7 @@ pub(crate) const FRAMING: Framing = Framing {
 struct Bare<'t> {
     target: &'t Target,
     stream: TcpStream,
-    sender: Sender,
+    sender: Direction,
     qp: Qp,
     _mr: Mr,
     _connection: Connection,
@@ -54,7 +54,7 @@ impl<'t> Bare<'t> {
         Self {
             target,
             stream,
-            sender: Sender::new(FRAMING),
+            sender: Direction::new(FRAMING),
             qp,
             _mr: mr,
             _connection: connection,
@@ -80,7 +80,7 @@ impl<'t> Bare<'t> {
         let mut bytes = Vec::new();
         // It is closed, or reset, behind it.
         let _ = self.stream.read_to_end(&mut bytes);
-        let mut receiver = Receiver::new(FRAMING);
+        let mut receiver = Direction::new(FRAMING);
         let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
         let segment = rdmap::decode(fpdu.ulpdu).unwrap();
         assert_eq!(segment.body, Body::Terminate);
@@ -171,14 +171,11 @@ fn the_passive_side_sends_nothing_before_the_active_one() {
     bare.stream
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    let (mut len, mut receiver) = (0, Receiver::new(FRAMING));
+    let (mut len, mut receiver) = (0, Direction::new(FRAMING));
     loop {
         len += bare.stream.read(&mut bytes[len..]).unwrap();
         if let Some(fpdu) = receiver.next(&mut bytes[..len]).unwrap() {
-            assert_eq!(
-                rdmap::decode(fpdu.ulpdu).unwrap().body,
-                Body::Data(b"early")
-            );
+            assert_eq!(rdmap::decode(fpdu.ulpdu).unwrap().payload, b"early");
             break;
         }
     }

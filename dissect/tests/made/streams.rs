@@ -4,7 +4,7 @@ use polyverbs_dissect::form::{Content, Pdu, SegmentBody, TcpPayload, Unit, Verdi
 use polyverbs_wire::iwarp::start::{Kind, Start};
 use polyverbs_wire::iwarp::terminate::MAX_LEN;
 use polyverbs_wire::iwarp::{
-    Framing, Opcode, SegmentHeader, Sender, Tagged, Terminate, TerminateCode, Untagged,
+    Direction, Framing, Opcode, SegmentHeader, Tagged, Terminate, TerminateCode, Untagged,
 };
 use polyverbs_wire::layout::Header as _;
 
@@ -13,7 +13,7 @@ use crate::maker::{End, complaints, dissected};
 /// A connection: what the two ends ask for, and what the initiator has to say.
 struct Made {
     initiator: End,
-    sender: Sender,
+    sender: Direction,
     packets: Vec<Captured>,
 }
 
@@ -43,7 +43,7 @@ impl Made {
         ];
         Self {
             initiator,
-            sender: Sender::new(Framing { markers, crc }),
+            sender: Direction::new(Framing { markers, crc }),
             packets,
         }
     }

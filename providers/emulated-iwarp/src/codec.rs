@@ -6,7 +6,7 @@
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_io::{ByteQueue, Found, Leaving, StreamCodec, StreamEvent};
-use polyverbs_wire::iwarp::fpdu::{self, MAX_FRAME_LEN, mulpdu};
+use polyverbs_wire::iwarp::fpdu::{Direction, MAX_FRAME_LEN, mulpdu};
 use polyverbs_wire::iwarp::{Framing, Opcode, Reject, SegmentHeader, Tagged, Untagged, rdmap};
 use polyverbs_wire::layout::Header as _;
 use verbs_api::provider::carrier::ReadyForms;
@@ -20,8 +20,7 @@ pub struct MpaCodec;
 /// Where the sending half of a stream stands.
 #[derive(Debug)]
 pub struct Sending {
-    mpa: fpdu::Sender,
-    framing: Framing,
+    mpa: Direction,
     /// The tagged message that is under way: another one must not come between its segments.
     under_way: Option<Opcode>,
     /// Most bytes of ULPDU.
@@ -31,7 +30,7 @@ pub struct Sending {
 /// Where the receiving half of a stream stands.
 #[derive(Debug)]
 pub struct Receiving {
-    mpa: fpdu::Receiver,
+    mpa: Direction,
     /// As frames that arrive have it.
     stream: Stream,
     /// Forms of the ready-to-receive indication, one of which comes first.
@@ -44,8 +43,7 @@ impl Sending {
     /// Of a stream that begins, with at most so many bytes of ULPDU in a frame, though the path may carry more.
     pub const fn new(framing: Framing, most: usize) -> Self {
         Self {
-            mpa: fpdu::Sender::new(framing),
-            framing,
+            mpa: Direction::new(framing),
             under_way: None,
             most,
         }
@@ -56,7 +54,7 @@ impl Receiving {
     /// Of a stream that begins. The frames that arrive get this header.
     pub const fn new(framing: Framing, stream: Stream, awaits: ReadyForms) -> Self {
         Self {
-            mpa: fpdu::Receiver::new(framing),
+            mpa: Direction::new(framing),
             stream,
             awaits,
             may_repeat: false,
@@ -146,7 +144,7 @@ impl StreamCodec for MpaCodec {
     }
 
     fn max_unit(&self, sender: &Sending, segment: usize) -> usize {
-        mulpdu(segment, sender.framing.markers).min(sender.most)
+        mulpdu(segment, sender.mpa.framing.markers).min(sender.most)
     }
 
     fn max_payload(&self, header: &Header, unit: usize) -> Option<usize> {

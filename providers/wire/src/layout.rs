@@ -358,54 +358,28 @@ macro_rules! header {
 }
 pub(crate) use header;
 
+// As hexadecimal digits.
 #[cfg(feature = "serde")]
-mod in_words {
-    //! Octets are written as hexadecimal digits.
-
-    use core::fmt;
-
-    use serde::de::{Error, Visitor};
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use super::Octets;
-
-    impl<const N: usize> Serialize for Octets<N> {
-        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            serializer.collect_str(self)
-        }
+impl<const N: usize> serde::Serialize for Octets<N> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
+}
 
-    impl<'de, const N: usize> Deserialize<'de> for Octets<N> {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            struct Digits<const N: usize>;
-
-            impl<const N: usize> Visitor<'_> for Digits<N> {
-                type Value = Octets<N>;
-
-                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    write!(f, "{} hexadecimal digits", 2 * N)
-                }
-
-                fn visit_str<E: Error>(self, digits: &str) -> Result<Octets<N>, E> {
-                    octets(digits).ok_or_else(|| E::custom(format_args!("not {} octets", N)))
-                }
+#[cfg(feature = "serde")]
+impl<'de, const N: usize> serde::Deserialize<'de> for Octets<N> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let digits = String::deserialize(deserializer)?;
+        let octets = || {
+            let mut octets = [0; N];
+            let pairs = digits.as_bytes().chunks_exact(2);
+            for (octet, pair) in octets.iter_mut().zip(pairs) {
+                let digit = |at: usize| char::from(pair[at]).to_digit(16);
+                *octet = (digit(0)? << 4 | digit(1)?) as u8;
             }
-
-            deserializer.deserialize_str(Digits)
-        }
-    }
-
-    fn octets<const N: usize>(digits: &str) -> Option<Octets<N>> {
-        let mut octets = [0; N];
-        let digits = digits.as_bytes();
-        if digits.len() != 2 * N {
-            return None;
-        }
-        for (octet, pair) in octets.iter_mut().zip(digits.chunks_exact(2)) {
-            let digit = |at: usize| char::from(pair[at]).to_digit(16);
-            *octet = (digit(0)? << 4 | digit(1)?) as u8;
-        }
-        Some(Octets(octets))
+            (digits.len() == 2 * N).then_some(Self(octets))
+        };
+        octets().ok_or_else(|| serde::de::Error::custom(format_args!("not {N} octets")))
     }
 }
 

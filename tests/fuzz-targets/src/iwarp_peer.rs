@@ -19,7 +19,7 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{Found, StreamCodec};
 use polyverbs_sim::Simulation;
-use polyverbs_wire::iwarp::{Framing, Sender};
+use polyverbs_wire::iwarp::{Direction, Framing};
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::ReadyForms;
 use verbs_api::qp::connect_pair;
@@ -153,7 +153,7 @@ impl Rig {
         }
         let ulpdu = [&control[..], &octets].concat();
         let mut frame = vec![0; ulpdu.len() + 16];
-        let mut sender = Sender::new(FRAMING);
+        let mut sender = Direction::new(FRAMING);
         let Some(length) = sender.frame(&[&ulpdu], &mut frame) else {
             return;
         };

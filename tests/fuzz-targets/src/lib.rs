@@ -14,7 +14,7 @@ mod script;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, encode, line};
-use polyverbs_wire::iwarp::{Framing, Receiver, Sender, fpdu, rdmap, start, terminate};
+use polyverbs_wire::iwarp::{Direction, Framing, fpdu, rdmap, start, terminate};
 use polyverbs_wire::layout::Header;
 use polyverbs_wire::mad::{self, MadHeader, cm};
 use polyverbs_wire::roce::icrc::Recovery;
@@ -93,10 +93,13 @@ pub fn fpdu(octets: &[u8]) {
     };
     let position = 4 * u64::from(*position);
     let mut stream = stream.to_vec();
-    let mut receiver = Receiver::at(framing, position);
+    let mut receiver = Direction { framing, position };
     let mut at = 0;
     while let Ok(Some(fpdu)) = receiver.next(&mut stream[at..]) {
-        let mut sender = Sender::at(framing, position + at as u64);
+        let mut sender = Direction {
+            framing,
+            position: position + at as u64,
+        };
         let mut out = vec![0; fpdu.frame_len];
         assert_eq!(sender.frame(&[fpdu.ulpdu], &mut out), Some(fpdu.frame_len));
         // What is sent is what would be received: checksums and markers fit.
@@ -104,7 +107,7 @@ pub fn fpdu(octets: &[u8]) {
         let layout = layout.expect("a whole frame");
         assert!(layout.markers_fit(&out) && (!framing.crc || layout.is_intact(&out)));
         at += fpdu.frame_len;
-        assert_eq!(receiver.position(), position + at as u64);
+        assert_eq!(receiver.position, position + at as u64);
     }
 }
 
@@ -114,8 +117,10 @@ pub fn rdmap(octets: &[u8]) {
         return;
     };
     let mut out = vec![0xa5; octets.len()];
-    let len = rdmap::encode(&segment.header, &segment.body, segment.payload, &mut out);
-    assert_eq!((len, &out[..]), (Some(octets.len()), octets));
+    let room = segment.header.put(&mut out);
+    let room = room.and_then(|room| segment.body.put(room)).unwrap();
+    room.copy_from_slice(segment.payload);
+    assert_eq!(out, octets);
     if segment.body == rdmap::Body::Terminate {
         let (said, rest) = terminate::decode(segment.payload).unwrap();
         let again = [said.encode(&mut [0; terminate::MAX_LEN]), rest].concat();

@@ -143,30 +143,6 @@ impl SegmentHeader {
         }
     }
 
-    /// Version of DDP.
-    pub const fn ddp_version(&self) -> u8 {
-        match self {
-            Self::Tagged(header) => header.ddp_version,
-            Self::Untagged(header) => header.ddp_version,
-        }
-    }
-
-    /// Version of RDMAP.
-    pub const fn rdmap_version(&self) -> u8 {
-        match self {
-            Self::Tagged(header) => header.rdmap_version,
-            Self::Untagged(header) => header.rdmap_version,
-        }
-    }
-
-    /// The queue; `None` of a tagged segment.
-    pub const fn queue(&self) -> Option<u32> {
-        match self {
-            Self::Tagged(_) => None,
-            Self::Untagged(header) => Some(header.qn),
-        }
-    }
-
     /// Octets on the wire.
     pub const fn encoded_len(&self) -> usize {
         match self {

@@ -8,8 +8,7 @@
 //! before everything: it says how far back the frame began that it stands in. A marker between two frames belongs to
 //! the second, one between pad and CRC to its frame; the checksum covers those of its frame and is not divided by one.
 //!
-//! [`Sender`] makes frames, [`Receiver`] finds them in what has arrived, and [`Layout`] says where
-//! everything in a frame lies.
+//! A [`Direction`] makes frames or finds them in what has arrived, and [`Layout`] says where everything in a frame lies.
 
 use super::Reject;
 
@@ -186,27 +185,31 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     if mulpdu < 128 { 128 } else { mulpdu }
 }
 
-/// What frames one direction of a stream.
+/// One direction of a stream, at either end: how far it has come.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sender {
-    framing: Framing,
-    position: u64,
+pub struct Direction {
+    /// What it has agreed on.
+    pub framing: Framing,
+    /// Octets of the frames so far, since full operation began.
+    pub position: u64,
 }
 
-impl Sender {
-    /// Of a direction where full operation begins.
+/// A frame that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fpdu<'a> {
+    /// The DDP segment in it.
+    pub ulpdu: &'a [u8],
+    /// Octets of the stream that the frame takes.
+    pub frame_len: usize,
+}
+
+impl Direction {
+    /// A direction where full operation begins.
     pub const fn new(framing: Framing) -> Self {
-        Self::at(framing, 0)
-    }
-
-    /// Of a direction where this many octets have gone out since full operation began.
-    pub const fn at(framing: Framing, position: u64) -> Self {
-        Self { framing, position }
-    }
-
-    /// Octets that have gone out since full operation began.
-    pub const fn position(&self) -> u64 {
-        self.position
+        Self {
+            framing,
+            position: 0,
+        }
     }
 
     /// Makes a frame of a ULPDU of so many octets, which `fill` writes to the front of what it is given.
@@ -242,39 +245,6 @@ impl Sender {
             }
         });
         Some(layout.frame_len())
-    }
-}
-
-/// What finds the frames of one direction of a stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Receiver {
-    framing: Framing,
-    position: u64,
-}
-
-/// A frame that has arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fpdu<'a> {
-    /// The DDP segment in it.
-    pub ulpdu: &'a [u8],
-    /// Octets of the stream that the frame takes.
-    pub frame_len: usize,
-}
-
-impl Receiver {
-    /// Of a direction where full operation begins.
-    pub const fn new(framing: Framing) -> Self {
-        Self::at(framing, 0)
-    }
-
-    /// Of a direction where this many octets have been taken since full operation began.
-    pub const fn at(framing: Framing, position: u64) -> Self {
-        Self { framing, position }
-    }
-
-    /// Octets of the frames that were taken.
-    pub const fn position(&self) -> u64 {
-        self.position
     }
 
     /// Takes the frame at the front of what has arrived; `None` while it is not all there. Markers are taken out of it in

@@ -15,7 +15,7 @@ pub mod start;
 pub mod terminate;
 
 pub use ddp::{SegmentHeader, Tagged, Untagged};
-pub use fpdu::{Fpdu, Framing, Layout, Receiver, Sender};
+pub use fpdu::{Direction, Fpdu, Framing, Layout};
 pub use rdmap::{
     AtomicRequest, AtomicResponse, Body, ExtensionHeader, Facts, Opcode, ReadRequest, Segment,
 };

@@ -4,7 +4,7 @@ use core::fmt;
 
 use super::Reject;
 use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
-use super::terminate::{self, TerminateControl};
+use super::terminate::TerminateControl;
 use crate::layout::{Header, Reserved, header, newtype_field};
 
 /// An opcode as the wire has it, of 4 bits, known or not.
@@ -23,31 +23,10 @@ pub struct Facts {
     pub name: &'static str,
     /// The queues that the message may be for; none of a tagged message.
     pub queues: &'static [u32],
-    /// What follows the segment's header.
-    pub content: Content,
     /// Whether it names a key to invalidate.
     pub invalidates: bool,
     /// Whether it wants a solicited event.
     pub solicits: bool,
-}
-
-/// What follows the header of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// The program's octets.
-    Data,
-    /// [`AtomicRequest`].
-    AtomicRequest,
-    /// [`AtomicResponse`].
-    AtomicResponse,
-    /// Eight octets of the program's.
-    Immediate,
-    /// [`ReadRequest`].
-    ReadRequest,
-    /// A [`Terminate`](super::Terminate).
-    Terminate,
-    /// [`ExtensionHeader`], and what the extension has behind it.
-    Extension,
 }
 
 impl Opcode {
@@ -59,6 +38,8 @@ impl Opcode {
     pub const READ_RESPONSE: Self = Self(0x2);
     /// Terminate.
     pub const TERMINATE: Self = Self(0x7);
+    const IMMEDIATE: Self = Self(0x8);
+    const IMMEDIATE_SE: Self = Self(0x9);
     /// Atomic Request (RFC 7306).
     pub const ATOMIC_REQUEST: Self = Self(0xa);
     /// Atomic Response (RFC 7306).
@@ -78,18 +59,17 @@ impl Opcode {
 
     /// Immediate Data (RFC 7306).
     pub const fn immediate(solicited: bool) -> Self {
-        Self(if solicited { 0x9 } else { 0x8 })
+        if solicited {
+            Self::IMMEDIATE_SE
+        } else {
+            Self::IMMEDIATE
+        }
     }
 
     /// What is known of the opcode; `None` where it is not assigned.
     #[inline]
     pub fn facts(self) -> Option<&'static Facts> {
         FACTS.get(usize::from(self.0))?.as_ref()
-    }
-
-    /// All opcodes that are known, in ascending order.
-    pub fn known() -> impl Iterator<Item = (Self, &'static Facts)> {
-        (0..16).filter_map(|code| Some((Self(code), Self(code).facts()?)))
     }
 }
 
@@ -110,11 +90,10 @@ impl fmt::Debug for Opcode {
 
 newtype_field!(Opcode, 4);
 
-const fn facts(name: &'static str, queues: &'static [u32], content: Content) -> Facts {
+const fn facts(name: &'static str, queues: &'static [u32]) -> Facts {
     Facts {
         name,
         queues,
-        content,
         invalidates: false,
         solicits: false,
     }
@@ -141,26 +120,26 @@ static FACTS: [Option<Facts>; 16] = {
     const EITHER: &[u32] = &[queue::REQUEST, queue::ATOMIC_RESPONSE];
 
     [
-        Some(facts("RDMA Write", TAGGED, Content::Data)),
-        Some(facts("RDMA Read Request", REQUEST, Content::ReadRequest)),
-        Some(facts("RDMA Read Response", TAGGED, Content::Data)),
-        Some(facts("Send", SEND, Content::Data)),
-        Some(facts("Send with Invalidate", SEND, Content::Data).invalidates()),
-        Some(facts("Send with SE", SEND, Content::Data).solicits()),
+        Some(facts("RDMA Write", TAGGED)),
+        Some(facts("RDMA Read Request", REQUEST)),
+        Some(facts("RDMA Read Response", TAGGED)),
+        Some(facts("Send", SEND)),
+        Some(facts("Send with Invalidate", SEND).invalidates()),
+        Some(facts("Send with SE", SEND).solicits()),
         Some(
-            facts("Send with SE and Invalidate", SEND, Content::Data)
+            facts("Send with SE and Invalidate", SEND)
                 .invalidates()
                 .solicits(),
         ),
-        Some(facts("Terminate", TERMINATE, Content::Terminate)),
-        Some(facts("Immediate Data", SEND, Content::Immediate)),
-        Some(facts("Immediate Data with SE", SEND, Content::Immediate).solicits()),
-        Some(facts("Atomic Request", REQUEST, Content::AtomicRequest)),
-        Some(facts("Atomic Response", RESPONSE, Content::AtomicResponse)),
+        Some(facts("Terminate", TERMINATE)),
+        Some(facts("Immediate Data", SEND)),
+        Some(facts("Immediate Data with SE", SEND).solicits()),
+        Some(facts("Atomic Request", REQUEST)),
+        Some(facts("Atomic Response", RESPONSE)),
         None,
         None,
         None,
-        Some(facts("Extension", EITHER, Content::Extension)),
+        Some(facts("Extension", EITHER)),
     ]
 };
 
@@ -309,8 +288,13 @@ pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
 #[inline]
 pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> {
     let (header, content) = SegmentHeader::split(ulpdu).ok_or(Reject::Short)?;
-    let queue = header.queue();
-    if header.ddp_version() != DDP_VERSION {
+    let (ddp_version, rdmap_version, queue) = match header {
+        SegmentHeader::Tagged(header) => (header.ddp_version, header.rdmap_version, None),
+        SegmentHeader::Untagged(header) => {
+            (header.ddp_version, header.rdmap_version, Some(header.qn))
+        }
+    };
+    if ddp_version != DDP_VERSION {
         return Err(match queue {
             None => Reject::TaggedVersion,
             Some(_) => Reject::UntaggedVersion,
@@ -319,10 +303,11 @@ pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> 
     if queue.is_some_and(|queue| queue > queue::ATOMIC_RESPONSE) {
         return Err(Reject::QueueNumber);
     }
-    if header.rdmap_version() != RDMAP_VERSION {
+    if rdmap_version != RDMAP_VERSION {
         return Err(Reject::RdmapVersion);
     }
-    let facts = header.opcode().facts().ok_or(Reject::Opcode)?;
+    let opcode = header.opcode();
+    let facts = opcode.facts().ok_or(Reject::Opcode)?;
     let belongs = match queue {
         None => facts.queues.is_empty(),
         Some(queue) => facts.queues.contains(&queue),
@@ -330,10 +315,7 @@ pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> 
     if !belongs {
         return Err(Reject::Opcode);
     }
-    let (body, payload) = match facts.content {
-        Content::Data => (Body::Data, content),
-        kind => body(kind, content, behind).ok_or(Reject::Length)?,
-    };
+    let (body, payload) = body(opcode, content, behind).ok_or(Reject::Length)?;
     Ok(Segment {
         header,
         facts,
@@ -343,44 +325,27 @@ pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> 
 }
 
 // The header of the message, and what follows; `None` where the length is not that of the message.
-fn body(kind: Content, content: &[u8], behind: usize) -> Option<(Body, &[u8])> {
+#[inline]
+fn body(opcode: Opcode, content: &[u8], behind: usize) -> Option<(Body, &[u8])> {
     let length = content.len() + behind;
-    Some(match kind {
-        Content::Data => (Body::Data, content),
-        Content::Terminate if length >= TerminateControl::LEN => (Body::Terminate, content),
-        Content::Extension => {
-            let (header, payload) = ExtensionHeader::split(content)?;
-            (Body::Extension(header), payload)
-        }
-        Content::Immediate if length == 8 => (Body::Immediate, content),
-        Content::Immediate | Content::Terminate => return None,
-        Content::AtomicRequest => (Body::AtomicRequest(exactly(content)?), &[][..]),
-        Content::AtomicResponse => (Body::AtomicResponse(exactly(content)?), &[][..]),
-        Content::ReadRequest => (Body::ReadRequest(exactly(content)?), &[][..]),
-    })
+    let body = match opcode {
+        Opcode::ATOMIC_REQUEST => Body::AtomicRequest(exactly(content)?),
+        Opcode::ATOMIC_RESPONSE => Body::AtomicResponse(exactly(content)?),
+        Opcode::READ_REQUEST => Body::ReadRequest(exactly(content)?),
+        Opcode::EXTENSION => Body::Extension(ExtensionHeader::split(content)?.0),
+        Opcode::TERMINATE if length < TerminateControl::LEN => return None,
+        Opcode::TERMINATE => Body::Terminate,
+        Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE if length != 8 => return None,
+        Opcode::IMMEDIATE | Opcode::IMMEDIATE_SE => Body::Immediate,
+        _ => Body::Data,
+    };
+    Some((body, &content[body.encoded_len()..]))
 }
 
 fn exactly<H: Header>(content: &[u8]) -> Option<H> {
     let (header, rest) = H::split(content)?;
     rest.is_empty().then_some(header)
 }
-
-/// Puts a segment together at the front of `out`: how many octets it has; `None` where there is no room.
-pub fn encode(
-    header: &SegmentHeader,
-    body: &Body,
-    payload: &[u8],
-    out: &mut [u8],
-) -> Option<usize> {
-    let room = out.len();
-    let rest = body.put(header.put(out)?)?;
-    let (front, rest) = rest.split_at_mut_checked(payload.len())?;
-    front.copy_from_slice(payload);
-    Some(room - rest.len())
-}
-
-/// Octets of the longest run of headers: a Terminate about an Atomic Request.
-pub const MAX_HEADER_LEN: usize = super::Untagged::LEN + terminate::MAX_LEN;
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 //! In the names of fields, *local* is the sender of the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
-use crate::mad::{DATA_LEN, Mad, MadHeader, Reject, class, method};
+use crate::mad::{CM_CLASS, DATA_LEN, Mad, MadHeader, Reject, SEND_METHOD};
 
 /// Version of the class that these are of.
 pub const CLASS_VERSION: u8 = 2;
@@ -309,11 +309,10 @@ messages! {
 /// A datagram that is not the connection manager's.
 pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
     let header = mad.header;
-    if header.management_class() != class::COMMUNICATION || header.class_version() != CLASS_VERSION
-    {
+    if header.management_class() != CM_CLASS || header.class_version() != CLASS_VERSION {
         return Err(Reject::Class);
     }
-    if header.method() != method::SEND {
+    if header.method() != SEND_METHOD {
         return Err(Reject::Method);
     }
     Message::of(header.attribute_id(), mad.data).ok_or(Reject::Attribute)
@@ -323,9 +322,9 @@ pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
 pub fn header_of(message: &Message, transaction_id: u64) -> MadHeader {
     MadHeader {
         base_version: 1,
-        management_class: class::COMMUNICATION,
+        management_class: CM_CLASS,
         class_version: CLASS_VERSION,
-        method: method::SEND,
+        method: SEND_METHOD,
         transaction_id,
         attribute_id: message.attribute_id(),
         ..MadHeader::default()

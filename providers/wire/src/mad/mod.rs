@@ -20,29 +20,23 @@ pub const GSI_QP: u32 = 1;
 /// The queue key of general services (IBTA 10.2.4).
 pub const GSI_Q_KEY: u32 = 0x8001_0000;
 
-/// Classes of management.
-pub mod class {
-    /// Communication management.
-    pub const COMMUNICATION: u8 = 0x07;
-}
+/// The class of communication management.
+pub const CM_CLASS: u8 = 0x07;
 
-/// Methods.
-pub mod method {
-    /// A message that is no question.
-    pub const SEND: u8 = 0x03;
-}
+/// The method of a message that is no question.
+pub const SEND_METHOD: u8 = 0x03;
 
 header! {
     /// What every management datagram begins with (IBTA 13.4.3).
     MadHeader, MadHeaderView: 24 octets {
         base_version: u8 = 8, "1.";
-        management_class: u8 = 8, "See [`class`].";
-        class_version: u8 = 8, "Version of the class: 2 of [`class::COMMUNICATION`].";
-        method: u8 = 8, "See [`method`]; the highest bit says that this is an answer.";
+        management_class: u8 = 8, "Which messages, for instance [`CM_CLASS`].";
+        class_version: u8 = 8, "Version of the class: 2 of [`CM_CLASS`].";
+        method: u8 = 8, "For instance [`SEND_METHOD`]; the highest bit says that this is an answer.";
         status: u16 = 16, "Of an answer.";
         class_specific: u16 = 16, "Of the class.";
         transaction_id: u64 = 64, "Tells which question an answer belongs to.";
-        attribute_id: u16 = 16, "What the datagram is about; of [`class::COMMUNICATION`], which message it is.";
+        attribute_id: u16 = 16, "What the datagram is about; of [`CM_CLASS`], which message it is.";
         reserved: u16 = 16, "Zero.";
         attribute_modifier: u32 = 32, "Which of several.";
     }

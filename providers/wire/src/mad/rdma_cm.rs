@@ -120,23 +120,11 @@ mod tests {
     #[test]
     fn another_version_says_nothing() {
         let one: IpAddr = [10, 0, 0, 1].into();
-        let header = RdmaCm::new(one, 7, one).unwrap();
-        assert_eq!(
-            RdmaCm {
-                version: 1,
-                ..header
-            }
-            .addresses(),
-            None
-        );
-        assert_eq!(
-            RdmaCm {
-                ip_version: 5,
-                ..header
-            }
-            .addresses(),
-            None
-        );
+        let mut header = RdmaCm::new(one, 7, one).unwrap();
+        header.ip_version = 5;
+        assert_eq!(header.addresses(), None);
+        (header.ip_version, header.version) = (4, 1);
+        assert_eq!(header.addresses(), None);
     }
 
     // concerns 7.17

@@ -40,29 +40,8 @@ pub const DEFAULT_P_KEY: u16 = 0xffff;
 
 #[cfg(test)]
 mod tests {
-    use hex_literal::hex;
-
     use super::*;
     use crate::layout::Header;
-
-    // Of a CNP that a ConnectX-4 sent.
-    const OCTETS: [u8; 12] = hex!("8100ffff 40000118 00000000");
-
-    #[test]
-    fn it_is_taken_apart_and_built_again() {
-        let (bth, _) = Bth::split(&OCTETS).unwrap();
-        let expected = Bth {
-            opcode: Opcode::CNP,
-            p_key: DEFAULT_P_KEY,
-            becn: true,
-            dest_qp: 0x118,
-            ..Bth::default()
-        };
-        assert_eq!(bth, expected);
-        let mut out = [0xa5; 12];
-        bth.put(&mut out).unwrap();
-        assert_eq!(out, OCTETS);
-    }
 
     #[test]
     fn every_flag_has_its_bit() {

@@ -192,6 +192,7 @@ mod tests {
     use hex_literal::hex;
 
     use super::*;
+    use crate::roce::Nak;
 
     fn round_trip<H: Header + PartialEq + fmt::Debug>(octets: &[u8], expected: H) {
         let (header, rest) = H::split(octets).unwrap();
@@ -204,34 +205,28 @@ mod tests {
     }
 
     #[test]
-    fn requests_say_where_and_how_much() {
-        round_trip(
-            &hex!("000055d0c0ffee00 00001a2b 00000bb8"),
-            Reth {
-                va: 0x55d0_c0ff_ee00,
-                rkey: 0x1a2b,
-                dma_length: 3000,
-            },
-        );
-        round_trip(
-            &hex!("0000000000001000 00000a01 0000000000000007 fffffffffffffffe"),
-            AtomicEth {
-                va: 0x1000,
-                rkey: 0xa01,
-                swap_or_add: 7,
-                compare: u64::MAX - 1,
-            },
-        );
+    fn headers_are_those_of_the_standard() {
+        let (va, rkey) = (0x55d0_c0ff_ee00, 0x1a2b);
+        let reth = Reth {
+            va,
+            rkey,
+            dma_length: 3000,
+        };
+        round_trip(&hex!("000055d0c0ffee00 00001a2b 00000bb8"), reth);
+        let atomic_eth = AtomicEth {
+            va,
+            rkey,
+            swap_or_add: 7,
+            compare: u64::MAX - 1,
+        };
+        let octets = hex!("000055d0c0ffee00 00001a2b 0000000000000007 fffffffffffffffe");
+        round_trip(&octets, atomic_eth);
         let feth = Feth {
             selectivity: 1,
             placement: 2,
             ..Feth::default()
         };
         round_trip(&hex!("00000012"), feth);
-    }
-
-    #[test]
-    fn datagrams_say_who_sends() {
         let deth = Deth {
             q_key: 0x8001_0000,
             src_qp: 1,
@@ -243,20 +238,15 @@ mod tests {
             ..Xrceth::default()
         };
         round_trip(&hex!("00abcdef"), xrceth);
-    }
-
-    #[test]
-    fn what_travels_beside_a_message() {
         let immediate = Octets(hex!("deadbeef"));
         round_trip(&hex!("deadbeef"), ImmDt { immediate });
         round_trip(&hex!("00001f05"), Ieth { rkey: 0x1f05 });
         let original = 0x0102_0304_0506_0708;
         round_trip(&hex!("0102030405060708"), AtomicAckEth { original });
-    }
-
-    #[test]
-    fn an_extension_names_itself() {
-        let extension = ExtensionEth {
+        let syndrome = Syndrome::nak(Nak::REMOTE_ACCESS);
+        let msn = 0x107;
+        round_trip(&hex!("62000107"), Aeth { syndrome, msn });
+        let extension_eth = ExtensionEth {
             extension: 0x1234_5678,
             is_response: true,
             operation: 9,
@@ -265,7 +255,7 @@ mod tests {
             srq: 5,
             ..ExtensionEth::default()
         };
-        round_trip(&hex!("12345678 80000009 1f000004 00000005"), extension);
+        round_trip(&hex!("12345678 80000009 1f000004 00000005"), extension_eth);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | [`bth`], [`aeth`], [`extended`] | headers |
 //! | [`packet`] | a packet taken apart, and put together |
 //! | [`icrc`] | the invariant CRC, also where the IP header is not seen |
-//! | [`route`] | LRH and GRH |
+//! | [`route`] | GRH |
 
 pub mod aeth;
 pub mod bth;

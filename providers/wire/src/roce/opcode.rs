@@ -452,6 +452,22 @@ mod tests {
         );
     }
 
+    // `headers` but for those of the service.
+    fn check(
+        opcode: Opcode,
+        service: Service,
+        operation: Operation,
+        position: Position,
+        headers: HeaderSet,
+    ) {
+        if let Some(facts) = opcode.facts() {
+            assert_eq!((facts.service, facts.operation), (service, operation));
+            assert_eq!(facts.position, position);
+            let of_service = HeaderSet::DETH | HeaderSet::XRCETH;
+            assert_eq!(facts.headers.difference(of_service), headers, "{opcode}");
+        }
+    }
+
     #[test]
     fn what_is_composed_is_what_the_table_says() {
         use Position::{First, Last, Middle, Only};
@@ -462,32 +478,25 @@ mod tests {
                     SendExtra::Immediate,
                     SendExtra::Invalidate,
                 ] {
-                    if let Some(facts) = Opcode::send(service, position, extra).facts() {
-                        assert_eq!((facts.service, facts.operation), (service, Operation::Send));
-                        assert_eq!(facts.position, position);
-                        let has = |set| facts.headers.contains(set);
-                        let ends = position.ends();
-                        assert_eq!(
-                            has(HeaderSet::IMM_DT),
-                            ends && extra == SendExtra::Immediate
-                        );
-                        assert_eq!(has(HeaderSet::IETH), ends && extra == SendExtra::Invalidate);
-                    }
+                    let headers = match extra {
+                        SendExtra::Immediate if position.ends() => HeaderSet::IMM_DT,
+                        SendExtra::Invalidate if position.ends() => HeaderSet::IETH,
+                        _ => HeaderSet::empty(),
+                    };
+                    let opcode = Opcode::send(service, position, extra);
+                    check(opcode, service, Operation::Send, position, headers);
                 }
                 for immediate in [false, true] {
-                    if let Some(facts) = Opcode::write(service, position, immediate).facts() {
-                        assert_eq!(facts.operation, Operation::Write);
-                        assert_eq!(facts.position, position);
-                        assert_eq!(facts.headers.contains(HeaderSet::RETH), position.begins());
-                        let last = immediate && position.ends();
-                        assert_eq!(facts.headers.contains(HeaderSet::IMM_DT), last);
-                    }
+                    let mut headers = HeaderSet::empty();
+                    headers.set(HeaderSet::RETH, position.begins());
+                    headers.set(HeaderSet::IMM_DT, immediate && position.ends());
+                    let opcode = Opcode::write(service, position, immediate);
+                    check(opcode, service, Operation::Write, position, headers);
                 }
-                if let Some(facts) = Opcode::read_response(service, position).facts() {
-                    assert_eq!(facts.operation, Operation::ReadResponse);
-                    assert_eq!(facts.position, position);
-                    assert_eq!(facts.headers.contains(HeaderSet::AETH), position != Middle);
-                }
+                let mut headers = HeaderSet::empty();
+                headers.set(HeaderSet::AETH, position != Middle);
+                let opcode = Opcode::read_response(service, position);
+                check(opcode, service, Operation::ReadResponse, position, headers);
             }
         }
         for (opcode, facts) in Opcode::known() {
@@ -500,31 +509,25 @@ mod tests {
     // covers 9.07
     #[test]
     fn headers_stand_in_their_order() {
-        let write = Opcode::write(Service::Rc, Position::Only, true)
-            .facts()
-            .unwrap();
-        assert_eq!(write.offset(HeaderSet::RETH), Some(0));
-        assert_eq!(write.offset(HeaderSet::IMM_DT), Some(16));
-        assert_eq!(write.offset(HeaderSet::AETH), None);
-        assert_eq!(write.headers_len, 20);
-
+        let offsets = |opcode: Opcode, headers: &[HeaderSet]| {
+            let facts = opcode.facts().unwrap();
+            let offsets = headers.iter().map(|&header| facts.offset(header));
+            (offsets.collect::<Vec<_>>(), facts.headers_len)
+        };
+        let write = Opcode::write(Service::Rc, Position::Only, true);
+        let headers = [HeaderSet::RETH, HeaderSet::IMM_DT, HeaderSet::AETH];
+        let expected = (vec![Some(0), Some(16), None], 20);
+        assert_eq!(offsets(write, &headers), expected);
         let send = Opcode::send(Service::Xrc, Position::Only, SendExtra::Invalidate);
-        let send = send.facts().unwrap();
-        assert_eq!(send.offset(HeaderSet::XRCETH), Some(0));
-        assert_eq!(send.offset(HeaderSet::IETH), Some(4));
-        assert!(!send.headers.contains(HeaderSet::IMM_DT));
-
+        let headers = [HeaderSet::XRCETH, HeaderSet::IETH, HeaderSet::IMM_DT];
+        let expected = (vec![Some(0), Some(4), None], 8);
+        assert_eq!(offsets(send, &headers), expected);
         let datagram = Opcode::send(Service::Ud, Position::Only, SendExtra::Immediate);
-        let datagram = datagram.facts().unwrap();
-        assert_eq!(datagram.offset(HeaderSet::DETH), Some(0));
-        assert_eq!(datagram.offset(HeaderSet::IMM_DT), Some(8));
-
-        let flush = Opcode::single(Service::Rc, Operation::Flush)
-            .unwrap()
-            .facts()
-            .unwrap();
-        assert_eq!(flush.offset(HeaderSet::FETH), Some(0));
-        assert_eq!(flush.offset(HeaderSet::RETH), Some(4));
+        let headers = [HeaderSet::DETH, HeaderSet::IMM_DT];
+        assert_eq!(offsets(datagram, &headers), (vec![Some(0), Some(8)], 12));
+        let flush = Opcode::single(Service::Rc, Operation::Flush).unwrap();
+        let headers = [HeaderSet::FETH, HeaderSet::RETH];
+        assert_eq!(offsets(flush, &headers), (vec![Some(0), Some(4)], 20));
     }
 
     #[test]

@@ -29,7 +29,11 @@ const LATER: [u8; 52] = hex!(
 // Where figure 6 begins in the stream.
 const LATER_AT: u64 = 512 - 20;
 
-fn framed(sender: &mut Sender, ulpdu: &[u8]) -> Vec<u8> {
+const fn at(framing: Framing, position: u64) -> Direction {
+    Direction { framing, position }
+}
+
+fn framed(sender: &mut Direction, ulpdu: &[u8]) -> Vec<u8> {
     let mut out = vec![0xa5; 70_000];
     let (front, back) = ulpdu.split_at(ulpdu.len() / 3);
     let len = sender.frame(&[front, back], &mut out).unwrap();
@@ -41,23 +45,23 @@ fn framed(sender: &mut Sender, ulpdu: &[u8]) -> Vec<u8> {
 #[test]
 fn the_first_frame_of_the_standard() {
     let ulpdu = &FIRST[6..48];
-    assert_eq!(framed(&mut Sender::new(MARKERS_AND_CRC), ulpdu), FIRST);
+    assert_eq!(framed(&mut Direction::new(MARKERS_AND_CRC), ulpdu), FIRST);
     let mut octets = FIRST;
-    let mut receiver = Receiver::at(MARKERS_AND_CRC, 0);
+    let mut receiver = at(MARKERS_AND_CRC, 0);
     let fpdu = receiver.next(&mut octets).unwrap().unwrap();
     assert_eq!((fpdu.ulpdu, fpdu.frame_len), (ulpdu, 52));
-    assert_eq!(receiver.position(), 52);
+    assert_eq!(receiver.position, 52);
 }
 
 // covers 9.21
 #[test]
 fn the_same_frame_without_markers() {
     let ulpdu = &FIRST[6..48];
-    let frame = framed(&mut Sender::new(CRC), ulpdu);
+    let frame = framed(&mut Direction::new(CRC), ulpdu);
     assert_eq!(frame.len(), 48);
     assert_eq!(frame[44..], hex!("b7243ec3"));
     let mut octets = frame.clone();
-    let fpdu = Receiver::new(CRC).next(&mut octets).unwrap().unwrap();
+    let fpdu = Direction::new(CRC).next(&mut octets).unwrap().unwrap();
     assert_eq!(fpdu.ulpdu, ulpdu);
 }
 
@@ -65,12 +69,9 @@ fn the_same_frame_without_markers() {
 #[test]
 fn a_marker_within_a_frame() {
     let ulpdu = [&LATER[2..20], &LATER[24..48]].concat();
-    assert_eq!(
-        framed(&mut Sender::at(MARKERS_AND_CRC, LATER_AT), &ulpdu),
-        LATER
-    );
+    assert_eq!(framed(&mut at(MARKERS_AND_CRC, LATER_AT), &ulpdu), LATER);
     let mut octets = LATER;
-    let fpdu = Receiver::at(MARKERS_AND_CRC, LATER_AT).next(&mut octets);
+    let fpdu = at(MARKERS_AND_CRC, LATER_AT).next(&mut octets);
     assert_eq!(fpdu.unwrap().unwrap().ulpdu, ulpdu);
 }
 
@@ -86,7 +87,7 @@ fn the_checksum_is_castagnolis() {
 fn frames_of_every_size_arrive_octet_by_octet() {
     for markers in [false, true] {
         let framing = Framing { markers, crc: true };
-        let (mut sender, mut receiver) = (Sender::new(framing), Receiver::new(framing));
+        let (mut sender, mut receiver) = (Direction::new(framing), Direction::new(framing));
         let mut arrived = Vec::new();
         for size in 1..=1500 {
             let ulpdu: Vec<u8> = (0..size).map(|at| (at ^ size) as u8).collect();
@@ -105,7 +106,7 @@ fn frames_of_every_size_arrive_octet_by_octet() {
             }
             arrived.clear();
         }
-        assert_eq!(sender.position(), receiver.position());
+        assert_eq!(sender.position, receiver.position);
     }
 }
 
@@ -116,9 +117,7 @@ fn a_bit_that_is_wrong_is_found() {
         // What a longer frame would take in follows.
         let mut octets = [&LATER[..], &[0; 70_000]].concat();
         octets[bit / 8] ^= 0x80 >> (bit % 8);
-        let reject = Receiver::at(MARKERS_AND_CRC, LATER_AT)
-            .next(&mut octets)
-            .unwrap_err();
+        let reject = at(MARKERS_AND_CRC, LATER_AT).next(&mut octets).unwrap_err();
         let code = reject.code();
         assert_eq!((code.layer, code.etype), (2, 0), "bit {bit}");
         assert!(matches!(code.code, 2 | 3), "bit {bit}");
@@ -127,7 +126,7 @@ fn a_bit_that_is_wrong_is_found() {
 
 // Frames that arrive before the stream breaks off, and whether it does.
 fn taken(framing: Framing, octets: &mut [u8]) -> (Vec<Vec<u8>>, Option<Reject>) {
-    let (mut receiver, mut at, mut all) = (Receiver::new(framing), 0, Vec::new());
+    let (mut receiver, mut at, mut all) = (Direction::new(framing), 0, Vec::new());
     loop {
         match receiver.next(&mut octets[at..]) {
             Ok(Some(fpdu)) => {
@@ -142,7 +141,7 @@ fn taken(framing: Framing, octets: &mut [u8]) -> (Vec<Vec<u8>>, Option<Reject>) 
 
 #[test]
 fn a_length_that_lies_is_found_where_its_checksum_is_not() {
-    let frame = framed(&mut Sender::new(CRC), &[0x5a; 1000]);
+    let frame = framed(&mut Direction::new(CRC), &[0x5a; 1000]);
     for lie in [0, 1, 3, 996, 999, 1001, 1004, 1 << 15, u16::MAX] {
         // The next frames, as many as a longer one would take in.
         let mut octets = [&frame[..], &frame.repeat(80)].concat();
@@ -158,7 +157,7 @@ fn a_length_that_lies_is_found_where_its_checksum_is_not() {
 #[test]
 fn a_length_that_lies_without_checksums_ends_with_the_stream() {
     let plain = Framing::default();
-    let mut octets = framed(&mut Sender::new(plain), &[0x5a; 1000]);
+    let mut octets = framed(&mut Direction::new(plain), &[0x5a; 1000]);
     octets[..2].copy_from_slice(&u16::MAX.to_be_bytes());
     // It is waited for, and there is never more of it than the longest frame has.
     assert_eq!(taken(plain, &mut octets), (vec![], None));
@@ -169,7 +168,7 @@ fn a_length_that_lies_without_checksums_ends_with_the_stream() {
 #[test]
 fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
     for framing in [CRC, MARKERS_AND_CRC] {
-        let mut sender = Sender::new(framing);
+        let mut sender = Direction::new(framing);
         let frames: Vec<_> = (0..3).map(|at| framed(&mut sender, &[at; 180])).collect();
         let stream = frames.concat();
         for at in (0..stream.len()).step_by(5) {
@@ -197,11 +196,11 @@ fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
 #[test]
 fn a_frame_that_is_cut_short_is_waited_for() {
     for framing in [CRC, MARKERS_AND_CRC] {
-        let frame = framed(&mut Sender::new(framing), &[1; 1200]);
+        let frame = framed(&mut Direction::new(framing), &[1; 1200]);
         for length in 0..frame.len() {
-            let mut receiver = Receiver::new(framing);
+            let mut receiver = Direction::new(framing);
             assert_eq!(receiver.next(&mut frame[..length].to_vec()), Ok(None));
-            assert_eq!(receiver.position(), 0);
+            assert_eq!(receiver.position, 0);
         }
     }
 }
@@ -214,17 +213,12 @@ fn what_is_not_looked_at_may_be_anything() {
         markers: true,
         crc: false,
     };
-    assert!(
-        Receiver::at(framing, LATER_AT)
-            .next(&mut octets)
-            .unwrap()
-            .is_some()
-    );
+    assert!(at(framing, LATER_AT).next(&mut octets).unwrap().is_some());
 
-    let mut octets = framed(&mut Sender::new(Framing::default()), b"hello");
+    let mut octets = framed(&mut Direction::new(Framing::default()), b"hello");
     assert_eq!(octets[8..], [0; 4]);
     octets[7..].fill(0xff);
-    let mut receiver = Receiver::new(Framing::default());
+    let mut receiver = Direction::new(Framing::default());
     assert_eq!(receiver.next(&mut octets).unwrap().unwrap().ulpdu, b"hello");
 }
 
@@ -232,7 +226,7 @@ fn what_is_not_looked_at_may_be_anything() {
 fn a_marker_that_is_off_by_one_word_ends_the_stream() {
     let mut octets = LATER;
     octets[23] = 0x18;
-    let mut receiver = Receiver::at(MARKERS_AND_CRC, LATER_AT);
+    let mut receiver = at(MARKERS_AND_CRC, LATER_AT);
     assert_eq!(receiver.next(&mut octets), Err(Reject::Marker));
 }
 
@@ -282,13 +276,13 @@ fn a_frame_fits_into_a_segment() {
 
 #[test]
 fn what_does_not_fit_is_not_framed() {
-    let mut sender = Sender::new(CRC);
+    let mut sender = Direction::new(CRC);
     assert_eq!(sender.frame(&[b"hello"], &mut [0; 11]), None);
     assert_eq!(
         sender.frame(&[&[0; 40_000], &[0; 40_000]], &mut [0; 90_000]),
         None
     );
-    assert_eq!(sender.position(), 0);
+    assert_eq!(sender.position, 0);
 }
 
 proptest! {
@@ -299,7 +293,7 @@ proptest! {
         markers: bool,
         crc: bool,
     ) {
-        let mut receiver = Receiver::at(Framing { markers, crc }, 4 * words);
+        let mut receiver = at(Framing { markers, crc }, 4 * words);
         let mut at = 0;
         while let Ok(Some(fpdu)) = receiver.next(&mut octets[at..]) {
             prop_assert!(fpdu.frame_len >= 8);
@@ -316,7 +310,7 @@ proptest! {
         crc: bool,
     ) {
         let framing = Framing { markers, crc };
-        let mut sender = Sender::at(framing, 4 * words);
+        let mut sender = at(framing, 4 * words);
         let mut octets = Vec::new();
         for message in &messages {
             let (front, back) = message.split_at(cut.index(message.len() + 1));
@@ -324,13 +318,13 @@ proptest! {
             let len = sender.frame(&[front, back], &mut out).unwrap();
             octets.extend_from_slice(&out[..len]);
         }
-        let mut receiver = Receiver::at(framing, 4 * words);
+        let mut receiver = at(framing, 4 * words);
         let mut at = 0;
         for message in &messages {
             let fpdu = receiver.next(&mut octets[at..]).unwrap().unwrap();
             prop_assert_eq!(fpdu.ulpdu, &message[..]);
             at += fpdu.frame_len;
         }
-        prop_assert_eq!((at, receiver.position()), (octets.len(), sender.position()));
+        prop_assert_eq!((at, receiver.position), (octets.len(), sender.position));
     }
 }
