@@ -401,7 +401,7 @@ impl Streams {
         let streams = self.me.clone();
         cx.effects.later(move |effects| {
             if let Some(streams) = streams.upgrade() {
-                streams.join(number, effects);
+                streams.join(streams.lock(), number, effects);
             }
         });
     }
@@ -431,9 +431,8 @@ impl Streams {
         });
     }
 
-    // Gives a stream that was agreed on to the queue pair that waits for it. Called with no lock held.
-    fn join(&self, number: u32, effects: &mut Effects) {
-        let mut state = self.lock();
+    // Gives a stream that was agreed on to the queue pair that waits for it. Called with no other lock held.
+    fn join(&self, mut state: MutexGuard<'_, State>, number: u32, effects: &mut Effects) {
         let early = state.early.get(&number);
         let complete = early.and_then(|early| early.agreed.zip(early.claim.clone()));
         let Some((agreed, claim)) = complete else {
@@ -653,10 +652,9 @@ impl StreamPort for Streams {
         early.send(&self.link, last);
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        drop(state);
         // At once: the peer may have answered and closed already, and then the queue pair has to see that.
         let mut effects = Effects::default();
-        self.join(stream.value(), &mut effects);
+        self.join(state, stream.value(), &mut effects);
         effects.run();
         if let Some(device) = self.device() {
             device.network().progress();
