@@ -9,8 +9,7 @@ use polyverbs_wire::net::Tcp;
 
 use crate::assembly::{Assembly, Inserted};
 use crate::form::{
-    Checksum, Fpdu, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit,
-    Verdict,
+    Checksum, Fpdu, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit, Verdict,
 };
 
 /// A connection.

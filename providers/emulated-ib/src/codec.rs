@@ -27,7 +27,7 @@ use verbs_api::{
 use crate::header::{Beside, Body, Header};
 
 /// The wire format of RoCEv2.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct RoceV2 {
     recoveries: Recoveries,
     last_seen: Mutex<HashMap<IpAddr, (u16, Instant)>>,
@@ -88,7 +88,12 @@ impl DatagramCodec for RoceV2 {
         let Some((bth, behind)) = view::<Bth>(&datagram[..end]) else {
             return;
         };
-        let mut icrc = Icrc::new(&icrc_envelope(envelope), length, bth);
+        let envelope = icrc::Envelope {
+            source: envelope.from,
+            destination: envelope.to,
+            identification: envelope.identification,
+        };
+        let mut icrc = Icrc::new(&envelope, length, bth);
         icrc.update(behind);
         let octets = icrc.finish();
         if let Some(room) = datagram.last_chunk_mut() {
@@ -137,11 +142,9 @@ impl DatagramCodec for RoceV2 {
     }
 
     fn common(&self, datagram: &[u8]) -> Common {
-        let message = roce::decode(datagram).ok().and_then(|packet| {
-            mad::decode(packet.payload)
-                .ok()
-                .and_then(|mad| cm::decode(&mad).ok())
-        });
+        let packet = roce::decode(datagram).ok();
+        let mad = packet.and_then(|packet| mad::decode(packet.payload).ok());
+        let message = mad.and_then(|mad| cm::decode(&mad).ok());
         message.map_or(Common::Anybody, |message| recipient_of(&message))
     }
 }
@@ -197,11 +200,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
         ..Headers::default()
     };
     match header.body {
-        Body::Send(position, beside) => {
-            if position.ends() {
-                put_send_extra(&mut headers, beside);
-            }
-        }
+        Body::Send(position, beside) if position.ends() => put_send_extra(&mut headers, beside),
         Body::Datagram(q_key, beside, _) => {
             put_send_extra(&mut headers, beside);
             headers.deth = Some(Deth {
@@ -211,12 +210,8 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             });
         }
         Body::Write(position, remote, length, immediate) => {
-            if position.begins() {
-                headers.reth = Some(reth(remote, length));
-            }
-            if position.ends() {
-                headers.imm_dt = immediate.map(imm_dt);
-            }
+            headers.reth = position.begins().then(|| reth(remote, length));
+            headers.imm_dt = immediate.filter(|_| position.ends()).map(imm_dt);
         }
         Body::ReadRequest(remote, length) => headers.reth = Some(reth(remote, length)),
         Body::AtomicWrite(remote) => headers.reth = Some(reth(remote, payload as u32)),
@@ -228,41 +223,33 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             headers.atomic_eth = Some(atomic_eth(remote, compare, swap));
         }
         Body::FetchAdd(remote, add) => headers.atomic_eth = Some(atomic_eth(remote, 0, add)),
-        Body::Acknowledge | Body::ReadResponse(_) => {}
         Body::AtomicAcknowledge(original) => {
             headers.atomic_ack_eth = Some(AtomicAckEth { original });
         }
-        Body::ExtensionRequest(extension, operation) => {
-            headers.extension_eth = Some(ExtensionEth {
-                extension,
-                operation,
-                srq: header.xrc.unwrap_or(0),
-                ..ExtensionEth::default()
-            });
-        }
-        Body::ExtensionResponse(extension, operation) => {
+        // What an extension answers has its AETH, and a request its XRCETH, in its own header.
+        Body::ExtensionRequest(extension, operation)
+        | Body::ExtensionResponse(extension, operation) => {
             let Aeth { syndrome, msn } = header.aeth;
             headers.extension_eth = Some(ExtensionEth {
                 extension,
-                is_response: true,
+                is_response: !header.body.is_request(),
                 operation,
                 syndrome,
                 msn,
+                srq: header.xrc.unwrap_or(0),
                 ..ExtensionEth::default()
             });
+            return headers;
         }
         Body::Congestion => headers.cnp = Some(roce::Cnp::default()),
+        Body::Send(..) | Body::Acknowledge | Body::ReadResponse(_) => {}
     }
-    // What an extension answers has that in its own header.
-    if header.body.has_aeth() && headers.extension_eth.is_none() {
-        headers.aeth = Some(header.aeth);
-    }
-    if header.body.is_request() && headers.extension_eth.is_none() {
-        headers.xrceth = header.xrc.map(|srq| Xrceth {
-            srq,
-            ..Xrceth::default()
-        });
-    }
+    headers.aeth = header.body.has_aeth().then_some(header.aeth);
+    let srq = header.xrc.filter(|_| header.body.is_request());
+    headers.xrceth = srq.map(|srq| Xrceth {
+        srq,
+        ..Xrceth::default()
+    });
     headers
 }
 
@@ -322,14 +309,6 @@ const fn service(header: &Header) -> Option<Service> {
         QpType::Uc => Some(Service::Uc),
         QpType::Ud => Some(Service::Ud),
         _ => None,
-    }
-}
-
-const fn icrc_envelope(envelope: &Envelope) -> icrc::Envelope {
-    icrc::Envelope {
-        source: envelope.from,
-        destination: envelope.to,
-        identification: envelope.identification,
     }
 }
 
@@ -540,12 +519,11 @@ enum IcrcCheck {
 
 impl RoceV2 {
     fn check(&self, packet: &Packet<'_>, arrival: &Arrival, length: usize) -> IcrcCheck {
-        let envelope = icrc::Envelope {
+        let computed = packet.expected_icrc(&icrc::Envelope {
             source: arrival.from,
             destination: arrival.to,
             identification: arrival.segment,
-        };
-        let computed = packet.expected_icrc(&envelope);
+        });
         match computed == packet.icrc {
             true => IcrcCheck::Valid,
             false => self.check_identification(packet, arrival, length, computed),
@@ -564,25 +542,17 @@ impl RoceV2 {
         if arrival.from.is_ipv6() {
             return IcrcCheck::Invalid;
         }
-        let recovered = self
-            .recoveries
-            .of(length)
-            .identification(packet.icrc, computed);
-        match recovered {
-            None => IcrcCheck::Invalid,
-            Some(difference) => {
-                self.verify_identification(arrival.from.ip(), difference ^ arrival.segment)
-            }
-        }
-    }
-
-    // The sender counts its packets: whether it may have come to this number.
-    fn verify_identification(&self, peer: IpAddr, identification: u16) -> IcrcCheck {
+        let recovery = self.recoveries.of(length);
+        let Some(difference) = recovery.identification(packet.icrc, computed) else {
+            return IcrcCheck::Invalid;
+        };
+        let (peer, identification) = (arrival.from.ip(), difference ^ arrival.segment);
         if identification == 0 {
             return IcrcCheck::Valid;
         }
+        // The sender counts its packets: whether it may have come to this number.
         let now = Instant::now();
-        let mut last_seen = self
+        let last_seen = &mut *self
             .last_seen
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -604,12 +574,6 @@ struct Recoveries(Box<[OnceLock<Recovery>]>);
 impl Default for Recoveries {
     fn default() -> Self {
         Self((0..LENGTHS).map(|_| OnceLock::new()).collect())
-    }
-}
-
-impl std::fmt::Debug for Recoveries {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recoveries").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::net::{Ipv4, Ipv6, Udp, protocol};
 use polyverbs_wire::roce::bth::MULTICAST_QP;
 use polyverbs_wire::roce::{Bth, Deth, packet::ICRC_LEN, route::Grh};
-use verbs_api::qp::{AddressVector, QpState, QpType};
+use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     WcStatus,
     completion::{WcFlags, WcOpcode},
@@ -23,7 +23,7 @@ use verbs_api::{
 };
 
 use crate::header::{Body, Header, IpFields};
-use crate::{Cx, Device, Qp, QpRef, Sending};
+use crate::{Cx, Device, Qp, Sending};
 
 /// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
@@ -62,26 +62,12 @@ pub fn send(
         ..Header::new(QpType::Ud, qp.qpn, dest_qp, half.driver.next_psn, body)
     };
     half.driver.next_psn = half.driver.next_psn.plus(1);
-    if qp.device.is_port_active() {
-        carry(qp, &path, header, &payload, cx);
+    if !qp.device.is_port_active() {
+        return Ok(());
     }
-    Ok(())
-}
-
-fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, cx: &mut Cx<'_>) {
     let network = qp.device.network();
-    let from = qp.device.address();
-    let targets: Vec<LinkAddress> = match header.body {
-        // On an IP network the group has an address.
-        Body::Datagram(_, _, Some(_)) if !matches!(from, LinkAddress::Ip(_)) => network
-            .devices()
-            .iter()
-            .map(|device| device.address())
-            .collect(),
-        _ => vec![path.address],
-    };
-    let now = cx.moment();
-    for to in targets {
+    let (from, now) = (qp.device.address(), cx.moment());
+    let mut send_to = |to| {
         let frame = Frame {
             from,
             to,
@@ -89,29 +75,36 @@ fn carry(qp: &Qp, path: &AddressVector, header: Header, payload: &Payload<'_>, c
             payload: payload.clone(),
             damaged: false,
         };
-        match network.link() {
-            Some(link) => link.send(frame, now),
-            None => {
-                if let Some(device) = network.device(to).filter(|device| device.is_port_active()) {
-                    receive(&receivers(&device, &header), &frame, cx);
-                }
+        if let Some(link) = network.link() {
+            return link.send(frame, now);
+        }
+        if let Some(device) = network.device(to).filter(|device| device.is_port_active()) {
+            receive(&device, &frame, cx);
+        }
+    };
+    // On an IP network the group has an address.
+    if group.is_some() && !matches!(from, LinkAddress::Ip(_)) {
+        let devices = network.devices();
+        devices.iter().for_each(|device| send_to(device.address()));
+    } else {
+        send_to(path.address);
+    }
+    Ok(())
+}
+
+/// Delivers a datagram to the queue pairs that it is for: what fails for one does not touch another.
+pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
+    match frame.header.body {
+        Body::Datagram(_, _, Some(group)) => {
+            for qp in device.group(group) {
+                deliver(&qp, frame, cx);
             }
         }
-    }
-}
-
-/// The queue pairs of a device that a datagram is for.
-pub fn receivers(device: &Device, header: &Header) -> Vec<QpRef> {
-    match header.body {
-        Body::Datagram(_, _, Some(group)) => device.group(group),
-        _ => device.qp(header.dest_qp).into_iter().collect(),
-    }
-}
-
-/// Delivers a datagram to each of `receivers`: what fails for one does not touch another.
-pub fn receive(receivers: &[QpRef], frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
-    for qp in receivers {
-        deliver(qp, frame, cx);
+        _ => {
+            if let Some(qp) = device.qp(frame.header.dest_qp) {
+                deliver(&qp, frame, cx);
+            }
+        }
     }
 }
 

@@ -105,12 +105,12 @@ impl Driver for InfiniBand {
         let header = frame.header;
         if header.dest_qp == GSI_QP {
             if let Some(management) = &device.driver().management {
-                management.arrived(device, &frame);
+                management.handle(device, &frame);
             }
             return;
         }
         if matches!(header.body, Body::Datagram(..)) {
-            return datagram::receive(&datagram::receivers(device, &header), &frame, cx);
+            return datagram::receive(device, &frame, cx);
         }
         // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
         let fits = |qp: &&Qp| {
@@ -154,9 +154,8 @@ impl Driver for InfiniBand {
         sending: &mut Sending,
         receiving: &mut Receiving,
         change: &Change<'_>,
-        cx: &mut Cx<'_>,
+        _: &mut Cx<'_>,
     ) {
-        let _ = cx;
         let given = change.given;
         let (tx, rx) = (&mut sending.driver, &mut receiving.driver);
         rx.epoch = NEXT_EPOCH.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::link::Frame;
@@ -74,7 +74,7 @@ impl Management {
 
     /// A frame has come. Another Q_Key or length than management datagrams have: dropped and counted.
     #[cold]
-    pub(crate) fn arrived(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
+    pub(crate) fn handle(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
         let Body::Datagram(q_key, ..) = frame.header.body else {
             return;
         };
@@ -86,7 +86,7 @@ impl Management {
             return;
         };
         frame.payload.read(&mut datagram);
-        let mut waiting = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.arrived();
         if waiting.len() >= WAITING {
             return;
         }
@@ -98,19 +98,18 @@ impl Management {
         device.network().serve_later(Box::new(deliver));
     }
 
+    fn arrived(&self) -> MutexGuard<'_, VecDeque<(IpAddr, [u8; MAD_LEN])>> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn deliver(&self) {
         loop {
-            let next = self
-                .arrived
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .pop_front();
+            let next = self.arrived().pop_front();
             let Some((from, datagram)) = next else { return };
-            match self.sink.get() {
-                Some(sink) => sink.datagram(from, &datagram),
-                None => refused(&datagram)
-                    .into_iter()
-                    .for_each(|answer| self.send(from, &answer)),
+            if let Some(sink) = self.sink.get() {
+                sink.datagram(from, &datagram);
+            } else if let Some(answer) = refused(&datagram) {
+                self.send(from, &answer);
             }
         }
     }

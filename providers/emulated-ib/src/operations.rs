@@ -99,19 +99,10 @@ fn flush(
         Some(fields) if whole => (fields.iova, fields.length.min(u64::from(u32::MAX)) as u32),
         _ => (remote.addr, length),
     };
-    let placement = if rules::is_broken(Rule::FlushRight) {
-        Access::empty()
-    } else {
-        placement
-    };
+    let is_lax = rules::is_broken(Rule::FlushRight);
+    let placement = if is_lax { Access::empty() } else { placement };
     if length > 0 {
-        check(
-            qp,
-            RemoteAddress::new(addr, remote.rkey),
-            length,
-            placement,
-            cx,
-        )?;
+        check(qp, RemoteAddress { addr, ..remote }, length, placement, cx)?;
     }
     // What was copied before is visible to every thread that sees the completion: copies end with release.
     Ok(())

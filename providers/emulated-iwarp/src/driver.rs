@@ -1,5 +1,6 @@
 //! The driver: this transport's part of the engine's contract.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,12 +54,9 @@ impl ServiceDelay {
         if max == 0 {
             return Duration::ZERO;
         }
-        // SplitMix64's last step.
-        let mut drawn =
-            self.seed ^ (u64::from(qpn) << 32 | u64::from(msn)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Duration::from_nanos((drawn ^ (drawn >> 31)) % max.saturating_add(1))
+        let mut drawn = DefaultHasher::new();
+        (self.seed, qpn, msn).hash(&mut drawn);
+        Duration::from_nanos(drawn.finish() % max.saturating_add(1))
     }
 }
 
@@ -182,25 +180,19 @@ impl Driver for Iwarp {
 
     #[inline]
     fn check_post(&self, _: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
-        match request.op {
+        let unsupported = |missing| Err(PostReason::Unsupported { missing });
+        match (request.op, request.source) {
             // One sink: its STag, its offset, a length (RFC 5040 section 4.4).
-            Op::Read(..) => match request.source {
-                Source::Sges(list) if list.len() > 1 => Err(PostReason::TooManySges {
-                    max: 1,
-                    given: list.len(),
-                }),
-                _ => Ok(()),
-            },
-            Op::Send(Beside::Immediate(_)) => Err(PostReason::BaselineGap {
+            (Op::Read(..), Source::Sges(list)) if list.len() > 1 => Err(PostReason::TooManySges {
+                max: 1,
+                given: list.len(),
+            }),
+            (Op::Send(Beside::Immediate(_)), _) => Err(PostReason::BaselineGap {
                 operation: Operations::SEND_WITH_IMM,
                 gaps: BaselineGaps::NO_SEND_WITH_IMMEDIATE,
             }),
-            Op::AtomicWrite(_) => Err(PostReason::Unsupported {
-                missing: Features::ATOMIC_WRITE,
-            }),
-            Op::Flush(..) => Err(PostReason::Unsupported {
-                missing: Features::FLUSH,
-            }),
+            (Op::AtomicWrite(_), _) => unsupported(Features::ATOMIC_WRITE),
+            (Op::Flush(..), _) => unsupported(Features::FLUSH),
             _ => Ok(()),
         }
     }

@@ -79,7 +79,7 @@ impl Requester {
 }
 
 /// How far a request has left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 struct SendProgress {
     /// Bytes of its data.
     sent: usize,
@@ -94,26 +94,6 @@ struct SendProgress {
 }
 
 impl SendProgress {
-    const fn uncut() -> Self {
-        Self {
-            sent: 0,
-            is_second: false,
-            has_begun: false,
-            msn: 0,
-            is_uncut: true,
-        }
-    }
-
-    fn of(wqe: &Wqe) -> Self {
-        Self {
-            is_uncut: false,
-            sent: wqe.sent as usize,
-            is_second: wqe.count != 0,
-            has_begun: wqe.phase == Phase::Started,
-            msn: wqe.first,
-        }
-    }
-
     // Whether all of the data has left.
     fn offer(
         &mut self,
@@ -138,11 +118,8 @@ pub(crate) fn send_at_once(
     cx: &mut Cx<'_>,
 ) -> Executed {
     let is_free = half.queue.is_empty() && !half.driver.peer_closed && qp.device.is_port_active();
-    let Some(peer) = half
-        .driver
-        .peer
-        .filter(|peer| is_free && peer.is_connected())
-    else {
+    let peer = half.driver.peer.filter(Peer::is_connected);
+    let Some(peer) = peer.filter(|_| is_free) else {
         return Executed::Keep;
     };
     let mut outgoing = Outgoing {
@@ -150,7 +127,10 @@ pub(crate) fn send_at_once(
         half,
         peer: &peer,
         request,
-        progress: &mut SendProgress::uncut(),
+        progress: &mut SendProgress {
+            is_uncut: true,
+            ..SendProgress::default()
+        },
     };
     let started = match request.op {
         Op::Send(beside) => outgoing.send(beside, cx),
@@ -166,7 +146,15 @@ pub(crate) fn send_at_once(
 
 /// Whether waiting requests may go on. After the peer's close they never will: the queue pair goes to the error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
-    if qp.state() != QpState::Rts || !is_port_up(qp, half, cx) {
+    if qp.state() != QpState::Rts {
+        return false;
+    }
+    if !qp.device.is_port_active() {
+        // Looks again later, as TCP would.
+        if !half.queue.is_empty() {
+            let at = cx.now().after(PORT_POLL);
+            qp.wake_at(half, at);
+        }
         return false;
     }
     if half.driver.peer_closed && !half.queue.is_empty() {
@@ -174,16 +162,6 @@ pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
         flush_later(qp, cx);
     }
     !half.driver.peer_closed
-}
-
-// Whether the port carries traffic; where it does not, looks again later, as TCP would.
-fn is_port_up(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
-    let up = qp.device.is_port_active();
-    if !up && !half.queue.is_empty() {
-        let at = cx.now().after(PORT_POLL);
-        qp.wake_at(half, at);
-    }
-    up
 }
 
 /// Over a link: starts what may start.
@@ -212,7 +190,13 @@ fn start_waiting(
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
-        let mut progress = SendProgress::of(wqe);
+        let mut progress = SendProgress {
+            sent: wqe.sent as usize,
+            is_second: wqe.count != 0,
+            has_begun: wqe.phase == Phase::Started,
+            msn: wqe.first,
+            is_uncut: false,
+        };
         let mut outgoing = Outgoing {
             qp,
             half,
