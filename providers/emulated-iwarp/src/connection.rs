@@ -95,8 +95,7 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
         .and_then(|device| device.qp(named.end.qpn))
     else {
         // It was destroyed, or never existed: handled as a refused connection.
-        qp.enter_error(false);
-        return cx.effects.flush(qp.owner().clone());
+        return requester::fail_later(qp, cx);
     };
     // The peer is not ready, or names another: it meets this one when it becomes ready.
     let Some(theirs) = accept(&peer, qp, named.mine) else {
@@ -181,8 +180,7 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
         half.direct = None;
         return;
     }
-    qp.enter_error(false);
-    requester::flush_later(qp, cx);
+    requester::fail_later(qp, cx);
 }
 
 /// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.

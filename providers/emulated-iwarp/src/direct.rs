@@ -16,10 +16,10 @@ use verbs_api::{
 use crate::header::{AtomicOp, Body, Message, Opcode, Tagged, atomic_request};
 use crate::operations::{Target, atomic_of};
 use crate::requester::{
-    flush_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
+    fail_later, invalidate_sink, read_request, result_spans, send_header, sink_spans,
 };
 use crate::responder::takes;
-use crate::terminate::{Breach, Terminate, request_status};
+use crate::terminate::{Breach, Terminate, TerminateCode, request_status};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// Why a request was not carried out.
@@ -144,7 +144,9 @@ impl Direct<'_, '_> {
             imm.map_or(Ok(()), immediate)
         };
         self.at_peer(cx, carry_out, |breach| match breach {
-            Breach::NoReceive => untagged(Opcode::immediate(solicited), Body::Immediate),
+            Breach::Protocol(TerminateCode::DDP_NO_BUFFER) => {
+                untagged(Opcode::immediate(solicited), Body::Immediate)
+            }
             _ => Message::Tagged(Tagged::new(Opcode::WRITE, stag, to, true)),
         })?;
         Ok(0)
@@ -221,7 +223,8 @@ impl Direct<'_, '_> {
 #[inline]
 fn within_budget(half: &Receiving) -> Result<(), Breach> {
     match half.driver.ird {
-        0 => Err(Breach::Budget),
+        // RFC 7306 section 8.
+        0 => Err(Breach::Protocol(TerminateCode::RDMAP_STREAM)),
         _ => Ok(()),
     }
 }
@@ -244,8 +247,7 @@ fn failed(
     match failure {
         Failure::Local(status) => Executed::Done(status, 0),
         Failure::Lost => {
-            qp.enter_error(false);
-            flush_later(qp, cx);
+            fail_later(qp, cx);
             Executed::Done(WcStatus::WrFlushErr, 0)
         }
         Failure::Terminated(terminate) => {
@@ -254,9 +256,8 @@ fn failed(
             if request.op.is_read_or_atomic() {
                 return Executed::Done(status.unwrap_or(WcStatus::RemOpErr), 0);
             }
-            qp.enter_error(false);
             qp.event(EventType::QpFatal, &mut cx.effects);
-            flush_later(qp, cx);
+            fail_later(qp, cx);
             Executed::Done(WcStatus::Success, 0)
         }
     }

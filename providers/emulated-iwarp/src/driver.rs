@@ -24,7 +24,7 @@ use crate::connection::Ends;
 use crate::header::{End, Header, Message};
 use crate::peer::Peer;
 use crate::rendezvous::Rendezvous;
-use crate::terminate::{Breach, Terminate};
+use crate::terminate::{Breach, Terminate, TerminateCode};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
 /// iWARP.
@@ -157,10 +157,12 @@ impl Driver for Iwarp {
                 connection::handle_end(qp, epoch, message, cx);
             }
             Message::Broken(code) => {
-                responder::handle_broken(qp, epoch, Breach::Format(*code), cx);
+                responder::handle_broken(qp, epoch, Breach::Protocol(*code), cx);
             }
             // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
-            _ if frame.damaged => responder::handle_broken(qp, epoch, Breach::Crc, cx),
+            _ if frame.damaged => {
+                responder::handle_broken(qp, epoch, Breach::Protocol(TerminateCode::MPA_CRC), cx)
+            }
             message if message.is_answer() => {
                 requester::handle_answer(qp, epoch, message, &frame.payload, cx);
             }

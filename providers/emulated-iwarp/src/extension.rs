@@ -59,14 +59,14 @@ impl Target<'_, '_> {
         let emulation = qp
             .device
             .operation_numbered(header.extension, header.operation);
-        let emulation = emulation.ok_or(Breach::Opcode)?;
+        let emulation = emulation.ok_or(Breach::OPCODE)?;
         let (keys, permitted) = (qp.device.keys(), self.half.driver.access);
         let users = (qp.pd, qp.qpn);
         let memory = TargetMemory::new(keys, self.cx.pin, users, permitted, Aligned::Memory);
         let mut answer = Octets::new();
         match operation::respond(emulation, octets, None, &memory, &mut answer) {
             Ok(()) => Ok(answer),
-            Err(Fault::NotPermitted | Fault::UnknownOperation) => Err(Breach::Opcode),
+            Err(Fault::NotPermitted | Fault::UnknownOperation) => Err(Breach::OPCODE),
             Err(fault) => Err(Breach::Atomic(fault)),
         }
     }
@@ -81,13 +81,13 @@ pub(crate) fn place(
     cx: &Cx<'_>,
 ) -> Result<u32, Breach> {
     let Op::Extension(operation) = request.op else {
-        return Err(Breach::Opcode);
+        return Err(Breach::OPCODE);
     };
     let answered = (header.extension, header.operation);
     let is_its = (operation.extension_id(), operation.number()) == answered;
-    let (emulation, standard) = of(qp, request, operation).map_err(|_| Breach::Opcode)?;
+    let (emulation, standard) = of(qp, request, operation).map_err(|_| Breach::OPCODE)?;
     if !is_its || standard.is_some() || answer.len() > ExtensionOperation::MAX_OCTETS {
-        return Err(Breach::Opcode);
+        return Err(Breach::OPCODE);
     }
     let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation);
     let sink = sink.map_err(Breach::Receive)?;

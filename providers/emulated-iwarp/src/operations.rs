@@ -16,7 +16,7 @@ use verbs_api::{
 };
 
 use crate::header::{AtomicOp, Untagged};
-use crate::terminate::Breach;
+use crate::terminate::{Breach, TerminateCode};
 use crate::{Cx, Qp, Receiving};
 
 /// A queue pair whose receiving half is locked, while it carries out a message of its peer's.
@@ -45,7 +45,7 @@ impl<'p> Target<'_, 'p> {
             .current
             .take()
             .or_else(|| qp.take_receive(half, None, &mut self.cx.effects))
-            .ok_or(Breach::NoReceive)?;
+            .ok_or(Breach::Protocol(TerminateCode::DDP_NO_BUFFER))?;
         let key = segment.invalidates();
         // Offsets have 32 bits, whatever room there is.
         let length = u64::from(segment.mo) + payload.len() as u64;
@@ -55,7 +55,7 @@ impl<'p> Target<'_, 'p> {
         };
         let taken = taken.map_err(|fault| match fault {
             ReceiveFault::Entry(fault) => Breach::Receive(fault),
-            ReceiveFault::TooLong => Breach::TooLong,
+            ReceiveFault::TooLong => Breach::Protocol(TerminateCode::DDP_TOO_LONG),
         });
         // The key dies before the receive completes, and after the bytes have been placed (RFC 5040 section 5.3).
         let taken = taken.and_then(|()| match key {
@@ -96,7 +96,7 @@ impl<'p> Target<'_, 'p> {
         let receive = self
             .qp
             .take_receive(self.half, None, &mut self.cx.effects)
-            .ok_or(Breach::NoReceive)?;
+            .ok_or(Breach::Protocol(TerminateCode::DDP_NO_BUFFER))?;
         let is_lost = rules::is_broken(Rule::WriteImmediate);
         let done = Done {
             status: WcStatus::Success,
@@ -133,13 +133,13 @@ impl<'p> Target<'_, 'p> {
     pub(crate) fn atomic(&self, op: AtomicOp, stag: u32, to: u64) -> Result<u64, Breach> {
         let qp = self.qp;
         if !self.half.driver.access.contains(Access::REMOTE_ATOMIC) {
-            return Err(Breach::Opcode);
+            return Err(Breach::OPCODE);
         }
         let region = qp.peer_region(self.cx.pin, stag, to, 8, Access::REMOTE_ATOMIC);
         let region = region.map_err(Breach::Atomic)?;
         // Whether masks say more than those of an ordinary operation.
         let masked = match op.ordinary(0) {
-            None => Some(qp.device.masked_atomics().ok_or(Breach::Opcode)?),
+            None => Some(qp.device.masked_atomics().ok_or(Breach::OPCODE)?),
             Some(_) => None,
         };
         region
@@ -159,7 +159,7 @@ impl<'p> Target<'_, 'p> {
     #[inline]
     fn permit(&self, needed: Access, rule: Rule) -> Result<(), Breach> {
         let is_permitted = self.half.driver.access.contains(needed) || rules::is_broken(rule);
-        is_permitted.then_some(()).ok_or(Breach::Opcode)
+        is_permitted.then_some(()).ok_or(Breach::OPCODE)
     }
 }
 

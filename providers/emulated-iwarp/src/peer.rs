@@ -143,19 +143,12 @@ pub(crate) fn offer(
     payload: Payload<'_>,
     cx: &mut Cx<'_>,
 ) -> bool {
-    let Some(link) = qp.device.network().link() else {
-        return true;
-    };
-    let now = cx.moment();
-    match link.try_send(frame(qp, to, message, payload.clone()), now) {
-        TrySend::Sent => true,
-        TrySend::NoRoom => false,
+    let offered = offer_rest(qp, to, message, payload.clone(), cx);
+    if let TrySend::TooLong(_) = offered {
         // Than what is cut.
-        TrySend::TooLong(_) => {
-            link.send(frame(qp, to, message, payload), now);
-            true
-        }
+        emit(qp, to, message, payload, cx);
     }
+    offered != TrySend::NoRoom
 }
 
 #[inline]

@@ -20,6 +20,7 @@ use verbs_api::provider::carrier::{
 };
 
 use crate::peer::Peer;
+use crate::requester::fail_later;
 use crate::streams::{Claim, FIRST_STREAM, Streams};
 use crate::{Cx, QpRef};
 
@@ -106,8 +107,7 @@ impl Rendezvous {
             return;
         };
         if self.port == 0 {
-            qp.enter_error(false);
-            return cx.effects.flush(qp.owner().clone());
+            return fail_later(qp, cx);
         }
         let pair = (theirs, named.end.qpn, qp.qpn);
         let waiting = Waiting {

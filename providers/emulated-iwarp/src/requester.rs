@@ -158,8 +158,7 @@ pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
         return false;
     }
     if half.driver.peer_closed && !half.queue.is_empty() {
-        qp.enter_error(false);
-        flush_later(qp, cx);
+        fail_later(qp, cx);
     }
     !half.driver.peer_closed
 }
@@ -467,13 +466,13 @@ pub(crate) fn handle_answer(
             return;
         }
         Message::Tagged(segment) => answered.read(segment, payload),
-        Message::Untagged(segment, body) if segment.qn != body.queue() => Err(Breach::Opcode),
+        Message::Untagged(segment, body) if segment.qn != body.queue() => Err(Breach::OPCODE),
         Message::Untagged(_, Body::Terminate) => match terminate::decode(&payload.to_vec()) {
             Some((terminate, _)) => return answered.terminated(terminate),
-            None => Err(Breach::Format(Reject::Length.code())),
+            None => Err(Breach::Protocol(Reject::Length.code())),
         },
         Message::Untagged(segment, body) => answered.response(segment, *body, payload),
-        _ => Err(Breach::Opcode),
+        _ => Err(Breach::OPCODE),
     };
     match status {
         Ok(Some(status)) => answered.finish(status),
@@ -503,19 +502,19 @@ impl Answered<'_, '_> {
         segment: &Tagged,
         payload: &Payload<'_>,
     ) -> Result<Option<WcStatus>, Breach> {
-        let wqe = &mut self.half.queue[self.at.ok_or(Breach::Opcode)?];
+        let wqe = &mut self.half.queue[self.at.ok_or(Breach::OPCODE)?];
         let request = wqe.kept.request();
         if !matches!(request.op, Op::Read(..)) {
-            return Err(Breach::Opcode);
+            return Err(Breach::OPCODE);
         }
         let sink = sink(&request);
         if segment.stag != sink.lkey().value() {
-            return Err(Breach::ResponseStag);
+            return Err(Breach::Protocol(TerminateCode::DDP_INVALID_STAG));
         }
         let end = wqe.received + payload.len() as u64;
         let follows = segment.to == sink.addr().wrapping_add(wqe.received);
         if !follows || end > request.length || segment.last != (end == request.length) {
-            return Err(Breach::ResponseBounds);
+            return Err(Breach::Protocol(TerminateCode::DDP_BOUNDS));
         }
         place_tagged(self.qp, segment.stag, segment.to, payload, self.cx.pin)?;
         wqe.received = end;
@@ -531,10 +530,10 @@ impl Answered<'_, '_> {
     ) -> Result<Option<WcStatus>, Breach> {
         let (qp, responses) = (self.qp, &mut self.half.driver.responses);
         if segment.msn != responses.wrapping_add(1) {
-            return Err(Breach::MessageSequence);
+            return Err(Breach::Protocol(TerminateCode::DDP_MSN));
         }
         *responses = segment.msn;
-        let wqe = &mut self.half.queue[self.at.ok_or(Breach::Opcode)?];
+        let wqe = &mut self.half.queue[self.at.ok_or(Breach::OPCODE)?];
         let request = wqe.kept.request();
         let octets = match body {
             Body::AtomicResponse(response)
@@ -551,7 +550,7 @@ impl Answered<'_, '_> {
             Body::Extension(header) => {
                 extension::place(qp, &request, header, payload.to_vec().into(), self.cx)?
             }
-            _ => return Err(Breach::Opcode),
+            _ => return Err(Breach::OPCODE),
         };
         wqe.received = octets.into();
         Ok(Some(WcStatus::Success))
@@ -572,11 +571,11 @@ impl Answered<'_, '_> {
     fn fail(&mut self, breach: Breach, about: (&Message, usize)) {
         let terminate = terminate_about(breach.code(), Some(about));
         self.half.driver.pending_terminate = Some(Box::new(terminate));
-        self.qp.enter_error(false);
         let Some(at) = self.at else {
-            self.qp.event(breach.event(), &mut self.cx.effects);
-            return flush_later(self.qp, self.cx);
+            fail_later(self.qp, self.cx);
+            return self.qp.event(breach.event(), &mut self.cx.effects);
         };
+        self.qp.enter_error(false);
         let status = match breach {
             Breach::Tagged(fault) | Breach::Receive(fault) => fault.local_status(),
             _ => WcStatus::BadRespErr,
@@ -598,11 +597,11 @@ impl Answered<'_, '_> {
         };
         let blamed = named.or(self.at).zip(request_status(terminate.code()));
         self.half.driver.terminated = Some(Box::new(terminate));
-        self.qp.enter_error(false);
         let Some((at, status)) = blamed else {
-            self.qp.event(EventType::QpFatal, &mut self.cx.effects);
-            return flush_later(self.qp, self.cx);
+            fail_later(self.qp, self.cx);
+            return self.qp.event(EventType::QpFatal, &mut self.cx.effects);
         };
+        self.qp.enter_error(false);
         // Those that were asked earlier will not be answered any more.
         for wqe in queue.range_mut(..at).filter(|wqe| wqe.phase == Phase::Sent) {
             wqe.phase = Phase::Done(WcStatus::WrFlushErr);
@@ -616,8 +615,9 @@ fn oldest_outstanding(queue: &VecDeque<Wqe>) -> Option<usize> {
     queue.iter().position(|wqe| wqe.phase == Phase::Sent)
 }
 
-/// Flushes what is left when no lock is held.
-pub(crate) fn flush_later(qp: &Qp, cx: &mut Cx<'_>) {
+/// The connection has failed: error state, and what is left is flushed when no lock is held.
+pub(crate) fn fail_later(qp: &Qp, cx: &mut Cx<'_>) {
+    qp.enter_error(false);
     if let Some(me) = qp.shared() {
         cx.effects.flush(me.into_owner());
     }

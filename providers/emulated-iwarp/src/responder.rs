@@ -18,7 +18,7 @@ use crate::header::{
 };
 use crate::operations::Target;
 use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_terminate};
-use crate::terminate::{Breach, Terminate, terminate_about};
+use crate::terminate::{Breach, Terminate, TerminateCode, terminate_about};
 use crate::{Cx, Qp, QpRef, Receiving};
 
 /// What a responder keeps.
@@ -222,7 +222,8 @@ impl Target<'_, '_> {
             Body::Data => self.send(segment, payload)?,
             Body::Immediate => {
                 if payload.len() != 8 || !segment.last {
-                    return Err(Breach::ImmediateLength);
+                    // RFC 7306 names no code for it: the nearest that blames the stream.
+                    return Err(Breach::Protocol(TerminateCode::RDMAP_STREAM));
                 }
                 let [a, b, c, d, ..] = payload.word().to_ne_bytes();
                 let written = self.half.driver.inbound().written;
@@ -231,7 +232,7 @@ impl Target<'_, '_> {
             Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
                 self.enqueue(segment, body, payload)?;
             }
-            Body::AtomicResponse(_) | Body::Terminate => return Err(Breach::Opcode),
+            Body::AtomicResponse(_) | Body::Terminate => return Err(Breach::OPCODE),
         }
         let inbound = self.half.driver.inbound();
         if segment.qn == queue::SEND {
@@ -252,20 +253,20 @@ impl Target<'_, '_> {
     fn check_order(&mut self, segment: &Untagged, body: Body) -> Result<(), Breach> {
         let inbound = self.half.driver.inbound();
         let complete = inbound.complete.get(segment.qn as usize);
-        let complete = complete.ok_or(Breach::QueueNumber)?;
+        let complete = complete.ok_or(Breach::Protocol(TerminateCode::DDP_QUEUE))?;
         if segment.msn != complete.wrapping_add(1) {
-            return Err(Breach::MessageSequence);
+            return Err(Breach::Protocol(TerminateCode::DDP_MSN));
         }
         let offset = match segment.qn {
             queue::SEND => inbound.offset,
             _ => 0,
         };
         if segment.mo != offset {
-            return Err(Breach::MessageOffset);
+            return Err(Breach::Protocol(TerminateCode::DDP_OFFSET));
         }
         let begun_as_send = offset != 0 && body != Body::Data;
         if body.queue() != segment.qn || begun_as_send {
-            return Err(Breach::Opcode);
+            return Err(Breach::OPCODE);
         }
         Ok(())
     }
@@ -281,7 +282,8 @@ impl Target<'_, '_> {
         let (qp, ird) = (self.qp, usize::from(self.half.driver.ird));
         let pending = &mut self.half.driver.inbound().pending;
         if pending.len() >= ird {
-            return Err(Breach::Budget);
+            // RFC 7306 section 8: a catastrophic error of the stream.
+            return Err(Breach::Protocol(TerminateCode::RDMAP_STREAM));
         }
         let now = self.cx.now();
         let latest = pending.back().map_or(now, |pending| pending.due);
@@ -325,7 +327,7 @@ impl Target<'_, '_> {
                 return self.answer_read(&peer, &read, &mut pending.sent);
             }
             (None, Body::AtomicRequest(atomic)) => {
-                let op = operation(&atomic).ok_or(Breach::Opcode)?;
+                let op = operation(&atomic).ok_or(Breach::OPCODE)?;
                 let body = Body::AtomicResponse(AtomicResponse {
                     request_id: atomic.request_id,
                     original: self.atomic(op, atomic.stag, atomic.to)?,
@@ -340,7 +342,7 @@ impl Target<'_, '_> {
                 });
                 (self.response(Opcode::EXTENSION, body), octets)
             }
-            _ => return Err(Breach::Opcode),
+            _ => return Err(Breach::OPCODE),
         };
         let is_sent = offer(self.qp, &peer, answer, Payload::Octets(&octets), self.cx);
         pending.answer = (!is_sent).then_some((answer, octets));

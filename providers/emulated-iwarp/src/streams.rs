@@ -33,6 +33,7 @@ use verbs_api::qp::QpState;
 use crate::codec::{self, MpaCodec};
 use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, begin_close, is_ready};
+use crate::requester::fail_later;
 use crate::{Cx, Device, QpRef, QpWeak};
 
 /// What a device on an IP network is made with.
@@ -394,8 +395,7 @@ impl Streams {
         let Some(early) = early else {
             // The stream is over already: handled as a refused connection.
             drop(state);
-            qp.enter_error(false);
-            return cx.effects.flush(qp.owner().clone());
+            return fail_later(qp, cx);
         };
         early.claim = Some(Claim::new(qp, named));
         let streams = self.me.clone();
@@ -690,10 +690,7 @@ impl StreamPort for Streams {
             }
             match how {
                 StreamClose::Graceful => begin_close(&qp, &mut half, cx),
-                StreamClose::Abrupt => {
-                    qp.enter_error(false);
-                    cx.effects.flush(qp.owner().clone());
-                }
+                StreamClose::Abrupt => fail_later(&qp, cx),
             }
         });
         qp.device.network().progress();

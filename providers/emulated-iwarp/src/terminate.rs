@@ -16,38 +16,16 @@ use crate::header::{Body, Message};
 pub enum Breach {
     /// An atomic operation was refused.
     Atomic(Fault),
-    /// More reads and atomics than this side serves at one time.
-    Budget,
-    /// The checksum is wrong.
-    Crc,
-    /// What came is no frame, or no message.
-    Format(TerminateCode),
     /// A key cannot be invalidated.
     Invalidate(Fault),
-    /// Immediate data is not of eight bytes.
-    ImmediateLength,
-    /// The message offset is not where the last segment ended.
-    MessageOffset,
-    /// The message sequence number is not the next.
-    MessageSequence,
-    /// There is no receive.
-    NoReceive,
-    /// The message does not belong here: unknown, for another queue, not enabled, or not asked for.
-    Opcode,
-    /// There is no queue of this number.
-    QueueNumber,
+    /// What came breaks a rule of its protocol, which has this code for it.
+    Protocol(TerminateCode),
     /// A read was refused.
     Read(Fault),
     /// The entries of the receive were refused: this side's own fault.
     Receive(Fault),
-    /// A response lies outside of what was asked for.
-    ResponseBounds,
-    /// A response names another buffer than the request did.
-    ResponseStag,
     /// A tagged segment cannot be placed.
     Tagged(Fault),
-    /// The message is longer than the receive.
-    TooLong,
 }
 
 /// The status of the read or atomic that was answered by this code; `None` where the code is not about one.
@@ -92,30 +70,22 @@ pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usiz
 }
 
 impl Breach {
+    /// The message does not belong here: unknown, for another queue, not enabled, or not asked for.
+    pub const OPCODE: Self = Self::Protocol(TerminateCode::RDMAP_OPCODE);
+
     /// The code that tells the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
     pub const fn code(self) -> TerminateCode {
         match self {
-            // RFC 7306 section 8: misaligned, and too many outstanding, are a catastrophic error of the stream.
-            Self::Atomic(Fault::Misaligned) | Self::Budget => TerminateCode::RDMAP_STREAM,
+            // RFC 7306 section 8: a catastrophic error of the stream.
+            Self::Atomic(Fault::Misaligned) => TerminateCode::RDMAP_STREAM,
             Self::Atomic(fault) | Self::Read(fault) => protection(fault),
-            Self::Crc => TerminateCode::MPA_CRC,
-            Self::Format(code) => code,
             Self::Invalidate(Fault::Access | Fault::NotAssociated | Fault::Pd) => {
                 TerminateCode::RDMAP_PROTECTED_FROM_INVALIDATION
             }
             Self::Invalidate(_) => TerminateCode::RDMAP_CANNOT_INVALIDATE,
-            // RFC 7306 names no code for it: the nearest that blames the stream.
-            Self::ImmediateLength => TerminateCode::RDMAP_STREAM,
-            Self::MessageOffset => TerminateCode::DDP_OFFSET,
-            Self::MessageSequence => TerminateCode::DDP_MSN,
-            Self::NoReceive => TerminateCode::DDP_NO_BUFFER,
-            Self::Opcode => TerminateCode::RDMAP_OPCODE,
-            Self::QueueNumber => TerminateCode::DDP_QUEUE,
+            Self::Protocol(code) => code,
             Self::Receive(_) => TerminateCode::DDP_LOCAL_CATASTROPHIC,
-            Self::ResponseBounds => TerminateCode::DDP_BOUNDS,
-            Self::ResponseStag => TerminateCode::DDP_INVALID_STAG,
             Self::Tagged(fault) => placement(fault),
-            Self::TooLong => TerminateCode::DDP_TOO_LONG,
         }
     }
 
@@ -129,7 +99,7 @@ impl Breach {
         match self {
             Self::Invalidate(_) => WcStatus::RemInvReqErr,
             Self::Receive(fault) => fault.local_status(),
-            Self::TooLong => WcStatus::LocLenErr,
+            Self::Protocol(TerminateCode::DDP_TOO_LONG) => WcStatus::LocLenErr,
             _ => WcStatus::WrFlushErr,
         }
     }
@@ -141,10 +111,8 @@ impl Breach {
             Self::Atomic(_) | Self::Invalidate(_) | Self::Read(_) | Self::Tagged(_) => {
                 EventType::QpAccessErr
             }
-            Self::Crc | Self::Format(TerminateCode { layer: 2, .. }) | Self::Receive(_) => {
-                EventType::QpFatal
-            }
-            _ => EventType::QpReqErr,
+            Self::Protocol(TerminateCode { layer: 2, .. }) | Self::Receive(_) => EventType::QpFatal,
+            Self::Protocol(_) => EventType::QpReqErr,
         }
     }
 }
@@ -185,8 +153,6 @@ mod tests {
             (Breach::Tagged(Fault::Pd), (1, 1, 0x02)),
             (Breach::Tagged(Fault::NotAssociated), (1, 1, 0x02)),
             (Breach::Tagged(Fault::Wrap), (1, 1, 0x03)),
-            (Breach::ResponseStag, (1, 1, 0x00)),
-            (Breach::ResponseBounds, (1, 1, 0x01)),
             (Breach::Read(Fault::Key), (0, 1, 0x00)),
             (Breach::Read(Fault::Bounds), (0, 1, 0x01)),
             (Breach::Read(Fault::Access), (0, 1, 0x02)),
@@ -194,20 +160,13 @@ mod tests {
             (Breach::Atomic(Fault::NotAssociated), (0, 1, 0x03)),
             (Breach::Atomic(Fault::Wrap), (0, 1, 0x04)),
             (Breach::Atomic(Fault::Misaligned), (0, 2, 0x07)),
-            (Breach::Budget, (0, 2, 0x07)),
-            (Breach::Opcode, (0, 2, 0x06)),
+            (Breach::OPCODE, (0, 2, 0x06)),
             (Breach::Invalidate(Fault::Pd), (0, 1, 0x09)),
             (Breach::Invalidate(Fault::Access), (0, 1, 0x09)),
             (Breach::Invalidate(Fault::NotAssociated), (0, 1, 0x09)),
             (Breach::Invalidate(Fault::Key), (0, 2, 0x09)),
             (Breach::Invalidate(Fault::CannotInvalidate), (0, 2, 0x09)),
-            (Breach::QueueNumber, (1, 2, 0x01)),
-            (Breach::NoReceive, (1, 2, 0x02)),
-            (Breach::MessageSequence, (1, 2, 0x03)),
-            (Breach::MessageOffset, (1, 2, 0x04)),
-            (Breach::TooLong, (1, 2, 0x05)),
             (Breach::Receive(Fault::Key), (1, 0, 0x00)),
-            (Breach::Crc, (2, 0, 0x02)),
         ];
         for (breach, (layer, etype, code)) in table {
             assert_eq!(
@@ -220,31 +179,22 @@ mod tests {
 
     #[test]
     fn a_code_is_about_a_read_or_atomic_or_it_is_not() {
+        type Code = TerminateCode;
         let table = [
-            (Breach::Read(Fault::Key), Some(WcStatus::RemAccessErr)),
-            (Breach::Atomic(Fault::Access), Some(WcStatus::RemAccessErr)),
-            (
-                Breach::Atomic(Fault::Misaligned),
-                Some(WcStatus::RemInvReqErr),
-            ),
-            (Breach::Opcode, Some(WcStatus::RemInvReqErr)),
-            (Breach::Budget, Some(WcStatus::RemInvReqErr)),
-            (Breach::Invalidate(Fault::Key), None),
-            (Breach::Invalidate(Fault::Pd), None),
-            (Breach::Tagged(Fault::Key), None),
-            (Breach::NoReceive, None),
-            (Breach::Crc, None),
+            (Code::RDMAP_INVALID_STAG, Some(WcStatus::RemAccessErr)),
+            (Code::RDMAP_ACCESS, Some(WcStatus::RemAccessErr)),
+            (Code::RDMAP_STREAM, Some(WcStatus::RemInvReqErr)),
+            (Code::RDMAP_OPCODE, Some(WcStatus::RemInvReqErr)),
+            (Code::RDMAP_OPERATION, Some(WcStatus::RemOpErr)),
+            (Code::RDMAP_CANNOT_INVALIDATE, None),
+            (Code::RDMAP_PROTECTED_FROM_INVALIDATION, None),
+            (Code::RDMAP_LOCAL_CATASTROPHIC, None),
+            (Code::DDP_INVALID_STAG, None),
+            (Code::DDP_NO_BUFFER, None),
+            (Code::MPA_CRC, None),
         ];
-        for (breach, status) in table {
-            assert_eq!(request_status(breach.code()), status, "{breach:?}");
+        for (code, status) in table {
+            assert_eq!(request_status(code), status, "{code:?}");
         }
-        assert_eq!(
-            request_status(TerminateCode::RDMAP_OPERATION),
-            Some(WcStatus::RemOpErr)
-        );
-        assert_eq!(
-            request_status(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
-            None
-        );
     }
 }
