@@ -127,9 +127,24 @@ macro_rules! number_fields {
 
 number_fields!(u8, u16, u32, u64);
 
-/// Makes a newtype over a number a field of so many bits.
+/// Declares a field of so many bits that is a newtype over a number; [`Debug`](fmt::Debug) shows it in words too.
 macro_rules! newtype_field {
-    ($newtype:ident, $bits:literal) => {
+    ($(#[$meta:meta])* $newtype:ident($number:ty) = $bits:literal) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(
+            feature = "serde",
+            derive(serde::Serialize, serde::Deserialize),
+            serde(transparent)
+        )]
+        pub struct $newtype(pub $number);
+
+        impl core::fmt::Debug for $newtype {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                write!(f, "{}({:#x}, {self})", stringify!($newtype), self.0)
+            }
+        }
+
         impl crate::layout::Field for $newtype {
             const WIDTHS: (usize, usize) = ($bits, $bits);
 

@@ -7,14 +7,10 @@ use super::ddp::{DDP_VERSION, RDMAP_VERSION, SegmentHeader, queue};
 use super::terminate::TerminateControl;
 use crate::layout::{Header, Reserved, header, newtype_field};
 
-/// An opcode as the wire has it, of 4 bits, known or not.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(transparent)
-)]
-pub struct Opcode(pub u8);
+newtype_field! {
+    /// An opcode as the wire has it, of 4 bits, known or not.
+    Opcode(u8) = 4
+}
 
 /// What is known of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +77,6 @@ impl fmt::Display for Opcode {
         }
     }
 }
-
-impl fmt::Debug for Opcode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opcode({:#x}, {self})", self.0)
-    }
-}
-
-newtype_field!(Opcode, 4);
 
 const fn facts(name: &'static str, queues: &'static [u32]) -> Facts {
     Facts {

@@ -12,14 +12,10 @@ header! {
     }
 }
 
-/// What an answer says, as the wire has it: see [`kind`](Self::kind).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(transparent)
-)]
-pub struct Syndrome(pub u8);
+newtype_field! {
+    /// What an answer says, as the wire has it: see [`kind`](Self::kind).
+    Syndrome(u8) = 8
+}
 
 /// What a syndrome means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,14 +130,6 @@ impl fmt::Display for Syndrome {
         }
     }
 }
-
-impl fmt::Debug for Syndrome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Syndrome({:#04x}, {self})", self.0)
-    }
-}
-
-newtype_field!(Syndrome, 8);
 
 #[cfg(test)]
 mod tests {

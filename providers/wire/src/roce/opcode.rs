@@ -8,14 +8,10 @@ use core::fmt;
 use super::extended::{HeaderSet, KINDS};
 use crate::layout::newtype_field;
 
-/// An opcode as the wire has it, known or not.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(transparent)
-)]
-pub struct Opcode(pub u8);
+newtype_field! {
+    /// An opcode as the wire has it, known or not.
+    Opcode(u8) = 8
+}
 
 /// The service that an opcode belongs to: its three high bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -301,14 +297,6 @@ impl fmt::Display for Opcode {
         }
     }
 }
-
-impl fmt::Debug for Opcode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opcode({:#04x}, {self})", self.0)
-    }
-}
-
-newtype_field!(Opcode, 8);
 
 /// A row of the table: an operation on the services that have it.
 struct Row {
