@@ -23,7 +23,7 @@ use polyverbs_engine::driver::Change;
 use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
-use crate::peer::{Peer, begin_close, is_present, is_ready, send_message, send_terminate};
+use crate::peer::{Peer, begin_close, is_ready, send_message, send_terminate};
 use crate::streams::FIRST_STREAM;
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
@@ -77,7 +77,11 @@ pub(crate) fn modify(
 ///
 /// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
-    let Some(named) = awaiting(qp) else { return };
+    let named = qp.requester().driver.peer;
+    let is_waiting = |peer: &Peer| !peer.is_connected() && is_ready(qp.state());
+    let Some(named) = named.filter(is_waiting) else {
+        return;
+    };
     if let Some(rendezvous) = &qp.device.driver().rendezvous {
         let mut half = qp.requester();
         let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
@@ -106,19 +110,12 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     if accept(qp, &peer, theirs.mine) != Some(met) {
         return send_message(qp, &met, Message::Reset, cx);
     }
-    if !is_present(&peer, theirs.mine) {
+    let is_present = peer.requester().driver.epoch == theirs.mine && is_ready(peer.state());
+    if !is_present {
         return send_message(&peer, &theirs, Message::Reset, cx);
     }
     cx.effects.resume(qp.owner().clone());
     cx.effects.resume(peer.into_owner());
-}
-
-// The peer of a queue pair that is ready and has not met it.
-fn awaiting(qp: &Qp) -> Option<Peer> {
-    let half = qp.requester();
-    half.driver
-        .peer
-        .filter(|peer| !peer.is_connected() && is_ready(qp.state()))
 }
 
 // Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.

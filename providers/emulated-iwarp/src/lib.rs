@@ -29,7 +29,7 @@ mod provider;
 mod rendezvous;
 mod requester;
 mod responder;
-pub mod streams;
+mod streams;
 pub mod terminate;
 pub mod wire;
 
@@ -38,7 +38,6 @@ pub use driver::{Iwarp, ServiceDelay};
 pub use provider::{EmulatedIwarp, PROVIDER};
 pub use requester::Requester;
 pub use responder::Responder;
-pub use streams::Streams;
 pub use wire::{OnWire, WireOptions};
 
 /// The device.

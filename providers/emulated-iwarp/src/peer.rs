@@ -162,11 +162,6 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
     }
 }
 
-/// Whether a queue pair still has the stream of this epoch.
-pub(crate) fn is_present(qp: &Qp, epoch: u32) -> bool {
-    qp.requester().driver.epoch == epoch && is_ready(qp.state())
-}
-
 /// A graceful close needs an idle send queue; otherwise the stream is reset (RDMA verbs, states of a queue pair).
 pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let met = sending.driver.peer.filter(Peer::is_connected);

@@ -14,7 +14,7 @@ use verbs_api::inventory;
 use verbs_api::provider::DeviceOps;
 
 use crate::header::{Header, reset_header, stream_key};
-use crate::{Iwarp, OnWire, ServiceDelay, WireOptions};
+use crate::{Iwarp, OnWire, WireOptions};
 
 /// An emulated iWARP device.
 pub struct EmulatedIwarp;
@@ -44,11 +44,7 @@ impl EmulatedKind for EmulatedIwarp {
             .name
             .clone()
             .unwrap_or_else(|| self.name().to_owned());
-        let service = ServiceDelay {
-            seed: options.faults.seed,
-            ..ServiceDelay::default()
-        };
-        let driver = |address| Iwarp::new(name, address).service_delay(service);
+        let driver = |address| Iwarp::new(name, address);
         if let Some(at) = options.at {
             let mut wire = WireOptions::new(at);
             wire.link.faults = options.faults;

@@ -79,12 +79,12 @@ impl WireOptions {
 }
 
 /// The first number of a stream; queue pairs have lower ones.
-pub const FIRST_STREAM: u32 = 0x80_0000;
+pub(crate) const FIRST_STREAM: u32 = 0x80_0000;
 
 const STREAM_NUMBERS: u32 = 0x7f_fff0;
 
 /// The streams of a device; see the [module](self).
-pub struct Streams {
+pub(crate) struct Streams {
     link: Arc<TcpLink<MpaCodec>>,
     options: WireOptions,
     device: OnceLock<Weak<Device>>,
@@ -159,22 +159,6 @@ struct Early {
 }
 
 impl Early {
-    fn new(connection: Connection, peer: IpAddr, sink: Arc<dyn StreamSink>, way: Way) -> Self {
-        Self {
-            connection,
-            peer,
-            sink,
-            is_connected: way == Way::In,
-            is_silent: way == Way::In,
-            order: 0,
-            agreed: None,
-            rest: Vec::new(),
-            has_spoken: false,
-            announcement: None,
-            claim: None,
-        }
-    }
-
     // Sends what goes before frames. What is lost with the connection is told as its end.
     fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
         if !bytes.is_empty() && !std::mem::replace(&mut self.has_spoken, true) {
@@ -276,9 +260,8 @@ impl Streams {
                 connection.abort();
                 continue;
             };
-            let early = Early::new(connection, from.ip(), sink, Way::In);
-            // Without a descriptor to watch it by it is refused as well.
-            let _ = self.insert(number, early);
+            // Where it cannot be watched it is refused as well.
+            let _ = self.insert(number, connection, (from.ip(), Way::In), sink);
         }
     }
 
@@ -302,10 +285,28 @@ impl Streams {
 
     // ---- early streams
 
-    fn insert(&self, number: u32, mut early: Early) -> io::Result<()> {
+    fn insert(
+        &self,
+        number: u32,
+        connection: Connection,
+        (peer, way): (IpAddr, Way),
+        sink: Arc<dyn StreamSink>,
+    ) -> io::Result<()> {
         let mut state = self.lock();
         state.inserted += 1;
-        early.order = state.inserted;
+        let mut early = Early {
+            connection,
+            peer,
+            sink,
+            is_connected: way == Way::In,
+            is_silent: way == Way::In,
+            order: state.inserted,
+            agreed: None,
+            rest: Vec::new(),
+            has_spoken: false,
+            announcement: None,
+            claim: None,
+        };
         let watched = self.watch(&early, number);
         match watched {
             Ok(()) => _ = state.early.insert(number, early),
@@ -631,8 +632,7 @@ impl StreamPort for Streams {
         let socket = TcpSocket::connect(Some(local), to, &self.options.tcp)?;
         let connection = self.connection(socket, Way::Out, to);
         let number = self.lock().next_number();
-        let early = Early::new(connection, to.ip(), sink, Way::Out);
-        self.insert(number, early)?;
+        self.insert(number, connection, (to.ip(), Way::Out), sink)?;
         Ok(Qpn::new(number))
     }
 

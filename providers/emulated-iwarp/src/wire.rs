@@ -18,9 +18,6 @@ use crate::rendezvous::Rendezvous;
 pub use crate::streams::WireOptions;
 use crate::streams::{FIRST_STREAM, Streams};
 
-/// The port by which queue pairs find each other, where none is named.
-pub const PORT: u16 = 4791;
-
 /// A device on an IP network, and what carries its frames.
 #[derive(Clone)]
 pub struct OnWire {
@@ -28,8 +25,6 @@ pub struct OnWire {
     pub device: Arc<Device<Iwarp>>,
     /// Its link.
     pub link: Arc<TcpLink<MpaCodec>>,
-    /// Its streams, from their first byte.
-    pub streams: Arc<Streams>,
 }
 
 impl OnWire {
@@ -82,10 +77,6 @@ impl OnWire {
             .start(Arc::downgrade(&progress), attend)
             .map_err(failed)?;
         network.keep(Arc::new(handler));
-        Ok(Self {
-            device,
-            link,
-            streams,
-        })
+        Ok(Self { device, link })
     }
 }
