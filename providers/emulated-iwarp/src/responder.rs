@@ -103,11 +103,11 @@ pub(crate) fn handle(
         qp.note_arrival(half, cx);
     }
     let mut target = Target { qp, half, cx };
-    let handled = match *message {
-        Message::Tagged(segment) => target.write_segment(&segment, payload),
-        Message::Untagged(ref segment, body) => target.untagged_segment(segment, body, payload),
+    let handled = match message {
+        Message::Tagged(segment) => target.write_segment(segment, payload),
+        Message::Untagged(segment, body) => target.untagged_segment(segment, body, payload),
         Message::Ready(ready) => {
-            target.take_ready(ready);
+            target.take_ready(*ready);
             Ok(())
         }
         _ => Ok(()),
@@ -214,7 +214,7 @@ impl Target<'_, '_> {
     fn untagged_segment(
         &mut self,
         segment: &Untagged,
-        body: Body,
+        body: &Body,
         payload: &Payload<'_>,
     ) -> Result<(), Breach> {
         self.check_order(segment, body)?;
@@ -230,7 +230,7 @@ impl Target<'_, '_> {
                 self.immediate([a, b, c, d], written, segment.solicits())?;
             }
             Body::ReadRequest(_) | Body::AtomicRequest(_) | Body::Extension(_) => {
-                self.enqueue(segment, body, payload)?;
+                self.enqueue(segment, *body, payload)?;
             }
             Body::AtomicResponse(_) | Body::Terminate => return Err(Breach::OPCODE),
         }
@@ -250,7 +250,7 @@ impl Target<'_, '_> {
     }
 
     // Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
-    fn check_order(&mut self, segment: &Untagged, body: Body) -> Result<(), Breach> {
+    fn check_order(&mut self, segment: &Untagged, body: &Body) -> Result<(), Breach> {
         let inbound = self.half.driver.inbound();
         let complete = inbound.complete.get(segment.qn as usize);
         let complete = complete.ok_or(Breach::Protocol(TerminateCode::DDP_QUEUE))?;
@@ -264,7 +264,7 @@ impl Target<'_, '_> {
         if segment.mo != offset {
             return Err(Breach::Protocol(TerminateCode::DDP_OFFSET));
         }
-        let begun_as_send = offset != 0 && body != Body::Data;
+        let begun_as_send = offset != 0 && !matches!(body, Body::Data);
         if body.queue() != segment.qn || begun_as_send {
             return Err(Breach::OPCODE);
         }

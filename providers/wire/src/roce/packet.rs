@@ -40,9 +40,6 @@ pub enum Reject {
     /// More pad than there is payload, or payload and pad are no multiple of four.
     #[error("a pad count that does not fit the length")]
     Pad,
-    /// The ICRC is not that of the packet: see [`Packet::is_intact`].
-    #[error("a wrong ICRC")]
-    Icrc,
 }
 
 /// A packet, looked at in place.
@@ -69,47 +66,42 @@ pub struct Packet<'a> {
 #[inline]
 pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     let (covered, &icrc) = octets.split_last_chunk().ok_or(Reject::Short)?;
-    let (bth, rest) = view::<Bth>(covered).ok_or(Reject::Short)?;
-    if bth.transport_version() != 0 {
-        return Err(Reject::TransportVersion);
-    }
-    let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
-    let (behind_bth, rest) = rest
-        .split_at_checked(facts.headers_len)
-        .ok_or(Reject::Short)?;
-    let payload_len = rest.len().checked_sub(usize::from(bth.pad_count()));
+    let packet = decode_headers(covered)?;
+    let rest = packet.payload;
+    let payload_len = rest.len().checked_sub(packet.bth.pad_count().into());
     let (payload, pad) = payload_len
         .filter(|_| rest.len() % 4 == 0)
         .and_then(|payload_len| rest.split_at_checked(payload_len))
         .ok_or(Reject::Pad)?;
     Ok(Packet {
-        bth,
-        facts,
         payload,
         pad,
         icrc,
-        behind_bth,
-        covered,
+        ..packet
     })
 }
 
-/// Takes headers apart that travel without pad and ICRC; the payload is what follows them.
+/// Takes headers apart that travel without pad and ICRC. What follows them is the payload.
 ///
 /// # Errors
 /// The reason to drop them.
 #[inline]
 pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
-    let (bth, behind_bth) = view::<Bth>(octets).ok_or(Reject::Short)?;
+    let (bth, rest) = view::<Bth>(octets).ok_or(Reject::Short)?;
+    if bth.transport_version() != 0 {
+        return Err(Reject::TransportVersion);
+    }
     let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
-    let (headers, payload) =
-        (behind_bth.split_at_checked(facts.headers_len)).ok_or(Reject::Short)?;
+    let (behind_bth, payload) = rest
+        .split_at_checked(facts.headers_len)
+        .ok_or(Reject::Short)?;
     Ok(Packet {
         bth,
         facts,
         payload,
         pad: &[],
         icrc: [0; ICRC_LEN],
-        behind_bth: headers,
+        behind_bth,
         covered: octets,
     })
 }
