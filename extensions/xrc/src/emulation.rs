@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use polyverbs_engine::emulation::{
-    Addressing, Emulation, EmulationPart, Gains, NamedSrq, QpHandle, QpHooks, Sharing, SrqParts,
-    Target,
+    Addressing, Emulation, EmulationPart, Gains, QpHandle, QpHooks, Sharing, SrqParts, Target,
 };
+use polyverbs_engine::srq::NamedSrq;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, PostOps, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus};

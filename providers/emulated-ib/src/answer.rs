@@ -76,7 +76,7 @@ pub(crate) fn send(
         Answer::Ack(psn) => {
             // One for all that arrive together. And what a program answers goes first.
             if half.driver.rest.owed.replace(psn).is_none() {
-                cx.device.network().settle_later(qp);
+                cx.device.network().settle_later(qp.downgrade());
             }
             return;
         }

@@ -1,17 +1,18 @@
-//! An open device, and the objects that are made from it: the provider contract of `verbs-api`, carried out.
+//! A device as programs open it, and the objects that are made from it: the provider contract of `verbs-api`, carried out.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
+use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{
-    AhOps, ContextOps, CqInit, CqOps, EventSink, MrChange, MrInit, MrOps, MwOps, MwType, PdOps,
-    QpInit, QpOps, Reply, SrqInit, SrqOps, own,
+    AhOps, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange, MrInit, MrOps, MwOps, MwType,
+    PdOps, QpInit, QpOps, Reply, SrqInit, SrqOps, own,
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, ArgumentReason, Features, RKey, VerbError,
-    capability::{Baseline, PortAttributes},
+    capability::{Baseline, DeviceAttributes, Grant, PortAttributes},
     extension::Unsupported,
     ids::{LKey, Port},
 };
@@ -32,9 +33,28 @@ pub struct Context<D: Driver> {
     events: Arc<dyn EventSink>,
 }
 
-impl<D: Driver> Context<D> {
-    pub(crate) fn new(device: Arc<Device<D>>, events: Arc<dyn EventSink>) -> Self {
-        Self { device, events }
+impl<D: Driver> DeviceOps for Device<D> {
+    fn attributes(&self) -> DeviceAttributes {
+        self.attributes()
+    }
+
+    fn open(
+        &self,
+        _grant: &Grant,
+        events: Arc<dyn EventSink>,
+    ) -> Result<Arc<dyn ContextOps>, VerbError> {
+        let device = self.shared().filter(|device| !device.is_removed());
+        let device = device.ok_or(VerbError::DeviceRemoved)?;
+        device.listen(&events);
+        Ok(Arc::new(Context { device, events }))
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.counters().named()
+    }
+
+    fn carrier(&self) -> Option<Carrier> {
+        D::carrier(self)
     }
 }
 

@@ -6,14 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::carrier::Carrier;
-use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
+use verbs_api::provider::EventSink;
 use verbs_api::qp::QpCounters;
 use verbs_api::{
     ArgumentReason, Features, Limit, Transport, VerbError,
     capability::{
-        Baseline, BaselineGaps, DeviceAttributes, Grant, Limits, Mtu, PhysState, PortAttributes,
-        PortState,
+        Baseline, BaselineGaps, DeviceAttributes, Limits, Mtu, PhysState, PortAttributes, PortState,
     },
     event::{EventSubject, EventType},
     extension::{ExtensionOperation, Extensions},
@@ -21,14 +19,13 @@ use verbs_api::{
 };
 
 use crate::commands::Commands;
-use crate::context::Context;
 use crate::directory::Directory;
 use crate::driver::Driver;
 use crate::effects::Effects;
 use crate::emulation::{Emulations, MemoryManagement};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
-use crate::network::{Network, Progress};
+use crate::network::{Member, Network, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
 use crate::pool::Pool;
@@ -91,7 +88,7 @@ pub struct Device<D: Driver> {
     features: Features,
     emulations: Emulations,
     keys: KeyTable,
-    network: Arc<Network<D>>,
+    network: Arc<Network<Self>>,
     commands: Arc<Commands>,
     qpns: QpnPool,
     queue_pairs: Pool<Qp<D>>,
@@ -119,7 +116,7 @@ impl<D: Driver> Device<D> {
     /// already.
     pub fn new(
         driver: D,
-        network: &Arc<Network<D>>,
+        network: &Arc<Network<Self>>,
         options: DeviceOptions,
     ) -> Result<Arc<Self>, VerbError> {
         let mut attributes = driver.attributes();
@@ -187,7 +184,7 @@ impl<D: Driver> Device<D> {
 
     /// The network.
     #[inline]
-    pub fn network(&self) -> &Arc<Network<D>> {
+    pub fn network(&self) -> &Arc<Network<Self>> {
         &self.network
     }
 
@@ -284,15 +281,35 @@ impl<D: Driver> Device<D> {
         self.removed.load(Ordering::Acquire)
     }
 
+    /// What the device and its port tell about themselves now.
+    pub(crate) fn attributes(&self) -> DeviceAttributes {
+        let attributes = self.attributes.read();
+        let mut attributes = attributes.unwrap_or_else(PoisonError::into_inner).clone();
+        attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
+        attributes
+    }
+
     /// What the port tells about itself.
     pub fn port_attributes(&self) -> PortAttributes {
-        let attributes = self
-            .attributes
-            .read()
+        self.attributes().ports.swap_remove(0)
+    }
+
+    /// What was done through all queue pairs that there are and were.
+    pub(crate) fn counters(&self) -> QpCounters {
+        let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        for qp in self.qps.all() {
+            all.add(&qp.counters());
+        }
+        all
+    }
+
+    /// Has `events` told of what concerns the whole device.
+    pub(crate) fn listen(&self, events: &Arc<dyn EventSink>) {
+        let mut listeners = self
+            .listeners
+            .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut port = attributes.ports[0].clone();
-        port.qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
-        port
+        listeners.push(Arc::downgrade(events));
     }
 
     /// A datagram came with a wrong Q_Key.
@@ -411,14 +428,9 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// A frame arrived, at the moment that the link was told.
-    pub fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
-        self.call(now, |cx| D::handle_frame(self, frame, cx));
-    }
-
     // Calls the driver at the moment that the link was told, and then does what must be done with no lock held.
     #[inline]
-    pub(crate) fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
+    fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
         let pin = pin();
         let mut cx = match self.network.needs_precise_clock() {
             true => Cx::at(self, &pin, now),
@@ -590,44 +602,21 @@ fn claim(
     Ok(emulations)
 }
 
-impl<D: Driver> DeviceOps for Device<D> {
-    fn attributes(&self) -> DeviceAttributes {
-        let mut attributes = self
-            .attributes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
-        attributes
+impl<D: Driver> Member for Device<D> {
+    type Header = D::Header;
+    type Qp = Qp<D>;
+
+    #[inline]
+    fn takes(&self, address: LinkAddress) -> bool {
+        self.address == address && !self.is_removed()
     }
 
-    fn open(
-        &self,
-        grant: &Grant,
-        events: Arc<dyn EventSink>,
-    ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        if self.is_removed() {
-            return Err(VerbError::DeviceRemoved);
-        }
-        let device = self.shared().ok_or(VerbError::DeviceRemoved)?;
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::downgrade(&events));
-        let _ = grant;
-        Ok(Arc::new(Context::new(device, events)))
+    fn handle_frame(&self, frame: Frame<'_, D::Header>, now: Time) {
+        self.call(now, |cx| D::handle_frame(self, frame, cx));
     }
 
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        for qp in self.qps.all() {
-            all.add(&qp.counters());
-        }
-        all.named()
-    }
-
-    fn carrier(&self) -> Option<Carrier> {
-        D::carrier(self)
+    fn settle(qp: &QpRef<D>, now: Time) {
+        qp.device.call(now, |cx| D::settle(qp, cx));
     }
 }
 

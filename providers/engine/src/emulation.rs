@@ -22,7 +22,7 @@ use crate::cq::Cq;
 use crate::fault::Fault;
 use crate::key_table::{Binding, KeyTable};
 use crate::operation::{MaskedAtomics, OperationEmulation, OperationTable};
-use crate::srq::Srq;
+use crate::srq::{NamedSrq, Srq};
 
 /// The family of parts that are emulations on software devices.
 pub const FAMILY: &str = "polyverbs-engine";
@@ -105,12 +105,6 @@ pub struct SrqParts {
     pub srq: Arc<Srq>,
     /// Where its receives complete.
     pub cq: Arc<Cq>,
-}
-
-/// The place of a shared receive queue that requests name, as long as it is there. Dropped, no request finds the queue.
-pub trait NamedSrq: Send + Sync {
-    /// Its name.
-    fn srq_num(&self) -> u32;
 }
 
 /// What an extension does for one queue pair.

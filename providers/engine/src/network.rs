@@ -8,21 +8,35 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use verbs_api::ids::LinkAddress;
 
-use crate::device::Device;
-use crate::driver::Driver;
 use crate::link::{Deliver, Frame, SharedLink};
-use crate::pool::PoolWeak;
-use crate::qp::Qp;
+use crate::pool::{PoolRef, PoolWeak};
 use crate::time::{Host, Time};
 use crate::timers::{Job, Timers};
+
+/// What a network joins: a device, as far as the network knows it.
+pub trait Member: Send + Sync + Sized + 'static {
+    /// A frame's header, as a value.
+    type Header: 'static;
+    /// A queue pair.
+    type Qp: Send + Sync + 'static;
+
+    /// Whether frames for this address are for it: it has the address, and has not been removed.
+    fn takes(&self, address: LinkAddress) -> bool;
+
+    /// A frame arrived, at the moment that the link was told.
+    fn handle_frame(&self, frame: Frame<'_, Self::Header>, now: Time);
+
+    /// Nothing more has arrived for now: what a queue pair kept back until then leaves.
+    fn settle(qp: &PoolRef<Self::Qp>, now: Time);
+}
 
 /// Devices of one driver that reach one another.
 ///
 /// Without a link the network is *direct*: a frame is handed to its receiver as it is, on the sender's thread. With one,
 /// frames go over it. Sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when something is due.
-pub struct Network<D: Driver> {
-    devices: RwLock<BTreeMap<LinkAddress, Weak<Device<D>>>>,
-    link: Option<SharedLink<D::Header>>,
+pub struct Network<M: Member> {
+    devices: RwLock<BTreeMap<LinkAddress, Weak<M>>>,
+    link: Option<SharedLink<M::Header>>,
     needs_precise_clock: bool,
     timers: Arc<Timers>,
     delivering: AtomicBool,
@@ -30,19 +44,19 @@ pub struct Network<D: Driver> {
     to_serve: Mutex<VecDeque<Job>>,
     /// Looked at before that.
     has_to_serve: AtomicBool,
-    unsettled: Unsettled<D>,
+    unsettled: Unsettled<M::Qp>,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Queue pairs with something to send when nothing more arrives.
-struct Unsettled<D: Driver> {
+struct Unsettled<Q> {
     any: AtomicBool,
     /// Looks that have found something since they were settled.
     looks: AtomicU32,
-    qps: Mutex<Vec<PoolWeak<Qp<D>>>>,
+    qps: Mutex<Vec<PoolWeak<Q>>>,
 }
 
-impl<D: Driver> Default for Unsettled<D> {
+impl<Q> Default for Unsettled<Q> {
     fn default() -> Self {
         Self {
             any: AtomicBool::new(false),
@@ -79,9 +93,9 @@ pub trait Progress: Send + Sync {
     fn hand_back(&self) {}
 }
 
-impl<D: Driver> Network<D> {
+impl<M: Member> Network<M> {
     /// A network without devices; direct without a link.
-    pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<D::Header>>) -> Arc<Self> {
+    pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<M::Header>>) -> Arc<Self> {
         Arc::new(Self {
             devices: RwLock::default(),
             needs_precise_clock: (link.as_ref()).is_none_or(|link| link.needs_precise_clock()),
@@ -108,7 +122,7 @@ impl<D: Driver> Network<D> {
 
     /// The link, or `None` where the network is direct.
     #[inline]
-    pub fn link(&self) -> Option<&SharedLink<D::Header>> {
+    pub fn link(&self) -> Option<&SharedLink<M::Header>> {
         self.link.as_ref()
     }
 
@@ -126,7 +140,7 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    pub(crate) fn join(&self, address: LinkAddress, device: &Arc<Device<D>>) -> bool {
+    pub(crate) fn join(&self, address: LinkAddress, device: &Arc<M>) -> bool {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         if devices
             .get(&address)
@@ -139,16 +153,16 @@ impl<D: Driver> Network<D> {
     }
 
     /// The device at an address.
-    pub fn device(&self, address: LinkAddress) -> Option<Arc<Device<D>>> {
+    pub fn device(&self, address: LinkAddress) -> Option<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices
             .get(&address)
             .and_then(Weak::upgrade)
-            .filter(|device| !device.is_removed())
+            .filter(|device| device.takes(address))
     }
 
     /// Every device.
-    pub fn devices(&self) -> Vec<Arc<Device<D>>> {
+    pub fn devices(&self) -> Vec<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices.values().filter_map(Weak::upgrade).collect()
     }
@@ -174,10 +188,9 @@ impl<D: Driver> Network<D> {
         any
     }
 
-    /// Has [`Driver::settle`] called for a queue pair when nothing more arrives. Called with its locks held.
-    pub fn settle_later(&self, qp: &Qp<D>) {
-        let mut qps = lock(&self.unsettled.qps);
-        qps.push(qp.downgrade());
+    /// Has a queue pair [settled](Member::settle) when nothing more arrives. Called with its locks held.
+    pub fn settle_later(&self, qp: PoolWeak<M::Qp>) {
+        lock(&self.unsettled.qps).push(qp);
         self.unsettled.any.store(true, Ordering::Release);
     }
 
@@ -197,8 +210,7 @@ impl<D: Driver> Network<D> {
         // What comes behind this says so again.
         self.unsettled.any.store(false, Ordering::SeqCst);
         for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
-            let device = &qp.device;
-            device.call(self.moment(), |cx| D::settle(&qp, cx));
+            M::settle(&qp, self.moment());
         }
         let mut kept = lock(&self.unsettled.qps);
         match kept.is_empty() {
@@ -235,7 +247,7 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    fn flush_link(&self, link: &SharedLink<D::Header>) {
+    fn flush_link(&self, link: &SharedLink<M::Header>) {
         // A stream that has room again, or is gone, is something to tell.
         match link.flush() {
             true => _ = self.progress(),
@@ -243,7 +255,7 @@ impl<D: Driver> Network<D> {
         }
     }
 
-    fn wake_for(&self, link: &SharedLink<D::Header>) {
+    fn wake_for(&self, link: &SharedLink<M::Header>) {
         if let Some(at) = link.next_due() {
             self.timers.wake_at(at);
         }
@@ -251,7 +263,7 @@ impl<D: Driver> Network<D> {
 
     // A poll by a thread that looks for what is mostly for this device. Acknowledges wait until the program, which is about
     // to be told what has come, has answered it; unless nobody may look for long.
-    pub(crate) fn poll_for(&self, device: Option<&Device<D>>) -> bool {
+    pub(crate) fn poll_for(&self, device: Option<&M>) -> bool {
         let Some(link) = &self.link else { return false };
         let Some(input) = link.input() else {
             return false;
@@ -323,14 +335,14 @@ impl Drop for Over<'_> {
 
 /// Where a link delivers in one turn. Most of it is for one device, mostly the one that looks: it is looked up once, or not
 /// at all.
-struct Turn<'n, D: Driver> {
-    network: &'n Network<D>,
-    looking: Option<&'n Device<D>>,
-    last: RefCell<Option<(LinkAddress, Arc<Device<D>>)>>,
+struct Turn<'n, M: Member> {
+    network: &'n Network<M>,
+    looking: Option<&'n M>,
+    last: RefCell<Option<(LinkAddress, Arc<M>)>>,
 }
 
-impl<'n, D: Driver> Turn<'n, D> {
-    fn new(network: &'n Network<D>, looking: Option<&'n Device<D>>) -> Self {
+impl<'n, M: Member> Turn<'n, M> {
+    fn new(network: &'n Network<M>, looking: Option<&'n M>) -> Self {
         Self {
             network,
             looking,
@@ -339,16 +351,15 @@ impl<'n, D: Driver> Turn<'n, D> {
     }
 }
 
-impl<D: Driver> Deliver<D::Header> for Turn<'_, D> {
-    fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
-        let is_it = |device: &&Device<D>| device.address() == frame.to && !device.is_removed();
-        if let Some(device) = self.looking.filter(is_it) {
+impl<M: Member> Deliver<M::Header> for Turn<'_, M> {
+    fn deliver(&self, frame: Frame<'_, M::Header>, now: Time) {
+        if let Some(device) = self.looking.filter(|device| device.takes(frame.to)) {
             return device.handle_frame(frame, now);
         }
         let last = self
             .last
             .take()
-            .filter(|(address, device)| *address == frame.to && !device.is_removed());
+            .filter(|(_, device)| device.takes(frame.to));
         let found = last.or_else(|| Some((frame.to, self.network.device(frame.to)?)));
         if let Some((address, device)) = found {
             device.handle_frame(frame, now);
@@ -357,13 +368,13 @@ impl<D: Driver> Deliver<D::Header> for Turn<'_, D> {
     }
 }
 
-impl<D: Driver> Deliver<D::Header> for Network<D> {
-    fn deliver(&self, frame: Frame<'_, D::Header>, now: Time) {
+impl<M: Member> Deliver<M::Header> for Network<M> {
+    fn deliver(&self, frame: Frame<'_, M::Header>, now: Time) {
         Turn::new(self, None).deliver(frame, now);
     }
 }
 
-impl<D: Driver> Progress for Network<D> {
+impl<M: Member> Progress for Network<M> {
     fn next_timeout(&self) -> Option<Time> {
         let link = self.link.as_ref().and_then(|link| link.next_due());
         [self.timers.next(), link].into_iter().flatten().min()

@@ -35,7 +35,7 @@ use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
-use crate::receive_ring::{RawSge, Receive, ReceiveConsumer, ReceiveRing, SmallSges};
+use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveRing};
 use crate::request::{Op, QueuedRequest, Request};
 use crate::rules::{self, Rule};
 use crate::slots::{Held, Slots};
@@ -992,7 +992,7 @@ impl<D: Driver> Qp<D> {
         for (index, request) in requests.iter().enumerate() {
             if self
                 .receives
-                .post(&mut producer, receive_of(request))
+                .post(&mut producer, Receive::of(request))
                 .is_err()
             {
                 result = Err((
@@ -1626,28 +1626,6 @@ impl<D: Driver> QpActions for Pooled<Qp<D>> {
             self.event(EventType::QpFatal, effects);
             effects.flush(self);
         }
-    }
-}
-
-/// The engine's form of a posted receive.
-pub(crate) fn receive_of(request: &ReceiveRequest<'_>) -> Receive {
-    let sges = request.data.sges();
-    let raw = |sge: &verbs_api::Sge| RawSge {
-        addr: sge.addr(),
-        length: sge.length(),
-        lkey: sge.lkey().value(),
-    };
-    let list = match sges.list {
-        [] => SmallSges::default(),
-        [one] => SmallSges::from(&[raw(one)][..]),
-        [one, two] => SmallSges::from(&[raw(one), raw(two)][..]),
-        more => SmallSges::Spilled(more.iter().map(raw).collect()),
-    };
-    Receive {
-        wr_id: request.wr_id,
-        loan: sges.loan.to_bits(),
-        private: sges.private,
-        sges: list,
     }
 }
 

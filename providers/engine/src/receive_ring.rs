@@ -21,6 +21,9 @@ use std::fmt;
 use std::ptr;
 use std::sync::OnceLock;
 
+use smallvec::SmallVec;
+use verbs_api::{Sge, wr::ReceiveRequest};
+
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Line, Ordering, full_fence};
 
@@ -35,64 +38,8 @@ pub struct RawSge {
     pub lkey: u32,
 }
 
-/// A scatter list; up to two entries need no allocation. Equal are lists with equal entries.
-#[derive(Clone, Debug)]
-pub enum SmallSges {
-    /// The first `len` of two entries.
-    Inline {
-        /// Entries in use, 0 to 2.
-        len: u8,
-        /// The entries.
-        sges: [RawSge; INLINE],
-    },
-    /// Any number of entries.
-    Spilled(Box<[RawSge]>),
-}
-
-impl SmallSges {
-    /// The entries.
-    #[inline]
-    pub fn as_slice(&self) -> &[RawSge] {
-        match self {
-            Self::Inline { len, sges } => &sges[..INLINE.min(usize::from(*len))],
-            Self::Spilled(sges) => sges,
-        }
-    }
-}
-
-impl PartialEq for SmallSges {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for SmallSges {}
-
-impl Default for SmallSges {
-    fn default() -> Self {
-        Self::Inline {
-            len: 0,
-            sges: [RawSge::default(); INLINE],
-        }
-    }
-}
-
-impl From<&[RawSge]> for SmallSges {
-    #[inline]
-    fn from(list: &[RawSge]) -> Self {
-        let mut sges = [RawSge::default(); INLINE];
-        match *list {
-            [] => {}
-            [a] => sges[0] = a,
-            [a, b] => sges = [a, b],
-            _ => return Self::Spilled(list.into()),
-        }
-        Self::Inline {
-            len: list.len() as u8,
-            sges,
-        }
-    }
-}
+/// A scatter list; up to two entries need no allocation.
+pub type SmallSges = SmallVec<[RawSge; INLINE]>;
 
 /// A posted receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,17 +54,22 @@ pub struct Receive {
     pub sges: SmallSges,
 }
 
-/// What [`ReceiveRing::peek`] tells of the next receive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peek {
-    /// The program's number.
-    pub wr_id: u64,
-    /// The number of the buffer that the program lent with it; 0: none.
-    pub loan: u32,
-    /// Whether the buffer is private.
-    pub private: bool,
-    /// Scatter entries, or [`u8::MAX`] if they spilled.
-    pub num_sge: u8,
+impl Receive {
+    /// The ring's form of a receive that a program posts.
+    pub(crate) fn of(request: &ReceiveRequest<'_>) -> Self {
+        let sges = request.data.sges();
+        let raw = |sge: &Sge| RawSge {
+            addr: sge.addr(),
+            length: sge.length(),
+            lkey: sge.lkey().value(),
+        };
+        Self {
+            wr_id: request.wr_id,
+            loan: sges.loan.to_bits(),
+            private: sges.private,
+            sges: sges.list.iter().map(raw).collect(),
+        }
+    }
 }
 
 /// A ring of posted receives.
@@ -199,13 +151,6 @@ impl ReceiveRing {
         Some(receive)
     }
 
-    /// What the oldest receive is, without taking it.
-    #[inline]
-    pub fn peek(&self, consumer: &ReceiveConsumer) -> Option<Peek> {
-        let slot = slot_at(self.slots.get()?, consumer.head);
-        Some(slot.peek(slot.holds(consumer.head)?))
-    }
-
     /// The one entry of the oldest receive, if it has just one and no lent buffer; it stays.
     #[inline]
     pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
@@ -225,12 +170,6 @@ impl ReceiveRing {
         // Release: as in `take`.
         self.head.store(consumer.head, Ordering::Release);
         wr_id
-    }
-
-    /// Consumer: whether there is nothing to take, exactly.
-    #[inline]
-    pub fn is_dry(&self, consumer: &ReceiveConsumer) -> bool {
-        self.peek(consumer).is_none()
     }
 
     /// The number of receives that wait, as last published by both sides.
@@ -260,7 +199,8 @@ impl ReceiveRing {
     pub fn set_starved_and_recheck(&self, consumer: &ReceiveConsumer) -> bool {
         self.starved.store(true, Ordering::Relaxed);
         full_fence();
-        if self.is_dry(consumer) {
+        let next = self.slots.get().map(|slots| slot_at(slots, consumer.head));
+        if next.and_then(|slot| slot.holds(consumer.head)).is_none() {
             return false;
         }
         self.starved.store(false, Ordering::Relaxed);
@@ -336,14 +276,11 @@ impl Slot {
     fn write(&self, position: u64, receive: Receive) {
         self.wr_id.store(receive.wr_id, Ordering::Relaxed);
         self.loan.store(receive.loan.into(), Ordering::Relaxed);
-        let num_sge = match receive.sges {
-            SmallSges::Inline { len, sges } => {
-                self.write_inline(&sges, len);
-                len.min(INLINE as u8)
-            }
-            SmallSges::Spilled(list) => {
-                self.spilled
-                    .store(Box::into_raw(Box::new(list)), Ordering::Release);
+        let num_sge = match receive.sges.spilled() {
+            false => self.write_inline(&receive.sges),
+            true => {
+                let list = Box::new(receive.sges.into_boxed_slice());
+                self.spilled.store(Box::into_raw(list), Ordering::Release);
                 SPILLED
             }
         };
@@ -355,50 +292,30 @@ impl Slot {
     }
 
     #[inline]
-    fn write_inline(&self, sges: &[RawSge; INLINE], len: u8) {
-        for (words, sge) in self.sges.iter().zip(sges).take(len.into()) {
+    fn write_inline(&self, sges: &[RawSge]) -> u8 {
+        for (words, sge) in self.sges.iter().zip(sges) {
             words[0].store(sge.addr, Ordering::Relaxed);
             let second = u64::from(sge.length) << 32 | u64::from(sge.lkey);
             words[1].store(second, Ordering::Relaxed);
         }
-    }
-
-    #[inline]
-    fn peek(&self, state: u64) -> Peek {
-        Peek {
-            wr_id: self.wr_id.load(Ordering::Relaxed),
-            loan: self.loan.load(Ordering::Relaxed) as u32,
-            private: state & PRIVATE != 0,
-            num_sge: state as u8,
-        }
+        sges.len() as u8
     }
 
     #[inline]
     fn take(&self, state: u64) -> Receive {
-        let Peek {
-            wr_id,
-            loan,
-            private,
-            num_sge,
-        } = self.peek(state);
-        let sges = match num_sge {
-            SPILLED => SmallSges::Spilled(self.take_spilled()),
-            len => SmallSges::Inline {
-                len,
-                sges: self.read_inline(),
-            },
+        let sges = match state as u8 {
+            SPILLED => self.take_spilled().into_vec().into(),
+            len => {
+                let entries = std::array::from_fn(|at| self.read_entry(at));
+                SmallSges::from_buf_and_len(entries, INLINE.min(len.into()))
+            }
         };
         Receive {
-            wr_id,
-            loan,
-            private,
+            wr_id: self.wr_id.load(Ordering::Relaxed),
+            loan: self.loan.load(Ordering::Relaxed) as u32,
+            private: state & PRIVATE != 0,
             sges,
         }
-    }
-
-    #[inline]
-    fn read_inline(&self) -> [RawSge; INLINE] {
-        std::array::from_fn(|at| self.read_entry(at))
     }
 
     #[inline]
@@ -496,23 +413,8 @@ mod tests {
             post(&ring, posted.clone()).unwrap();
             assert_eq!(ring.len(), 1);
             assert_eq!(ring.take(&mut consumer), Some(posted));
-            assert!(ring.is_dry(&consumer));
+            assert_eq!(ring.take(&mut consumer), None);
         }
-    }
-
-    #[test]
-    fn peeking_takes_nothing() {
-        let (ring, mut consumer) = ReceiveRing::new(4);
-        assert_eq!(ring.peek(&consumer), None);
-        post(&ring, receive(7, 1)).unwrap();
-        let seen = Peek {
-            wr_id: 7,
-            loan: 7,
-            private: true,
-            num_sge: 1,
-        };
-        assert_eq!(ring.peek(&consumer), Some(seen));
-        assert_eq!(ring.take(&mut consumer), Some(receive(7, 1)));
     }
 
     #[test]

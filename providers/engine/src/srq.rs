@@ -13,11 +13,15 @@ use verbs_api::{
 
 use crate::commands::Commands;
 use crate::effects::{Effects, QpActions};
-use crate::emulation::NamedSrq;
 use crate::lock::{Lock, LockClass};
-use crate::qp::receive_of;
 use crate::receive_ring::Receive;
 use crate::rules::{self, Rule};
+
+/// The place of a shared receive queue that requests name, as long as it is there. Dropped, no request finds the queue.
+pub trait NamedSrq: Send + Sync {
+    /// Its name.
+    fn srq_num(&self) -> u32;
+}
 
 /// A shared receive queue has failed.
 #[derive(Clone, Copy, Debug)]
@@ -163,7 +167,7 @@ impl SrqOps for Srq {
                 result = Err((index, PostReason::QueueFull { max: state.max_wr }));
                 break;
             }
-            state.queue.push_back(receive_of(request));
+            state.queue.push_back(Receive::of(request));
         }
         let starved = if state.queue.is_empty() {
             Vec::new()

@@ -8,6 +8,7 @@ use std::time::Duration;
 // The C library reads clocks without the kernel where it can, and where it cannot (valgrind) as well.
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getres, clock_gettime};
+use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
@@ -54,7 +55,7 @@ struct Clock {
 
 impl RealHost {
     /// A network that runs in real time; direct without a link.
-    pub fn network<D: Driver>(link: Option<SharedLink<D::Header>>) -> Arc<Network<D>> {
+    pub fn network<D: Driver>(link: Option<SharedLink<D::Header>>) -> Arc<Network<Device<D>>> {
         let host = Self::new();
         let network = Network::new(Arc::clone(&host) as Arc<dyn Host>, link);
         // Nothing has been noted yet: a new network has nothing to do.

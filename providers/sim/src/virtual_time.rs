@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
@@ -87,7 +88,10 @@ impl Simulation {
     }
 
     /// A network in this simulation; direct without a link.
-    pub fn network<D: Driver>(&mut self, link: Option<SharedLink<D::Header>>) -> Arc<Network<D>> {
+    pub fn network<D: Driver>(
+        &mut self,
+        link: Option<SharedLink<D::Header>>,
+    ) -> Arc<Network<Device<D>>> {
         let network = Network::new(Arc::clone(&self.host) as Arc<dyn Host>, link);
         self.networks
             .push(Arc::clone(&network) as Arc<dyn Progress>);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::network::Network;
 use polyverbs_sim::Simulation;
@@ -15,7 +16,7 @@ use crate::script::Script;
 /// A program and its neighbour, on one network.
 pub(crate) struct AtWork<D: Driver> {
     pub(crate) simulation: Simulation,
-    pub(crate) network: Arc<Network<D>>,
+    pub(crate) network: Arc<Network<Device<D>>>,
     /// The queue pair whose peer the fuzzer speaks for.
     pub(crate) qp: Qp,
     pub(crate) victim: Program,

@@ -158,7 +158,7 @@ impl Pair {
 }
 
 impl Endpoint {
-    fn new(network: &Arc<Network<InfiniBand>>, number: u64, chosen: &Chosen) -> Self {
+    fn new(network: &Arc<Network<Engine<InfiniBand>>>, number: u64, chosen: &Chosen) -> Self {
         let address = LinkAddress::InProcess(number);
         let driver = InfiniBand {
             name: format!("ib{number}"),

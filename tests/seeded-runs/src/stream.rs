@@ -353,7 +353,7 @@ impl Run {
 }
 
 impl Side {
-    fn new(network: &Arc<Network<Iwarp>>, number: u64, service: ServiceDelay) -> Self {
+    fn new(network: &Arc<Network<Engine<Iwarp>>>, number: u64, service: ServiceDelay) -> Self {
         let driver = Iwarp::new(format!("iw{number}"), LinkAddress::InProcess(number))
             .service_delay(service);
         let engine = Engine::new(driver, network, DeviceOptions::default()).expect("a device");

@@ -231,7 +231,7 @@ pub struct Side {
 /// Both ends, the link and the clock.
 pub struct Rig {
     pub simulation: Simulation,
-    pub network: Arc<Network<InfiniBand>>,
+    pub network: Arc<Network<Engine<InfiniBand>>>,
     pub wire: Arc<Wire>,
     pub setup: Setup,
     pub a: Side,
@@ -441,7 +441,7 @@ impl From<Body> for Answer {
 }
 
 impl Side {
-    fn new(network: &Arc<Network<InfiniBand>>, number: u64, setup: &Setup) -> Self {
+    fn new(network: &Arc<Network<Engine<InfiniBand>>>, number: u64, setup: &Setup) -> Self {
         let address = LinkAddress::InProcess(number);
         let driver = InfiniBand {
             name: format!("ib{number}"),

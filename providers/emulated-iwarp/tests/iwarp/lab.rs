@@ -169,7 +169,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    fn new(network: &Arc<Network<Iwarp>>, number: u64, service: ServiceDelay) -> Self {
+    fn new(network: &Arc<Network<Device<Iwarp>>>, number: u64, service: ServiceDelay) -> Self {
         let driver = Iwarp::new(format!("iw{number}"), LinkAddress::InProcess(number))
             .service_delay(service);
         let device = Device::new(driver, network, DeviceOptions::default()).unwrap();
@@ -283,7 +283,7 @@ pub(crate) fn poll(cq: &Cq) -> Vec<Seen> {
 /// Two devices on one network.
 pub(crate) struct Lab {
     clock: Arc<Clock>,
-    pub(crate) network: Arc<Network<Iwarp>>,
+    pub(crate) network: Arc<Network<Device<Iwarp>>>,
     pub(crate) wire: Option<Arc<Wire>>,
     pub(crate) a: Side,
     pub(crate) b: Side,

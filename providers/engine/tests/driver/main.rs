@@ -135,7 +135,7 @@ impl Input for Wire {
 /// Two queue pairs of two devices.
 struct Rig<D: Tiny> {
     clock: Arc<Clock>,
-    network: Arc<Network<D>>,
+    network: Arc<Network<Engine<D>>>,
     wire: Arc<Wire>,
     notes: Arc<Notes>,
     a: Side<D>,
@@ -181,7 +181,7 @@ impl<D: Tiny> Rig<D> {
 }
 
 impl<D: Tiny> Side<D> {
-    fn new(network: &Arc<Network<D>>, address: LinkAddress, notes: &Arc<Notes>) -> Self {
+    fn new(network: &Arc<Network<Engine<D>>>, address: LinkAddress, notes: &Arc<Notes>) -> Self {
         let engine =
             Engine::new(D::make(address, notes), network, DeviceOptions::default()).unwrap();
         let device = Device::of(Arc::clone(&engine) as Arc<dyn DeviceOps>);
@@ -992,7 +992,7 @@ fn an_emulation_and_its_extension_tell_of_the_same() {
     extensions
         .add(Box::leak(Box::new(halves(&HIDING))))
         .unwrap();
-    let network = Network::<Plain>::new(Arc::new(Clock::default()), None);
+    let network = Network::<Engine<Plain>>::new(Arc::new(Clock::default()), None);
     let options = DeviceOptions {
         extensions: Some(extensions),
         ..DeviceOptions::default()

@@ -328,7 +328,7 @@ fn handle_frame<D: Tiny>(device: &Device<D>, frame: Frame<'_, Header>, cx: &mut 
     match device.driver().waits() {
         Some(waiting) => {
             waiting.lock().unwrap().push((qp.qpn, frame.from, header));
-            device.network().settle_later(&qp);
+            device.network().settle_later(qp.downgrade());
         }
         None => answer(device, frame.from, header, cx),
     }
