@@ -1,11 +1,9 @@
 //! Base memory management on software devices.
 
-use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains, MemoryManagement};
-use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Binding, KeyTable};
-use verbs_api::{Access, Features, PageList, Transport, capability::DeviceAttributes};
+use polyverbs_engine::emulation::{Emulation, EmulationPart, Gains};
+use verbs_api::{Features, Transport, capability::DeviceAttributes};
 
-/// The emulation of the extension, on the engine's key table.
+/// The emulation of the extension. The engine's key table does the work, for devices that have the features.
 pub struct OnKeyTable;
 
 /// The part of the extension that software devices need.
@@ -31,36 +29,5 @@ impl Emulation for OnKeyTable {
             features: common | windows | by_transport,
             ..Gains::default()
         }
-    }
-
-    fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
-        Some(&OnKeyTable)
-    }
-}
-
-impl MemoryManagement for OnKeyTable {
-    fn fast_register(
-        &self,
-        keys: &KeyTable,
-        key: u32,
-        pd: u32,
-        pages: &PageList,
-        access: Access,
-        iova: u64,
-        length: u64,
-    ) -> Result<(), Fault> {
-        keys.fast_register(key, pd, pages, access, iova, length)
-    }
-
-    fn invalidate_local(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        keys.invalidate_local(key, pd, qpn)
-    }
-
-    fn invalidate_remote(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        keys.invalidate_remote(key, pd, qpn)
-    }
-
-    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<(), Fault> {
-        keys.bind(window, binding)
     }
 }

@@ -118,7 +118,11 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
             address: frame.from,
             qpn: frame.header.src_qp,
         };
-        if !qp.takes_multicast(sender, group) {
+        let receiver = Station {
+            address: qp.device.address(),
+            qpn: qp.qpn,
+        };
+        if !qp.extensions().takes_multicast(sender, receiver, group) {
             return;
         }
     }

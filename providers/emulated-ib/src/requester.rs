@@ -253,7 +253,7 @@ fn find_peer(qp: &Qp, half: &Sending) -> Option<QpRef> {
     device
         .qp(half.driver.rest.peer_qpn)
         .filter(|peer| peer.qp_type == qp.qp_type && peer.is_addressed == qp.is_addressed)
-        .filter(|peer| !qp.is_addressed || peer.is_target())
+        .filter(|peer| !qp.is_addressed || peer.extensions().is_target())
 }
 
 #[inline]
@@ -483,7 +483,7 @@ fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
-    half.rare.rnr_naks += 1;
+    half.rare.counters.rnr_naks += 1;
     if half.driver.rest.rnr_retry == RNR_FOREVER {
         return true;
     }
@@ -834,7 +834,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         return Ok(());
     }
     let psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
-    half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
+    half.rare.counters.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
     let mut spans = Spans::new();
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
@@ -888,7 +888,8 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
                 break;
             }
             psn = psn_at(wqe, wqe.sent, shift);
-            half.rare.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
+            half.rare.counters.retransmissions +=
+                u64::from(half.driver.rest.sent.distance_from(psn) > 0);
         }
     }
     let reached = if wqe.phase == Phase::Sent {
@@ -1050,7 +1051,7 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
 }
 
 fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
-    half.rare.naks += 1;
+    half.rare.counters.naks += 1;
     acknowledge(qp, half, psn, cx);
     if nak != Nak::SEQUENCE_ERROR {
         // What was before it and has no answer cannot get one any more.

@@ -649,9 +649,9 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
     if !half.driver.is_between() && number != half.driver.rest.srqn {
         return Err(Refusal::INVALID);
     }
-    let target = qp.target(number).ok_or(Refusal::INVALID)?;
+    let target = qp.extensions().target(number).ok_or(Refusal::INVALID)?;
     half.driver.rest.srqn = number;
-    qp.take_receives_from(target);
+    qp.extensions().take_receives_from(Some(target));
     Ok(())
 }
 
@@ -706,7 +706,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
         .device
         .memory_management()
         .ok_or(Fault::CannotInvalidate)?;
-    management.invalidate_remote(qp.device.keys(), key, qp.remote_pd(), qp.qpn)
+    management.invalidate_remote(key, qp.remote_pd(), qp.qpn)
 }
 
 /// Serves the reads and atomics that wait, in order. `false` where one of them was refused.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use verbs_api::VerbError;
 use verbs_api::provider::Reply;
+use verbs_api::{ArgumentReason, VerbError};
 
 use crate::network::Progress;
+use crate::sync::Mutex;
 use crate::timers::Timers;
 
 type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
@@ -52,7 +53,7 @@ impl Commands {
 
     /// Whether the device was removed.
     pub fn is_removed(&self) -> bool {
-        self.pending().removed
+        self.pending.lock().removed
     }
 
     /// Carries a command out after the device's latency and answers it; at once where there is none.
@@ -81,7 +82,7 @@ impl Commands {
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
         self.network.flush();
         let latency = self.latency.load(Ordering::Relaxed);
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if pending.removed {
             drop(pending);
             return command(Err(VerbError::DeviceRemoved));
@@ -101,7 +102,7 @@ impl Commands {
             Box::new(move |_| {
                 let command = me
                     .upgrade()
-                    .and_then(|me| me.pending().commands.remove(&number));
+                    .and_then(|me| me.pending.lock().commands.remove(&number));
                 if let Some(command) = command {
                     command(Ok(()));
                 }
@@ -111,7 +112,7 @@ impl Commands {
 
     /// Answers everything that is outstanding, and everything to come, with the news that the device was removed.
     pub(crate) fn remove(&self) {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         pending.removed = true;
         let commands = std::mem::take(&mut pending.commands);
         drop(pending);
@@ -119,8 +120,19 @@ impl Commands {
             command(Err(VerbError::DeviceRemoved));
         }
     }
+}
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// The answer to a number that is too small or too large.
+pub(crate) fn out_of_range(
+    argument: &'static str,
+    given: impl Into<u64>,
+    least: impl Into<u64>,
+    most: impl Into<u64>,
+) -> VerbError {
+    let reason = ArgumentReason::OutOfRange {
+        given: given.into(),
+        least: least.into(),
+        most: most.into(),
+    };
+    VerbError::argument(argument, reason)
 }

@@ -11,9 +11,8 @@
 // The current array of slots is reached through an atomic pointer.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ptr;
-use std::sync::{OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicPtr, AtomicU64, Line, Mutex, Ordering};
@@ -50,29 +49,6 @@ pub enum Armed {
 /// The ring is full; the entry was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
-
-impl fmt::Display for Overrun {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("completion ring is full")
-    }
-}
-
-impl std::error::Error for Overrun {}
-
-/// The ring holds more entries than its new capacity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooSmall {
-    /// Entries that wait to be polled.
-    pub pending: u32,
-}
-
-impl fmt::Display for TooSmall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} completions are pending", self.pending)
-    }
-}
-
-impl std::error::Error for TooSmall {}
 
 /// A ring of completions with locks for producers and for consumers.
 pub struct CompletionRing {
@@ -190,20 +166,18 @@ impl CompletionRing {
     /// Changes the capacity, at least 1; entries that wait stay.
     ///
     /// # Errors
-    /// [`TooSmall`] if more entries wait.
+    /// How many entries wait, if they are more.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
-    pub fn resize(&self, capacity: u32) -> Result<(), TooSmall> {
+    pub fn resize(&self, capacity: u32) -> Result<(), u32> {
         assert!(capacity <= MAX_CAPACITY);
         let capacity = capacity.max(1);
         let mut producer = self.producer();
         let _consumer = self.consumer.lock.lock();
         let pending = self.pending(&producer);
         if u64::from(capacity) < pending {
-            return Err(TooSmall {
-                pending: pending as u32,
-            });
+            return Err(pending as u32);
         }
         producer.capacity = capacity;
         if producer.room != 0 {
@@ -242,7 +216,7 @@ impl CompletionRing {
 
     /// An array of this ring, whose slots are all empty for the positions from `tail` on.
     fn empty_array(&self, capacity: u32, tail: u64) -> *mut Array {
-        let mut arrays = self.arrays.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arrays = self.arrays.lock();
         let array = arrays.of_len(array_len(capacity));
         // SAFETY: the pointers of the list are live.
         unsafe { &*array }.clear(tail);
@@ -304,12 +278,6 @@ impl CompletionRing {
     }
 }
 
-impl fmt::Debug for CompletionRing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionRing").finish_non_exhaustive()
-    }
-}
-
 /// The state of the side that adds entries, under its lock.
 pub struct Producer {
     /// Entries ever pushed.
@@ -340,15 +308,6 @@ impl Producer {
             self.armed = Armed::No;
         }
         triggered
-    }
-}
-
-impl fmt::Debug for Producer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Producer")
-            .field("tail", &self.tail)
-            .field("armed", &self.armed)
-            .finish()
     }
 }
 
@@ -620,7 +579,7 @@ mod tests {
         let ring = CompletionRing::new(4);
         ring.resize(6).unwrap();
         (0..5).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
-        assert_eq!(ring.resize(4), Err(TooSmall { pending: 5 }));
+        assert_eq!(ring.resize(4), Err(5));
         assert_eq!(poll(&ring, 2), [0, 1]);
         ring.resize(3).unwrap();
         assert_eq!(
@@ -718,13 +677,7 @@ mod loom_tests {
     use loom::sync::Arc;
 
     use super::*;
-    use crate::sync::{AtomicBool, relax, thread};
-
-    fn model(f: impl Fn() + Sync + Send + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(f);
-    }
+    use crate::sync::{AtomicBool, model, relax, thread};
 
     fn entry(n: u64) -> Entry {
         Entry {

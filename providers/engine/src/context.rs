@@ -1,7 +1,7 @@
 //! A device as programs open it, and the objects that are made from it: the provider contract of `verbs-api`, carried out.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::carrier::Carrier;
@@ -11,20 +11,20 @@ use verbs_api::provider::{
 };
 use verbs_api::qp::AddressVector;
 use verbs_api::{
-    Access, ArgumentReason, Features, RKey, VerbError,
+    Access, Features, RKey, VerbError,
     capability::{Baseline, DeviceAttributes, Grant, PortAttributes},
-    extension::Unsupported,
     ids::{LKey, Port},
 };
 
+use crate::commands::out_of_range;
 use crate::cq::Cq;
-use crate::device::Device;
+use crate::device::{Device, Quota, Quotas};
 use crate::driver::Driver;
-use crate::emulation::{QpHandle, SrqParts};
+use crate::emulation::{QpHandle, SrqParts, unsupported};
 use crate::key_table::KeyKind;
 use crate::network::Progress;
 use crate::pin;
-use crate::qp::{Qp, QpParts};
+use crate::qp::QpParts;
 use crate::srq::Srq;
 
 /// An open device.
@@ -58,40 +58,23 @@ impl<D: Driver> DeviceOps for Device<D> {
     }
 }
 
-// Takes one of a bounded number of objects; given back when dropped.
+// One of a bounded number of objects of a device; given back when dropped.
 struct Place<D: Driver> {
-    // `None` where somebody else counts it out.
-    device: Option<Arc<Device<D>>>,
-    count: fn(&Device<D>) -> &AtomicU32,
+    device: Arc<Device<D>>,
+    quota: fn(&Quotas) -> &Quota,
 }
 
 impl<D: Driver> Place<D> {
-    fn take(
-        device: &Arc<Device<D>>,
-        count: fn(&Device<D>) -> &AtomicU32,
-        max: u32,
-        what: &'static str,
-    ) -> Result<Self, VerbError> {
-        let taken = count(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
-            (n < max).then_some(n + 1)
-        });
-        taken.map_err(|_| VerbError::Resources(what))?;
-        Ok(Self {
-            device: Some(Arc::clone(device)),
-            count,
-        })
-    }
-
-    fn keep(mut self) {
-        self.device = None;
+    fn take(device: &Arc<Device<D>>, quota: fn(&Quotas) -> &Quota) -> Result<Self, VerbError> {
+        let device = Arc::clone(device);
+        quota(&device.quotas).take()?;
+        Ok(Self { device, quota })
     }
 }
 
 impl<D: Driver> Drop for Place<D> {
     fn drop(&mut self) {
-        if let Some(device) = &self.device {
-            (self.count)(device).fetch_sub(1, Ordering::Relaxed);
-        }
+        (self.quota)(&self.device.quotas).give_back();
     }
 }
 
@@ -101,7 +84,7 @@ impl<D: Driver> ContextOps for Context<D> {
             return Err(VerbError::DeviceRemoved);
         }
         if port != 1 {
-            return Err(wrong_port(port));
+            return Err(out_of_range("port_num", port, 1u8, 1u8));
         }
         Ok(self.device.port_attributes())
     }
@@ -109,12 +92,7 @@ impl<D: Driver> ContextOps for Context<D> {
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
-            let place = Place::take(
-                &device,
-                |d| &d.population.pds,
-                device.limits().max_pd,
-                "max_pd",
-            )?;
+            let place = Place::take(&device, |quotas| &quotas.pds)?;
             let number = device.new_pd();
             let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd {
                 me: me.clone(),
@@ -132,12 +110,7 @@ impl<D: Driver> ContextOps for Context<D> {
         self.device.commands().run(reply, move || {
             let max_cqe = device.limits().max_cqe;
             if init.cqe > max_cqe {
-                let reason = ArgumentReason::OutOfRange {
-                    given: init.cqe.into(),
-                    least: 1,
-                    most: max_cqe.into(),
-                };
-                return Err(VerbError::argument("cqe", reason));
+                return Err(out_of_range("cqe", init.cqe, 1u8, max_cqe));
             }
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.input().is_some());
@@ -159,63 +132,40 @@ pub struct Pd<D: Driver> {
 }
 
 impl<D: Driver> Pd<D> {
+    fn make_key(&self, kind: KeyKind, depth: u32) -> Result<u32, VerbError> {
+        let key = self.device.keys().allocate(kind, self.number, depth);
+        key.ok_or(VerbError::Resources("memory keys"))
+    }
+
     fn make_qp(&self, init: &QpInit) -> Result<Arc<dyn QpOps>, VerbError> {
         let device = &self.device;
-        let missing = init.operations.missing_features(device.features());
-        if !missing.is_empty() {
-            return Err(VerbError::Unsupported { missing });
-        }
+        device.check_claimed(init.operations.missing_features(device.features()))?;
         device.check_baseline(Baseline::taken_by(init.qp_type, init.operations))?;
         for operation in init.operations.of_extensions() {
             if device.operation(operation).is_none() {
-                return Err(VerbError::Extension(Unsupported {
-                    extension: operation.extension(),
-                    missing: vec![operation.feature().name],
-                }));
+                return Err(unsupported(operation.extension(), operation.feature()));
             }
         }
         let handle = QpHandle {
             id: init.id,
             events: &self.events,
         };
-        let mut extensions = device.emulations().extend_qp(&init.extensions, &handle)?;
+        let mut extensions = device.emulations.extend_qp(&init.extensions, &handle)?;
         let mut sharing = extensions.sharing.take();
         if let Some(existing) = sharing.as_mut().and_then(|shared| shared.existing()) {
             return Ok(existing);
         }
-        let send_cq: Arc<Cq> = own(&init.send_cq, "send_cq")?;
-        let recv_cq: Arc<Cq> = own(&init.recv_cq, "recv_cq")?;
-        let srq: Option<Arc<Srq>> = init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?;
-        let place = Place::take(
-            device,
-            |d| &d.population.qps,
-            device.limits().max_qp,
-            "max_qp",
-        )?;
-        let qpn = device
-            .driver()
-            .alloc_qpn(device.qpns())
-            .ok_or(VerbError::Resources("queue pair numbers"))?;
-        let qp = Qp::new(
-            device,
-            qpn,
-            self.number,
-            init,
-            QpParts {
-                send_cq,
-                recv_cq,
-                srq,
-                extensions,
-                events: match &sharing {
-                    Some(shared) => shared.events(),
-                    None => Arc::clone(&self.events),
-                },
+        let parts = QpParts {
+            send_cq: own(&init.send_cq, "send_cq")?,
+            recv_cq: own(&init.recv_cq, "recv_cq")?,
+            srq: init.srq.as_ref().map(|srq| own(srq, "srq")).transpose()?,
+            extensions,
+            events: match &sharing {
+                Some(shared) => shared.events(),
+                None => Arc::clone(&self.events),
             },
-        );
-        // `forget_qp` counts it out.
-        place.keep();
-        device.remember_qp(&qp);
-        let made: Arc<dyn QpOps> = Arc::clone(qp.owner()) as _;
+        };
+        let made: Arc<dyn QpOps> = device.make_qp(self.number, init, parts)?.into_owner();
         Ok(match &mut sharing {
             Some(shared) => shared.first(made),
             None => made,
@@ -232,20 +182,10 @@ impl<D: Driver> PdOps for Pd<D> {
             return reply.send(Err(error));
         }
         self.device.commands().run(reply, move || {
-            let device = &pd.device;
-            let place = Place::take(
-                device,
-                |d| &d.population.mrs,
-                device.limits().max_mr,
-                "max_mr",
-            )?;
-            let key = device
-                .keys()
-                .allocate(KeyKind::Region, pd.number, 0)
-                .ok_or(VerbError::Resources("memory keys"))?;
-            device
-                .keys()
-                .set_region(key, init.memory, init.iova, init.access, init.private)
+            let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
+            let key = pd.make_key(KeyKind::Region, 0)?;
+            let keys = pd.device.keys();
+            keys.set_region(key, init.memory, init.iova, init.access, init.private)
                 .expect("a region that was just allocated");
             Ok(Mr::make(&pd, key, init.access, false, place))
         });
@@ -253,63 +193,33 @@ impl<D: Driver> PdOps for Pd<D> {
 
     fn alloc_mr(&self, _id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        if !self.device.features().contains(Features::BMME) {
-            return reply.send(Err(VerbError::Unsupported {
-                missing: Features::BMME,
-            }));
+        if let Err(error) = self.device.check_claimed(Features::BMME) {
+            return reply.send(Err(error));
         }
         self.device.commands().run(reply, move || {
-            let device = &pd.device;
-            let place = Place::take(
-                device,
-                |d| &d.population.mrs,
-                device.limits().max_mr,
-                "max_mr",
-            )?;
-            let key = device
-                .keys()
-                .allocate(KeyKind::FastRegion, pd.number, max_num_sg)
-                .ok_or(VerbError::Resources("memory keys"))?;
+            let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
+            let key = pd.make_key(KeyKind::FastRegion, max_num_sg)?;
             Ok(Mr::make(&pd, key, Access::REMOTE, true, place))
         });
     }
 
     fn alloc_mw(&self, id: ObjectId, mw_type: MwType, reply: Reply<Arc<dyn MwOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        let features = self.device.features();
-        let kind = match mw_type {
-            MwType::Type1 if features.contains(Features::WINDOW_1) => KeyKind::Window1,
-            MwType::Type2 if features.contains(Features::WINDOW_2A) => KeyKind::Window2A,
-            MwType::Type2 if features.contains(Features::WINDOW_2B) => KeyKind::Window2B,
-            MwType::Type1 => {
-                return reply.send(Err(VerbError::Unsupported {
-                    missing: Features::WINDOW_1,
-                }));
+        let (kind, needed) = match mw_type {
+            MwType::Type1 => (KeyKind::Window1, Features::WINDOW_1),
+            MwType::Type2 if self.device.features().contains(Features::WINDOW_2A) => {
+                (KeyKind::Window2A, Features::WINDOW_2A)
             }
-            MwType::Type2 => {
-                return reply.send(Err(VerbError::Unsupported {
-                    missing: Features::WINDOW_2B,
-                }));
-            }
+            MwType::Type2 => (KeyKind::Window2B, Features::WINDOW_2B),
         };
+        if let Err(error) = self.device.check_claimed(needed) {
+            return reply.send(Err(error));
+        }
         self.device.commands().run(reply, move || {
-            let device = &pd.device;
-            let place = Place::take(
-                device,
-                |d| &d.population.mws,
-                device.limits().max_mw,
-                "max_mw",
-            )?;
-            let key = device
-                .keys()
-                .allocate(kind, pd.number, 0)
-                .ok_or(VerbError::Resources("memory keys"))?;
-            let device = Arc::clone(device);
-            device
-                .windows
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(key, id);
+            let device = Arc::clone(&pd.device);
+            let place = Place::take(&device, |quotas| &quotas.mws)?;
+            let key = pd.make_key(kind, 0)?;
+            device.windows.lock().insert(key, id);
             let mw: Arc<dyn MwOps> = Arc::new_cyclic(|me| Mw {
                 me: me.clone(),
                 device,
@@ -334,7 +244,7 @@ impl<D: Driver> PdOps for Pd<D> {
                     srq: Arc::clone(&srq),
                     cq: own(cq, "cq")?,
                 };
-                srq.set_place(pd.device.emulations().extend_srq(extension, parts)?);
+                srq.set_place(pd.device.emulations.extend_srq(extension, parts)?);
             }
             Ok(srq as Arc<dyn SrqOps>)
         });
@@ -348,35 +258,22 @@ impl<D: Driver> PdOps for Pd<D> {
     fn create_ah(&self, path: AddressVector, reply: Reply<Arc<dyn AhOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
-            let device = &pd.device;
+            let device = Arc::clone(&pd.device);
             path.check(1)?;
-            if usize::from(path.sgid_index) >= device.port_attributes().gids.len().max(1) {
-                return Err(VerbError::argument(
-                    "sgid_index",
-                    "the port has no such identifier",
-                ));
+            if usize::from(path.sgid_index) >= device.port_attributes().gids.len() {
+                let reason = "the port has no such identifier";
+                return Err(VerbError::argument("sgid_index", reason));
             }
             device.driver().check_path(&path)?;
-            let place = Place::take(
-                device,
-                |d| &d.population.ahs,
-                device.limits().max_ah,
-                "max_ah",
-            )?;
-            let device = Arc::clone(device);
-            let ah: Arc<dyn AhOps> = Arc::new(Ah {
-                device,
-                path,
-                _place: place,
-            });
+            let place = Place::take(&device, |quotas| &quotas.ahs)?;
+            let ah: Arc<dyn AhOps> = Arc::new(Ah { path, place });
             Ok(ah)
         });
     }
 
     fn dealloc(&self, reply: Reply<()>) {
-        self.device
-            .commands()
-            .run_last(reply, |reply| reply.send(Ok(())));
+        let commands = self.device.commands();
+        commands.run_last(reply, |reply| reply.send(Ok(())));
     }
 }
 
@@ -411,32 +308,15 @@ impl<D: Driver> Mr<D> {
 
     fn current_key(&self) -> u32 {
         let key = self.key.load(Ordering::Acquire);
-        self.device
-            .keys()
-            .fields(key)
-            .map_or(key, |fields| key & !0xff | u32::from(fields.key))
+        self.device.keys().current(key)
     }
-}
-
-// The engine's devices have one port.
-fn wrong_port(port: Port) -> VerbError {
-    let reason = ArgumentReason::OutOfRange {
-        given: port.into(),
-        least: 1,
-        most: 1,
-    };
-    VerbError::argument("port_num", reason)
 }
 
 // The windows that keep a region from being changed.
 fn bound_windows<D: Driver>(device: &Device<D>, key: u32) -> VerbError {
-    let windows = device
-        .windows
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let bound = windows
-        .iter()
-        .filter(|&(&window, _)| device.keys().is_bound_to(window, key));
+    let windows = device.windows.lock();
+    let bound = windows.iter();
+    let bound = bound.filter(|&(&window, _)| device.keys().is_bound_to(window, key));
     VerbError::Busy(
         bound
             .map(|(_, &id)| Holder::new(ObjectKind::Mw, id))
@@ -451,29 +331,23 @@ impl<D: Driver> MrOps for Mr<D> {
 
     fn rkey(&self) -> RKey {
         let access = Access::from_bits_retain(self.access.load(Ordering::Relaxed));
-        RKey::new(if access.intersects(Access::REMOTE) {
-            self.current_key()
-        } else {
-            0
-        })
+        match access.intersects(Access::REMOTE) {
+            true => RKey::new(self.current_key()),
+            false => RKey::new(0),
+        }
     }
 
     fn rereg(&self, change: MrChange, reply: Reply<()>) {
         let Some(mr) = self.me.upgrade() else { return };
         if self.allocated {
-            return reply.send(Err(VerbError::argument(
-                "mr",
-                "an allocated key is registered by work requests",
-            )));
+            let reason = "an allocated key is registered by work requests";
+            return reply.send(Err(VerbError::argument("mr", reason)));
         }
         // Memory that was replaced is touched no more when the change is answered.
         let reply = Reply::new(move |result| pin::after_grace(move || reply.send(result)));
         self.device.commands().run(reply, move || {
-            let pd = change
-                .pd
-                .as_ref()
-                .map(|pd| own::<Pd<D>, _>(pd, "pd"))
-                .transpose()?;
+            let pd = change.pd.as_ref().map(|pd| own::<Pd<D>, _>(pd, "pd"));
+            let pd = pd.transpose()?;
             let keys = mr.device.keys();
             let key = mr.key.load(Ordering::Acquire);
             let pd = pd.map(|pd| pd.number);
@@ -514,23 +388,14 @@ pub struct Mw<D: Driver> {
 
 impl<D: Driver> MwOps for Mw<D> {
     fn rkey(&self) -> RKey {
-        let byte = self
-            .device
-            .keys()
-            .fields(self.key)
-            .map_or(self.key as u8, |fields| fields.key);
-        RKey::new(self.key & !0xff | u32::from(byte))
+        RKey::new(self.device.keys().current(self.key))
     }
 
     fn dealloc(&self, reply: Reply<()>) {
         let Some(mw) = self.me.upgrade() else { return };
         self.device.commands().run_last(reply, move |reply| {
             let _ = mw.device.keys().disable(mw.key);
-            mw.device
-                .windows
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&mw.key);
+            mw.device.windows.lock().remove(&mw.key);
             pin::after_grace(move || {
                 let _ = mw.device.keys().release(mw.key);
                 drop(mw);
@@ -542,9 +407,8 @@ impl<D: Driver> MwOps for Mw<D> {
 
 /// An address handle.
 pub struct Ah<D: Driver> {
-    device: Arc<Device<D>>,
     path: AddressVector,
-    _place: Place<D>,
+    place: Place<D>,
 }
 
 impl<D: Driver> AhOps for Ah<D> {
@@ -553,8 +417,7 @@ impl<D: Driver> AhOps for Ah<D> {
     }
 
     fn destroy(&self, reply: Reply<()>) {
-        self.device
-            .commands()
-            .run_last(reply, |reply| reply.send(Ok(())));
+        let commands = self.place.device.commands();
+        commands.run_last(reply, |reply| reply.send(Ok(())));
     }
 }

@@ -1,25 +1,26 @@
 //! Completion queues.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::memory::Loan;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{CompletionSink, CqInit, CqOps, EventSink, Reply};
 use verbs_api::{
-    ArgumentReason, Completion, VerbError, WcStatus,
+    Completion, VerbError, WcStatus,
     completion::{Notify, WcFlags, WcOpcode},
     event::{EventSubject, EventType},
     ids::Qpn,
 };
 
-use crate::commands::Commands;
+use crate::commands::{Commands, out_of_range};
 use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
 use crate::network::Progress;
 use crate::rules::{self, Rule};
+use crate::sync::Mutex;
 
 /// Looks at the network that a poll takes at most.
 const LOOKS: usize = 4;
@@ -152,7 +153,7 @@ impl Cq {
     }
 
     pub(crate) fn attach(&self, qpn: u32, qp: Weak<dyn QpActions>) {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = self.users.lock();
         if users.len() == users.capacity() {
             users.retain(|(_, user)| user.strong_count() > 0);
         }
@@ -211,7 +212,8 @@ impl Cq {
         producer.close();
         drop(producer);
         if !self.failed.swap(true, Ordering::SeqCst) {
-            effects.overrun(self);
+            let cq = Arc::clone(self);
+            effects.later(move |effects| cq.fail(effects));
         }
     }
 
@@ -234,7 +236,7 @@ impl Cq {
         );
         // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
         fence(Ordering::SeqCst);
-        let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
+        let users = std::mem::take(&mut *self.users.lock());
         for qp in users.iter().filter_map(|(_, user)| user.upgrade()) {
             qp.fatal(effects);
         }
@@ -244,7 +246,7 @@ impl Cq {
     #[cold]
     fn free_slots(&self, polled: &[Completion]) {
         for done in polled.iter().filter(|done| !done.opcode.is_receive()) {
-            let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+            let users = self.users.lock();
             let is_of = |user: &&(u32, Weak<dyn QpActions>)| {
                 user.0 == done.qp_num.value() && user.1.strong_count() > 0
             };
@@ -320,14 +322,7 @@ impl CqOps for Cq {
                 Err(_) if rules::is_broken(Rule::ResizeFits) => Ok(cqe),
                 resized => resized.map(|()| cqe.max(1)),
             };
-            resized.map_err(|too_small| {
-                let reason = ArgumentReason::OutOfRange {
-                    given: cqe.into(),
-                    least: too_small.pending.into(),
-                    most: u64::MAX,
-                };
-                VerbError::argument("cqe", reason)
-            })
+            resized.map_err(|pending| out_of_range("cqe", cqe, pending, u64::MAX))
         });
     }
 

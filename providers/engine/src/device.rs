@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::EventSink;
-use verbs_api::qp::QpCounters;
+use verbs_api::provider::{EventSink, QpInit};
+use verbs_api::qp::{QpCounters, QpType};
 use verbs_api::{
     ArgumentReason, Features, Limit, Transport, VerbError,
     capability::{
@@ -22,16 +22,17 @@ use crate::commands::Commands;
 use crate::directory::Directory;
 use crate::driver::Driver;
 use crate::effects::Effects;
-use crate::emulation::{Emulations, MemoryManagement};
+use crate::emulation::{EMULATED, Emulations, OperationRef};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
 use crate::network::{Member, Network, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
 use crate::pool::Pool;
-use crate::qp::{Qp, QpRef};
+use crate::qp::{Qp, QpParts, QpRef};
 use crate::qpn::QpnPool;
 use crate::rules::{self, Rule};
+use crate::sync::Mutex;
 use crate::time::Time;
 use crate::trace::Trace;
 
@@ -69,42 +70,78 @@ impl Default for DeviceOptions {
     }
 }
 
-/// How many of each object exist, against the device's limits.
-#[derive(Default)]
-pub(crate) struct Population {
-    pub(crate) pds: AtomicU32,
-    pub(crate) mrs: AtomicU32,
-    pub(crate) mws: AtomicU32,
-    pub(crate) qps: AtomicU32,
-    pub(crate) ahs: AtomicU32,
+/// How many objects of one kind there are, and may be.
+pub(crate) struct Quota {
+    count: AtomicU32,
+    max: u32,
+    name: &'static str,
+}
+
+impl Quota {
+    fn new(max: u32, name: &'static str) -> Self {
+        let count = AtomicU32::new(0);
+        Self { count, max, name }
+    }
+
+    pub(crate) fn take(&self) -> Result<(), VerbError> {
+        let one_more = |count| (count < self.max).then_some(count + 1);
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let taken = self.count.fetch_update(set, fetch, one_more);
+        taken.map(drop).map_err(|_| VerbError::Resources(self.name))
+    }
+
+    pub(crate) fn give_back(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The kinds of objects whose number is limited here.
+pub(crate) struct Quotas {
+    pub(crate) pds: Quota,
+    pub(crate) mrs: Quota,
+    pub(crate) mws: Quota,
+    pub(crate) ahs: Quota,
+    qps: Quota,
+}
+
+impl Quotas {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            pds: Quota::new(limits.max_pd, "max_pd"),
+            mrs: Quota::new(limits.max_mr, "max_mr"),
+            mws: Quota::new(limits.max_mw, "max_mw"),
+            ahs: Quota::new(limits.max_ah, "max_ah"),
+            qps: Quota::new(limits.max_qp, "max_qp"),
+        }
+    }
 }
 
 /// A software device of some transport.
 pub struct Device<D: Driver> {
     me: Weak<Self>,
     driver: D,
-    attributes: RwLock<DeviceAttributes>,
+    attributes: Mutex<DeviceAttributes>,
     limits: Limits,
     features: Features,
-    emulations: Emulations,
+    pub(crate) emulations: Emulations,
     keys: KeyTable,
     network: Arc<Network<Self>>,
     commands: Arc<Commands>,
     qpns: QpnPool,
-    queue_pairs: Pool<Qp<D>>,
+    pub(crate) pool: Pool<Qp<D>>,
     // Looked into for each frame.
     qps: Directory<Qp<D>>,
-    groups: RwLock<HashMap<Gid, Vec<QpRef<D>>>>,
+    groups: Mutex<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
     retired: Mutex<QpCounters>,
     next_pd: AtomicU32,
     removed: AtomicBool,
     port_active: AtomicBool,
     address: LinkAddress,
-    pub(crate) population: Population,
+    pub(crate) quotas: Quotas,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
-    tracer: OnceLock<Trace>,
+    pub(crate) tracer: OnceLock<Trace>,
     pub(crate) strict_signaling: bool,
 }
 
@@ -131,17 +168,15 @@ impl<D: Driver> Device<D> {
             port.active_mtu = carried(port.active_mtu, most);
         }
         let address = driver.link_address();
+        let limits = attributes.limits;
+        let quotas = Quotas::new(&limits);
+        let (first, end) = options.qp_numbers;
         let device = Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            limits: attributes.limits,
+            limits,
             features: attributes.features,
-            keys: KeyTable::new(
-                attributes
-                    .limits
-                    .max_mr
-                    .saturating_add(attributes.limits.max_mw),
-            ),
-            attributes: RwLock::new(attributes),
+            keys: KeyTable::new(limits.max_mr.saturating_add(limits.max_mw)),
+            attributes: Mutex::new(attributes),
             driver,
             emulations,
             network: Arc::clone(network),
@@ -150,21 +185,17 @@ impl<D: Driver> Device<D> {
                 Arc::clone(network.timers()),
                 options.command_latency,
             ),
-            qpns: QpnPool::new(
-                options.qp_numbers.0,
-                options.qp_numbers.1,
-                options.qp_numbers_after,
-            ),
-            queue_pairs: Pool::default(),
+            qpns: QpnPool::new(first, end, options.qp_numbers_after),
+            pool: Pool::default(),
             qps: Directory::new(),
-            groups: RwLock::default(),
+            groups: Mutex::default(),
             listeners: Mutex::default(),
             retired: Mutex::default(),
             next_pd: AtomicU32::new(1),
             removed: AtomicBool::new(false),
             port_active: AtomicBool::new(true),
             address,
-            population: Population::default(),
+            quotas,
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
             tracer: OnceLock::new(),
@@ -194,14 +225,10 @@ impl<D: Driver> Device<D> {
         &self.keys
     }
 
-    /// What emulates base memory management.
+    /// The keys, where requests may register, invalidate and bind them.
     #[inline]
-    pub fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
-        self.emulations.memory_management
-    }
-
-    pub(crate) fn emulations(&self) -> &Emulations {
-        &self.emulations
+    pub fn memory_management(&self) -> Option<&KeyTable> {
+        self.features.intersects(EMULATED).then_some(&self.keys)
     }
 
     /// What carries out an operation of an extension.
@@ -209,7 +236,8 @@ impl<D: Driver> Device<D> {
         &self,
         operation: &'static ExtensionOperation,
     ) -> Option<&'static dyn OperationEmulation> {
-        self.emulations.operations.find(operation)
+        let is_it = |emulation: &&OperationRef| emulation.operation() == operation;
+        self.emulations.operations.iter().find(is_it).copied()
     }
 
     /// The same by its numbers on the wire.
@@ -218,7 +246,10 @@ impl<D: Driver> Device<D> {
         extension: u32,
         operation: u16,
     ) -> Option<&'static dyn OperationEmulation> {
-        self.emulations.operations.find_number(extension, operation)
+        let numbers = (extension, operation);
+        let numbers_of = |of: &ExtensionOperation| (of.extension_id(), of.number());
+        let is_it = |emulation: &&OperationRef| numbers_of(emulation.operation()) == numbers;
+        self.emulations.operations.iter().find(is_it).copied()
     }
 
     /// What makes atomics with masks work.
@@ -244,11 +275,7 @@ impl<D: Driver> Device<D> {
     /// Whether the device lists no gap in what is taken of the baseline: what it does, is refused to whoever asks,
     /// granted or not.
     pub(crate) fn check_baseline(&self, taken: Baseline) -> Result<(), VerbError> {
-        let attributes = self
-            .attributes
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        let gaps = attributes.gaps & taken.gaps();
+        let gaps = self.attributes.lock().gaps & taken.gaps();
         if gaps.is_empty() {
             Ok(())
         } else {
@@ -272,10 +299,6 @@ impl<D: Driver> Device<D> {
         let _ = self.tracer.set(trace);
     }
 
-    pub(crate) fn tracer(&self) -> Option<&Trace> {
-        self.tracer.get()
-    }
-
     /// Whether the device was removed.
     pub fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
@@ -283,8 +306,7 @@ impl<D: Driver> Device<D> {
 
     /// What the device and its port tell about themselves now.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
-        let attributes = self.attributes.read();
-        let mut attributes = attributes.unwrap_or_else(PoisonError::into_inner).clone();
+        let mut attributes = self.attributes.lock().clone();
         attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
         attributes
     }
@@ -296,7 +318,7 @@ impl<D: Driver> Device<D> {
 
     /// What was done through all queue pairs that there are and were.
     pub(crate) fn counters(&self) -> QpCounters {
-        let mut all = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = *self.retired.lock();
         for qp in self.qps.all() {
             all.add(&qp.counters());
         }
@@ -305,11 +327,7 @@ impl<D: Driver> Device<D> {
 
     /// Has `events` told of what concerns the whole device.
     pub(crate) fn listen(&self, events: &Arc<dyn EventSink>) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        listeners.push(Arc::downgrade(events));
+        self.listeners.lock().push(Arc::downgrade(events));
     }
 
     /// A datagram came with a wrong Q_Key.
@@ -330,19 +348,11 @@ impl<D: Driver> Device<D> {
 
     /// The queue pairs attached to a group.
     pub fn group(&self, group: Gid) -> Vec<QpRef<D>> {
-        let groups = self.groups.read().unwrap_or_else(PoisonError::into_inner);
+        let groups = self.groups.lock();
         if rules::is_broken(Rule::GroupMembersOnly) {
             return groups.values().flatten().cloned().collect();
         }
         groups.get(&group).cloned().unwrap_or_default()
-    }
-
-    pub(crate) fn queue_pairs(&self) -> &Pool<Qp<D>> {
-        &self.queue_pairs
-    }
-
-    pub(crate) fn qpns(&self) -> &QpnPool {
-        &self.qpns
     }
 
     pub(crate) fn shared(&self) -> Option<Arc<Self>> {
@@ -353,36 +363,41 @@ impl<D: Driver> Device<D> {
         self.next_pd.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn remember_qp(&self, qp: &QpRef<D>) {
-        self.qps.insert(qp.qpn, qp);
+    pub(crate) fn make_qp(
+        self: &Arc<Self>,
+        pd: u32,
+        init: &QpInit,
+        parts: QpParts,
+    ) -> Result<QpRef<D>, VerbError> {
+        self.quotas.qps.take()?;
+        let Some(qpn) = self.driver.alloc_qpn(&self.qpns) else {
+            self.quotas.qps.give_back();
+            return Err(VerbError::Resources("queue pair numbers"));
+        };
+        let qp = Qp::new(self, qpn, pd, init, parts);
+        self.qps.insert(qpn, &qp);
+        Ok(qp)
     }
 
     pub(crate) fn forget_qp(&self, qp: &Qp<D>) {
         if self.qps.remove(qp.qpn) {
-            self.retired
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .add(&qp.counters());
+            self.retired.lock().add(&qp.counters());
             self.driver.free_qpn(&self.qpns, qp.qpn);
-            self.population.qps.fetch_sub(1, Ordering::Relaxed);
+            self.quotas.qps.give_back();
         }
     }
 
     pub(crate) fn join_group(&self, group: Gid, qp: &QpRef<D>) -> Result<(), VerbError> {
         if !group.is_multicast() {
-            return Err(VerbError::argument(
-                "gid",
-                "is no multicast group: it must begin with ff",
-            ));
+            let reason = "is no multicast group: it must begin with ff";
+            return Err(VerbError::argument("gid", reason));
         }
-        if qp.qp_type != verbs_api::qp::QpType::Ud {
-            return Err(VerbError::argument(
-                "qp",
-                "only UD queue pairs join multicast groups",
-            ));
+        if qp.qp_type != QpType::Ud {
+            let reason = "only UD queue pairs join multicast groups";
+            return Err(VerbError::argument("qp", reason));
         }
         self.check_claimed(Features::MULTICAST)?;
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.groups.lock();
         if !groups.contains_key(&group) && groups.len() >= self.limits.max_mcast_grp as usize {
             return Err(VerbError::Resources("multicast groups (max_mcast_grp)"));
         }
@@ -394,62 +409,40 @@ impl<D: Driver> Device<D> {
             return Err(VerbError::argument("gid", "is attached already"));
         }
         if members.len() >= self.limits.max_mcast_qp_attach as usize {
-            return Err(VerbError::Resources(
-                "attachments of the group (max_mcast_qp_attach)",
-            ));
+            let what = "attachments of the group (max_mcast_qp_attach)";
+            return Err(VerbError::Resources(what));
         }
         members.push(qp.clone());
         Ok(())
     }
 
     pub(crate) fn leave_group(&self, group: Gid, qpn: u32) -> Result<(), VerbError> {
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
-        let members = groups.get_mut(&group);
-        let found = members.and_then(|members| {
-            members
-                .iter()
-                .position(|member| member.qpn == qpn)
-                .map(|index| {
-                    members.remove(index);
-                    members.is_empty()
-                })
+        let mut groups = self.groups.lock();
+        let attached = groups.get_mut(&group).and_then(|members| {
+            let index = members.iter().position(|member| member.qpn == qpn)?;
+            Some((members, index))
         });
-        match found {
-            None => Err(VerbError::argument("gid", "is not attached")),
-            Some(empty) => {
-                if empty {
-                    groups.remove(&group);
-                    if let Some(link) = self.network.link() {
-                        link.leave(group);
-                    }
-                }
-                Ok(())
+        let (members, index) = attached.ok_or(VerbError::argument("gid", "is not attached"))?;
+        members.remove(index);
+        if members.is_empty() {
+            groups.remove(&group);
+            if let Some(link) = self.network.link() {
+                link.leave(group);
             }
         }
+        Ok(())
     }
 
     // Calls the driver at the moment that the link was told, and then does what must be done with no lock held.
     #[inline]
     fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
-        let pin = pin();
-        let mut cx = match self.network.needs_precise_clock() {
-            true => Cx::at(self, &pin, now),
-            false => Cx::new(self, &pin),
-        };
-        driver(&mut cx);
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        let now = self.network.needs_precise_clock().then_some(now);
+        Cx::run(self, now, driver);
     }
 
     /// The port went up or down. Queue pairs stay as they are; what they send is lost meanwhile.
     pub fn set_port_state(&self, state: PortState) {
-        let mut attributes = self
-            .attributes
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut attributes = self.attributes.lock();
         let port = &mut attributes.ports[0];
         port.phys_state = match state {
             PortState::Down => PhysState::Disabled,
@@ -460,10 +453,9 @@ impl<D: Driver> Device<D> {
         drop(attributes);
         self.port_active.store(state.is_active(), Ordering::Relaxed);
         if changed {
-            let event = if state.is_active() {
-                EventType::PortActive
-            } else {
-                EventType::PortErr
+            let event = match state.is_active() {
+                true => EventType::PortActive,
+                false => EventType::PortErr,
             };
             self.tell(event, EventSubject::Port(1));
         }
@@ -497,10 +489,7 @@ impl<D: Driver> Device<D> {
     }
 
     fn tell(&self, event: EventType, subject: EventSubject) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.lock();
         listeners.retain(|listener| listener.strong_count() > 0);
         let told: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
         drop(listeners);

@@ -28,7 +28,6 @@ enum Effect {
     Event(Arc<dyn EventSink>, EventType, EventSubject),
     Flush(Arc<dyn QpActions>),
     Resume(Arc<dyn QpActions>),
-    Overrun(Arc<Cq>),
     Call(Call),
 }
 
@@ -64,11 +63,6 @@ impl Effects {
         self.queue.push(Effect::Resume(qp));
     }
 
-    /// A completion queue refused an entry.
-    pub fn overrun(&mut self, cq: &Arc<Cq>) {
-        self.queue.push(Effect::Overrun(Arc::clone(cq)));
-    }
-
     /// Call this. For what a driver can only do with no lock held, such as telling a peer in the same process.
     pub fn later(&mut self, call: impl FnOnce(&mut Effects) + Send + 'static) {
         self.queue.push(Effect::Call(Box::new(call)));
@@ -97,7 +91,6 @@ impl Effects {
                 match effect {
                     Effect::Flush(qp) => qp.flush(&mut self),
                     Effect::Resume(qp) => qp.resume(&mut self),
-                    Effect::Overrun(cq) => cq.fail(&mut self),
                     Effect::Call(call) => call(&mut self),
                     tell => told.push(tell),
                 }

@@ -4,12 +4,12 @@
 //! set of extensions and claims what their emulations say that it gains; without any of them it claims no such feature
 //! and refuses what belongs to it. What an emulation does is plugged in here and nowhere else.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpOps};
 use verbs_api::{
-    Access, Features, PageList, VerbError, WcStatus,
+    Features, VerbError, WcStatus,
     capability::{AtomicScope, DeviceAttributes},
     extension::{
         ExtensionDescriptor, Extensions, FeatureInfo, Held, Part, QpExtension, QpVariant,
@@ -19,10 +19,9 @@ use verbs_api::{
 };
 
 use crate::cq::Cq;
-use crate::fault::Fault;
-use crate::key_table::{Binding, KeyTable};
-use crate::operation::{MaskedAtomics, OperationEmulation, OperationTable};
+use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::srq::{NamedSrq, Srq};
+use crate::sync::Mutex;
 
 /// The family of parts that are emulations on software devices.
 pub const FAMILY: &str = "polyverbs-engine";
@@ -40,11 +39,6 @@ pub trait Emulation: Send + Sync + 'static {
     /// What a device gains. `device` is what its driver says, before any emulation.
     fn gains(&self, device: &DeviceAttributes) -> Gains;
 
-    /// Registering, invalidating and binding by work requests, where the extension does them.
-    fn memory_management(&self) -> Option<&'static dyn MemoryManagement> {
-        None
-    }
-
     /// Its operations: one for each that the extension describes.
     fn operations(&self) -> &'static [&'static dyn OperationEmulation] {
         &[]
@@ -60,10 +54,7 @@ pub trait Emulation: Send + Sync + 'static {
         extension: &QpExtension,
         _handle: &QpHandle<'_>,
     ) -> Result<QpHooks, VerbError> {
-        Err(VerbError::Extension(Unsupported {
-            extension: extension.extension(),
-            missing: vec![extension.feature().name],
-        }))
+        Err(unsupported(extension.extension(), extension.feature()))
     }
 
     /// What a mode of the extension makes of a shared receive queue that is being created: the place where requests that
@@ -76,16 +67,18 @@ pub trait Emulation: Send + Sync + 'static {
         extension: &SrqExtension,
         _queue: SrqParts,
     ) -> Result<Box<dyn NamedSrq>, VerbError> {
-        Err(VerbError::Extension(Unsupported {
-            extension: extension.extension(),
-            missing: vec![extension.feature().name],
-        }))
+        Err(unsupported(extension.extension(), extension.feature()))
     }
 
     /// Atomics with masks, for transports that carry them as their own.
     fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
     }
+}
+
+pub(crate) fn unsupported(extension: &'static str, feature: &FeatureInfo) -> VerbError {
+    let missing = vec![feature.name];
+    VerbError::Extension(Unsupported { extension, missing })
 }
 
 /// The handle that a queue pair is being created for: whom its events concern.
@@ -187,25 +180,20 @@ pub trait CompletionObserver: Send + Sync {
     fn received(&self, status: WcStatus);
 }
 
-/// The hooks of a queue pair, from all extensions that it was created with.
+/// What extensions make of a queue pair: the hooks of all that it was created with.
 #[derive(Default)]
-pub(crate) struct QpExtensions {
+pub struct QpExtensions {
     filters: Vec<Box<dyn DeliveryFilter>>,
     observers: Vec<Box<dyn CompletionObserver>>,
     addressing: Addressing,
-    variant: Option<&'static QpVariant>,
-    // The queue that the request under way names.
     named: Mutex<Option<Arc<Target>>>,
+    pub(crate) variant: Option<&'static QpVariant>,
     pub(crate) sharing: Option<Box<dyn Sharing>>,
     // What the program handed over.
     _held: Vec<Held>,
 }
 
 impl QpExtensions {
-    pub(crate) fn filters(&self) -> bool {
-        !self.filters.is_empty()
-    }
-
     /// Whether the queue pair does without the short way.
     pub(crate) fn watches(&self) -> bool {
         !self.observers.is_empty() || self.is_addressed()
@@ -215,38 +203,39 @@ impl QpExtensions {
         !matches!(self.addressing, Addressing::None)
     }
 
-    pub(crate) fn is_target(&self) -> bool {
+    /// Whether the queue pair is sent requests that name a shared receive queue.
+    pub fn is_target(&self) -> bool {
         matches!(self.addressing, Addressing::Receives(_))
     }
 
-    pub(crate) fn variant(&self) -> Option<&'static QpVariant> {
-        self.variant
-    }
-
-    pub(crate) fn find(&self, number: u32) -> Option<Arc<Target>> {
+    /// The shared receive queue that requests name by this number, or `None`. Not told apart: one that there is not, and
+    /// one that this queue pair is not to reach.
+    pub fn target(&self, number: u32) -> Option<Arc<Target>> {
         match &self.addressing {
             Addressing::Receives(targets) => targets.target(number),
             _ => None,
         }
     }
 
-    pub(crate) fn name(&self, target: Option<Arc<Target>>) {
-        *self.named() = target;
+    /// From now on receives are taken from `target`, and complete where it says.
+    pub fn take_receives_from(&self, target: Option<Arc<Target>>) {
+        *self.named.lock() = target;
     }
 
-    pub(crate) fn named(&self) -> MutexGuard<'_, Option<Arc<Target>>> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The queue that the request under way names.
+    pub(crate) fn named(&self) -> Option<Arc<Target>> {
+        self.named.lock().clone()
     }
 
-    pub(crate) fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool {
+    /// Whether `receiver` takes a multicast datagram of `sender`, as far as extensions have a say.
+    pub fn takes_multicast(&self, sender: Station, receiver: Station, group: Gid) -> bool {
         let mut filters = self.filters.iter();
         filters.all(|filter| filter.takes(sender, receiver, group))
     }
 
     pub(crate) fn sent(&self, status: WcStatus) {
-        self.observers
-            .iter()
-            .for_each(|observer| observer.sent(status));
+        let all = self.observers.iter();
+        all.for_each(|observer| observer.sent(status));
     }
 
     pub(crate) fn received(&self, status: WcStatus) {
@@ -315,51 +304,13 @@ impl Part for EmulationPart {
     }
 }
 
-/// Base memory management on a software device: what fast-register, both invalidates and bind pass through.
-pub trait MemoryManagement: Send + Sync {
-    /// Registers the memory of `pages` under a free key.
-    ///
-    /// # Errors
-    /// The key cannot be registered so.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the fields of the request, checked by nobody yet"
-    )]
-    fn fast_register(
-        &self,
-        keys: &KeyTable,
-        key: u32,
-        pd: u32,
-        pages: &PageList,
-        access: Access,
-        iova: u64,
-        length: u64,
-    ) -> Result<(), Fault>;
-
-    /// Invalidates a key for the program.
-    ///
-    /// # Errors
-    /// The key cannot be invalidated.
-    fn invalidate_local(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault>;
-
-    /// Invalidates a key for a peer.
-    ///
-    /// # Errors
-    /// The key cannot be invalidated.
-    fn invalidate_remote(&self, keys: &KeyTable, key: u32, pd: u32, qpn: u32) -> Result<(), Fault>;
-
-    /// Binds a window, whose key is `window` from then on.
-    ///
-    /// # Errors
-    /// The window cannot be bound so.
-    fn bind(&self, keys: &KeyTable, window: u32, binding: &Binding) -> Result<(), Fault>;
-}
+/// What carries out one operation of an extension.
+pub(crate) type OperationRef = &'static dyn OperationEmulation;
 
 /// The emulations of one device, each where it is plugged in.
 #[derive(Default)]
 pub(crate) struct Emulations {
-    pub(crate) memory_management: Option<&'static dyn MemoryManagement>,
-    pub(crate) operations: OperationTable,
+    pub(crate) operations: Vec<OperationRef>,
     pub(crate) masked_atomics: Option<&'static dyn MaskedAtomics>,
     addresses_receives: bool,
     all: Vec<(&'static str, &'static dyn Emulation)>,
@@ -440,21 +391,14 @@ impl Emulations {
     ) -> Result<&'static dyn Emulation, VerbError> {
         let mut known = self.all.iter();
         let found = known.find(|(name, _)| *name == extension);
-        found.map(|(_, emulation)| *emulation).ok_or_else(|| {
-            VerbError::Extension(Unsupported {
-                extension,
-                missing: vec![feature.name],
-            })
-        })
+        let found = found.map(|(_, emulation)| *emulation);
+        found.ok_or_else(|| unsupported(extension, feature))
     }
 
     fn add(&mut self, name: &'static str, emulation: &'static dyn Emulation) {
         self.all.push((name, emulation));
-        self.memory_management = self.memory_management.or(emulation.memory_management());
         self.masked_atomics = self.masked_atomics.or(emulation.masked_atomics());
-        for operation in emulation.operations() {
-            self.operations.add(*operation);
-        }
+        self.operations.extend(emulation.operations());
     }
 }
 

@@ -145,7 +145,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         let sink = self.read_sink(sge, D::READ_SINK)?;
         sink.copy_from(self.remote(remote, sge.length(), Access::REMOTE_READ)?);
         self.step(sge.length());
-        self.rare.reads += 1;
+        self.rare.counters.reads += 1;
         Some(sge.length())
     }
 
@@ -169,7 +169,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             .update_u64(change)?;
         sink.store_u64(original);
         self.step(8);
-        self.rare.atomics += 1;
+        self.rare.counters.atomics += 1;
         Some(8)
     }
 

@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use verbs_api::memory::Span;
 use verbs_api::provider::RegionMemory;
@@ -17,7 +16,7 @@ use crate::fault::Fault;
 use crate::pin::{self, Pin};
 use crate::rules::{self, Rule};
 use crate::slab::Slab;
-use crate::sync::relax;
+use crate::sync::{Mutex, relax};
 
 /// What a key stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +258,7 @@ impl Slot {
         memory: RegionMemory,
         change: impl FnOnce(&mut KeyFields) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let mut keep = self.keep();
+        let mut keep = self.keep.lock();
         let changed = self.change(change)?;
         let old = keep.memory.replace(memory);
         drop(keep);
@@ -284,10 +283,6 @@ impl Slot {
             }
             relax();
         }
-    }
-
-    fn keep(&self) -> MutexGuard<'_, Keep> {
-        self.keep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -529,7 +524,7 @@ impl KeyTable {
     /// The key is not in use, or windows are bound to the region; it stays as it was.
     pub fn disable(&self, key: u32) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
-        let mut keep = slot.keep();
+        let mut keep = slot.keep.lock();
         let parent = slot.change(|fields| {
             if fields.state == KeyState::Unused {
                 return Err(Fault::Key);
@@ -559,7 +554,7 @@ impl KeyTable {
     /// The key was not disabled; it stays as it was.
     pub fn release(&self, key: u32) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
-        if !std::mem::take(&mut slot.keep().is_disabled) {
+        if !std::mem::take(&mut slot.keep.lock().is_disabled) {
             return Err(Fault::Key);
         }
         self.slots.free(key >> 8);
@@ -572,6 +567,12 @@ impl KeyTable {
             .get(key >> 8)
             .map(Slot::read)
             .filter(|fields| fields.state != KeyState::Unused)
+    }
+
+    /// A key with the byte that it has now.
+    pub(crate) fn current(&self, key: u32) -> u32 {
+        let byte = self.fields(key).map_or(key as u8, |fields| fields.key);
+        key & !0xff | u32::from(byte)
     }
 
     /// Whether `window` is bound to the region of `region`.
@@ -725,7 +726,7 @@ impl KeyTable {
         length: u64,
     ) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Operation)?;
-        let mut keep = slot.keep();
+        let mut keep = slot.keep.lock();
         let held = keep.pages.as_ref().is_some_and(|held| held.is_same(pages));
         let fresh = (!held).then(|| Box::new(pages.clone()));
         let list: &PageList = fresh
@@ -764,7 +765,7 @@ impl KeyTable {
             let old = keep.pages.replace(fresh);
             drop(keep);
             if let Some(old) = old {
-                pin::retire(old);
+                pin::after_grace(move || drop(old));
             }
         }
         Ok(())
@@ -985,7 +986,7 @@ impl KeyTable {
 
 impl Drop for KeyTable {
     fn drop(&mut self) {
-        let take = |index| Some(std::mem::take(&mut *self.slots.get(index)?.keep()));
+        let take = |index| Some(std::mem::take(&mut *self.slots.get(index)?.keep.lock()));
         let mut kept: Vec<_> = (0..self.slots.end()).filter_map(take).collect();
         kept.retain(|keep| !keep.is_empty());
         if !kept.is_empty() {

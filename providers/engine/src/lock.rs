@@ -7,23 +7,15 @@
 //!
 //! # Order
 //! Every lock has a [`LockClass`]. A thread takes classes in ascending order only and holds at
-//! most one of each, which excludes deadlock. Debug builds assert it at every `lock` and
-//! `try_lock`.
+//! most one of each, which excludes deadlock. Debug builds assert it at every `lock`.
 
 // The guard turns the cell of the lock into references; that is what a lock is.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
-
-/// The alias under which the engine uses its lock.
-pub type Lock<T> = SpinYieldLock<T>;
-
-/// The alias of its guard.
-pub type LockGuard<'a, T> = SpinYieldGuard<'a, T>;
 
 /// What a lock protects; the order is that in which locks are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +39,7 @@ pub enum LockClass {
 
 /// A lock that spins, then yields, around its value. The flag comes first: on the line of what is used first.
 #[repr(C)]
-pub struct SpinYieldLock<T> {
+pub struct Lock<T> {
     held: AtomicBool,
     #[cfg(debug_assertions)]
     class: LockClass,
@@ -55,11 +47,11 @@ pub struct SpinYieldLock<T> {
 }
 
 // SAFETY: the flag serialises all access to the value, which moves between threads with it.
-unsafe impl<T: Send> Send for SpinYieldLock<T> {}
+unsafe impl<T: Send> Send for Lock<T> {}
 // SAFETY: as above; a shared lock hands out one reference at a time.
-unsafe impl<T: Send> Sync for SpinYieldLock<T> {}
+unsafe impl<T: Send> Sync for Lock<T> {}
 
-impl<T> SpinYieldLock<T> {
+impl<T> Lock<T> {
     /// Makes a free lock of a class.
     pub fn new(class: LockClass, value: T) -> Self {
         let _ = class;
@@ -71,28 +63,21 @@ impl<T> SpinYieldLock<T> {
         }
     }
 
-    /// Ends the lock.
-    pub fn into_inner(self) -> T {
-        self.value.into_inner()
-    }
-
-    /// The value, without locking: `&mut self` proves that nobody else has it.
-    pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: exclusive by `&mut self`, for as long as the result lives.
-        self.value.with_mut(|value| unsafe { &mut *value })
-    }
-
     /// Waits until the lock is free and takes it.
     ///
     /// # Panics
     /// Debug builds: if the thread holds a lock of this class or of a later one.
     #[inline]
-    pub fn lock(&self) -> SpinYieldGuard<'_, T> {
-        self.enter();
+    pub fn lock(&self) -> LockGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        order::enter(self.class);
         if !self.acquire() {
             self.wait();
         }
-        self.guard()
+        LockGuard {
+            lock: self,
+            not_send: PhantomData,
+        }
     }
 
     /// Fetches the lock and the beginning of its value, two lines, ahead of their use.
@@ -100,20 +85,6 @@ impl<T> SpinYieldLock<T> {
     pub fn prefetch(&self) {
         crate::sync::prefetch(std::ptr::from_ref(self).cast());
         crate::sync::prefetch(std::ptr::from_ref(self).cast::<u8>().wrapping_add(64));
-    }
-
-    /// Takes the lock if it is free.
-    ///
-    /// # Panics
-    /// As [`lock`](Self::lock), whether it is free or not.
-    #[inline]
-    pub fn try_lock(&self) -> Option<SpinYieldGuard<'_, T>> {
-        self.enter();
-        if self.acquire() {
-            return Some(self.guard());
-        }
-        self.leave();
-        None
     }
 
     #[inline]
@@ -135,44 +106,18 @@ impl<T> SpinYieldLock<T> {
             relax();
         }
     }
-
-    #[inline]
-    fn guard(&self) -> SpinYieldGuard<'_, T> {
-        SpinYieldGuard {
-            lock: self,
-            not_send: PhantomData,
-        }
-    }
-
-    #[inline]
-    fn enter(&self) {
-        #[cfg(debug_assertions)]
-        order::enter(self.class);
-    }
-
-    #[inline]
-    fn leave(&self) {
-        #[cfg(debug_assertions)]
-        order::leave(self.class);
-    }
-}
-
-impl<T> fmt::Debug for SpinYieldLock<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SpinYieldLock").finish_non_exhaustive()
-    }
 }
 
 /// Access to the value of a lock; releases it when dropped, on the thread that took it.
-pub struct SpinYieldGuard<'a, T> {
-    lock: &'a SpinYieldLock<T>,
+pub struct LockGuard<'a, T> {
+    lock: &'a Lock<T>,
     not_send: PhantomData<*mut ()>,
 }
 
 // SAFETY: a shared guard gives `&T` only.
-unsafe impl<T: Sync> Sync for SpinYieldGuard<'_, T> {}
+unsafe impl<T: Sync> Sync for LockGuard<'_, T> {}
 
-impl<T> Deref for SpinYieldGuard<'_, T> {
+impl<T> Deref for LockGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -182,7 +127,7 @@ impl<T> Deref for SpinYieldGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for SpinYieldGuard<'_, T> {
+impl<T> DerefMut for LockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard holds the lock and is borrowed exclusively.
@@ -190,17 +135,12 @@ impl<T> DerefMut for SpinYieldGuard<'_, T> {
     }
 }
 
-impl<T> Drop for SpinYieldGuard<'_, T> {
+impl<T> Drop for LockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.lock.held.store(false, Ordering::Release);
-        self.lock.leave();
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for SpinYieldGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
+        #[cfg(debug_assertions)]
+        order::leave(self.lock.class);
     }
 }
 
@@ -260,18 +200,7 @@ mod tests {
                 scope.spawn(|| (0..20_000).for_each(|_| *lock.lock() += 1));
             }
         });
-        assert_eq!(lock.into_inner(), 80_000);
-    }
-
-    #[test]
-    fn a_held_lock_is_refused_to_others() {
-        let lock = Lock::new(LockClass::Control, ());
-        let guard = lock.lock();
-        thread::scope(|scope| {
-            scope.spawn(|| assert!(lock.try_lock().is_none()));
-        });
-        drop(guard);
-        assert!(lock.try_lock().is_some());
+        assert_eq!(*lock.lock(), 80_000);
     }
 
     #[test]
@@ -315,7 +244,7 @@ mod tests {
             Lock::new(LockClass::Responder, ()),
         );
         let _a = a.lock();
-        let _b = b.try_lock();
+        let _b = b.lock();
     }
 
     #[test]
@@ -344,19 +273,6 @@ mod loom_tests {
             *lock.lock() += 1;
             thread.join().unwrap();
             assert_eq!(*lock.lock(), 2);
-        });
-    }
-
-    #[test]
-    fn try_lock_excludes() {
-        loom::model(|| {
-            let lock = Arc::new(Lock::new(LockClass::Requester, 0));
-            let other = lock.clone();
-            let thread = thread::spawn(move || other.try_lock().map(|mut value| *value += 1));
-            let mine = lock.try_lock().map(|mut value| *value += 1);
-            let taken = [mine, thread.join().unwrap()].iter().flatten().count();
-            assert_eq!(*lock.lock(), taken);
-            assert!(taken > 0);
         });
     }
 }

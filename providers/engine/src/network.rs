@@ -4,12 +4,13 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 
 use verbs_api::ids::LinkAddress;
 
 use crate::link::{Deliver, Frame, SharedLink};
 use crate::pool::{PoolRef, PoolWeak};
+use crate::sync::Mutex;
 use crate::time::{Host, Time};
 use crate::timers::{Job, Timers};
 
@@ -170,7 +171,7 @@ impl<M: Member> Network<M> {
     /// Runs `job` when what has arrived over the link has been delivered. Called while delivering, possibly with locks
     /// held.
     pub fn serve_later(&self, job: Job) {
-        lock(&self.to_serve).push_back(job);
+        self.to_serve.lock().push_back(job);
         self.has_to_serve.store(true, Ordering::Release);
     }
 
@@ -180,7 +181,7 @@ impl<M: Member> Network<M> {
         }
         // Before they are taken: what comes meanwhile is seen here or says so again.
         self.has_to_serve.store(false, Ordering::SeqCst);
-        let jobs = std::mem::take(&mut *lock(&self.to_serve));
+        let jobs = std::mem::take(&mut *self.to_serve.lock());
         let any = !jobs.is_empty();
         for job in jobs {
             job(self.timers.now());
@@ -190,7 +191,7 @@ impl<M: Member> Network<M> {
 
     /// Has a queue pair [settled](Member::settle) when nothing more arrives. Called with its locks held.
     pub fn settle_later(&self, qp: PoolWeak<M::Qp>) {
-        lock(&self.unsettled.qps).push(qp);
+        self.unsettled.qps.lock().push(qp);
         self.unsettled.any.store(true, Ordering::Release);
     }
 
@@ -205,14 +206,14 @@ impl<M: Member> Network<M> {
         if !self.unsettled.any.load(Ordering::Acquire) {
             return false;
         }
-        let mut qps = std::mem::take(&mut *lock(&self.unsettled.qps));
+        let mut qps = std::mem::take(&mut *self.unsettled.qps.lock());
         self.unsettled.looks.store(0, Ordering::Relaxed);
         // What comes behind this says so again.
         self.unsettled.any.store(false, Ordering::SeqCst);
         for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
             M::settle(&qp, self.moment());
         }
-        let mut kept = lock(&self.unsettled.qps);
+        let mut kept = self.unsettled.qps.lock();
         match kept.is_empty() {
             // Its memory is used again.
             true => *kept = qps,
@@ -319,10 +320,6 @@ impl<M: Member> Network<M> {
 
 /// So many looks in a row may find something while an acknowledge waits.
 const MOST_LOOKS: u32 = 8;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The end of a turn, also where a handler panics.
 struct Over<'n>(&'n AtomicBool);

@@ -248,37 +248,6 @@ impl<'p> TargetMemory<'p> {
     }
 }
 
-/// The operations of one device.
-#[derive(Default)]
-pub(crate) struct OperationTable(Vec<&'static dyn OperationEmulation>);
-
-impl OperationTable {
-    pub(crate) fn add(&mut self, emulation: &'static dyn OperationEmulation) {
-        self.0.push(emulation);
-    }
-
-    pub(crate) fn find(
-        &self,
-        operation: &'static ExtensionOperation,
-    ) -> Option<&'static dyn OperationEmulation> {
-        let mut all = self.0.iter();
-        all.find(|emulation| emulation.operation() == operation)
-            .copied()
-    }
-
-    pub(crate) fn find_number(
-        &self,
-        extension: u32,
-        operation: u16,
-    ) -> Option<&'static dyn OperationEmulation> {
-        let is_it = |emulation: &&&'static dyn OperationEmulation| {
-            let of = emulation.operation();
-            (of.extension_id(), of.number()) == (extension, operation)
-        };
-        self.0.iter().find(is_it).copied()
-    }
-}
-
 /// Carries a message out: the body and the data behind it.
 ///
 /// # Errors

@@ -30,15 +30,11 @@
 //! the compiler only, and the retiring thread, which is rare, pays.
 
 use std::cell::Cell;
-use std::fmt;
 use std::marker::PhantomData;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32 as OwnU32, AtomicUsize as OwnUsize, compiler_fence};
 
 use crate::lock::assert_unlocked;
-use crate::sync::{
-    AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, full_fence, prefetch, relax,
-};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, full_fence, prefetch};
 
 /// Proof that this thread is pinned: nothing that it can reach now is freed before this drops.
 ///
@@ -54,7 +50,7 @@ pub struct Pin {
 pub fn pin() -> Pin {
     let slot = own_slot().unwrap_or_else(register);
     if slot.descend() {
-        slot.enter();
+        slot.step();
     }
     Pin {
         slot,
@@ -79,7 +75,7 @@ impl Drop for Pin {
     #[inline]
     fn drop(&mut self) {
         if self.slot.last() {
-            self.slot.leave();
+            self.slot.step();
         }
         if self.slot.ascend() && DOMAIN.waiting.load(Ordering::Relaxed) {
             run_ready();
@@ -87,14 +83,8 @@ impl Drop for Pin {
     }
 }
 
-impl fmt::Debug for Pin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pin").finish_non_exhaustive()
-    }
-}
-
 /// Whether this thread is pinned.
-pub fn is_pinned() -> bool {
+fn is_pinned() -> bool {
     own_slot().is_some_and(Slot::is_held)
 }
 
@@ -103,7 +93,7 @@ pub fn is_pinned() -> bool {
 /// It runs on this thread or on the one whose pin ends last, unpinned and with no lock held. Call
 /// this after the object has been made unreachable, with no lock held.
 pub fn after_grace(f: impl FnOnce() + Send + 'static) {
-    let mut registry = DOMAIN.registry();
+    let mut registry = DOMAIN.registry.lock();
     let held = registry.snapshot();
     if held.is_empty() {
         drop(registry);
@@ -120,33 +110,9 @@ pub fn after_grace(f: impl FnOnce() + Send + 'static) {
     run_ready();
 }
 
-/// Drops `item` when every pin that is held now has ended.
-pub fn retire(item: Box<dyn Send>) {
-    after_grace(move || drop(item));
-}
-
-/// Waits until every pin that is held now has ended. For teardown and tests.
-///
-/// # Panics
-/// If this thread is pinned: it would wait for itself.
-pub fn wait_grace() {
-    assert!(!is_pinned(), "waiting for a grace period while pinned");
-    let mut held = DOMAIN.registry().snapshot();
-    loop {
-        held.retain(Held::is_held);
-        if held.is_empty() {
-            break;
-        }
-        relax();
-    }
-    run_ready();
-}
-
 /// Runs the callbacks that have become ready, unless this thread is pinned.
-///
-/// Pins do this by themselves when they end; there is no need to call it.
 #[cold]
-pub fn run_ready() {
+fn run_ready() {
     if is_pinned() {
         return;
     }
@@ -166,7 +132,7 @@ pub fn run_ready() {
 /// that do not are overlooked, and what they use is freed.
 #[allow(unsafe_code)]
 pub unsafe fn use_process_fence(fence: fn()) {
-    let mut registry = DOMAIN.registry();
+    let mut registry = DOMAIN.registry.lock();
     if registry.process_fence.is_none() {
         registry.process_fence = Some(fence);
         // Release, and acquired by readers: who sees this comes after every retiring thread that
@@ -212,31 +178,16 @@ impl Slot {
         self.depth.load(Ordering::Relaxed) != 0
     }
 
-    #[inline]
-    fn enter(&self) {
-        self.step();
-        reader_fence();
-    }
-
-    #[inline]
-    fn leave(&self) {
-        self.step();
-        reader_fence();
-    }
-
+    /// Enters or leaves, and fences.
     #[inline]
     fn step(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
         self.visits.store(visits + 1, Ordering::Release);
-    }
-}
-
-#[inline]
-fn reader_fence() {
-    if DOMAIN.light.load(Ordering::Acquire) {
-        compiler_fence(Ordering::SeqCst);
-    } else {
-        full_fence();
+        if DOMAIN.light.load(Ordering::Acquire) {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            full_fence();
+        }
     }
 }
 
@@ -267,19 +218,13 @@ struct Domain {
 }
 
 impl Domain {
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take_ready(&self) -> Vec<Waiting> {
-        let mut registry = self.registry();
-        for waiting in &mut registry.waiting {
+        let mut registry = self.registry.lock();
+        let is_ready = |waiting: &mut Waiting| {
             waiting.held.retain(Held::is_held);
-        }
-        let ready = registry
-            .waiting
-            .extract_if(.., |waiting| waiting.held.is_empty())
-            .collect();
+            waiting.held.is_empty()
+        };
+        let ready = registry.waiting.extract_if(.., is_ready).collect();
         self.waiting
             .store(!registry.waiting.is_empty(), Ordering::Relaxed);
         ready
@@ -344,7 +289,7 @@ fn own_slot() -> Option<&'static Slot> {
 
 #[cold]
 fn register() -> &'static Slot {
-    let slot = DOMAIN.registry().claim();
+    let slot = DOMAIN.registry.lock().claim();
     OWN.with(|own| own.set(Some(slot)));
     #[cfg(not(loom))]
     // Fails while the thread ends; the slot is then lost to others, which is harmless.
@@ -375,7 +320,7 @@ impl Drop for Exit {
     fn drop(&mut self) {
         // A pin that another thread-local still holds keeps its slot for good.
         if let Some(slot) = OWN.take().filter(|slot| !slot.is_held()) {
-            DOMAIN.registry().idle.push(slot);
+            DOMAIN.registry.lock().idle.push(slot);
         }
     }
 }
@@ -396,7 +341,6 @@ loom::thread_local! {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
     use std::sync::{Arc, mpsc};
     use std::thread;
     use std::time::{Duration, Instant};
@@ -405,10 +349,6 @@ mod tests {
 
     /// Pins are process-wide: tests that count on nobody else's take turns.
     static TURN: Mutex<()> = Mutex::new(());
-
-    fn turn() -> MutexGuard<'static, ()> {
-        TURN.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 
     fn flag() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
         let flag = Arc::new(AtomicBool::new(false));
@@ -431,7 +371,7 @@ mod tests {
 
     #[test]
     fn without_pins_it_runs_at_once() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         let (done, set) = flag();
         after_grace(set);
         eventually(|| done.load(Ordering::Acquire));
@@ -439,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_own_pin_defers_until_it_ends() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         let (done, set) = flag();
         let outer = pin();
         let inner = pin();
@@ -470,7 +410,7 @@ mod tests {
 
     #[test]
     fn the_last_other_pin_runs_it() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         let (done, set) = flag();
         let (tell, handle) = other(1);
         after_grace(set);
@@ -482,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_later_pin_of_the_same_thread_does_not_defer() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         let (done, set) = flag();
         let (tell, handle) = other(2);
         after_grace(set);
@@ -494,58 +434,20 @@ mod tests {
     }
 
     #[test]
-    fn retire_drops_the_item() {
-        struct Item(Arc<AtomicUsize>);
-        impl Drop for Item {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let _turn = turn();
-        let drops = Arc::new(AtomicUsize::new(0));
-        let pin = pin();
-        retire(Box::new(Item(drops.clone())));
-        assert_eq!(drops.load(Ordering::Relaxed), 0);
-        drop(pin);
-        eventually(|| drops.load(Ordering::Relaxed) == 1);
-    }
-
-    #[test]
-    fn waiting_ends_when_the_pins_have() {
-        let _turn = turn();
-        let (tell, handle) = other(1);
-        let release = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
-            tell.send(()).unwrap();
-        });
-        wait_grace();
-        release.join().unwrap();
-        handle.join().unwrap();
-    }
-
-    #[test]
-    #[should_panic(expected = "while pinned")]
-    fn waiting_for_oneself_is_refused() {
-        let _turn = turn();
-        let _pin = pin();
-        wait_grace();
-    }
-
-    #[test]
     fn slots_of_ended_threads_are_used_again() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         thread::spawn(|| drop(pin())).join().unwrap();
-        let before = DOMAIN.registry().slots.len();
+        let before = DOMAIN.registry.lock().slots.len();
         for _ in 0..20 {
             thread::spawn(|| drop(pin())).join().unwrap();
         }
         // Threads of tests that ended meanwhile can only have added to the idle ones.
-        assert!(DOMAIN.registry().slots.len() <= before + 2);
+        assert!(DOMAIN.registry.lock().slots.len() <= before + 2);
     }
 
     #[test]
     fn readers_never_see_what_was_freed() {
-        let _turn = turn();
+        let _turn = TURN.lock();
         let current = Arc::new(AtomicU64::new(0));
         let freed: Arc<Vec<AtomicBool>> = Arc::new((0..3_000).map(|_| false.into()).collect());
         thread::scope(|scope| {
@@ -574,13 +476,7 @@ mod loom_tests {
     use loom::sync::Arc;
 
     use super::*;
-    use crate::sync::thread;
-
-    fn model(f: impl Fn() + Sync + Send + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(f);
-    }
+    use crate::sync::{model, thread};
 
     /// A reader that reaches the object finds it alive, and the callback runs exactly once, even
     /// if nobody ever pins again.

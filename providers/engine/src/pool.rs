@@ -12,7 +12,9 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use crate::sync::Mutex;
 
 /// Where values of one type are made.
 pub struct Pool<T>(Arc<Places<T>>);
@@ -28,7 +30,7 @@ impl<T> Pool<T> {
     pub fn make(&self, make: impl FnOnce(PoolWeak<T>) -> T) -> PoolRef<T> {
         let owner = Arc::new_cyclic(|me| {
             let value = make(PoolWeak(me.clone()));
-            let at = self.0.book().take();
+            let at = self.0.0.lock().take();
             // SAFETY: a place that nobody else has, of the right size and alignment.
             unsafe { at.write(value) };
             Pooled {
@@ -65,7 +67,7 @@ impl<T> Drop for Pooled<T> {
     fn drop(&mut self) {
         // SAFETY: the value is dropped once, and its place is given back afterwards.
         unsafe { self.at.drop_in_place() };
-        self.places.book().free.push(self.at);
+        self.places.0.lock().free.push(self.at);
     }
 }
 
@@ -255,15 +257,9 @@ impl<T> Book<T> {
     }
 }
 
-impl<T> Places<T> {
-    fn book(&self) -> MutexGuard<'_, Book<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl<T> Drop for Places<T> {
     fn drop(&mut self) {
-        for chunk in self.book().chunks.drain(..) {
+        for chunk in self.0.lock().chunks.drain(..) {
             // SAFETY: allocated with this layout; no `Pooled` is left, as each holds the places.
             unsafe { dealloc(chunk.at.as_ptr().cast(), chunk.layout) };
         }

@@ -7,14 +7,14 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use verbs_api::memory::{Loan, Span};
-use verbs_api::objects::ObjectId;
-use verbs_api::provider::{PostOps, QpInit, QpOps, Reply};
+use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::provider::{EventSink, PostOps, QpInit, QpOps, Reply};
 use verbs_api::qp::{QpAttributes, QpCap, QpCounters, QpState, QpStatus, QpType, check_modify_of};
 use verbs_api::{
-    Access, ArgumentReason, Features, RKey, VerbError, WcStatus,
+    Access, Features, RKey, VerbError, WcStatus,
     completion::WcOpcode,
     event::{EventSubject, EventType},
     extension::ExtensionOperation,
@@ -22,11 +22,12 @@ use verbs_api::{
     wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
 
+use crate::commands::out_of_range;
 use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
-use crate::emulation::{QpExtensions, Station, Target};
+use crate::emulation::QpExtensions;
 use crate::fault::Fault;
 use crate::key_table::{Binding, FlatUse, LocalUse};
 use crate::loans;
@@ -36,11 +37,11 @@ use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveRing};
-use crate::request::{Op, QueuedRequest, Request};
+use crate::request::{Beside, Op, QueuedRequest, Request};
 use crate::rules::{self, Rule};
 use crate::slots::{Held, Slots};
 use crate::srq::{Srq, SrqFailed};
-use crate::sync::{Line, prefetch};
+use crate::sync::{Line, Mutex, prefetch};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
@@ -99,18 +100,9 @@ pub struct SendCounters {
 
 /// What a requester seldom touches: its other counters, and what few queue pairs have.
 #[derive(Debug, Default)]
-#[allow(missing_docs)]
 pub struct Rare {
-    pub reads: u64,
-    pub atomics: u64,
-    pub sends_with_invalidate: u64,
-    pub fast_registers: u64,
-    pub local_invalidates: u64,
-    pub binds: u64,
-    pub extensions: u64,
-    pub retransmissions: u64,
-    pub rnr_naks: u64,
-    pub naks: u64,
+    /// What else was done.
+    pub counters: QpCounters,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
@@ -186,7 +178,7 @@ pub struct Requester<D: Driver> {
     pub counters: SendCounters,
     /// The transport's own state.
     pub driver: D::Requester,
-    /// What else was done.
+    /// What is seldom touched.
     pub rare: Box<Rare>,
 }
 
@@ -231,7 +223,7 @@ struct Cold<D: Driver> {
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
     changing: Mutex<Changing>,
-    events: Arc<dyn verbs_api::provider::EventSink>,
+    events: Arc<dyn EventSink>,
 }
 
 struct Changing {
@@ -282,7 +274,7 @@ pub(crate) struct QpParts {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) extensions: QpExtensions,
-    pub(crate) events: Arc<dyn verbs_api::provider::EventSink>,
+    pub(crate) events: Arc<dyn EventSink>,
 }
 
 impl<D: Driver> Qp<D> {
@@ -293,15 +285,9 @@ impl<D: Driver> Qp<D> {
         init: &QpInit,
         parts: QpParts,
     ) -> QpRef<D> {
-        let QpParts {
-            send_cq,
-            recv_cq,
-            srq,
-            extensions,
-            events,
-        } = parts;
+        let extensions = parts.extensions;
         let mut cap = init.cap;
-        if srq.is_some() || extensions.is_addressed() {
+        if parts.srq.is_some() || extensions.is_addressed() {
             cap.max_recv_wr = 0;
         }
         let (receives, consumer) = ReceiveRing::new(cap.max_recv_wr);
@@ -328,8 +314,8 @@ impl<D: Driver> Qp<D> {
             takes_express: false,
             last_wqe_told: false,
         };
-        let is_traced = device.tracer().is_some();
-        let qp = device.queue_pairs().make(|me| Self {
+        let is_traced = device.tracer.get().is_some();
+        let qp = device.pool.make(|me| Self {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
@@ -339,9 +325,9 @@ impl<D: Driver> Qp<D> {
             qpn,
             pd,
             device: Arc::clone(device),
-            send_cq,
-            recv_cq,
-            srq,
+            send_cq: parts.send_cq,
+            recv_cq: parts.recv_cq,
+            srq: parts.srq,
             requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
@@ -361,7 +347,7 @@ impl<D: Driver> Qp<D> {
                     groups: Vec::new(),
                     destroyed: false,
                 }),
-                events,
+                events: parts.events,
             }),
         });
         qp.send_cq.attach(qpn, qp.actions());
@@ -443,24 +429,17 @@ impl<D: Driver> Qp<D> {
         // The pin is a barrier: without this, nothing behind it would be fetched before it.
         prefetch(std::ptr::from_ref(self).cast());
         self.requester.prefetch();
-        let pin = pin();
-        let mut cx = Cx::new(&self.device, &pin);
-        let result = {
+        let result = Cx::run(&self.device, None, |cx| {
             let mut requester = self.requester();
             if let Some(peer) = &requester.direct {
-                pin.look_ahead(&peer.responder);
+                cx.pin.look_ahead(&peer.responder);
             }
-            let result = self.post_locked(&mut requester, requests, &mut cx);
+            let result = self.post_locked(&mut requester, requests, cx);
             if D::waits(&requester) {
-                self.advance(&mut requester, &mut cx);
+                self.advance(&mut requester, cx);
             }
             result
-        };
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        });
         if !self.is_direct {
             self.device.network().send_off();
         }
@@ -690,9 +669,7 @@ impl<D: Driver> Qp<D> {
             requester.first_half_failed = false;
             if !self.is_signaled(request.flags) {
                 self.free_slot(request, false);
-                if !request.loan.is_none() {
-                    requester.loans = loans::join(requester.loans, request.loan);
-                }
+                requester.retire(request.loan);
                 return;
             }
             return self.push_send_completion(requester, request, status, octets, cx);
@@ -715,9 +692,7 @@ impl<D: Driver> Qp<D> {
         let second_half = request.flags.contains(SendFlags::SECOND_HALF);
         if second_half && flushed && std::mem::take(&mut requester.first_half_failed) {
             self.free_slot(request, false);
-            if !request.loan.is_none() {
-                requester.loans = loans::join(requester.loans, request.loan);
-            }
+            requester.retire(request.loan);
         } else {
             requester.first_half_failed = request.flags.contains(SendFlags::FIRST_HALF);
             self.push_send_completion(requester, request, status, 0, cx);
@@ -725,9 +700,7 @@ impl<D: Driver> Qp<D> {
         if !flushed {
             D::before_flush(self, requester, status, cx);
             self.flush_requester(requester, cx);
-            if let Some(me) = self.shared() {
-                cx.effects.flush(me.into_owner());
-            }
+            self.flush_later(&mut cx.effects);
         }
     }
 
@@ -792,6 +765,12 @@ impl<D: Driver> Qp<D> {
         }
     }
 
+    fn flush_later(&self, effects: &mut Effects) {
+        if let Some(me) = self.shared() {
+            effects.flush(me.into_owner());
+        }
+    }
+
     /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
     pub fn enter_error(&self, send_queue_only: bool) {
         let to = if send_queue_only {
@@ -799,17 +778,16 @@ impl<D: Driver> Qp<D> {
         } else {
             QpState::Err
         };
-        let changed = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-                let from = QpState::from_code(state & !CLOSED)?;
-                let may = match to {
-                    QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
-                    _ => !matches!(from, QpState::Reset | QpState::Err),
-                };
-                may.then_some(state & CLOSED | to as u8)
-            });
-        if changed.is_ok() {
+        let change = |state: u8| {
+            let from = QpState::from_code(state & !CLOSED)?;
+            let may = match to {
+                QpState::Sqe => matches!(from, QpState::Rts | QpState::Sqd),
+                _ => !matches!(from, QpState::Reset | QpState::Err),
+            };
+            may.then_some(state & CLOSED | to as u8)
+        };
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        if self.state.fetch_update(set, fetch, change).is_ok() {
             self.responder.0.state.store(to as u8, Ordering::Release);
         }
     }
@@ -842,8 +820,7 @@ impl<D: Driver> Qp<D> {
         requester: &mut Requester<D>,
         request: &Request<'_>,
     ) -> Result<(), Fault> {
-        let keys = self.device.keys();
-        let management = self.device.memory_management().ok_or(Fault::Operation)?;
+        let keys = self.device.memory_management().ok_or(Fault::Operation)?;
         let mut used = Features::empty();
         match request.op {
             Op::FastRegister(key, access, iova, length) => {
@@ -852,13 +829,13 @@ impl<D: Driver> Qp<D> {
                 used.set(Features::SG_GAPS, pages.has_gaps());
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
                 self.check_claimed(used)?;
-                management.fast_register(keys, key, self.pd, pages, access, iova, length)
+                keys.fast_register(key, self.pd, pages, access, iova, length)
             }
             Op::LocalInvalidate(key) => {
                 let fenced = request.flags.contains(SendFlags::FENCE);
                 used.set(Features::LOCAL_INVALIDATE_FENCE, fenced);
                 self.check_claimed(used)?;
-                management.invalidate_local(keys, key, self.pd, self.qpn)
+                keys.invalidate_local(key, self.pd, self.qpn)
             }
             Op::Bind(window, region, addr, length, access) => {
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
@@ -871,7 +848,7 @@ impl<D: Driver> Qp<D> {
                     pd: self.pd,
                     qpn: self.qpn,
                 };
-                management.bind(keys, window, &binding)?;
+                keys.bind(window, &binding)?;
                 requester.note_window(window);
                 Ok(())
             }
@@ -917,26 +894,11 @@ impl<D: Driver> Qp<D> {
         self.cold.extensions.sent(status);
     }
 
-    /// Whether the queue pair takes a multicast datagram of `sender`, as far as extensions have a say.
-    pub fn takes_multicast(&self, sender: Station, group: Gid) -> bool {
-        let extensions = &self.cold.extensions;
-        if !extensions.filters() {
-            return true;
-        }
-        let receiver = Station {
-            address: self.device.address(),
-            qpn: self.qpn,
-        };
-        extensions.takes(sender, receiver, group)
-    }
-
     // What was flushed was not executed.
     #[cold]
     fn trace(&self, request: &Request<'_>, status: WcStatus) {
-        if let Some(trace) = self
-            .device
-            .tracer()
-            .filter(|_| status != WcStatus::WrFlushErr)
+        if let Some(trace) = self.device.tracer.get()
+            && status != WcStatus::WrFlushErr
         {
             trace(TracedOperation::of(self.qpn, request, status));
         }
@@ -958,21 +920,14 @@ impl<D: Driver> Qp<D> {
     }
 
     fn timeout(&self, now: Time) {
-        let pin = pin();
-        let mut cx = Cx::at(&self.device, &pin, now);
-        {
+        Cx::run(&self.device, Some(now), |cx| {
             let mut requester = self.requester();
             requester.rare.timer = None;
             if matches!(self.state(), QpState::Rts | QpState::Sqd) {
-                D::handle_timeout(self, &mut requester, now, &mut cx);
-                self.check_drained(&mut requester, &mut cx);
+                D::handle_timeout(self, &mut requester, now, cx);
+                self.check_drained(&mut requester, cx);
             }
-        }
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        });
     }
 
     // ---- receiving half
@@ -990,17 +945,10 @@ impl<D: Driver> Qp<D> {
         let mut producer = self.receives.producer();
         let mut result = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            if self
-                .receives
-                .post(&mut producer, Receive::of(request))
-                .is_err()
-            {
-                result = Err((
-                    index,
-                    PostReason::QueueFull {
-                        max: self.cold.cap.max_recv_wr,
-                    },
-                ));
+            let posted = self.receives.post(&mut producer, Receive::of(request));
+            if posted.is_err() {
+                let max = self.cold.cap.max_recv_wr;
+                result = Err((index, PostReason::QueueFull { max }));
                 break;
             }
         }
@@ -1019,9 +967,9 @@ impl<D: Driver> Qp<D> {
         if let Some(peer) = waiting.and_then(|peer| peer.upgrade()) {
             effects.resume(peer);
         }
-        match (self.state(), self.shared()) {
-            (QpState::Err, Some(me)) => effects.flush(me.into_owner()),
-            (QpState::Reset, _) => self.drop_receives(&mut self.responder()),
+        match self.state() {
+            QpState::Err => self.flush_later(&mut effects),
+            QpState::Reset => self.drop_receives(&mut self.responder()),
             _ => {}
         }
         effects.run();
@@ -1052,28 +1000,15 @@ impl<D: Driver> Qp<D> {
         self.pd
     }
 
-    /// Whether it is sent requests that name a shared receive queue.
+    /// What extensions make of it.
     #[cold]
-    pub fn is_target(&self) -> bool {
-        self.cold.extensions.is_target()
-    }
-
-    /// The shared receive queue that requests name by this number, or `None`. Not told apart: one that there is not, and
-    /// one that this queue pair is not to reach.
-    #[cold]
-    pub fn target(&self, number: u32) -> Option<Arc<Target>> {
-        self.cold.extensions.find(number)
-    }
-
-    /// From now on receives are taken from `target`, and complete where it says.
-    #[cold]
-    pub fn take_receives_from(&self, target: Arc<Target>) {
-        self.cold.extensions.name(Some(target));
+    pub fn extensions(&self) -> &QpExtensions {
+        &self.cold.extensions
     }
 
     #[cold]
     fn take_named_receive(&self, waiting: Option<&Self>, effects: &mut Effects) -> Option<Receive> {
-        let target = self.cold.extensions.named().clone()?;
+        let target = self.cold.extensions.named()?;
         self.take_shared(&target.srq, waiting, effects)
     }
 
@@ -1085,9 +1020,7 @@ impl<D: Driver> Qp<D> {
     ) -> Option<Receive> {
         let taken = srq.take(waiting.map(Self::actions), effects);
         taken.unwrap_or_else(|SrqFailed| {
-            self.shared()
-                .into_iter()
-                .for_each(|me| me.into_owner().fatal(effects));
+            self.shared()?.into_owner().fatal(effects);
             None
         })
     }
@@ -1188,10 +1121,8 @@ impl<D: Driver> Qp<D> {
             pd: self.pd,
             access: Access::LOCAL_WRITE,
         };
-        let room = self
-            .device
-            .keys()
-            .flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
+        let keys = self.device.keys();
+        let room = keys.flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
         (room.len() >= length as usize).then_some(room)
     }
 
@@ -1229,7 +1160,7 @@ impl<D: Driver> Qp<D> {
     #[cold]
     fn complete_watched(&self, done: &Done, cx: &mut Cx<'_, D>) {
         self.cold.extensions.received(done.status);
-        let named = self.cold.extensions.named().clone();
+        let named = self.cold.extensions.named();
         let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
         cq.push(done, &mut cx.effects);
         // The queue knows no targets: each finds out when it needs it, and is over as are the queue pairs on it.
@@ -1285,9 +1216,7 @@ impl<D: Driver> Qp<D> {
             }
             None => self.event(event, &mut cx.effects),
         }
-        if let Some(me) = self.shared() {
-            cx.effects.flush(me.into_owner());
-        }
+        self.flush_later(&mut cx.effects);
     }
 
     /// Flushes the receive queue, the receive that is being filled first. Receives of a shared queue stay there, and the
@@ -1320,94 +1249,86 @@ impl<D: Driver> Qp<D> {
 
     // ---- control
 
-    fn changing(&self) -> MutexGuard<'_, Changing> {
-        self.cold
-            .changing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn apply(&self, given: &QpAttributes) -> Result<(), VerbError> {
-        let mut changing = self.changing();
+        let mut changing = self.cold.changing.lock();
         if changing.destroyed {
-            return Err(VerbError::InvalidHandle(verbs_api::objects::ObjectKind::Qp));
+            return Err(VerbError::InvalidHandle(ObjectKind::Qp));
         }
+        let driver = self.device.driver();
         let port = self.device.port_attributes();
         if let Some(path) = &given.ah_attr {
-            self.device.driver().check_path(path)?;
+            driver.check_path(path)?;
         }
-        if let Some(index) = given
-            .pkey_index
-            .filter(|&index| usize::from(index) >= port.pkeys.len().max(1))
-        {
-            let reason = ArgumentReason::OutOfRange {
-                given: index.into(),
-                least: 0,
-                most: port.pkeys.len().max(1) as u64 - 1,
-            };
-            return Err(VerbError::argument("pkey_index", reason));
+        let last = port.pkeys.len() as u64 - 1;
+        if let Some(index) = given.pkey_index.filter(|&index| u64::from(index) > last) {
+            return Err(out_of_range("pkey_index", index, 0u8, last));
         }
-        let mut given = *given;
-        given.path_mtu = given
+        let path_mtu = given
             .path_mtu
-            .map(|mtu| self.device.driver().path_mtu(mtu, port.active_mtu));
+            .map(|mtu| driver.path_mtu(mtu, port.active_mtu));
+        let given = QpAttributes { path_mtu, ..*given };
         let all = changing.attributes.merged(&given);
-        let limits = self.device.limits();
-        let pin = pin();
-        let mut cx = Cx::new(&self.device, &pin);
-        let to = {
-            let mut requester = self.requester();
-            let mut responder = self.responder();
-            let (requester, responder) = (&mut *requester, &mut *responder);
-            let from = self.state();
-            let initiator = u64::from(limits.max_qp_init_rd_atom);
-            let target = u64::from(limits.max_qp_rd_atom);
-            let variant = self.cold.extensions.variant();
-            let limits = (initiator, target, 1);
-            let to = check_modify_of(self.qp_type, variant, from, &given, limits)?;
-            if to == QpState::Init && self.has_failed_queue() {
-                return Err(VerbError::CqOverrun);
-            }
-            let change = Change {
-                from,
-                to,
-                given: &given,
-                all: &all,
+        Cx::run(&self.device, None, |cx| {
+            let to = self.change(&given, &all, cx)?;
+            changing.attributes = if to == QpState::Reset {
+                QpAttributes::new()
+            } else {
+                all
             };
-            D::modify(self, requester, responder, &change, &mut cx);
-            self.enter(requester, responder, &change, &mut cx);
-            to
-        };
-        changing.attributes = if to == QpState::Reset {
-            QpAttributes::new()
-        } else {
-            all
-        };
-        changing.attributes.qp_state = Some(to);
-        changing.attributes.cur_qp_state = None;
-        drop(changing);
-        fence(Ordering::SeqCst);
-        if let (QpState::Init, true, Some(me)) = (to, self.has_failed_queue(), self.shared()) {
-            me.into_owner().fatal(&mut cx.effects);
-        }
-        if let (QpState::Rtr | QpState::Rts, Some(me)) = (to, self.shared()) {
-            D::peer_ready(&me, &mut cx);
-            cx.effects.resume(me.into_owner());
-        }
-        let effects = cx.into_effects();
-        drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+            changing.attributes.qp_state = Some(to);
+            changing.attributes.cur_qp_state = None;
+            drop(changing);
+            fence(Ordering::SeqCst);
+            if let (QpState::Init, true, Some(me)) = (to, self.has_failed_queue(), self.shared()) {
+                me.into_owner().fatal(&mut cx.effects);
+            }
+            if let (QpState::Rtr | QpState::Rts, Some(me)) = (to, self.shared()) {
+                D::peer_ready(&me, cx);
+                cx.effects.resume(me.into_owner());
+            }
+            Ok::<_, VerbError>(())
+        })?;
         self.device.network().progress();
         Ok(())
+    }
+
+    // Checks a modify and carries it out, with both halves locked.
+    fn change(
+        &self,
+        given: &QpAttributes,
+        all: &QpAttributes,
+        cx: &mut Cx<'_, D>,
+    ) -> Result<QpState, VerbError> {
+        let limits = self.device.limits();
+        let initiator = u64::from(limits.max_qp_init_rd_atom);
+        let target = u64::from(limits.max_qp_rd_atom);
+        let variant = self.cold.extensions.variant;
+        let (requester, responder) = (&mut *self.requester(), &mut *self.responder());
+        let from = self.state();
+        let limits = (initiator, target, 1);
+        let to = check_modify_of(self.qp_type, variant, from, given, limits)?;
+        if to == QpState::Init && self.has_failed_queue() {
+            return Err(VerbError::CqOverrun);
+        }
+        self.enter(
+            requester,
+            responder,
+            &Change {
+                from,
+                to,
+                given,
+                all,
+            },
+            cx,
+        );
+        Ok(to)
     }
 
     fn has_failed_queue(&self) -> bool {
         self.send_cq.has_failed() || self.recv_cq.has_failed()
     }
 
-    // The engine's part of a change of state: both halves are locked.
+    // A change of state, the transport's part first: both halves are locked.
     fn enter(
         &self,
         requester: &mut Requester<D>,
@@ -1415,6 +1336,7 @@ impl<D: Driver> Qp<D> {
         change: &Change<'_>,
         cx: &mut Cx<'_, D>,
     ) {
+        D::modify(self, requester, responder, change, cx);
         self.set_state(change.to);
         match change.to {
             QpState::Reset => {
@@ -1464,40 +1386,29 @@ impl<D: Driver> Qp<D> {
         responder.takes_express = false;
         responder.last_wqe_told = false;
         responder.waiting = None;
-        self.cold.extensions.name(None);
+        self.cold.extensions.take_receives_from(None);
     }
 
     /// What was done through this queue pair.
     pub fn counters(&self) -> QpCounters {
-        let mut counters = QpCounters::default();
-        {
+        let (send, others) = {
             let requester = self.requester();
-            let (send, rare) = (&requester.counters, &requester.rare);
-            counters.sends = send.sends;
-            counters.writes = send.writes;
-            counters.sends_with_invalidate = rare.sends_with_invalidate;
-            counters.reads = rare.reads;
-            counters.atomics = rare.atomics;
-            counters.fast_registers = rare.fast_registers;
-            counters.local_invalidates = rare.local_invalidates;
-            counters.binds = rare.binds;
-            counters.extensions = rare.extensions;
-            counters.retransmissions = rare.retransmissions;
-            counters.rnr_naks = rare.rnr_naks;
-            counters.naks = rare.naks;
-        }
+            (requester.counters, requester.rare.counters)
+        };
         let receive = self.responder().counters;
-        counters.receives = receive.receives;
-        counters.duplicates = receive.duplicates;
-        counters.dropped = receive.dropped;
-        counters
+        QpCounters {
+            sends: send.sends,
+            writes: send.writes,
+            receives: receive.receives,
+            duplicates: receive.duplicates,
+            dropped: receive.dropped,
+            ..others
+        }
     }
 
     pub(crate) fn remove(&self, effects: &mut Effects) {
         self.enter_error(false);
-        if let Some(me) = self.shared() {
-            effects.flush(me.into_owner());
-        }
+        self.flush_later(effects);
     }
 }
 
@@ -1539,6 +1450,14 @@ impl<D: Driver> Requester<D> {
         self.queue.is_empty() || !D::waits(self) && !request.op.is_local()
     }
 
+    // The next completion hands back what a request without one had.
+    #[inline]
+    fn retire(&mut self, loan: Loan) {
+        if !loan.is_none() {
+            self.loans = loans::join(self.loans, loan);
+        }
+    }
+
     fn push(&mut self, request: &Request<'_>) {
         self.queue.push_back(Wqe::of(request));
     }
@@ -1554,33 +1473,28 @@ impl<D: Driver> Requester<D> {
     }
 
     fn note_window(&mut self, window: u32) {
-        if !self
-            .rare
-            .windows
-            .iter()
-            .any(|known| known >> 8 == window >> 8)
-        {
-            self.rare.windows.push(window);
+        let windows = &mut self.rare.windows;
+        if !windows.iter().any(|known| known >> 8 == window >> 8) {
+            windows.push(window);
         }
     }
-}
 
-impl<D: Driver> Requester<D> {
     #[inline]
     fn count(&mut self, op: &Op) {
+        let others = &mut self.rare.counters;
         let counter = match op {
-            Op::Send(crate::request::Beside::Invalidate(_)) => &mut self.rare.sends_with_invalidate,
+            Op::Send(Beside::Invalidate(_)) => &mut others.sends_with_invalidate,
             Op::Send(_) => &mut self.counters.sends,
             Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
             Op::Read(_, invalidate) => {
-                self.rare.local_invalidates += u64::from(invalidate.is_some());
-                &mut self.rare.reads
+                others.local_invalidates += u64::from(invalidate.is_some());
+                &mut others.reads
             }
-            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.rare.atomics,
-            Op::FastRegister(..) => &mut self.rare.fast_registers,
-            Op::LocalInvalidate(_) => &mut self.rare.local_invalidates,
-            Op::Bind(..) => &mut self.rare.binds,
-            Op::Extension(_) => &mut self.rare.extensions,
+            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut others.atomics,
+            Op::FastRegister(..) => &mut others.fast_registers,
+            Op::LocalInvalidate(_) => &mut others.local_invalidates,
+            Op::Bind(..) => &mut others.binds,
+            Op::Extension(_) => &mut others.extensions,
         };
         *counter += 1;
     }
@@ -1672,7 +1586,7 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
     }
 
     fn query(&self) -> Result<QpStatus, VerbError> {
-        let attributes = self.changing().attributes;
+        let attributes = self.cold.changing.lock().attributes;
         let draining = self.requester().draining;
         let state = self.state();
         // In any other state nothing drains: a failure has ended it.
@@ -1699,7 +1613,7 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         self.device.commands().run(reply, move || {
             let result = qp.device.join_group(group, &qp);
             if result.is_ok() {
-                qp.changing().groups.push(group);
+                qp.cold.changing.lock().groups.push(group);
             }
             result
         });
@@ -1709,7 +1623,11 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         let Some(qp) = self.shared() else { return };
         self.device.commands().run(reply, move || {
             qp.device.leave_group(group, qp.qpn)?;
-            qp.changing().groups.retain(|joined| *joined != group);
+            qp.cold
+                .changing
+                .lock()
+                .groups
+                .retain(|joined| *joined != group);
             Ok(())
         });
     }
@@ -1718,34 +1636,25 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         let Some(qp) = self.shared() else { return };
         self.device.commands().run_last(reply, move |reply| {
             let groups = {
-                let mut changing = qp.changing();
+                let mut changing = qp.cold.changing.lock();
                 changing.destroyed = true;
                 std::mem::take(&mut changing.groups)
             };
             for group in groups {
                 let _ = qp.device.leave_group(group, qp.qpn);
             }
-            let pin = pin();
-            let mut cx = Cx::new(&qp.device, &pin);
-            {
-                let mut requester = qp.requester();
-                let mut responder = qp.responder();
-                let attributes = QpAttributes::new().qp_state(QpState::Reset);
+            let attributes = QpAttributes::new().qp_state(QpState::Reset);
+            Cx::run(&qp.device, None, |cx| {
+                let (requester, responder) = (&mut *qp.requester(), &mut *qp.responder());
                 let change = Change {
                     from: qp.state(),
                     to: QpState::Reset,
                     given: &attributes,
                     all: &attributes,
                 };
-                D::modify(&qp, &mut requester, &mut responder, &change, &mut cx);
-                qp.enter(&mut requester, &mut responder, &change, &mut cx);
-            }
-            let effects = cx.into_effects();
-            drop(pin);
+                qp.enter(requester, responder, &change, cx);
+            });
             qp.device.forget_qp(&qp);
-            if let Some(effects) = effects {
-                effects.run();
-            }
             let network = qp.device.network();
             network.progress();
             if let Some(link) = network.link() {

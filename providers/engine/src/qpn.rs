@@ -1,7 +1,8 @@
 //! Queue pair numbers.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sync::Mutex;
 
 /// Numbers of a range. A freed number rests before it is used again.
 pub struct QpnPool {
@@ -39,7 +40,7 @@ impl QpnPool {
 
     /// The next number: one never used while there is any, else the one that has rested longest.
     pub fn allocate(&self) -> Option<u32> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let qpn = state.fresh().or_else(|| state.freed.pop_front())?;
         state.used.insert(qpn);
         Some(qpn)
@@ -47,14 +48,10 @@ impl QpnPool {
 
     /// Gives a number back.
     pub fn free(&self, qpn: u32) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.used.remove(&qpn) {
             state.freed.push_back(qpn);
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -496,13 +496,7 @@ mod loom_tests {
     use loom::sync::Arc;
 
     use super::*;
-    use crate::sync::{relax, thread};
-
-    fn model(f: impl Fn() + Sync + Send + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(f);
-    }
+    use crate::sync::{model, relax, thread};
 
     fn receive(n: u64) -> Receive {
         let sges = vec![

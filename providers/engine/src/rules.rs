@@ -4,6 +4,8 @@
 //! `breakable-rules` every device of the process breaks the one rule that `break_rule` is given; without it nothing can be
 //! broken, [`is_broken`] is a constant, and a look-up costs nothing.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use crate::request::{Op, Request, Source};
 
 /// Declares the rules, with the names by which they are broken.
@@ -107,44 +109,25 @@ rules! {
     NamedQueue = "named-queue",
 }
 
+const NONE: u8 = u8::MAX;
+static BROKEN: AtomicU8 = AtomicU8::new(NONE);
+
+/// From now on every software device of this process breaks this rule and no other.
 #[cfg(feature = "breakable-rules")]
-mod broken {
-    use std::sync::atomic::{AtomicU8, Ordering};
-
-    use super::Rule;
-
-    const NONE: u8 = u8::MAX;
-    static BROKEN: AtomicU8 = AtomicU8::new(NONE);
-
-    pub(super) fn is(rule: Rule) -> bool {
-        BROKEN.load(Ordering::Relaxed) == rule as u8
-    }
-
-    pub(super) fn is_any() -> bool {
-        BROKEN.load(Ordering::Relaxed) != NONE
-    }
-
-    /// From now on every software device of this process breaks this rule and no other.
-    pub fn break_rule(rule: Rule) {
-        BROKEN.store(rule as u8, Ordering::Relaxed);
-    }
-}
-
-#[cfg(feature = "breakable-rules")]
-pub use broken::break_rule;
-
-/// Whether this rule is broken here.
-#[cfg(feature = "breakable-rules")]
-#[inline]
-pub fn is_broken(rule: Rule) -> bool {
-    broken::is(rule)
+pub fn break_rule(rule: Rule) {
+    BROKEN.store(rule as u8, Ordering::Relaxed);
 }
 
 /// Whether this rule is broken here.
-#[cfg(not(feature = "breakable-rules"))]
 #[inline(always)]
-pub const fn is_broken(_: Rule) -> bool {
-    false
+pub fn is_broken(rule: Rule) -> bool {
+    cfg!(feature = "breakable-rules") && BROKEN.load(Ordering::Relaxed) == rule as u8
+}
+
+/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
+#[inline(always)]
+pub fn is_any_broken() -> bool {
+    cfg!(feature = "breakable-rules") && BROKEN.load(Ordering::Relaxed) != NONE
 }
 
 /// A write whose inline octets were looked at when the program had other octets there; other requests as they are.
@@ -158,21 +141,3 @@ pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
         _ => *request,
     }
 }
-
-/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
-#[cfg(feature = "breakable-rules")]
-#[inline]
-pub fn is_any_broken() -> bool {
-    broken::is_any()
-}
-
-/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
-#[cfg(not(feature = "breakable-rules"))]
-#[inline(always)]
-pub const fn is_any_broken() -> bool {
-    false
-}
-
-// A constant: whoever asks is compiled as if there were no question.
-#[cfg(not(feature = "breakable-rules"))]
-const _: () = assert!(!is_broken(Rule::StaleKey) && !is_any_broken());

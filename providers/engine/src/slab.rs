@@ -6,7 +6,9 @@
 //! does not meet a new object at once.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use crate::sync::Mutex;
 
 /// Elements that are made on demand and stay where they are.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl<T: Default + Sync> Slab<T> {
 
     /// Hands out an index that is not in use, or `None` when all are.
     pub fn allocate(&self) -> Option<u32> {
-        let mut indices = self.indices();
+        let mut indices = self.indices.lock();
         let index = indices.next(self.max)?;
         self.grow(index);
         indices.allocated += 1;
@@ -55,7 +57,7 @@ impl<T: Default + Sync> Slab<T> {
 
     /// Gives an index back. The element stays as it is; reset it before this.
     pub fn free(&self, index: u32) {
-        let mut indices = self.indices();
+        let mut indices = self.indices.lock();
         debug_assert!(
             index < indices.fresh && indices.allocated > 0,
             "index {index} not in use"
@@ -73,7 +75,7 @@ impl<T: Default + Sync> Slab<T> {
 
     /// The number of indices in use.
     pub fn len(&self) -> usize {
-        self.indices().allocated
+        self.indices.lock().allocated
     }
 
     /// Whether no index is in use.
@@ -83,11 +85,7 @@ impl<T: Default + Sync> Slab<T> {
 
     /// One more than the highest index ever handed out: the bound of a walk over all elements.
     pub fn end(&self) -> u32 {
-        self.indices().fresh
-    }
-
-    fn indices(&self) -> MutexGuard<'_, Indices> {
-        self.indices.lock().unwrap_or_else(PoisonError::into_inner)
+        self.indices.lock().fresh
     }
 
     fn grow(&self, index: u32) {

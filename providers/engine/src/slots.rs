@@ -2,7 +2,8 @@
 //! with it or after it has been polled.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::sync::Mutex;
 
 /// Slots of each sort.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,17 +38,17 @@ struct State {
 
 impl Slots {
     pub(crate) fn held(&self) -> Held {
-        self.lock().held
+        self.0.lock().held
     }
 
     /// A request was taken.
     pub(crate) fn take(&self, is_reserved: bool) {
-        self.lock().held.add(is_reserved);
+        self.0.lock().held.add(is_reserved);
     }
 
     /// The oldest request has completed; `is_told` where there is a completion to poll.
     pub(crate) fn complete(&self, is_reserved: bool, is_told: bool) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.completed.add(is_reserved);
         if is_told {
             let freed = std::mem::take(&mut state.completed);
@@ -57,7 +58,7 @@ impl Slots {
 
     /// The oldest completion was polled.
     pub(crate) fn polled(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let freed = state.unpolled.pop_front().unwrap_or_default();
         state.held.ordinary = state.held.ordinary.saturating_sub(freed.ordinary);
         state.held.reserved = state.held.reserved.saturating_sub(freed.reserved);
@@ -65,11 +66,7 @@ impl Slots {
 
     /// The queue was reset: it is empty.
     pub(crate) fn reset(&self) {
-        *self.lock() = State::default();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock() = State::default();
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, Reply, SrqInit, SrqOps};
 use verbs_api::{
-    ArgumentReason, VerbError,
+    VerbError,
     event::{EventSubject, EventType},
     wr::{PostReason, ReceiveRequest},
 };
 
-use crate::commands::Commands;
+use crate::commands::{Commands, out_of_range};
 use crate::effects::{Effects, QpActions};
 use crate::lock::{Lock, LockClass};
 use crate::receive_ring::Receive;
@@ -189,21 +189,11 @@ impl SrqOps for Srq {
             let mut state = srq.state.lock();
             let posted = state.queue.len() as u32;
             if let Some(max_wr) = max_wr.filter(|&max_wr| max_wr < posted) {
-                let reason = ArgumentReason::OutOfRange {
-                    given: max_wr.into(),
-                    least: posted.into(),
-                    most: u64::MAX,
-                };
-                return Err(VerbError::argument("max_wr", reason));
+                return Err(out_of_range("max_wr", max_wr, posted, u64::MAX));
             }
             let size = max_wr.unwrap_or(state.max_wr);
             if let Some(limit) = srq_limit.filter(|&limit| limit > size) {
-                let reason = ArgumentReason::OutOfRange {
-                    given: limit.into(),
-                    least: 0,
-                    most: size.into(),
-                };
-                return Err(VerbError::argument("srq_limit", reason));
+                return Err(out_of_range("srq_limit", limit, 0u8, size));
             }
             state.max_wr = size;
             state.limit = srq_limit.unwrap_or(state.limit);

@@ -10,15 +10,39 @@
 pub use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex as Parking, MutexGuard},
     thread,
 };
+use std::sync::PoisonError;
 #[cfg(not(loom))]
 pub use std::{
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex as Parking, MutexGuard},
     thread,
 };
+
+/// A lock whose waiters sleep, for what the data path does not touch. A panic releases it, and what it holds stays in use.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(Parking<T>);
+
+impl<T> Mutex<T> {
+    /// Makes a free lock.
+    #[cfg(not(loom))]
+    pub const fn new(value: T) -> Self {
+        Self(Parking::new(value))
+    }
+
+    /// Makes a free lock.
+    #[cfg(loom)]
+    pub fn new(value: T) -> Self {
+        Self(Parking::new(value))
+    }
+
+    /// Waits until the lock is free and takes it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A cell with loom's interface: access is by closure.
 #[cfg(not(loom))]
@@ -43,11 +67,6 @@ impl<T> UnsafeCell<T> {
     pub fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
         write(self.0.get())
     }
-
-    /// The value.
-    pub fn into_inner(self) -> T {
-        self.0.into_inner()
-    }
 }
 
 /// Fetches the line of an address ahead of its use.
@@ -62,11 +81,6 @@ pub fn prefetch(address: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
-
-/// A value that begins with a cache line.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub struct HalfLine<T>(pub T);
 
 /// A value on cache lines of its own: two, because processors fetch them in pairs.
 #[derive(Debug, Default)]
@@ -109,4 +123,12 @@ pub fn full_fence() {
 #[cold]
 pub fn relax() {
     thread::yield_now();
+}
+
+/// Tries every interleaving of `f`, up to three preemptions.
+#[cfg(all(test, loom))]
+pub(crate) fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(f);
 }

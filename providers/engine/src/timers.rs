@@ -1,9 +1,9 @@
 //! Things that are due later, in the order of their time.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::sync::Mutex;
 use crate::time::{Host, Time};
 
 /// Something that runs when its time has come. Runs with no lock held.
@@ -17,34 +17,9 @@ pub struct Timers {
 
 #[derive(Default)]
 struct Queue {
-    heap: BinaryHeap<Reverse<Entry>>,
-    posted: u64,
-}
-
-struct Entry {
-    at: Time,
-    order: u64,
-    job: Job,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.order) == (other.at, other.order)
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
+    /// By time, and those of one time in the order in which they were added.
+    jobs: BTreeMap<(Time, u64), Job>,
+    added: u64,
 }
 
 impl Timers {
@@ -69,13 +44,13 @@ impl Timers {
 
     /// Runs `job` at `at`, or at the next look after it.
     pub fn add(&self, at: Time, job: Job) {
-        let mut queue = self.queue();
-        queue.posted += 1;
-        let order = queue.posted;
-        queue.heap.push(Reverse(Entry { at, order, job }));
-        let first = queue.heap.peek().map(|Reverse(entry)| entry.order) == Some(order);
+        let mut queue = self.queue.lock();
+        queue.added += 1;
+        let key = (at, queue.added);
+        queue.jobs.insert(key, job);
+        let is_first = queue.jobs.keys().next() == Some(&key);
         drop(queue);
-        if first {
+        if is_first {
             self.host.wake_at(at);
         }
     }
@@ -87,24 +62,13 @@ impl Timers {
 
     /// When the first job is due.
     pub fn next(&self) -> Option<Time> {
-        self.queue().heap.peek().map(|Reverse(entry)| entry.at)
+        self.queue.lock().jobs.keys().next().map(|(at, _)| *at)
     }
 
     /// Takes the jobs that are due at `now`. One that adds itself again is not among them.
-    pub fn take_due(&self, now: Time) -> Vec<Job> {
-        let mut queue = self.queue();
-        let mut due = Vec::new();
-        while queue
-            .heap
-            .peek()
-            .is_some_and(|Reverse(entry)| entry.at <= now)
-        {
-            due.extend(queue.heap.pop().map(|Reverse(entry)| entry.job));
-        }
-        due
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn take_due(&self, now: Time) -> impl Iterator<Item = Job> {
+        let mut queue = self.queue.lock();
+        let later = queue.jobs.split_off(&(now, u64::MAX));
+        std::mem::replace(&mut queue.jobs, later).into_values()
     }
 }

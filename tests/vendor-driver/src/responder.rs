@@ -271,7 +271,7 @@ fn send<'p>(
 fn invalidate(peer: &Qp, key: u32) -> Result<(), Fault> {
     let management = peer.device.memory_management();
     let management = management.ok_or(Fault::CannotInvalidate)?;
-    management.invalidate_remote(peer.device.keys(), key, peer.pd, peer.qpn)
+    management.invalidate_remote(key, peer.pd, peer.qpn)
 }
 
 fn write<'p>(
