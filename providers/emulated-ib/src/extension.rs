@@ -21,13 +21,10 @@ pub(crate) fn prepare<'p>(
     operation: &'static ExtensionOperation,
     cx: &Cx<'p>,
 ) -> Result<(Octets, Spans<'p>), WcStatus> {
-    let (keys, pin) = (cx.keys(), cx.pin);
-    let message = operation::message(keys, pin, qp.pd, request, operation);
-    let sink = operation::sink(keys, pin, qp.pd, request, operation);
-    match (message, sink) {
-        (Ok(message), Ok(sink)) => Ok((message, sink)),
-        (Err(fault), _) | (_, Err(fault)) => Err(fault.local_status()),
-    }
+    let message = qp.gather_message(request, operation, cx);
+    let message = message.map_err(Fault::local_status)?;
+    let sink = qp.gather_answer(request, operation, cx);
+    Ok((message, sink.map_err(Fault::local_status)?))
 }
 
 /// Places an answer: how many bytes of it, or how the request ends otherwise.

@@ -21,8 +21,10 @@ pub(crate) fn of(
 ) -> Result<(&'static dyn OperationEmulation, Option<StandardOperation>), Fault> {
     let emulation = qp.device.operation(operation);
     let emulation = emulation.ok_or(Fault::UnknownOperation)?;
-    let body = request.body.map_or(&[][..], |body| body.octets);
-    Ok((emulation, emulation.standard(Transport::Iwarp, body)))
+    Ok((
+        emulation,
+        emulation.standard(Transport::Iwarp, request.body),
+    ))
 }
 
 /// Whether a request is answered by an atomic response.
@@ -89,7 +91,7 @@ pub(crate) fn place(
     if !is_its || standard.is_some() || answer.len() > ExtensionOperation::MAX_OCTETS {
         return Err(Breach::OPCODE);
     }
-    let sink = operation::sink(cx.keys(), cx.pin, qp.pd, request, operation);
+    let sink = qp.gather_answer(request, operation, cx);
     let sink = sink.map_err(Breach::Receive)?;
     Ok(operation::place(emulation, answer, &sink))
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::TrySend;
-use polyverbs_engine::operation::{self, StandardOperation};
+use polyverbs_engine::operation::StandardOperation;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Beside, Op, Request, Source};

@@ -14,7 +14,6 @@ use verbs_api::{
 
 use crate::device::Cx;
 use crate::driver::Driver;
-use crate::key_table::FlatUse;
 use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
 
 /// What a transport says of requests that go the short way.
@@ -208,17 +207,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
 
     #[inline]
     fn local(&self, sge: &Sge, access: Access) -> Option<Span<'p>> {
-        let user = FlatUse {
-            pd: self.qp.pd,
-            access,
-        };
-        self.qp.device.keys().flat(
-            self.cx.pin,
-            sge.lkey().value(),
-            sge.addr(),
-            sge.length(),
-            user,
-        )
+        let (keys, key) = (self.qp.device.keys(), sge.lkey().value());
+        let (pin, pd) = (self.cx.pin, self.qp.pd);
+        keys.flat(pin, key, sge.addr(), sge.length(), pd, access)
     }
 
     // What the queue pair permits, then what the key opens.
@@ -227,17 +218,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         if !D::permits(&self.responder.driver).contains(access) {
             return None;
         }
-        let user = FlatUse {
-            pd: self.responder.pd,
-            access,
-        };
-        self.responder.device.keys().flat(
-            self.cx.pin,
-            remote.rkey.value(),
-            remote.addr,
-            length,
-            user,
-        )
+        let (keys, key) = (self.responder.device.keys(), remote.rkey.value());
+        let (pin, pd) = (self.cx.pin, self.responder.pd);
+        keys.flat(pin, key, remote.addr, length, pd, access)
     }
 
     #[inline]

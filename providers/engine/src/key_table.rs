@@ -19,10 +19,11 @@ use crate::slab::Slab;
 use crate::sync::{Mutex, relax};
 
 /// What a key stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyKind {
     /// An ordinary memory region.
+    #[default]
     Region = 0,
     /// A region registered and invalidated by work requests.
     FastRegion = 1,
@@ -54,10 +55,11 @@ impl KeyKind {
 }
 
 /// Whether a key opens anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyState {
     /// The index is not in use.
+    #[default]
     Unused = 0,
     /// The key exists and opens nothing: invalidated, never registered, unbound.
     Free = 1,
@@ -67,7 +69,7 @@ pub enum KeyState {
 
 /// What a slot says. `link` counts the bound windows of a region and is the region's index of a window; `aux` is the
 /// depth of a fast-registered key and the queue pair of a type-2 window; `start` is where a window begins in a page list.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct KeyFields {
     /// Consumer's key.
     pub key: u8,
@@ -94,24 +96,6 @@ pub struct KeyFields {
 }
 
 impl KeyFields {
-    const fn new(kind: KeyKind, pd: u32) -> Self {
-        Self {
-            key: 0,
-            state: KeyState::Free,
-            kind,
-            access: Access::empty(),
-            pd,
-            iova: 0,
-            length: 0,
-            aux: 0,
-            link: 0,
-            private: false,
-            paged: false,
-            base: 0,
-            start: 0,
-        }
-    }
-
     /// Its memory can be replaced: of other kinds `base` is another's, and bound windows have copied it.
     fn check_unbound_region(&self) -> Result<(), Fault> {
         if self.state == KeyState::Unused {
@@ -123,16 +107,54 @@ impl KeyFields {
         Ok(())
     }
 
-    fn pack(&self) -> u64 {
-        u64::from(self.key)
+    /// The index of the region that a window is bound to.
+    fn parent(&self) -> Option<u64> {
+        (self.kind.is_window() && self.state == KeyState::Valid).then_some(self.link)
+    }
+
+    fn words(&self) -> [u64; WORDS] {
+        let meta = u64::from(self.key)
             | (self.state as u64) << 8
             | (self.kind as u64) << 10
             | u64::from(self.private) << 13
             | u64::from(self.paged) << 14
-            | u64::from(self.access.bits()) << 32
+            | u64::from(self.access.bits()) << 32;
+        let pd_aux = u64::from(self.pd) | u64::from(self.aux) << 32;
+        let Self {
+            base,
+            iova,
+            length,
+            link,
+            start,
+            ..
+        } = *self;
+        [meta, pd_aux, base, iova, length, link, start]
     }
 
-    /// The same as a region's rights: what `offset` octets on from the first is.
+    #[inline]
+    fn of_words([meta, pd_aux, base, iova, length, link, start]: [u64; WORDS]) -> Self {
+        Self {
+            key: meta as u8,
+            state: match meta >> 8 & 3 {
+                0 => KeyState::Unused,
+                1 => KeyState::Free,
+                _ => KeyState::Valid,
+            },
+            kind: KeyKind::ALL[(meta >> 10 & 7).min(4) as usize],
+            private: meta >> 13 & 1 != 0,
+            paged: meta >> 14 & 1 != 0,
+            access: Access::from_bits_retain((meta >> 32) as u32),
+            pd: pd_aux as u32,
+            aux: (pd_aux >> 32) as u32,
+            base,
+            iova,
+            length,
+            link,
+            start,
+        }
+    }
+
+    /// How far behind the first byte `addr` is, if all of the stretch is inside.
     fn offset_of(&self, addr: u64, length: u64) -> Result<u64, Fault> {
         if addr.checked_add(length).is_none() {
             return Err(Fault::Wrap);
@@ -145,34 +167,16 @@ impl KeyFields {
     }
 }
 
+/// Words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
+const WORDS: usize = 7;
+
+/// A key. What a check reads is one cache line.
+#[derive(Default)]
 #[repr(align(64))]
 struct Slot {
     sequence: AtomicU64,
-    meta: AtomicU64,
-    pd_aux: AtomicU64,
-    base: AtomicU64,
-    iova: AtomicU64,
-    length: AtomicU64,
-    link: AtomicU64,
-    start: AtomicU64,
+    words: [AtomicU64; WORDS],
     keep: Mutex<Keep>,
-}
-
-impl Default for Slot {
-    fn default() -> Self {
-        let zero = || AtomicU64::new(0);
-        Self {
-            sequence: zero(),
-            meta: zero(),
-            pd_aux: zero(),
-            base: zero(),
-            iova: zero(),
-            length: zero(),
-            link: zero(),
-            start: zero(),
-            keep: Mutex::default(),
-        }
-    }
 }
 
 /// What keeps the memory behind a key alive. It changes together with the fields, and is dropped after a grace period.
@@ -208,27 +212,12 @@ impl Slot {
 
     #[inline]
     fn load(&self) -> KeyFields {
-        let meta = self.meta.load(Ordering::Relaxed);
-        let pd_aux = self.pd_aux.load(Ordering::Relaxed);
-        KeyFields {
-            key: meta as u8,
-            state: match meta >> 8 & 3 {
-                0 => KeyState::Unused,
-                1 => KeyState::Free,
-                _ => KeyState::Valid,
-            },
-            kind: KeyKind::ALL[(meta >> 10 & 7).min(4) as usize],
-            private: meta >> 13 & 1 != 0,
-            paged: meta >> 14 & 1 != 0,
-            access: Access::from_bits_retain((meta >> 32) as u32),
-            pd: pd_aux as u32,
-            aux: (pd_aux >> 32) as u32,
-            base: self.base.load(Ordering::Relaxed),
-            iova: self.iova.load(Ordering::Relaxed),
-            length: self.length.load(Ordering::Relaxed),
-            link: self.link.load(Ordering::Relaxed),
-            start: self.start.load(Ordering::Relaxed),
-        }
+        KeyFields::of_words(std::array::from_fn(|at| self.word(at)))
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        self.words[at].load(Ordering::Relaxed)
     }
 
     /// Changes the slot; what `change` did to the fields is stored only if it succeeds.
@@ -237,16 +226,9 @@ impl Slot {
         let mut fields = self.load();
         let result = change(&mut fields);
         if result.is_ok() {
-            self.meta.store(fields.pack(), Ordering::Relaxed);
-            self.pd_aux.store(
-                u64::from(fields.pd) | u64::from(fields.aux) << 32,
-                Ordering::Relaxed,
-            );
-            self.base.store(fields.base, Ordering::Relaxed);
-            self.iova.store(fields.iova, Ordering::Relaxed);
-            self.length.store(fields.length, Ordering::Relaxed);
-            self.link.store(fields.link, Ordering::Relaxed);
-            self.start.store(fields.start, Ordering::Relaxed);
+            for (word, value) in self.words.iter().zip(fields.words()) {
+                word.store(value, Ordering::Relaxed);
+            }
         }
         self.sequence.store(sequence + 2, Ordering::Release);
         result
@@ -381,15 +363,6 @@ pub struct RemoteUse {
     pub access: Access,
 }
 
-/// Who uses one flat stretch of an ordinary or fast-registered region.
-#[derive(Clone, Copy, Debug)]
-pub struct FlatUse {
-    /// Protection domain of the queue pair.
-    pub pd: u32,
-    /// Every right that it takes, local or remote.
-    pub access: Access,
-}
-
 /// What a window is bound to.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
@@ -438,8 +411,11 @@ impl KeyTable {
             let key = fields.key.wrapping_add(1);
             *fields = KeyFields {
                 key,
+                state: KeyState::Free,
+                kind,
+                pd,
                 aux: depth,
-                ..KeyFields::new(kind, pd)
+                ..KeyFields::default()
             };
             Ok(index << 8 | u32::from(key))
         })
@@ -533,8 +509,7 @@ impl KeyTable {
             if is_in_use && !rules::is_broken(Rule::RegionInUse) {
                 return Err(Fault::Operation);
             }
-            let parent =
-                (fields.kind.is_window() && fields.state == KeyState::Valid).then_some(fields.link);
+            let parent = fields.parent();
             fields.state = KeyState::Unused;
             Ok(parent)
         })?;
@@ -563,10 +538,8 @@ impl KeyTable {
 
     /// What a key says now, if its index is in use.
     pub fn fields(&self, key: u32) -> Option<KeyFields> {
-        self.slots
-            .get(key >> 8)
-            .map(Slot::read)
-            .filter(|fields| fields.state != KeyState::Unused)
+        let fields = self.slots.get(key >> 8)?.read();
+        (fields.state != KeyState::Unused).then_some(fields)
     }
 
     /// A key with the byte that it has now.
@@ -577,11 +550,8 @@ impl KeyTable {
 
     /// Whether `window` is bound to the region of `region`.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
-        self.fields(window).is_some_and(|fields| {
-            fields.kind.is_window()
-                && fields.state == KeyState::Valid
-                && fields.link == u64::from(region >> 8)
-        })
+        let parent = self.fields(window).and_then(|fields| fields.parent());
+        parent == Some(u64::from(region >> 8))
     }
 
     /// The same checks, where they all pass and the memory is one stretch of a region; `None` leaves it to
@@ -593,18 +563,15 @@ impl KeyTable {
         key: u32,
         addr: u64,
         length: u32,
-        user: FlatUse,
+        pd: u32,
+        access: Access,
     ) -> Option<Span<'p>> {
         // Key byte, state, kind (a region of either sort), private, paged, rights: one comparison.
         const FIXED: u64 = 0xff | 3 << 8 | 6 << 10 | 1 << 13 | 1 << 14;
-        let rights = u64::from(user.access.bits()) << 32;
+        let rights = u64::from(access.bits()) << 32;
         let slot = self.slots.get(key >> 8)?;
         let sequence = slot.sequence.load(Ordering::Acquire);
-        let meta = slot.meta.load(Ordering::Relaxed);
-        let pd_aux = slot.pd_aux.load(Ordering::Relaxed);
-        let base = slot.base.load(Ordering::Relaxed);
-        let iova = slot.iova.load(Ordering::Relaxed);
-        let size = slot.length.load(Ordering::Relaxed);
+        let [meta, pd_aux, base, iova, size] = std::array::from_fn(|at| slot.word(at));
         fence(Ordering::Acquire);
         let stable = sequence & 1 == 0 && slot.sequence.load(Ordering::Relaxed) == sequence;
         let offset = addr.wrapping_sub(iova);
@@ -613,7 +580,7 @@ impl KeyTable {
         let fits = addr >= iova && offset <= size && length <= size - offset;
         if !stable
             || meta & (FIXED | rights) != valid
-            || pd_aux as u32 != user.pd
+            || pd_aux as u32 != pd
             || !fits
             || length == 0
         {
@@ -831,8 +798,7 @@ impl KeyTable {
             if fields.kind == KeyKind::FastRegion && fields.link != 0 {
                 return Err(Fault::CannotInvalidate);
             }
-            let parent =
-                (fields.kind.is_type_2() && fields.state == KeyState::Valid).then_some(fields.link);
+            let parent = fields.parent();
             if frees(fields) {
                 fields.state = KeyState::Free;
             }
@@ -879,8 +845,7 @@ impl KeyTable {
             if fields.state != old.state || fields.key != old.key {
                 return Err(Fault::Bind);
             }
-            let parent =
-                (fields.state == KeyState::Valid && fields.kind.is_window()).then_some(fields.link);
+            let parent = fields.parent();
             fields.key = key as u8;
             match target {
                 None => fields.state = KeyState::Free,

@@ -1,15 +1,17 @@
 //! The memory that requests, receives and peers of a queue pair name, checked for what is done with it.
 
 use verbs_api::Access;
+use verbs_api::extension::{ExtensionOperation, OperationData};
 
 use crate::device::Cx;
 use crate::driver::Driver;
 use crate::fault::Fault;
 use crate::key_table::{LocalUse, Region, RemoteUse};
-use crate::payload::{Payload, Spans, gather, scatter_at, source};
+use crate::operation::Octets;
+use crate::payload::{Payload, Spans, gather, scatter_at};
 use crate::pin::Pin;
 use crate::qp::Qp;
-use crate::receive_ring::Receive;
+use crate::receive_ring::{RawSge, Receive};
 use crate::request::{Request, Source};
 use crate::rules::{self, Rule};
 
@@ -34,8 +36,17 @@ impl<D: Driver> Qp<D> {
         cx: &Cx<'p, D>,
         spans: &'s mut Spans<'p>,
     ) -> Result<Payload<'s>, Fault> {
-        let (keys, private) = (cx.keys(), request.private);
-        source(keys, cx.pin, request.source, self.pd, private, spans)
+        let list = match request.source {
+            Source::Inline(bytes) => return Ok(Payload::Octets(bytes)),
+            Source::Sges(list) => list.iter().map(RawSge::from),
+        };
+        let user = LocalUse {
+            pd: self.pd,
+            private: request.private,
+            write: false,
+        };
+        gather(cx.keys(), cx.pin, list, user, spans)?;
+        Ok(Payload::of_spans(spans))
     }
 
     /// What the answer to a request is written to: its entries, checked for local writing.
@@ -57,7 +68,72 @@ impl<D: Driver> Qp<D> {
             private: request.private,
             write: true,
         };
+        let list = list.iter().map(RawSge::from);
         gather(cx.keys(), cx.pin, list, user, into)
+    }
+
+    /// What travels of a request of an extension: its body, and the bytes that its entries name where they go along.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    pub fn gather_message(
+        &self,
+        request: &Request<'_>,
+        operation: &ExtensionOperation,
+        cx: &Cx<'_, D>,
+    ) -> Result<Octets, Fault> {
+        let mut message = Octets::from_slice(request.body);
+        if matches!(operation.data_use(), OperationData::Source { .. }) {
+            let mut spans = Spans::new();
+            let data = self.gather_request(request, cx, &mut spans)?;
+            message.extend_from_slice(&data.to_vec());
+        }
+        Ok(message)
+    }
+
+    /// Where the answer to a request of an extension goes.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    pub fn gather_answer<'p>(
+        &self,
+        request: &Request<'_>,
+        operation: &ExtensionOperation,
+        cx: &Cx<'p, D>,
+    ) -> Result<Spans<'p>, Fault> {
+        let mut spans = Spans::new();
+        if matches!(operation.data_use(), OperationData::Sink { .. }) {
+            self.gather_sink(request, cx, &mut spans)?;
+        }
+        Ok(spans)
+    }
+
+    /// Gathers what a receive names, checked for writing, as far as a message of `length` bytes reaches. A message of no
+    /// bytes touches no memory, and so needs no valid entry.
+    ///
+    /// # Errors
+    /// The first entry that is refused.
+    #[inline]
+    pub fn gather_receive<'p>(
+        &self,
+        receive: &Receive,
+        length: u64,
+        cx: &Cx<'p, D>,
+        into: &mut Spans<'p>,
+    ) -> Result<(), Fault> {
+        let user = LocalUse {
+            pd: self.receive_pd(),
+            private: receive.private,
+            write: true,
+        };
+        let mut rest = length;
+        let reached = receive.sges.iter().map(|sge| {
+            let length = rest.min(sge.length.into()) as u32;
+            rest -= u64::from(length);
+            RawSge { length, ..*sge }
+        });
+        // Not those of the call: it may be the device of a peer that is reached directly.
+        gather(self.device.keys(), cx.pin, reached, user, into)
     }
 
     /// Copies a piece of a message into its receive, from byte `offset` of that on.

@@ -8,14 +8,13 @@ use smallvec::SmallVec;
 use verbs_api::memory::Span;
 use verbs_api::{
     Access, RemoteAddress, Transport,
-    extension::{ExtensionOperation, Held, OperationData},
+    extension::{ExtensionOperation, Held},
 };
 
 use crate::fault::Fault;
-use crate::key_table::{KeyTable, LocalUse, Region, RemoteUse};
-use crate::payload::{Payload, Spans, gather, scatter_at, source};
+use crate::key_table::{KeyTable, Region, RemoteUse};
+use crate::payload::{Payload, Spans, scatter_at};
 use crate::pin::Pin;
-use crate::request::{Request, Source};
 
 /// The octets of a request or of an answer.
 pub type Octets = SmallVec<[u8; 64]>;
@@ -267,51 +266,6 @@ pub fn respond(
     emulation.respond(&request, memory, answer)?;
     answer.truncate(ExtensionOperation::MAX_OCTETS);
     Ok(())
-}
-
-/// The octets of a request that travel: its body, and those of its scatter/gather list where they go along.
-///
-/// # Errors
-/// An entry of the list was refused.
-pub fn message(
-    keys: &KeyTable,
-    pin: &Pin,
-    pd: u32,
-    request: &Request<'_>,
-    operation: &ExtensionOperation,
-) -> Result<Octets, Fault> {
-    let mut octets = Octets::new();
-    octets.extend_from_slice(request.body.map_or(&[], |body| body.octets));
-    if matches!(operation.data_use(), OperationData::Source { .. }) {
-        let mut spans = Spans::new();
-        let data = source(keys, pin, request.source, pd, request.private, &mut spans)?;
-        octets.extend_from_slice(&data.to_vec());
-    }
-    Ok(octets)
-}
-
-/// Where the answer to a request goes, checked.
-///
-/// # Errors
-/// An entry of the list was refused.
-pub fn sink<'p>(
-    keys: &KeyTable,
-    pin: &'p Pin,
-    pd: u32,
-    request: &Request<'_>,
-    operation: &ExtensionOperation,
-) -> Result<Spans<'p>, Fault> {
-    let mut spans = Spans::new();
-    if let (OperationData::Sink { .. }, Source::Sges(list)) = (operation.data_use(), request.source)
-    {
-        let user = LocalUse {
-            pd,
-            private: request.private,
-            write: true,
-        };
-        gather(keys, pin, list, user, &mut spans)?;
-    }
-    Ok(spans)
 }
 
 /// Places an answer, as much of it as there is room for, and tells how many octets.

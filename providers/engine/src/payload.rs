@@ -1,14 +1,12 @@
 //! The octets of a frame: stretches of registered memory, or ordinary octets.
 
 use smallvec::SmallVec;
-use verbs_api::Sge;
 use verbs_api::memory::Span;
 
 use crate::fault::Fault;
 use crate::key_table::{KeyTable, LocalUse};
 use crate::pin::Pin;
 use crate::receive_ring::RawSge;
-use crate::request::Source;
 
 /// Stretches of checked memory, in order.
 pub type Spans<'p> = SmallVec<[Span<'p>; 4]>;
@@ -112,23 +110,6 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Copies into `targets`, in order.
-    #[inline]
-    pub fn scatter(&self, targets: &[Span<'_>]) {
-        let mut done = 0;
-        for target in targets {
-            if done >= self.len() {
-                return;
-            }
-            if done == 0 {
-                self.copy_to(*target);
-            } else {
-                self.part(done, target.len()).copy_to(*target);
-            }
-            done += target.len();
-        }
-    }
-
     /// The octets as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut octets = vec![0; self.len()];
@@ -176,83 +157,20 @@ impl<'p> Payload<'p> {
     }
 }
 
-/// Checks the entries of a request and gathers what they name. Entries of length 0 are skipped unseen.
-///
-/// # Errors
-/// The first entry that is refused.
+/// Checks entries and gathers what they name. Entries of length 0 are skipped unseen.
 #[inline]
-pub fn gather<'p>(
+pub(crate) fn gather<'p>(
     keys: &KeyTable,
     pin: &'p Pin,
-    list: &[Sge],
+    entries: impl Iterator<Item = RawSge>,
     user: LocalUse,
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
-    for sge in list.iter().filter(|sge| sge.length() != 0) {
-        let length = u64::from(sge.length());
-        keys.check_local(pin, sge.lkey().value(), sge.addr(), length, user)?
+    for sge in entries.filter(|sge| sge.length != 0) {
+        keys.check_local(pin, sge.lkey, sge.addr, sge.length.into(), user)?
             .for_each(|span| into.push(span));
     }
     Ok(())
-}
-
-/// The same for the entries of a receive, as far as a message of `length` bytes reaches: what is behind its end is not
-/// checked.
-///
-/// # Errors
-/// The first entry that is refused.
-#[inline]
-pub fn gather_raw<'p>(
-    keys: &KeyTable,
-    pin: &'p Pin,
-    list: &[RawSge],
-    user: LocalUse,
-    length: u64,
-    into: &mut Spans<'p>,
-) -> Result<(), Fault> {
-    let mut rest = length;
-    for sge in list.iter().filter(|sge| sge.length != 0) {
-        let reached = rest.min(u64::from(sge.length));
-        if reached == 0 {
-            break;
-        }
-        rest -= reached;
-        keys.check_local(pin, sge.lkey, sge.addr, reached, user)?
-            .for_each(|span| into.push(span));
-    }
-    Ok(())
-}
-
-/// The payload of a request: what its entries name, checked for reading, or its inline octets.
-///
-/// # Errors
-/// The first entry that is refused.
-#[inline]
-pub fn source<'s, 'p: 's>(
-    keys: &KeyTable,
-    pin: &'p Pin,
-    source: Source<'s>,
-    pd: u32,
-    private: bool,
-    spans: &'s mut Spans<'p>,
-) -> Result<Payload<'s>, Fault> {
-    match source {
-        Source::Inline(octets) => Ok(Payload::Octets(octets)),
-        Source::Sges(list) => {
-            gather(
-                keys,
-                pin,
-                list,
-                LocalUse {
-                    pd,
-                    private,
-                    write: false,
-                },
-                spans,
-            )?;
-            Ok(Payload::of_spans(spans))
-        }
-    }
 }
 
 /// Copies `payload` into `targets`, from octet `offset` of them on.

@@ -29,11 +29,10 @@ use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
 use crate::emulation::QpExtensions;
 use crate::fault::Fault;
-use crate::key_table::{Binding, FlatUse, LocalUse};
+use crate::key_table::Binding;
 use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::operation::{self, Aligned, Octets, TargetMemory};
-use crate::payload::{Spans, gather_raw};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveRing};
@@ -621,7 +620,7 @@ impl<D: Driver> Qp<D> {
     // What holds reserved slots takes none of the others.
     #[cold]
     fn check_ordinary_room(&self, requester: &Requester<D>, max: u32) -> Result<(), PostReason> {
-        let is_ordinary = |wqe: &&Wqe| !wqe.kept.is_reserved();
+        let is_ordinary = |wqe: &&Wqe| !wqe.kept.flags.contains(SendFlags::RESERVED);
         let taken = requester.queue.iter().filter(is_ordinary).count() as u32;
         if taken < max {
             Ok(())
@@ -865,14 +864,13 @@ impl<D: Driver> Qp<D> {
     ) -> Result<(), Fault> {
         let emulation = self.device.operation(operation);
         let emulation = emulation.ok_or(Fault::UnknownOperation)?;
-        let (keys, pin) = (self.device.keys(), cx.pin);
-        let message = operation::message(keys, pin, self.pd, request, operation)?;
-        let sink = operation::sink(keys, pin, self.pd, request, operation)?;
+        let message = self.gather_message(request, operation, cx)?;
+        let sink = self.gather_answer(request, operation, cx)?;
         let users = (self.pd, self.qpn);
-        let memory = TargetMemory::new(keys, pin, users, Access::REMOTE, Aligned::Memory);
+        let keys = self.device.keys();
+        let memory = TargetMemory::new(keys, cx.pin, users, Access::REMOTE, Aligned::Memory);
         let mut answer = Octets::new();
-        let held = request.body.and_then(|body| body.held);
-        operation::respond(emulation, &message, held, &memory, &mut answer)?;
+        operation::respond(emulation, &message, request.held, &memory, &mut answer)?;
         operation::place(emulation, answer, &sink);
         Ok(())
     }
@@ -1076,34 +1074,6 @@ impl<D: Driver> Qp<D> {
         None
     }
 
-    /// Gathers what a receive names, checked for writing, as far as a message of `length` bytes reaches. A message of no
-    /// bytes touches no memory, and so needs no valid entry.
-    ///
-    /// # Errors
-    /// The first entry that is refused.
-    #[inline]
-    pub fn gather_receive<'p>(
-        &self,
-        receive: &Receive,
-        length: u64,
-        cx: &Cx<'p, D>,
-        into: &mut Spans<'p>,
-    ) -> Result<(), Fault> {
-        let user = LocalUse {
-            pd: self.receive_pd(),
-            private: receive.private,
-            write: true,
-        };
-        gather_raw(
-            self.device.keys(),
-            cx.pin,
-            receive.sges.as_slice(),
-            user,
-            length,
-            into,
-        )
-    }
-
     /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
     /// for `length` octets. The receive stays where it is until it is [taken](Self::take_express_receive).
     #[inline]
@@ -1117,12 +1087,8 @@ impl<D: Driver> Qp<D> {
             return None;
         }
         let sge = self.receives.peek_one(&responder.consumer)?;
-        let user = FlatUse {
-            pd: self.pd,
-            access: Access::LOCAL_WRITE,
-        };
-        let keys = self.device.keys();
-        let room = keys.flat(cx.pin, sge.lkey, sge.addr, sge.length, user)?;
+        let (keys, access) = (self.device.keys(), Access::LOCAL_WRITE);
+        let room = keys.flat(cx.pin, sge.lkey, sge.addr, sge.length, self.pd, access)?;
         (room.len() >= length as usize).then_some(room)
     }
 

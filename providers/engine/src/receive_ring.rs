@@ -27,7 +27,7 @@ use verbs_api::{Sge, wr::ReceiveRequest};
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Line, Ordering, full_fence};
 
-/// A scatter entry as the ring keeps it.
+/// A scatter/gather entry as numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawSge {
     /// Address.
@@ -36,6 +36,17 @@ pub struct RawSge {
     pub length: u32,
     /// Local key.
     pub lkey: u32,
+}
+
+impl From<&Sge> for RawSge {
+    #[inline]
+    fn from(sge: &Sge) -> Self {
+        Self {
+            addr: sge.addr(),
+            length: sge.length(),
+            lkey: sge.lkey().value(),
+        }
+    }
 }
 
 /// A scatter list; up to two entries need no allocation.
@@ -58,16 +69,11 @@ impl Receive {
     /// The ring's form of a receive that a program posts.
     pub(crate) fn of(request: &ReceiveRequest<'_>) -> Self {
         let sges = request.data.sges();
-        let raw = |sge: &Sge| RawSge {
-            addr: sge.addr(),
-            length: sge.length(),
-            lkey: sge.lkey().value(),
-        };
         Self {
             wr_id: request.wr_id,
             loan: sges.loan.to_bits(),
             private: sges.private,
-            sges: sges.list.iter().map(raw).collect(),
+            sges: sges.list.iter().map(RawSge::from).collect(),
         }
     }
 }

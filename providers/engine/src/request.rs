@@ -1,16 +1,15 @@
 //! A send-queue request as the engine works on it: borrowed from the caller, or kept in the queue.
 
+use std::sync::Arc;
+
 use verbs_api::memory::Loan;
 use verbs_api::{
     Access, PageList, RemoteAddress, Sge,
     completion::WcOpcode,
     extension::{ExtensionOperation, Held},
-    provider::Operation,
+    provider::{AhOps, Operation},
     wr::{Data, SendFlags, UdDestination, WorkRequest},
 };
-
-use std::sync::Arc;
-use verbs_api::provider::AhOps;
 
 /// What a request does, without its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,16 +130,9 @@ pub struct Request<'r> {
     pub pages: Option<&'r PageList>,
     /// Where a datagram goes.
     pub destination: Option<DestinationRef<'r>>,
-    /// What a request of an extension has beside its octets.
-    pub body: Option<BodyRef<'r>>,
-}
-
-/// The body of an extension's request, and what the request keeps alive.
-#[derive(Clone, Copy, Debug)]
-pub struct BodyRef<'r> {
-    /// The body.
-    pub octets: &'r [u8],
-    /// What is kept alive.
+    /// The body of an extension's request.
+    pub body: &'r [u8],
+    /// What an extension's request keeps alive.
     pub held: Option<&'r Held>,
 }
 
@@ -187,7 +179,8 @@ impl<'r> Request<'r> {
     /// The engine's view of a posted request.
     #[inline]
     pub fn of(request: &'r WorkRequest<'_>) -> Self {
-        let (mut pages, mut destination, mut body) = (None, None, None);
+        let (mut pages, mut destination) = (None, None);
+        let (mut body, mut held) = (&[][..], None);
         let op = match request {
             WorkRequest::Send(send) => {
                 destination = send.destination.map(DestinationRef::Posted);
@@ -211,40 +204,28 @@ impl<'r> Request<'r> {
             }
             WorkRequest::FetchAdd(atomic) => Op::FetchAdd(atomic.remote, atomic.add),
             WorkRequest::AtomicWrite(write) => Op::AtomicWrite(write.remote),
-            WorkRequest::Flush(flush) => Op::Flush(
-                flush.remote,
-                flush.length,
-                flush.placement,
-                flush.whole_region,
-            ),
+            WorkRequest::Flush(flush) => {
+                let (length, whole_region) = (flush.length, flush.whole_region);
+                Op::Flush(flush.remote, length, flush.placement, whole_region)
+            }
             WorkRequest::FastRegister(register) => {
                 pages = register.pages;
-                let mapped = register.pages.map_or(0, PageList::len);
-                let default = register.pages.map_or(0, PageList::address);
-                let zero_based = register.access.contains(Access::ZERO_BASED);
-                let iova = register
-                    .iova
-                    .unwrap_or(if zero_based { 0 } else { default });
-                Op::FastRegister(
-                    register.key.value(),
-                    register.access,
-                    iova,
-                    register.length.map_or(mapped, u64::from),
-                )
+                let (key, access) = (register.key.value(), register.access);
+                let mapped = pages.map_or(0, PageList::len);
+                let start = match access.contains(Access::ZERO_BASED) {
+                    true => 0,
+                    false => pages.map_or(0, PageList::address),
+                };
+                let length = register.length.map_or(mapped, u64::from);
+                Op::FastRegister(key, access, register.iova.unwrap_or(start), length)
             }
             WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key.value()),
-            WorkRequest::BindWindow(bind) => Op::Bind(
-                bind.key().value(),
-                bind.region_key().value(),
-                bind.addr,
-                bind.length,
-                bind.access,
-            ),
+            WorkRequest::BindWindow(bind) => {
+                let (key, region) = (bind.key().value(), bind.region_key().value());
+                Op::Bind(key, region, bind.addr, bind.length, bind.access)
+            }
             WorkRequest::Extension(extension) => {
-                body = Some(BodyRef {
-                    octets: extension.body(),
-                    held: extension.held(),
-                });
+                (body, held) = (extension.body(), extension.held());
                 Op::Extension(extension.extension_operation())
             }
         };
@@ -270,6 +251,7 @@ impl<'r> Request<'r> {
             pages,
             destination,
             body,
+            held,
         }
     }
 }
@@ -299,7 +281,8 @@ pub struct QueuedRequest {
     pub length: u64,
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
-    body: Option<Box<KeptBody>>,
+    body: Box<[u8]>,
+    held: Option<Held>,
 }
 
 impl Default for QueuedRequest {
@@ -316,16 +299,10 @@ impl Default for QueuedRequest {
             length: 0,
             pages: None,
             destination: None,
-            body: None,
+            body: Box::default(),
+            held: None,
         }
     }
-}
-
-/// The body of an extension's request that waits, and what it keeps alive.
-#[derive(Clone)]
-struct KeptBody {
-    octets: Box<[u8]>,
-    held: Option<Held>,
 }
 
 impl QueuedRequest {
@@ -347,18 +324,9 @@ impl QueuedRequest {
             length: request.length,
             pages: request.pages.cloned(),
             destination: request.destination.map(|to| Box::new(to.to_owned())),
-            body: request.body.map(|body| {
-                Box::new(KeptBody {
-                    octets: body.octets.into(),
-                    held: body.held.cloned(),
-                })
-            }),
+            body: request.body.into(),
+            held: request.held.cloned(),
         }
-    }
-
-    /// Whether it is a part of a portable operation.
-    pub fn is_reserved(&self) -> bool {
-        self.flags.contains(SendFlags::RESERVED)
     }
 
     /// The request.
@@ -378,10 +346,8 @@ impl QueuedRequest {
             length: self.length,
             pages: self.pages.as_ref(),
             destination: self.destination.as_deref().map(DestinationRef::Queued),
-            body: self.body.as_deref().map(|body| BodyRef {
-                octets: &body.octets,
-                held: body.held.as_ref(),
-            }),
+            body: &self.body,
+            held: self.held.as_ref(),
         }
     }
 }

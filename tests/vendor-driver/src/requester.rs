@@ -1,11 +1,10 @@
 //! The sending half: a request is handed to the peer at once, and waits in the queue where the peer cannot take it.
 
 use polyverbs_engine::driver::Executed;
-use polyverbs_engine::key_table::LocalUse;
 use polyverbs_engine::operation;
-use polyverbs_engine::payload::{Payload, Spans, gather, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
-use polyverbs_engine::request::{Op, Request, Source};
+use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{WcStatus, extension::ExtensionOperation, ids::LinkAddress};
@@ -136,17 +135,10 @@ fn attempt(qp: &Qp, half: &mut Requester, request: &Request<'_>, cx: &mut Cx<'_>
 fn exchange(qp: &Qp, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attempt {
     let mut spans = Spans::new();
     let prepared = if request.op.is_read_or_atomic() {
-        sink(qp, request, cx, &mut spans).map(|()| Payload::Empty)
+        let sink = qp.gather_sink(request, cx, &mut spans);
+        sink.map(|()| Payload::Empty)
     } else {
-        let (keys, pin) = (cx.keys(), cx.pin);
-        source(
-            keys,
-            pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        )
+        qp.gather_request(request, cx, &mut spans)
     };
     let payload = match prepared {
         Ok(payload) => payload,
@@ -186,9 +178,8 @@ fn ask(
     peer: &Qp,
     cx: &mut Cx<'_>,
 ) -> Attempt {
-    let (keys, pin) = (cx.keys(), cx.pin);
-    let message = operation::message(keys, pin, qp.pd, request, operation);
-    let sink = operation::sink(keys, pin, qp.pd, request, operation);
+    let message = qp.gather_message(request, operation, cx);
+    let sink = qp.gather_answer(request, operation, cx);
     let (message, sink) = match (message, sink) {
         (Ok(message), Ok(sink)) => (message, sink),
         (Err(fault), _) | (_, Err(fault)) => return Attempt::Failed(fault.local_status()),
@@ -201,23 +192,6 @@ fn ask(
         },
         Err(refusal) => refused(refusal),
     }
-}
-
-fn sink<'p>(
-    qp: &Qp,
-    request: &Request<'_>,
-    cx: &Cx<'p>,
-    spans: &mut Spans<'p>,
-) -> Result<(), polyverbs_engine::fault::Fault> {
-    let Source::Sges(list) = request.source else {
-        return Ok(());
-    };
-    let user = LocalUse {
-        pd: qp.pd,
-        private: request.private,
-        write: true,
-    };
-    gather(cx.keys(), cx.pin, list, user, spans)
 }
 
 /// Goes on with the queue, unless what it waits for is not there yet.

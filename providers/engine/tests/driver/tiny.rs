@@ -10,7 +10,7 @@ use polyverbs_engine::device::{Cx, Device};
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::key_table::RemoteUse;
 use polyverbs_engine::link::Frame;
-use polyverbs_engine::payload::{Payload, Spans, scatter_at, source};
+use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Qp, QpRef, Requester, Responder};
 use polyverbs_engine::qpn::QpnPool;
 use polyverbs_engine::request::{Op, Request};
@@ -152,15 +152,7 @@ fn execute<D: Tiny>(
         return Executed::Done(WcStatus::LocQpOpErr, 0);
     };
     let mut spans = Spans::new();
-    let payload = source(
-        cx.keys(),
-        cx.pin,
-        request.source,
-        qp.pd,
-        request.private,
-        &mut spans,
-    );
-    let payload = match payload {
+    let payload = match qp.gather_request(request, cx, &mut spans) {
         Ok(payload) => payload,
         Err(fault) => return Executed::Done(fault.local_status(), 0),
     };
@@ -268,14 +260,7 @@ fn transmit<D: Tiny>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         }
         let request = wqe.kept.request();
         let mut spans = Spans::new();
-        let payload = source(
-            cx.keys(),
-            cx.pin,
-            request.source,
-            qp.pd,
-            request.private,
-            &mut spans,
-        );
+        let payload = qp.gather_request(&request, cx, &mut spans);
         let (Some(body), Ok(payload)) = (body_of(&request), payload) else {
             wqe.phase = Phase::Done(WcStatus::LocProtErr);
             break;
