@@ -91,38 +91,26 @@ impl CompletionRing {
         self.producer.lock()
     }
 
-    /// Adds an entry; `producer` is this ring's, locked.
+    /// Adds an entry, perhaps with a word more, which takes memory from the first use on; `producer` is this ring's, locked.
     ///
-    /// Returns whether the ring was armed for it: the caller then wakes the waiter, after
-    /// unlocking.
+    /// Returns whether the ring was armed for it: the caller then wakes the waiter, after unlocking.
     ///
     /// # Errors
     /// [`Overrun`] if as many entries wait as the ring has capacity.
     #[inline]
-    pub fn push(&self, producer: &mut Producer, entry: Entry) -> Result<bool, Overrun> {
-        let (array, at) = self.claim(producer)?;
-        array
-            .slot(at)
-            .write(at, entry.words, entry.tail & !Entry::EXTENDED);
-        producer.tail = at + 1;
-        Ok(producer.trigger(entry.tail))
-    }
-
-    /// Adds an entry with four words more, which take memory from the first use on.
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub fn push_ext(
+    pub fn push(
         &self,
         producer: &mut Producer,
         entry: Entry,
-        ext: [u64; 4],
+        ext: Option<u64>,
     ) -> Result<bool, Overrun> {
         let (array, at) = self.claim(producer)?;
-        store_words(array.ext(at), ext);
-        array
-            .slot(at)
-            .write(at, entry.words, entry.tail | Entry::EXTENDED);
+        let mut tail = entry.tail & !Entry::EXTENDED;
+        if let Some(word) = ext {
+            array.ext(at).store(word, Ordering::Relaxed);
+            tail |= Entry::EXTENDED;
+        }
+        array.slot(at).write(at, entry.words, tail);
         producer.tail = at + 1;
         Ok(producer.trigger(entry.tail))
     }
@@ -131,17 +119,11 @@ impl CompletionRing {
     ///
     /// `out` runs under the consumer lock: it must only store them.
     #[inline]
-    pub fn poll(&self, out: &mut impl FnMut(Entry, Option<[u64; 4]>), max: usize) -> usize {
-        if self.looks_empty() {
+    pub fn poll(&self, out: &mut impl FnMut(Entry, Option<u64>), max: usize) -> usize {
+        if self.is_empty() {
             return 0;
         }
         self.poll_locked(out, max)
-    }
-
-    /// Whether there is nothing to poll; takes no lock.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.looks_empty()
     }
 
     /// The number of entries that wait.
@@ -230,10 +212,10 @@ impl CompletionRing {
         unsafe { array.as_ref() }
     }
 
-    /// Whether the slot at the head has no entry. Another consumer may have moved on, to a slot
+    /// Whether there is nothing to poll; takes no lock. Another consumer may have moved on, to a slot
     /// that has one, between the two loads: looks until the head stands still.
     #[inline]
-    fn looks_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let Some(array) = self.array() else {
             return true;
         };
@@ -250,7 +232,7 @@ impl CompletionRing {
         }
     }
 
-    fn poll_locked(&self, out: &mut impl FnMut(Entry, Option<[u64; 4]>), max: usize) -> usize {
+    fn poll_locked(&self, out: &mut impl FnMut(Entry, Option<u64>), max: usize) -> usize {
         let _lock = self.consumer.lock.lock();
         let Some(array) = self.array() else { return 0 };
         let first = self.consumer.head.load(Ordering::Relaxed);
@@ -262,9 +244,10 @@ impl CompletionRing {
                 words: slot.words(),
                 tail: tail & !Entry::EXTENDED,
             };
+            let is_extended = tail & Entry::EXTENDED != 0;
             out(
                 entry,
-                (tail & Entry::EXTENDED != 0).then(|| load_words(array.ext(head))),
+                is_extended.then(|| array.ext(head).load(Ordering::Relaxed)),
             );
             head += 1;
         }
@@ -350,7 +333,7 @@ struct Consumer {
 /// Slots, and their extensions if any was ever needed. The number of slots is a power of two.
 struct Array {
     slots: Box<[Slot]>,
-    ext: OnceLock<Box<[[AtomicU64; 4]]>>,
+    ext: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Array {
@@ -370,12 +353,8 @@ impl Array {
         &self.slots[position as usize & (self.slots.len() - 1)]
     }
 
-    fn ext(&self, position: u64) -> &[AtomicU64; 4] {
-        let make = || {
-            (0..self.len())
-                .map(|_| <[AtomicU64; 4]>::default())
-                .collect()
-        };
+    fn ext(&self, position: u64) -> &AtomicU64 {
+        let make = || (0..self.len()).map(|_| AtomicU64::new(0)).collect();
         &self.ext.get_or_init(make)[position as usize & (self.len() - 1)]
     }
 
@@ -392,7 +371,8 @@ impl Array {
             let (from, to) = (old.slot(at), self.slot(at));
             let Some(data) = from.holds(at) else { continue };
             if data & Entry::EXTENDED != 0 {
-                store_words(self.ext(at), load_words(old.ext(at)));
+                let word = old.ext(at).load(Ordering::Relaxed);
+                self.ext(at).store(word, Ordering::Relaxed);
             }
             to.write(at, from.words(), data);
         }
@@ -427,16 +407,6 @@ impl Slot {
     }
 }
 
-fn load_words(words: &[AtomicU64; 4]) -> [u64; 4] {
-    [0, 1, 2, 3].map(|at| words[at].load(Ordering::Relaxed))
-}
-
-fn store_words(words: &[AtomicU64; 4], values: [u64; 4]) {
-    for (word, value) in words.iter().zip(values) {
-        word.store(value, Ordering::Relaxed);
-    }
-}
-
 fn array_len(capacity: u32) -> usize {
     capacity.next_power_of_two() as usize
 }
@@ -462,7 +432,7 @@ mod tests {
     }
 
     fn push(ring: &CompletionRing, n: u64) -> Result<bool, Overrun> {
-        ring.push(&mut ring.producer(), entry(n))
+        ring.push(&mut ring.producer(), entry(n), None)
     }
 
     fn poll(ring: &CompletionRing, max: usize) -> Vec<u64> {
@@ -476,28 +446,6 @@ mod tests {
         );
         assert_eq!(count, all.len());
         all
-    }
-
-    #[test]
-    fn entries_come_out_in_order() {
-        let ring = CompletionRing::new(4);
-        assert!(poll(&ring, 9).is_empty() && ring.is_empty());
-        (0..3).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
-        assert_eq!(ring.len(), 3);
-        assert_eq!(poll(&ring, 2), [0, 1]);
-        assert_eq!(poll(&ring, 2), [2]);
-        assert!(ring.is_empty());
-    }
-
-    #[test]
-    fn an_overrun_is_refused_at_the_requested_capacity() {
-        let ring = CompletionRing::new(3);
-        (0..3).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
-        assert_eq!(push(&ring, 3), Err(Overrun));
-        assert_eq!(poll(&ring, 1), [0]);
-        assert_eq!(push(&ring, 4), Ok(false));
-        assert_eq!(push(&ring, 5), Err(Overrun));
-        assert_eq!(poll(&ring, 9), [1, 2, 4]);
     }
 
     #[test]
@@ -515,7 +463,7 @@ mod tests {
     fn a_ring_keeps_what_was_pushed_whosever_producer_was_named() {
         let ring = CompletionRing::new(64);
         let other = CompletionRing::new(64);
-        ring.push(&mut other.producer(), entry(7)).unwrap();
+        ring.push(&mut other.producer(), entry(7), None).unwrap();
         drop(other);
         let elsewhere = CompletionRing::new(64);
         push(&elsewhere, 8).unwrap();
@@ -550,7 +498,7 @@ mod tests {
         };
         ring.arm(Armed::Solicited);
         assert_eq!(push(&ring, 0), Ok(false));
-        assert_eq!(ring.push(&mut ring.producer(), solicited), Ok(true));
+        assert_eq!(ring.push(&mut ring.producer(), solicited, None), Ok(true));
         ring.arm(Armed::Next);
         ring.arm(Armed::Solicited);
         assert_eq!(push(&ring, 0), Ok(true));
@@ -559,36 +507,19 @@ mod tests {
         assert_eq!(push(&ring, 0), Ok(true));
         ring.arm(Armed::Solicited);
         ring.arm(Armed::No);
-        assert_eq!(ring.push(&mut ring.producer(), solicited), Ok(true));
+        assert_eq!(ring.push(&mut ring.producer(), solicited, None), Ok(true));
     }
 
     #[test]
     fn extensions_travel_with_their_entry() {
         let ring = CompletionRing::new(4);
         push(&ring, 0).unwrap();
-        ring.push_ext(&mut ring.producer(), entry(1), [4, 5, 6, 7])
-            .unwrap();
+        let pushed = ring.push(&mut ring.producer(), entry(1), Some(4));
+        assert_eq!(pushed, Ok(false));
         ring.resize(100).unwrap();
         let mut all = vec![];
         ring.poll(&mut |got, ext| all.push((got, ext)), 9);
-        assert_eq!(all, [(entry(0), None), (entry(1), Some([4, 5, 6, 7]))]);
-    }
-
-    #[test]
-    fn resizing_keeps_what_waits() {
-        let ring = CompletionRing::new(4);
-        ring.resize(6).unwrap();
-        (0..5).for_each(|n| assert_eq!(push(&ring, n), Ok(false)));
-        assert_eq!(ring.resize(4), Err(5));
-        assert_eq!(poll(&ring, 2), [0, 1]);
-        ring.resize(3).unwrap();
-        assert_eq!(
-            (push(&ring, 9), ring.capacity(), ring.len()),
-            (Err(Overrun), 3, 3)
-        );
-        ring.resize(70).unwrap();
-        assert_eq!(push(&ring, 5), Ok(false));
-        assert_eq!(poll(&ring, 9), [2, 3, 4, 5]);
+        assert_eq!(all, [(entry(0), None), (entry(1), Some(4))]);
     }
 
     /// Sequence numbers wrap at 2^32; fresh slots must not look like the entry of that position.
@@ -629,11 +560,13 @@ mod tests {
                 }
                 _ => {
                     let fits = value as usize >= model.len();
-                    assert_eq!(ring.resize(value).is_ok(), fits);
+                    let refused = Err(model.len() as u32);
+                    assert_eq!(ring.resize(value), if fits { Ok(()) } else { refused });
                     capacity = if fits { value } else { capacity };
                 }
             }
-            assert_eq!(ring.len(), model.len());
+            assert_eq!((ring.len(), ring.capacity()), (model.len(), capacity));
+            assert_eq!(ring.is_empty(), model.is_empty());
         }
     }
 
@@ -694,7 +627,7 @@ mod loom_tests {
                 let ring = ring.clone();
                 thread::spawn(move || {
                     for n in 1..=2 {
-                        while ring.push(&mut ring.producer(), entry(n)).is_err() {
+                        while ring.push(&mut ring.producer(), entry(n), None).is_err() {
                             relax();
                         }
                     }
@@ -713,7 +646,7 @@ mod loom_tests {
     fn two_consumers_share_each_entry_once() {
         model(|| {
             let ring = Arc::new(CompletionRing::new(2));
-            (1..=2).for_each(|n| assert!(ring.push(&mut ring.producer(), entry(n)).is_ok()));
+            (1..=2).for_each(|n| assert!(ring.push(&mut ring.producer(), entry(n), None).is_ok()));
             let other = {
                 let ring = ring.clone();
                 thread::spawn(move || ring.poll(&mut |_, _| (), 1))
@@ -736,7 +669,7 @@ mod loom_tests {
             let producer = {
                 let (ring, woken) = (ring.clone(), woken.clone());
                 thread::spawn(move || {
-                    let triggered = ring.push(&mut ring.producer(), entry(1)).unwrap();
+                    let triggered = ring.push(&mut ring.producer(), entry(1), None).unwrap();
                     if triggered {
                         woken.store(true, Ordering::Release);
                     }

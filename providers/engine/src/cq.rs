@@ -68,7 +68,7 @@ impl Done {
     }
 
     #[inline]
-    fn read(entry: &Entry, ext: Option<[u64; 4]>, into: &mut Completion) {
+    fn read(entry: &Entry, ext: Option<u64>, into: &mut Completion) {
         let [wr_id, length_imm, qp_loan] = entry.words;
         into.wr_id = wr_id;
         into.status = WcStatus::from_code(entry.tail as u8);
@@ -77,7 +77,7 @@ impl Done {
         into.byte_len = length_imm as u32;
         into.imm_data = ((length_imm >> 32) as u32).to_be_bytes();
         into.qp_num = Qpn::new(qp_loan as u32);
-        into.src_qp = Qpn::new(ext.map_or(0, |words| words[0] as u32));
+        into.src_qp = Qpn::new(ext.unwrap_or(0) as u32);
         into.vendor_err = 0;
         (into.slid, into.sl, into.dlid_path_bits, into.pkey_index) = (0, 0, 0, 0);
         loans::hand_back(into, Loan::from_bits((qp_loan >> 32) as u32));
@@ -142,14 +142,12 @@ impl Cq {
     fn take(&self, completions: &mut [Completion]) -> usize {
         let max = completions.len();
         let mut slots = completions.iter_mut();
-        self.ring.poll(
-            &mut |entry, ext| {
-                if let Some(slot) = slots.next() {
-                    Done::read(&entry, ext, slot);
-                }
-            },
-            max,
-        )
+        let mut store = |entry: Entry, ext| {
+            if let Some(slot) = slots.next() {
+                Done::read(&entry, ext, slot);
+            }
+        };
+        self.ring.poll(&mut store, max)
     }
 
     pub(crate) fn attach(&self, qpn: u32, qp: Weak<dyn QpActions>) {
@@ -163,23 +161,9 @@ impl Cq {
     /// Adds a completion. One that does not fit makes the queue fail.
     #[inline]
     pub fn push(self: &Arc<Self>, done: &Done, effects: &mut Effects) {
-        let mut producer = self.ring.producer();
-        let pushed = match done.src_qp {
-            None => self.ring.push(&mut producer, done.entry()),
-            Some(qpn) => self
-                .ring
-                .push_ext(&mut producer, done.entry(), [u64::from(qpn), 0, 0, 0]),
-        };
-        match pushed {
-            Ok(false) => {}
-            Ok(true) => {
-                drop(producer);
-                effects.wake(self);
-            }
-            Err(_) => {
-                self.refuse(producer, effects);
-                loans::release(done.loan);
-            }
+        let ext = done.src_qp.map(u64::from);
+        if !self.add(done.entry(), ext, effects) {
+            loans::release(done.loan);
         }
     }
 
@@ -194,8 +178,14 @@ impl Cq {
     ) {
         let words = [wr_id, u64::from(byte_len), u64::from(what.0 as u32)];
         let tail = (what.0 >> 32) as u32;
+        self.add(Entry { words, tail }, None, effects);
+    }
+
+    // Whether there was room.
+    #[inline]
+    fn add(self: &Arc<Self>, entry: Entry, ext: Option<u64>, effects: &mut Effects) -> bool {
         let mut producer = self.ring.producer();
-        let pushed = self.ring.push(&mut producer, Entry { words, tail });
+        let pushed = self.ring.push(&mut producer, entry, ext);
         match pushed {
             Ok(false) => {}
             Ok(true) => {
@@ -204,6 +194,7 @@ impl Cq {
             }
             Err(_) => self.refuse(producer, effects),
         }
+        pushed.is_ok()
     }
 
     // The first completion that is lost is the end of the queue: after it none is taken, room or not.
@@ -229,11 +220,8 @@ impl Cq {
 
     /// The queue overran: it is unusable, and so are the queue pairs on it (IBTA 10.2.8.1, error class G).
     pub(crate) fn fail(&self, effects: &mut Effects) {
-        effects.event(
-            &self.events,
-            EventType::CqErr,
-            EventSubject::Object(self.id),
-        );
+        let subject = EventSubject::Object(self.id);
+        effects.event(&self.events, EventType::CqErr, subject);
         // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
         fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock());
@@ -246,12 +234,12 @@ impl Cq {
     #[cold]
     fn free_slots(&self, polled: &[Completion]) {
         for done in polled.iter().filter(|done| !done.opcode.is_receive()) {
-            let users = self.users.lock();
-            let is_of = |user: &&(u32, Weak<dyn QpActions>)| {
-                user.0 == done.qp_num.value() && user.1.strong_count() > 0
+            let of = |(qpn, qp): &(u32, Weak<dyn QpActions>)| {
+                (*qpn == done.qp_num.value())
+                    .then(|| qp.upgrade())
+                    .flatten()
             };
-            let qp = users.iter().find(is_of).and_then(|(_, qp)| qp.upgrade());
-            drop(users);
+            let qp = self.users.lock().iter().find_map(of);
             if let Some(qp) = qp {
                 qp.polled();
             }
@@ -259,12 +247,10 @@ impl Cq {
     }
 
     /// Gives back the buffers of completions that nobody will poll.
-    pub(crate) fn drain(&self) {
+    fn drain(&self) {
         let mut left = Vec::new();
-        self.ring.poll(
-            &mut |entry, _| left.push(Loan::from_bits((entry.words[2] >> 32) as u32)),
-            usize::MAX,
-        );
+        let mut keep = |entry: Entry, _| left.push(Loan::from_bits((entry.words[2] >> 32) as u32));
+        self.ring.poll(&mut keep, usize::MAX);
         // With no lock held: the last buffer of a pool that nobody has any more takes its region along.
         left.into_iter().for_each(loans::release);
     }

@@ -6,7 +6,6 @@
 // The leaves hold counted references as bare pointers.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use crate::pin::{self, Pin, pin};
@@ -102,12 +101,6 @@ impl<T> Drop for Directory<T> {
                 drop(unsafe { Arc::from_raw(value) });
             }
         }
-    }
-}
-
-impl<T> fmt::Debug for Directory<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Directory").finish_non_exhaustive()
     }
 }
 

@@ -389,18 +389,13 @@ impl KeyTable {
     /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing.
     pub fn new(max: u32) -> Self {
         Self {
-            slots: Slab::starting_at(1, max.saturating_add(1).min(1 << 24)),
+            slots: Slab::new(1, max.saturating_add(1).min(1 << 24)),
         }
     }
 
     /// Keys in use.
-    pub fn len(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// Whether no key is in use.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn in_use(&self) -> usize {
+        self.slots.in_use()
     }
 
     /// A new key that opens nothing yet, or `None` where the table is full. The key byte differs from the one that the

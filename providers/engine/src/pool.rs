@@ -21,7 +21,12 @@ pub struct Pool<T>(Arc<Places<T>>);
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self(Arc::new(Places(Mutex::default())))
+        let book = Book {
+            chunks: Vec::new(),
+            fresh: 0,
+            free: Vec::new(),
+        };
+        Self(Arc::new(Places(Mutex::new(book))))
     }
 }
 
@@ -132,12 +137,6 @@ impl<T> Deref for PoolRef<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for PoolRef<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
 /// A reference that keeps nothing alive.
 pub struct PoolWeak<T>(Weak<Pooled<T>>);
 
@@ -189,10 +188,11 @@ impl<T> Chunk<T> {
     /// At least `places` of them, or as many as a large page has.
     fn allocate(places: usize) -> Self {
         let least = Layout::array::<T>(places).expect("a chunk is small");
+        let large = Layout::from_size_align(LARGE_PAGE, LARGE_PAGE).expect("a power of two");
         let layout = if least.size() < LARGE_PAGE {
             least
         } else {
-            Layout::from_size_align(LARGE_PAGE, LARGE_PAGE).expect("a power of two")
+            large
         };
         // SAFETY: the size is not zero, as there are places and a value takes room (asserted below).
         let at = unsafe { alloc(layout) };
@@ -223,16 +223,6 @@ static ADVISE: OnceLock<fn(NonNull<[u8]>)> = OnceLock::new();
 /// counts, for the whole process.
 pub fn use_large_pages(advise: fn(NonNull<[u8]>)) {
     let _ = ADVISE.set(advise);
-}
-
-impl<T> Default for Book<T> {
-    fn default() -> Self {
-        Self {
-            chunks: Vec::new(),
-            fresh: 0,
-            free: Vec::new(),
-        }
-    }
 }
 
 /// Places of the first chunk; each has twice those of the one before, until one fills a large page.

@@ -1,6 +1,6 @@
 //! An append-only slab: looked up without waiting, grown in chunks that double.
 //!
-//! Keys and QP numbers are indices into one. An element is never moved or freed while the slab
+//! Keys are indices into one. An element is never moved or freed while the slab
 //! lives, so a look-up is two loads and takes no lock; what an element holds *now* is told by its
 //! own atomics. A freed index rests in a queue before it is used again, so that a stale number
 //! does not meet a new object at once.
@@ -19,19 +19,11 @@ pub struct Slab<T> {
 }
 
 impl<T: Default + Sync> Slab<T> {
-    /// Makes an empty slab of at most `max` elements, numbered from 0.
-    ///
-    /// # Panics
-    /// If `max` exceeds [`MAX`].
-    pub fn new(max: u32) -> Self {
-        Self::starting_at(0, max)
-    }
-
-    /// Makes an empty slab that hands out no index below `first`: those can be looked up only.
+    /// Makes an empty slab of at most `max` elements, that hands out no index below `first`: those can be looked up only.
     ///
     /// # Panics
     /// If `max` exceeds [`MAX`] or `first` exceeds `max`.
-    pub fn starting_at(first: u32, max: u32) -> Self {
+    pub fn new(first: u32, max: u32) -> Self {
         assert!(first <= max && max <= MAX);
         let slab = Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
@@ -74,13 +66,8 @@ impl<T: Default + Sync> Slab<T> {
     }
 
     /// The number of indices in use.
-    pub fn len(&self) -> usize {
+    pub fn in_use(&self) -> usize {
         self.indices.lock().allocated
-    }
-
-    /// Whether no index is in use.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// One more than the highest index ever handed out: the bound of a walk over all elements.
@@ -159,7 +146,7 @@ mod tests {
 
     #[test]
     fn elements_stay_where_they_are() {
-        let slab = Slab::<AtomicU32>::new(MAX);
+        let slab = Slab::<AtomicU32>::new(0, MAX);
         let first = slab.allocate().unwrap();
         let place: *const _ = slab.get(first).unwrap();
         for _ in 0..10_000 {
@@ -168,12 +155,12 @@ mod tests {
         }
         assert_eq!(slab.get(first).unwrap() as *const _, place);
         assert!((1..=10_000).all(|i| slab.get(i).unwrap().load(Ordering::Relaxed) == i));
-        assert_eq!((slab.len(), slab.end()), (10_001, 10_001));
+        assert_eq!((slab.in_use(), slab.end()), (10_001, 10_001));
     }
 
     #[test]
     fn absent_indices_are_none() {
-        let slab = Slab::<AtomicU32>::new(MAX);
+        let slab = Slab::<AtomicU32>::new(0, MAX);
         assert!(slab.get(0).is_none());
         slab.allocate();
         assert!(slab.get(0).is_some() && slab.get(FIRST).is_none());
@@ -182,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_freed_index_rests_before_it_returns() {
-        let slab = Slab::<AtomicU32>::new(MAX);
+        let slab = Slab::<AtomicU32>::new(0, MAX);
         let freed = slab.allocate().unwrap();
         slab.free(freed);
         let again = (0..).find(|_| {
@@ -196,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_last_index_is_handed_out_and_reused() {
-        let slab = Slab::<AtomicU32>::starting_at(2, 5);
+        let slab = Slab::<AtomicU32>::new(2, 5);
         let all: Vec<_> = std::iter::from_fn(|| slab.allocate()).collect();
         assert_eq!(all, [2, 3, 4]);
         assert!(slab.get(1).is_some() && slab.get(4).is_some() && slab.get(5).is_none());
@@ -204,12 +191,12 @@ mod tests {
         assert_eq!(slab.allocate(), Some(3));
         assert_eq!(slab.allocate(), None);
         all.iter().for_each(|&index| slab.free(index));
-        assert!(slab.is_empty());
+        assert_eq!(slab.in_use(), 0);
     }
 
     #[test]
     fn no_index_is_handed_out_twice() {
-        let slab = Slab::<AtomicU32>::new(MAX);
+        let slab = Slab::<AtomicU32>::new(0, MAX);
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

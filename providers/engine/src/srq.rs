@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
+use verbs_api::memory::Loan;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, Reply, SrqInit, SrqOps};
 use verbs_api::{
@@ -13,6 +14,7 @@ use verbs_api::{
 
 use crate::commands::{Commands, out_of_range};
 use crate::effects::{Effects, QpActions};
+use crate::loans;
 use crate::lock::{Lock, LockClass};
 use crate::receive_ring::Receive;
 use crate::rules::{self, Rule};
@@ -39,6 +41,7 @@ pub struct Srq {
     state: Lock<State>,
 }
 
+#[derive(Default)]
 struct State {
     queue: VecDeque<Receive>,
     max_wr: u32,
@@ -82,10 +85,7 @@ impl Srq {
             queue: VecDeque::with_capacity(init.max_wr.min(1024) as usize),
             max_wr: init.max_wr,
             limit: init.srq_limit,
-            destroyed: false,
-            failed: false,
-            starved: Starved::default(),
-            place: None,
+            ..State::default()
         };
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -124,11 +124,8 @@ impl Srq {
         if (state.queue.len() as u32) < state.limit && !rules::is_broken(Rule::SrqLimitEvent) {
             state.limit = 0;
             drop(state);
-            effects.event(
-                &self.events,
-                EventType::SrqLimitReached,
-                EventSubject::Object(self.id),
-            );
+            let subject = EventSubject::Object(self.id);
+            effects.event(&self.events, EventType::SrqLimitReached, subject);
         }
         Ok(Some(receive))
     }
@@ -138,19 +135,14 @@ impl Srq {
     /// An emulated queue never fails by itself; this is for those who test what programs do then.
     pub fn fail(&self) {
         if !std::mem::replace(&mut self.state.lock().failed, true) {
-            self.events
-                .event(EventType::SrqErr, EventSubject::Object(self.id));
+            let subject = EventSubject::Object(self.id);
+            self.events.event(EventType::SrqErr, subject);
         }
     }
 
-    /// Receives that wait.
-    pub fn len(&self) -> usize {
-        self.state.lock().queue.len()
-    }
-
-    /// Whether none waits.
+    /// Whether no receive waits.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.state.lock().queue.is_empty()
     }
 }
 
@@ -169,10 +161,9 @@ impl SrqOps for Srq {
             }
             state.queue.push_back(Receive::of(request));
         }
-        let starved = if state.queue.is_empty() {
-            Vec::new()
-        } else {
-            state.starved.take()
+        let starved = match state.queue.is_empty() {
+            true => Vec::new(),
+            false => state.starved.take(),
         };
         drop(state);
         let mut effects = Effects::default();
@@ -225,7 +216,7 @@ impl SrqOps for Srq {
             drop(state);
             drop(place);
             for receive in queue {
-                crate::loans::release(verbs_api::memory::Loan::from_bits(receive.loan));
+                loans::release(Loan::from_bits(receive.loan));
             }
             reply.send(Ok(()));
         });
