@@ -286,18 +286,17 @@ impl Part for EmulationPart {
     }
 
     fn check(&self, extension: &ExtensionDescriptor) -> Result<(), String> {
-        let emulated = self.0.operations().iter().map(|one| one.operation());
-        let described = extension.all_operations().iter().copied();
-        if let Some(missing) = described
-            .clone()
-            .find(|operation| !emulated.clone().any(|emulated| emulated == *operation))
-        {
+        let emulated: Vec<_> = self
+            .0
+            .operations()
+            .iter()
+            .map(|one| one.operation())
+            .collect();
+        let described = extension.all_operations();
+        if let Some(missing) = described.iter().find(|one| !emulated.contains(one)) {
             return Err(format!("an emulation of {}", missing.name()));
         }
-        match emulated
-            .into_iter()
-            .find(|operation| !described.clone().any(|described| described == *operation))
-        {
+        match emulated.iter().find(|one| !described.contains(one)) {
             Some(unknown) => Err(format!("a description of {}", unknown.name())),
             None => Ok(()),
         }

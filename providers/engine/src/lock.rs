@@ -1,9 +1,8 @@
 //! The lock of the fast path: spins briefly, then yields.
 //!
-//! It takes half the time of a lock that can park its waiters, and with more threads than
-//! processors a waiter stalls for milliseconds where a bare spin lock stalls for half a second.
-//! Nothing that blocks or calls the user runs while one is held. A panic releases it; there
-//! is no poisoning.
+//! It takes half the time of a lock that can park its waiters, and with more threads than processors a waiter stalls for
+//! milliseconds where a bare spin lock stalls for half a second. Nothing that blocks or calls the user runs while one is
+//! held. A panic releases it; there is no poisoning.
 //!
 //! # Order
 //! Every lock has a [`LockClass`]. A thread takes classes in ascending order only and holds at

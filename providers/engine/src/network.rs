@@ -45,26 +45,13 @@ pub struct Network<M: Member> {
     to_serve: Mutex<VecDeque<Job>>,
     /// Looked at before that.
     has_to_serve: AtomicBool,
-    unsettled: Unsettled<M::Qp>,
-    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
-}
-
-/// Queue pairs with something to send when nothing more arrives.
-struct Unsettled<Q> {
-    any: AtomicBool,
+    /// Queue pairs with something to send when nothing more arrives.
+    unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
+    /// Looked at before that.
+    has_unsettled: AtomicBool,
     /// Looks that have found something since they were settled.
     looks: AtomicU32,
-    qps: Mutex<Vec<PoolWeak<Q>>>,
-}
-
-impl<Q> Default for Unsettled<Q> {
-    fn default() -> Self {
-        Self {
-            any: AtomicBool::new(false),
-            looks: AtomicU32::new(0),
-            qps: Mutex::default(),
-        }
-    }
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What the owner of a network drives, whatever its driver.
@@ -106,7 +93,9 @@ impl<M: Member> Network<M> {
             requests: AtomicU32::new(0),
             to_serve: Mutex::default(),
             has_to_serve: AtomicBool::new(false),
-            unsettled: Unsettled::default(),
+            unsettled: Mutex::default(),
+            has_unsettled: AtomicBool::new(false),
+            looks: AtomicU32::new(0),
             kept: OnceLock::new(),
         })
     }
@@ -143,10 +132,8 @@ impl<M: Member> Network<M> {
 
     pub(crate) fn join(&self, address: LinkAddress, device: &Arc<M>) -> bool {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        if devices
-            .get(&address)
-            .is_some_and(|device| device.strong_count() > 0)
-        {
+        let before = devices.get(&address);
+        if before.is_some_and(|device| device.strong_count() > 0) {
             return false;
         }
         devices.insert(address, Arc::downgrade(device));
@@ -191,33 +178,33 @@ impl<M: Member> Network<M> {
 
     /// Has a queue pair [settled](Member::settle) when nothing more arrives. Called with its locks held.
     pub fn settle_later(&self, qp: PoolWeak<M::Qp>) {
-        self.unsettled.qps.lock().push(qp);
-        self.unsettled.any.store(true, Ordering::Release);
+        self.unsettled.lock().push(qp);
+        self.has_unsettled.store(true, Ordering::Release);
     }
 
     /// Whether some queue pair may have something to settle.
     #[inline]
     pub fn is_unsettled(&self) -> bool {
-        self.unsettled.any.load(Ordering::Relaxed)
+        self.has_unsettled.load(Ordering::Relaxed)
     }
 
     /// Settles what is unsettled. Call with no lock held. Answers whether there was any.
     fn settle(&self) -> bool {
-        if !self.unsettled.any.load(Ordering::Acquire) {
+        if !self.has_unsettled.load(Ordering::Acquire) {
             return false;
         }
-        let mut qps = std::mem::take(&mut *self.unsettled.qps.lock());
-        self.unsettled.looks.store(0, Ordering::Relaxed);
+        let mut qps = std::mem::take(&mut *self.unsettled.lock());
+        self.looks.store(0, Ordering::Relaxed);
         // What comes behind this says so again.
-        self.unsettled.any.store(false, Ordering::SeqCst);
+        self.has_unsettled.store(false, Ordering::SeqCst);
         for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
             M::settle(&qp, self.moment());
         }
-        let mut kept = self.unsettled.qps.lock();
+        let mut kept = self.unsettled.lock();
         match kept.is_empty() {
             // Its memory is used again.
             true => *kept = qps,
-            false => self.unsettled.any.store(true, Ordering::Release),
+            false => self.has_unsettled.store(true, Ordering::Release),
         }
         true
     }
@@ -294,8 +281,8 @@ impl<M: Member> Network<M> {
 
     // Whether what is unsettled has waited for many looks that found something.
     fn has_waited(&self) -> bool {
-        let looks = (self.unsettled.looks.load(Ordering::Relaxed)).saturating_add(1);
-        self.unsettled.looks.store(looks, Ordering::Relaxed);
+        let looks = self.looks.load(Ordering::Relaxed).saturating_add(1);
+        self.looks.store(looks, Ordering::Relaxed);
         looks > MOST_LOOKS
     }
 
@@ -362,12 +349,6 @@ impl<M: Member> Deliver<M::Header> for Turn<'_, M> {
             device.handle_frame(frame, now);
             self.last.replace(Some((address, device)));
         }
-    }
-}
-
-impl<M: Member> Deliver<M::Header> for Network<M> {
-    fn deliver(&self, frame: Frame<'_, M::Header>, now: Time) {
-        Turn::new(self, None).deliver(frame, now);
     }
 }
 

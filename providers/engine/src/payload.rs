@@ -95,16 +95,13 @@ impl<'p> Payload<'p> {
             Self::Octets(octets) => target.write(octets),
             Self::Spans {
                 spans,
-                mut offset,
-                mut length,
+                offset,
+                length,
             } => {
                 let mut done = 0;
-                for span in spans {
-                    let here = span.sub(offset, length);
-                    offset = offset.saturating_sub(span.len());
+                for here in pieces(spans, offset, length) {
                     target.sub(done, here.len()).copy_from(here);
                     done += here.len();
-                    length -= here.len();
                 }
             }
         }
@@ -125,18 +122,11 @@ impl<'p> Payload<'p> {
             Self::Empty => {}
             Self::Span(span) => span.read(octets),
             Self::Octets(source) => octets.copy_from_slice(&source[..most]),
-            Self::Spans {
-                spans,
-                mut offset,
-                mut length,
-            } => {
+            Self::Spans { spans, offset, .. } => {
                 let mut done = 0;
-                for span in spans {
-                    let here = span.sub(offset, length.min(most - done));
-                    offset = offset.saturating_sub(span.len());
+                for here in pieces(spans, offset, most) {
                     here.read(&mut octets[done..done + here.len()]);
                     done += here.len();
-                    length -= here.len();
                 }
             }
         }
@@ -144,17 +134,26 @@ impl<'p> Payload<'p> {
 
     /// The first eight octets as a native integer; 0 where there are fewer.
     pub fn word(&self) -> u64 {
-        let mut octets = [0; 8];
-        match *self {
-            Self::Span(span) if span.len() >= 8 => span.read(&mut octets),
-            Self::Octets(source) if source.len() >= 8 => octets.copy_from_slice(&source[..8]),
-            Self::Spans { .. } if self.len() >= 8 => {
-                octets.copy_from_slice(&self.part(0, 8).to_vec())
-            }
-            _ => {}
+        let mut bytes = [0; 8];
+        if self.len() >= 8 {
+            self.read(&mut bytes);
         }
-        u64::from_ne_bytes(octets)
+        u64::from_ne_bytes(bytes)
     }
+}
+
+// The stretches of `length` bytes from byte `offset` of all on.
+fn pieces<'p>(
+    spans: &[Span<'p>],
+    mut offset: usize,
+    mut length: usize,
+) -> impl Iterator<Item = Span<'p>> {
+    spans.iter().map(move |span| {
+        let here = span.sub(offset, length);
+        offset = offset.saturating_sub(span.len());
+        length -= here.len();
+        here
+    })
 }
 
 /// Checks entries and gathers what they name. Entries of length 0 are skipped unseen.

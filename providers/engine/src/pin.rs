@@ -1,8 +1,7 @@
 //! Thread pins: what keeps a region alive while it is being copied.
 //!
-//! A thread pins itself once per doorbell; whoever retires an object first makes it unreachable
-//! (clears its key), then hands what remains to [`after_grace`]. There is no count per region,
-//! which two threads would fight over.
+//! A thread pins itself once per doorbell; whoever retires an object first makes it unreachable (clears its key), then
+//! hands what remains to [`after_grace`]. There is no count per region, which two threads would fight over.
 //!
 //! # How it works
 //! Every thread has a slot on lines of its own, with a counter of its entries and exits: odd
@@ -16,9 +15,8 @@
 //! One of the fences is first: either the reader sees the cleared key or the snapshot sees the
 //! odd number.
 //!
-//! *What a reader did is over when the callback runs.* Both stores to a slot are releases and the
-//! retiring side reads with acquire, so whichever later number it sees, all accesses before that
-//! exit happened before the callback.
+//! *What a reader did is over when the callback runs.* Both stores to a slot are releases and the retiring side reads
+//! with acquire, so whichever later number it sees, all accesses before that exit happened before the callback.
 //!
 //! *No callback is forgotten.* The retiring thread sets `waiting`, fences, then looks at the slots
 //! again; the reader stores the even number, fences, then reads `waiting`. Either it sees the flag
@@ -208,8 +206,7 @@ struct Waiting {
     run: Box<dyn FnOnce() + Send>,
 }
 
-/// All slots and callbacks of the process. The flags are written so rarely that every processor
-/// has them in its cache.
+/// All slots and callbacks of the process. The flags are written so rarely that every processor has them in its cache.
 #[repr(align(128))]
 struct Domain {
     waiting: AtomicBool,

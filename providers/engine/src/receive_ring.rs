@@ -1,9 +1,8 @@
 //! The ring of posted receives, of a QP or of an SRQ.
 //!
-//! A slot is one cache line: sequence number, request, up to two scatter entries; more spill into
-//! a box. Programs post under a lock of their own; the one consumer is a state that lives within
-//! the responder's half of the QP and so under its lock, or in a lock of its own for an SRQ. Who
-//! posts many receives ahead saves the consumer a cache miss for each.
+//! A slot is one cache line: sequence number, request, up to two scatter entries; more spill into a box. Programs post
+//! under a lock of their own; the one consumer is a state that lives within the responder's half of the QP and so under
+//! its lock, or in a lock of its own for an SRQ. Who posts many receives ahead saves the consumer a cache miss for each.
 //!
 //! # Running dry
 //! A responder that finds no receive must not sleep through one that is being posted:

@@ -1,9 +1,8 @@
 //! An append-only slab: looked up without waiting, grown in chunks that double.
 //!
-//! Keys are indices into one. An element is never moved or freed while the slab
-//! lives, so a look-up is two loads and takes no lock; what an element holds *now* is told by its
-//! own atomics. A freed index rests in a queue before it is used again, so that a stale number
-//! does not meet a new object at once.
+//! Keys are indices into one. An element is never moved or freed while the slab lives, so a look-up is two loads and
+//! takes no lock; what an element holds *now* is told by its own atomics. A freed index rests in a queue before it is
+//! used again, so that a stale number does not meet a new object at once.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
