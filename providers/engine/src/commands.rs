@@ -1,7 +1,6 @@
 //! The command interface of an emulated device: control verbs take as long as the device is told to take.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,12 +18,12 @@ pub struct Commands {
     me: Weak<Self>,
     network: Arc<dyn Progress>,
     timers: Arc<Timers>,
-    latency: AtomicU64,
     pending: Mutex<Pending>,
 }
 
 #[derive(Default)]
 struct Pending {
+    latency: Duration,
     commands: BTreeMap<u64, Command>,
     next: u64,
     removed: bool,
@@ -36,19 +35,21 @@ impl Commands {
         timers: Arc<Timers>,
         latency: Duration,
     ) -> Arc<Self> {
+        let pending = Pending {
+            latency,
+            ..Pending::default()
+        };
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             network,
             timers,
-            latency: AtomicU64::new(latency.as_nanos() as u64),
-            pending: Mutex::default(),
+            pending: Mutex::new(pending),
         })
     }
 
     /// How long each command takes from now on.
     pub fn set_latency(&self, latency: Duration) {
-        self.latency
-            .store(latency.as_nanos() as u64, Ordering::Relaxed);
+        self.pending.lock().latency = latency;
     }
 
     /// Whether the device was removed.
@@ -81,13 +82,13 @@ impl Commands {
     // was told. The peer may have to do something by the time that he has what he asks for.
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
         self.network.flush();
-        let latency = self.latency.load(Ordering::Relaxed);
         let mut pending = self.pending.lock();
         if pending.removed {
             drop(pending);
             return command(Err(VerbError::DeviceRemoved));
         }
-        if latency == 0 {
+        let latency = pending.latency;
+        if latency.is_zero() {
             drop(pending);
             return command(Ok(()));
         }
@@ -95,19 +96,15 @@ impl Commands {
         let number = pending.next;
         pending.commands.insert(number, Box::new(command));
         drop(pending);
-        let at = self.timers.now().after(Duration::from_nanos(latency));
+        let at = self.timers.now().after(latency);
         let me = self.me.clone();
-        self.timers.add(
-            at,
-            Box::new(move |_| {
-                let command = me
-                    .upgrade()
-                    .and_then(|me| me.pending.lock().commands.remove(&number));
-                if let Some(command) = command {
-                    command(Ok(()));
-                }
-            }),
-        );
+        let job = move |_| {
+            let take = |me: Arc<Self>| me.pending.lock().commands.remove(&number);
+            if let Some(command) = me.upgrade().and_then(take) {
+                command(Ok(()));
+            }
+        };
+        self.timers.add(at, Box::new(job));
     }
 
     /// Answers everything that is outstanding, and everything to come, with the news that the device was removed.

@@ -176,12 +176,10 @@ impl<D: Driver> Pd<D> {
 impl<D: Driver> PdOps for Pd<D> {
     fn reg_mr(&self, init: MrInit, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        if init.access.contains(Access::ZERO_BASED)
-            && let Err(error) = self.device.check_claimed(Features::ZBVA)
-        {
-            return reply.send(Err(error));
-        }
         self.device.commands().run(reply, move || {
+            if init.access.contains(Access::ZERO_BASED) {
+                pd.device.check_claimed(Features::ZBVA)?;
+            }
             let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
             let key = pd.make_key(KeyKind::Region, 0)?;
             let keys = pd.device.keys();
@@ -193,10 +191,8 @@ impl<D: Driver> PdOps for Pd<D> {
 
     fn alloc_mr(&self, _id: ObjectId, max_num_sg: u32, reply: Reply<Arc<dyn MrOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        if let Err(error) = self.device.check_claimed(Features::BMME) {
-            return reply.send(Err(error));
-        }
         self.device.commands().run(reply, move || {
+            pd.device.check_claimed(Features::BMME)?;
             let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
             let key = pd.make_key(KeyKind::FastRegion, max_num_sg)?;
             Ok(Mr::make(&pd, key, Access::REMOTE, true, place))
@@ -212,10 +208,8 @@ impl<D: Driver> PdOps for Pd<D> {
             }
             MwType::Type2 => (KeyKind::Window2B, Features::WINDOW_2B),
         };
-        if let Err(error) = self.device.check_claimed(needed) {
-            return reply.send(Err(error));
-        }
         self.device.commands().run(reply, move || {
+            pd.device.check_claimed(needed)?;
             let device = Arc::clone(&pd.device);
             let place = Place::take(&device, |quotas| &quotas.mws)?;
             let key = pd.make_key(kind, 0)?;
@@ -232,10 +226,8 @@ impl<D: Driver> PdOps for Pd<D> {
 
     fn create_srq(&self, init: SrqInit, reply: Reply<Arc<dyn SrqOps>>) {
         let Some(pd) = self.me.upgrade() else { return };
-        if let Err(error) = self.device.check_claimed(Features::SRQ) {
-            return reply.send(Err(error));
-        }
         self.device.commands().run(reply, move || {
+            pd.device.check_claimed(Features::SRQ)?;
             let commands = Arc::clone(pd.device.commands());
             let srq = Srq::new(&init, pd.number, Arc::clone(&pd.events), commands);
             if let Some((extension, cq)) = &init.extension {

@@ -518,16 +518,12 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
         return Err(VerbError::argument("ports", "a device has one"));
     };
     if port.port != 1 || attributes.limits.phys_port_cnt != 1 {
-        return Err(VerbError::argument(
-            "ports",
-            "the port is number 1, and phys_port_cnt counts it",
-        ));
+        let reason = "the port is number 1, and phys_port_cnt counts it";
+        return Err(VerbError::argument("ports", reason));
     }
     if port.gids.is_empty() || port.pkeys.is_empty() {
-        return Err(VerbError::argument(
-            "ports",
-            "port 1 has at least one identifier and one partition key",
-        ));
+        let reason = "port 1 has at least one identifier and one partition key";
+        return Err(VerbError::argument("ports", reason));
     }
     Ok(())
 }
@@ -538,16 +534,10 @@ fn claim(
     options: &DeviceOptions,
     addresses_receives: bool,
 ) -> Result<Emulations, VerbError> {
-    let linked;
-    let extensions = match &options.extensions {
-        Some(extensions) => extensions,
-        None => {
-            linked =
-                Extensions::linked().map_err(|error| VerbError::argument("extensions", error))?;
-            &linked
-        }
-    };
-    let emulations = Emulations::plug(extensions, attributes, options.without, addresses_receives)?;
+    let linked = || Extensions::linked().map_err(|error| VerbError::argument("extensions", error));
+    let extensions = options.extensions.clone().map_or_else(linked, Ok)?;
+    let emulations =
+        Emulations::plug(&extensions, attributes, options.without, addresses_receives)?;
     attributes.features -= options.without;
     let features = attributes.features;
     if !features.contains(Features::BMME) {
@@ -557,19 +547,15 @@ fn claim(
         attributes.limits.max_mw = 0;
     }
     if features.contains(Features::WINDOW_2A | Features::WINDOW_2B) {
-        return Err(VerbError::argument(
-            "features",
-            "a device has windows of type 2A or of type 2B, not both",
-        ));
+        let reason = "a device has windows of type 2A or of type 2B, not both";
+        return Err(VerbError::argument("features", reason));
     }
     if attributes.transport == Transport::Iwarp {
         let missing = Features::IWARP_MANDATORY - features;
         if features.contains(Features::BMME) && !missing.is_empty() {
             // On iWARP they come with BMME.
-            return Err(VerbError::argument(
-                "features",
-                ArgumentReason::Lacks(missing),
-            ));
+            let reason = ArgumentReason::Lacks(missing);
+            return Err(VerbError::argument("features", reason));
         }
         let gaps = [
             (Features::BMME, BaselineGaps::NO_BMME),

@@ -43,27 +43,7 @@ pub enum Executed {
 
 /// A transport. See the [module](self).
 ///
-/// What has no default must be there, and the compiler names what is missing:
-///
-/// ```compile_fail,E0046
-/// # use polyverbs_engine::{device::{Cx, Device}, driver::{Change, Driver, Executed}, link::Frame,
-/// #     qp::{Qp, Requester, Responder}, request::Request, time::Time};
-/// # use verbs_api::{capability::DeviceAttributes, ids::LinkAddress};
-/// struct Halting;
-///
-/// impl Driver for Halting {
-///     type Header = ();
-///     type Requester = ();
-///     type Responder = ();
-///     fn attributes(&self) -> DeviceAttributes { todo!() }
-///     fn link_address(&self) -> LinkAddress { todo!() }
-///     fn execute(_: &Qp<Self>, _: &mut Requester<Self>, _: &Request<'_>, _: &mut Cx<'_, Self>) -> Executed { todo!() }
-///     fn handle_timeout(_: &Qp<Self>, _: &mut Requester<Self>, _: Time, _: &mut Cx<'_, Self>) {}
-///     fn handle_frame(_: &Device<Self>, _: Frame<'_, ()>, _: &mut Cx<'_, Self>) {}
-///     fn modify(_: &Qp<Self>, _: &mut Requester<Self>, _: &mut Responder<Self>, _: &Change<'_>, _: &mut Cx<'_, Self>) {}
-///     // error[E0046]: not all trait items implemented, missing: `pump`
-/// }
-/// ```
+/// What has no default must be there, and the compiler names what is missing.
 pub trait Driver: Sized + Send + Sync + 'static {
     /// A frame's header, as a value.
     type Header: Clone + Debug + Send + Sync + 'static;

@@ -120,15 +120,8 @@ impl KeyFields {
             | u64::from(self.paged) << 14
             | u64::from(self.access.bits()) << 32;
         let pd_aux = u64::from(self.pd) | u64::from(self.aux) << 32;
-        let Self {
-            base,
-            iova,
-            length,
-            link,
-            start,
-            ..
-        } = *self;
-        [meta, pd_aux, base, iova, length, link, start]
+        let (length, link) = (self.length, self.link);
+        [meta, pd_aux, self.base, self.iova, length, link, self.start]
     }
 
     #[inline]
@@ -402,7 +395,8 @@ impl KeyTable {
     /// index had before.
     pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
         let index = self.slots.allocate()?;
-        self.change(index, |fields| -> Result<u32, ()> {
+        let slot = self.slots.get(index)?;
+        let changed = slot.change(|fields| -> Result<u32, ()> {
             let key = fields.key.wrapping_add(1);
             *fields = KeyFields {
                 key,
@@ -413,8 +407,8 @@ impl KeyTable {
                 ..KeyFields::default()
             };
             Ok(index << 8 | u32::from(key))
-        })
-        .ok()
+        });
+        changed.ok()
     }
 
     /// Makes an ordinary region valid, with its own memory. What that replaces is freed when nobody uses it any more.
@@ -740,19 +734,13 @@ impl KeyTable {
     /// # Errors
     /// The key does not exist or cannot be invalidated through this queue pair; it stays as it was.
     pub fn invalidate_local(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        self.invalidate(
-            key,
-            |_| true,
-            |fields| {
-                if fields.pd != pd {
-                    return Err(Fault::Operation);
-                }
-                if fields.kind.is_type_2() && fields.state == KeyState::Valid && fields.aux != qpn {
-                    return Err(Fault::Operation);
-                }
-                Ok(())
-            },
-        )
+        self.invalidate(key, false, |fields| {
+            let is_bound = fields.kind.is_type_2() && fields.state == KeyState::Valid;
+            if fields.pd != pd || is_bound && fields.aux != qpn {
+                return Err(Fault::Operation);
+            }
+            Ok(())
+        })
     }
 
     /// Invalidates on behalf of a peer: the key must also be valid and, if a region, grant remote rights.
@@ -760,10 +748,8 @@ impl KeyTable {
     /// # Errors
     /// The key cannot be invalidated through this queue pair; it stays as it was.
     pub fn invalidate_remote(&self, key: u32, pd: u32, qpn: u32) -> Result<(), Fault> {
-        let frees = |fields: &KeyFields| {
-            !rules::is_broken(Rule::SendInvalidates) || fields.kind.is_window()
-        };
-        self.invalidate(key, frees, |fields| {
+        let spares_regions = rules::is_broken(Rule::SendInvalidates);
+        self.invalidate(key, spares_regions, |fields| {
             if fields.state != KeyState::Valid {
                 return Err(Fault::Key);
             }
@@ -778,7 +764,7 @@ impl KeyTable {
     fn invalidate(
         &self,
         key: u32,
-        frees: impl FnOnce(&KeyFields) -> bool,
+        spares_regions: bool,
         check: impl FnOnce(&KeyFields) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
@@ -794,7 +780,7 @@ impl KeyTable {
                 return Err(Fault::CannotInvalidate);
             }
             let parent = fields.parent();
-            if frees(fields) {
+            if !spares_regions || fields.kind.is_window() {
                 fields.state = KeyState::Free;
             }
             Ok(parent)
@@ -930,17 +916,6 @@ impl KeyTable {
                 Ok(())
             });
         }
-    }
-
-    fn change<T, E>(
-        &self,
-        index: u32,
-        change: impl FnOnce(&mut KeyFields) -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.slots
-            .get(index)
-            .expect("an index that was allocated")
-            .change(change)
     }
 }
 

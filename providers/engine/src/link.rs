@@ -56,16 +56,11 @@ impl<H: Clone> Frame<'_, H> {
 impl<H: Clone> OwnedFrame<H> {
     /// The frame as its receiver sees it.
     pub fn as_frame(&self) -> Frame<'_, H> {
-        let payload = if self.payload.is_empty() {
-            Payload::Empty
-        } else {
-            Payload::Octets(&self.payload)
-        };
         Frame {
             from: self.from,
             to: self.to,
             header: self.header.clone(),
-            payload,
+            payload: Payload::Octets(&self.payload),
             damaged: self.damaged,
         }
     }

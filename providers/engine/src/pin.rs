@@ -367,14 +367,6 @@ mod tests {
     }
 
     #[test]
-    fn without_pins_it_runs_at_once() {
-        let _turn = TURN.lock();
-        let (done, set) = flag();
-        after_grace(set);
-        eventually(|| done.load(Ordering::Acquire));
-    }
-
-    #[test]
     fn the_own_pin_defers_until_it_ends() {
         let _turn = TURN.lock();
         let (done, set) = flag();
@@ -391,38 +383,21 @@ mod tests {
         eventually(|| done.load(Ordering::Acquire));
     }
 
-    /// Holds a pin on another thread until told to drop it, take another one, and so on.
-    fn other(turns: usize) -> (mpsc::SyncSender<()>, thread::JoinHandle<()>) {
+    #[test]
+    fn the_pin_of_another_thread_defers_and_a_later_one_of_it_does_not() {
+        let _turn = TURN.lock();
+        let (done, set) = flag();
         let (tell, told) = mpsc::sync_channel(0);
         let handle = thread::spawn(move || {
-            for _ in 0..turns {
+            for _ in 0..2 {
                 let _pin = pin();
                 told.recv().unwrap();
                 told.recv().unwrap();
             }
         });
         tell.send(()).unwrap();
-        (tell, handle)
-    }
-
-    #[test]
-    fn the_last_other_pin_runs_it() {
-        let _turn = TURN.lock();
-        let (done, set) = flag();
-        let (tell, handle) = other(1);
         after_grace(set);
         assert!(!done.load(Ordering::Acquire));
-        tell.send(()).unwrap();
-        handle.join().unwrap();
-        eventually(|| done.load(Ordering::Acquire));
-    }
-
-    #[test]
-    fn a_later_pin_of_the_same_thread_does_not_defer() {
-        let _turn = TURN.lock();
-        let (done, set) = flag();
-        let (tell, handle) = other(2);
-        after_grace(set);
         tell.send(()).unwrap();
         tell.send(()).unwrap();
         eventually(|| done.load(Ordering::Acquire));

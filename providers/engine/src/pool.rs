@@ -102,11 +102,6 @@ impl<T> PoolRef<T> {
     pub fn downgrade(&self) -> PoolWeak<T> {
         PoolWeak(Arc::downgrade(&self.owner))
     }
-
-    /// Whether two references are to the same value.
-    pub fn is_same(&self, other: &T) -> bool {
-        std::ptr::eq(self.at.as_ptr(), other)
-    }
 }
 
 impl<T> From<Arc<Pooled<T>>> for PoolRef<T> {
@@ -293,7 +288,7 @@ mod tests {
         let (other, weak, at) = (one.clone(), one.downgrade(), one.at);
         drop(one);
         assert_eq!(dropped.load(Ordering::Relaxed), 0);
-        assert!(weak.upgrade().is_some_and(|again| again.is_same(&other)));
+        assert!(weak.upgrade().is_some_and(|again| again.at == other.at));
         drop(other);
         assert_eq!(dropped.load(Ordering::Relaxed), 1);
         assert!(weak.upgrade().is_none());
@@ -316,6 +311,6 @@ mod tests {
             assert!(me.upgrade().is_none(), "not made yet");
             Own(me)
         });
-        assert!(value.0.upgrade().is_some_and(|same| same.is_same(&value)));
+        assert!(value.0.upgrade().is_some_and(|same| same.at == value.at));
     }
 }

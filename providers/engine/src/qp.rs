@@ -564,28 +564,39 @@ impl<D: Driver> Qp<D> {
 
     #[inline]
     fn take_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
-        if self.is_watched
-            && let Some(slots) = &self.cold.slots
-        {
-            return self.take_slot(slots, request);
+        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
+        let for_ordinary = self.cold.cap.max_send_wr - self.cold.reserved_wr;
+        let is_strict = self.is_watched && self.cold.slots.is_some();
+        if !is_strict && requester.queue.len() as u32 + needed <= for_ordinary {
+            return Ok(());
         }
-        self.check_room(requester, request)
+        self.take_scarce_room(requester, request, needed)
     }
 
+    // What holds reserved slots takes none of the others.
     #[cold]
-    fn take_slot(&self, slots: &Slots, request: &Request<'_>) -> Result<(), PostReason> {
-        let Held { ordinary, reserved } = slots.held();
-        let all = self.cold.cap.max_send_wr;
-        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
+    fn take_scarce_room(
+        &self,
+        requester: &Requester<D>,
+        request: &Request<'_>,
+        needed: u32,
+    ) -> Result<(), PostReason> {
+        let Held { ordinary, reserved } = match &self.cold.slots {
+            Some(slots) => slots.held(),
+            None => requester.held(),
+        };
+        let max = self.cold.cap.max_send_wr;
+        if ordinary + reserved + needed > max {
+            return Err(PostReason::QueueFull { max });
+        }
         let is_reserved = request.flags.contains(SendFlags::RESERVED);
-        let for_ordinary = all - self.cold.reserved_wr;
-        if ordinary + reserved + needed > all {
-            return Err(PostReason::QueueFull { max: all });
+        let max = max - self.cold.reserved_wr;
+        if !is_reserved && ordinary + needed > max {
+            return Err(PostReason::QueueFull { max });
         }
-        if !is_reserved && ordinary + needed > for_ordinary {
-            return Err(PostReason::QueueFull { max: for_ordinary });
+        if let Some(slots) = &self.cold.slots {
+            slots.take(is_reserved);
         }
-        slots.take(is_reserved);
         Ok(())
     }
 
@@ -595,37 +606,6 @@ impl<D: Driver> Qp<D> {
             && let Some(slots) = &self.cold.slots
         {
             slots.complete(request.flags.contains(SendFlags::RESERVED), is_told);
-        }
-    }
-
-    #[inline]
-    fn check_room(
-        &self,
-        requester: &Requester<D>,
-        request: &Request<'_>,
-    ) -> Result<(), PostReason> {
-        let max = self.cold.cap.max_send_wr;
-        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
-        let taken = requester.queue.len() as u32;
-        if taken + needed > max {
-            return Err(PostReason::QueueFull { max });
-        }
-        let ordinary = max - self.cold.reserved_wr;
-        if taken + needed > ordinary && !request.flags.contains(SendFlags::RESERVED) {
-            return self.check_ordinary_room(requester, ordinary);
-        }
-        Ok(())
-    }
-
-    // What holds reserved slots takes none of the others.
-    #[cold]
-    fn check_ordinary_room(&self, requester: &Requester<D>, max: u32) -> Result<(), PostReason> {
-        let is_ordinary = |wqe: &&Wqe| !wqe.kept.flags.contains(SendFlags::RESERVED);
-        let taken = requester.queue.iter().filter(is_ordinary).count() as u32;
-        if taken < max {
-            Ok(())
-        } else {
-            Err(PostReason::QueueFull { max })
         }
     }
 
@@ -1422,6 +1402,15 @@ impl<D: Driver> Requester<D> {
         if !loan.is_none() {
             self.loans = loans::join(self.loans, loan);
         }
+    }
+
+    // Slots of the queue that are taken.
+    fn held(&self) -> Held {
+        let mut held = Held::default();
+        for wqe in self.queue.iter() {
+            held.add(wqe.kept.flags.contains(SendFlags::RESERVED));
+        }
+        held
     }
 
     fn push(&mut self, request: &Request<'_>) {

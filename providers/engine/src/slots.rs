@@ -14,7 +14,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    fn add(&mut self, is_reserved: bool) {
+    pub(crate) fn add(&mut self, is_reserved: bool) {
         *(if is_reserved {
             &mut self.reserved
         } else {

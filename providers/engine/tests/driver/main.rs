@@ -391,8 +391,7 @@ fn a_description_that_lacks_a_part_registers_nothing() {
 }
 
 // covers 6.03
-/// That a missing part is an error which names it shows the example of [`Driver`]; that a driver needs nothing more than
-/// the parts without a default shows [`Plain`], which has no others.
+/// That a driver needs nothing more than the parts without a default shows [`Plain`], which has no others.
 #[test]
 fn a_driver_without_any_optional_part_is_complete() {
     let rig: Rig<Plain> = Rig::new(false);
