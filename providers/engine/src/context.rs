@@ -18,11 +18,11 @@ use verbs_api::{
 
 use crate::commands::out_of_range;
 use crate::cq::Cq;
-use crate::device::{Device, Quota, Quotas};
+use crate::device::{Device, Quota};
 use crate::driver::Driver;
 use crate::emulation::{QpHandle, SrqParts, unsupported};
 use crate::key_table::KeyKind;
-use crate::network::Progress;
+use crate::network::Polled;
 use crate::pin;
 use crate::qp::QpParts;
 use crate::srq::Srq;
@@ -61,20 +61,20 @@ impl<D: Driver> DeviceOps for Device<D> {
 // One of a bounded number of objects of a device; given back when dropped.
 struct Place<D: Driver> {
     device: Arc<Device<D>>,
-    quota: fn(&Quotas) -> &Quota,
+    quota: fn(&Device<D>) -> &Quota,
 }
 
 impl<D: Driver> Place<D> {
-    fn take(device: &Arc<Device<D>>, quota: fn(&Quotas) -> &Quota) -> Result<Self, VerbError> {
+    fn take(device: &Arc<Device<D>>, quota: fn(&Device<D>) -> &Quota) -> Result<Self, VerbError> {
         let device = Arc::clone(device);
-        quota(&device.quotas).take()?;
+        quota(&device).take()?;
         Ok(Self { device, quota })
     }
 }
 
 impl<D: Driver> Drop for Place<D> {
     fn drop(&mut self) {
-        (self.quota)(&self.device.quotas).give_back();
+        (self.quota)(&self.device).give_back();
     }
 }
 
@@ -92,7 +92,7 @@ impl<D: Driver> ContextOps for Context<D> {
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
-            let place = Place::take(&device, |quotas| &quotas.pds)?;
+            let place = Place::take(&device, |device| &device.pds)?;
             let number = device.new_pd();
             let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd {
                 me: me.clone(),
@@ -115,7 +115,7 @@ impl<D: Driver> ContextOps for Context<D> {
             let commands = Arc::clone(device.commands());
             let polled = (device.network().link()).is_some_and(|link| link.input().is_some());
             let strict = device.strict_signaling;
-            let polled = polled.then_some(device as Arc<dyn Progress>);
+            let polled = polled.then_some(device as Arc<dyn Polled>);
             let cq: Arc<dyn CqOps> = Cq::new(init, events, commands, polled, strict);
             Ok(cq)
         });
@@ -180,7 +180,7 @@ impl<D: Driver> PdOps for Pd<D> {
             if init.access.contains(Access::ZERO_BASED) {
                 pd.device.check_claimed(Features::ZBVA)?;
             }
-            let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
+            let place = Place::take(&pd.device, |device| &device.mrs)?;
             let key = pd.make_key(KeyKind::Region, 0)?;
             let keys = pd.device.keys();
             keys.set_region(key, init.memory, init.iova, init.access, init.private)
@@ -193,7 +193,7 @@ impl<D: Driver> PdOps for Pd<D> {
         let Some(pd) = self.me.upgrade() else { return };
         self.device.commands().run(reply, move || {
             pd.device.check_claimed(Features::BMME)?;
-            let place = Place::take(&pd.device, |quotas| &quotas.mrs)?;
+            let place = Place::take(&pd.device, |device| &device.mrs)?;
             let key = pd.make_key(KeyKind::FastRegion, max_num_sg)?;
             Ok(Mr::make(&pd, key, Access::REMOTE, true, place))
         });
@@ -211,7 +211,7 @@ impl<D: Driver> PdOps for Pd<D> {
         self.device.commands().run(reply, move || {
             pd.device.check_claimed(needed)?;
             let device = Arc::clone(&pd.device);
-            let place = Place::take(&device, |quotas| &quotas.mws)?;
+            let place = Place::take(&device, |device| &device.mws)?;
             let key = pd.make_key(kind, 0)?;
             device.windows.lock().insert(key, id);
             let mw: Arc<dyn MwOps> = Arc::new_cyclic(|me| Mw {
@@ -257,7 +257,7 @@ impl<D: Driver> PdOps for Pd<D> {
                 return Err(VerbError::argument("sgid_index", reason));
             }
             device.driver().check_path(&path)?;
-            let place = Place::take(&device, |quotas| &quotas.ahs)?;
+            let place = Place::take(&device, |device| &device.ahs)?;
             let ah: Arc<dyn AhOps> = Arc::new(Ah { path, place });
             Ok(ah)
         });

@@ -18,7 +18,7 @@ use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
-use crate::network::Progress;
+use crate::network::Polled;
 use crate::rules::{self, Rule};
 use crate::sync::Mutex;
 
@@ -36,7 +36,7 @@ pub struct Done {
     pub opcode: WcOpcode,
     /// Which other fields say something.
     pub flags: WcFlags,
-    /// Octets.
+    /// Bytes.
     pub byte_len: u32,
     /// The queue pair.
     pub qpn: u32,
@@ -84,7 +84,7 @@ impl Done {
     }
 }
 
-/// What succeeded, where it carries nothing beside its octets: one word, so that it travels in a register.
+/// What succeeded, where it carries nothing beside its bytes: one word, so that it travels in a register.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u64);
 
@@ -109,7 +109,7 @@ pub struct Cq {
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
     // The device, where a thread has to look for what has arrived.
-    device: Option<Arc<dyn Progress>>,
+    device: Option<Arc<dyn Polled>>,
     users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
     // What is polled frees slots of send queues.
     strict: bool,
@@ -120,7 +120,7 @@ impl Cq {
         init: CqInit,
         events: Arc<dyn EventSink>,
         commands: Arc<Commands>,
-        device: Option<Arc<dyn Progress>>,
+        device: Option<Arc<dyn Polled>>,
         strict: bool,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -167,7 +167,7 @@ impl Cq {
         }
     }
 
-    /// Adds the completion of a success that carries nothing beside its octets.
+    /// Adds the completion of a success that carries nothing beside its bytes.
     #[inline]
     pub fn push_plain(
         self: &Arc<Self>,

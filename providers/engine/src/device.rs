@@ -25,7 +25,7 @@ use crate::effects::Effects;
 use crate::emulation::{EMULATED, Emulations, OperationRef};
 use crate::key_table::KeyTable;
 use crate::link::Frame;
-use crate::network::{Member, Network, Progress};
+use crate::network::{Member, Network, Polled, Progress};
 use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::pin::{Pin, pin};
 use crate::pool::Pool;
@@ -95,27 +95,6 @@ impl Quota {
     }
 }
 
-/// The kinds of objects whose number is limited here.
-pub(crate) struct Quotas {
-    pub(crate) pds: Quota,
-    pub(crate) mrs: Quota,
-    pub(crate) mws: Quota,
-    pub(crate) ahs: Quota,
-    qps: Quota,
-}
-
-impl Quotas {
-    fn new(limits: &Limits) -> Self {
-        Self {
-            pds: Quota::new(limits.max_pd, "max_pd"),
-            mrs: Quota::new(limits.max_mr, "max_mr"),
-            mws: Quota::new(limits.max_mw, "max_mw"),
-            ahs: Quota::new(limits.max_ah, "max_ah"),
-            qps: Quota::new(limits.max_qp, "max_qp"),
-        }
-    }
-}
-
 /// A software device of some transport.
 pub struct Device<D: Driver> {
     me: Weak<Self>,
@@ -138,7 +117,11 @@ pub struct Device<D: Driver> {
     removed: AtomicBool,
     port_active: AtomicBool,
     address: LinkAddress,
-    pub(crate) quotas: Quotas,
+    pub(crate) pds: Quota,
+    pub(crate) mrs: Quota,
+    pub(crate) mws: Quota,
+    pub(crate) ahs: Quota,
+    queue_pairs: Quota,
     pub(crate) windows: Mutex<HashMap<u32, ObjectId>>,
     qkey_violations: AtomicU64,
     pub(crate) tracer: OnceLock<Trace>,
@@ -169,7 +152,6 @@ impl<D: Driver> Device<D> {
         }
         let address = driver.link_address();
         let limits = attributes.limits;
-        let quotas = Quotas::new(&limits);
         let (first, end) = options.qp_numbers;
         let device = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -195,7 +177,11 @@ impl<D: Driver> Device<D> {
             removed: AtomicBool::new(false),
             port_active: AtomicBool::new(true),
             address,
-            quotas,
+            pds: Quota::new(limits.max_pd, "max_pd"),
+            mrs: Quota::new(limits.max_mr, "max_mr"),
+            mws: Quota::new(limits.max_mw, "max_mw"),
+            ahs: Quota::new(limits.max_ah, "max_ah"),
+            queue_pairs: Quota::new(limits.max_qp, "max_qp"),
             windows: Mutex::default(),
             qkey_violations: AtomicU64::new(0),
             tracer: OnceLock::new(),
@@ -369,9 +355,9 @@ impl<D: Driver> Device<D> {
         init: &QpInit,
         parts: QpParts,
     ) -> Result<QpRef<D>, VerbError> {
-        self.quotas.qps.take()?;
+        self.queue_pairs.take()?;
         let Some(qpn) = self.driver.alloc_qpn(&self.qpns) else {
-            self.quotas.qps.give_back();
+            self.queue_pairs.give_back();
             return Err(VerbError::Resources("queue pair numbers"));
         };
         let qp = Qp::new(self, qpn, pd, init, parts);
@@ -383,7 +369,7 @@ impl<D: Driver> Device<D> {
         if self.qps.remove(qp.qpn) {
             self.retired.lock().add(&qp.counters());
             self.driver.free_qpn(&self.qpns, qp.qpn);
-            self.quotas.qps.give_back();
+            self.queue_pairs.give_back();
         }
     }
 
@@ -595,30 +581,13 @@ impl<D: Driver> Member for Device<D> {
     }
 }
 
-/// The network, for whoever waits for something of this device.
-impl<D: Driver> Progress for Device<D> {
-    fn next_timeout(&self) -> Option<Time> {
-        self.network.next_timeout()
-    }
-
-    fn handle_timeout(&self, now: Time) {
-        self.network.handle_timeout(now);
-    }
-
-    fn progress(&self) -> bool {
-        self.network.progress()
-    }
-
+impl<D: Driver> Polled for Device<D> {
     fn poll(&self) -> bool {
-        self.network.poll_for(Some(self))
-    }
-
-    fn flush(&self) {
-        Progress::flush(&*self.network);
+        self.network.poll_for(self)
     }
 
     fn hand_back(&self) {
-        Progress::hand_back(&*self.network);
+        self.network.hand_back();
     }
 }
 
@@ -687,33 +656,23 @@ impl<'p, D: Driver> Cx<'p, D> {
     }
 
     /// Runs `work` as a call of its own, at `now` where that is known, and then its effects: with no lock held.
+    #[inline]
     pub fn run<T>(
         device: &Device<D>,
         now: Option<Time>,
         work: impl FnOnce(&mut Cx<'_, D>) -> T,
     ) -> T {
         let pin = pin();
-        let mut cx = match now {
-            Some(now) => Cx::at(device, &pin, now),
-            None => Cx::new(device, &pin),
+        let mut cx = Cx {
+            now,
+            soon: now,
+            ..Cx::new(device, &pin)
         };
         let done = work(&mut cx);
-        let effects = cx.into_effects();
+        let effects = cx.effects;
         drop(pin);
-        if let Some(effects) = effects {
-            effects.run();
-        }
+        effects.run();
         done
-    }
-
-    /// The effects, at the end of the call; `None` where there are none, which is nearly always.
-    #[inline]
-    pub fn into_effects(self) -> Option<Effects> {
-        if self.effects.is_empty() {
-            None
-        } else {
-            Some(self.effects)
-        }
     }
 
     /// Every key.

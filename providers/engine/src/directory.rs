@@ -138,7 +138,7 @@ fn give_up<T: Send + Sync + 'static>(value: *mut Pooled<T>) -> bool {
     true
 }
 
-/// Children of each node: one for each value of an octet.
+/// Children of each node: one for each value of a byte.
 const FANOUT: usize = 256;
 
 #[cfg(all(test, not(loom)))]

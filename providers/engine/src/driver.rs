@@ -28,7 +28,7 @@ use crate::time::Time;
 /// What became of a request that was tried at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// It has completed, with this status and number of octets read.
+    /// It has completed, with this status and number of bytes read.
     Done(WcStatus, u32),
     /// It has to wait or is under way: keep it in the queue.
     Keep,
@@ -177,9 +177,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
 
     /// Joins the queue pair's own state to a peer that can be reached directly, now that it has become ready; by
     /// default the requester is told to go on.
-    fn peer_ready(qp: &QpRef<Self>, cx: &mut Cx<'_, Self>) {
-        let _ = (qp, cx);
-    }
+    fn peer_ready(_qp: &QpRef<Self>, _cx: &mut Cx<'_, Self>) {}
 }
 
 /// A checked modify.

@@ -34,7 +34,7 @@ pub trait Express: Driver {
         true
     }
 
-    /// A request of so many octets was carried out; by default nothing is counted.
+    /// A request of so many bytes was carried out; by default nothing is counted.
     #[inline]
     fn step(_sending: &mut Self::Requester, _receiving: &mut Self::Responder, _length: u32) {}
 }

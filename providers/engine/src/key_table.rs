@@ -81,9 +81,9 @@ pub struct KeyFields {
     pub access: Access,
     /// Protection domain.
     pub pd: u32,
-    /// The address of the first octet as requests name it.
+    /// The address of the first byte as requests name it.
     pub iova: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
     /// Depth or queue pair.
     pub aux: u32,
@@ -270,9 +270,9 @@ pub enum Region<'p> {
     Paged {
         /// The list.
         list: &'p PageList,
-        /// First octet within the list.
+        /// First byte within the list.
         offset: u64,
-        /// Octets.
+        /// Bytes.
         length: u64,
     },
 }
@@ -302,7 +302,7 @@ impl<'p> Region<'p> {
         }
     }
 
-    /// The first stretch, at most `length` octets.
+    /// The first stretch, at most `length` bytes.
     pub fn first(self, length: usize) -> Span<'p> {
         let mut found = None;
         self.for_each(|span| {
@@ -312,7 +312,7 @@ impl<'p> Region<'p> {
     }
 }
 
-// Where in a list octet `offset` is looked for.
+// Where in a list byte `offset` is looked for.
 #[inline]
 fn place_in(list: &PageList, offset: u64) -> u64 {
     let is_off = rules::is_broken(Rule::BlockOffset) && list.is_block_list();
@@ -320,7 +320,7 @@ fn place_in(list: &PageList, offset: u64) -> u64 {
 }
 
 fn empty<'p>() -> Span<'p> {
-    // SAFETY: no octet is ever accessed.
+    // SAFETY: no byte is ever accessed.
     unsafe { Span::new(std::ptr::dangling_mut(), 0) }
 }
 
@@ -361,9 +361,9 @@ pub struct RemoteUse {
 pub struct Binding {
     /// The region's local key.
     pub region: u32,
-    /// First octet, in the region's addresses.
+    /// First byte, in the region's addresses.
     pub addr: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
     /// Rights.
     pub access: Access,
@@ -610,7 +610,7 @@ impl KeyTable {
         Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
     }
 
-    /// Checks a remote use of `length` octets, which is not 0: a peer's zero-length access names no memory.
+    /// Checks a remote use of `length` bytes, which is not 0: a peer's zero-length access names no memory.
     ///
     /// # Errors
     /// The first reason to refuse.
@@ -931,7 +931,7 @@ impl Drop for KeyTable {
     }
 }
 
-// What a window opens: the first octet's address, how many, and where they begin in the region.
+// What a window opens: the first byte's address, how many, and where they begin in the region.
 #[inline]
 fn stretch(type_1: bool, binding: &Binding, region: &KeyFields, offset: u64) -> (u64, u64, u64) {
     let range = if type_1 {
@@ -948,7 +948,7 @@ fn stretch(type_1: bool, binding: &Binding, region: &KeyFields, offset: u64) -> 
     (binding.addr, binding.length, offset)
 }
 
-/// The octets from `offset` on of what `fields` describe.
+/// The bytes from `offset` on of what `fields` describe.
 ///
 /// # Safety
 /// `fields` were read from a valid slot while the thread was pinned for `'p`, and `offset` and `length` checked.

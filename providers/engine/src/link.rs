@@ -10,7 +10,7 @@ use verbs_api::{
 use crate::payload::Payload;
 use crate::time::Time;
 
-/// A header value and its octets, on the way from one device to another.
+/// A header value and its bytes, on the way from one device to another.
 #[derive(Debug)]
 pub struct Frame<'p, H> {
     /// The sender's link address.
@@ -19,13 +19,13 @@ pub struct Frame<'p, H> {
     pub to: LinkAddress,
     /// The header, as a value.
     pub header: H,
-    /// The octets.
+    /// The bytes.
     pub payload: Payload<'p>,
     /// The link changed a bit: what a receiver finds out by its checksum.
     pub damaged: bool,
 }
 
-/// A frame that waits: its octets are its own.
+/// A frame that waits: its bytes are its own.
 #[derive(Clone, Debug)]
 pub struct OwnedFrame<H> {
     /// The sender's link address.
@@ -34,14 +34,14 @@ pub struct OwnedFrame<H> {
     pub to: LinkAddress,
     /// The header, as a value.
     pub header: H,
-    /// The octets.
+    /// The bytes.
     pub payload: Vec<u8>,
     /// The link changed a bit.
     pub damaged: bool,
 }
 
 impl<H: Clone> Frame<'_, H> {
-    /// The frame with octets of its own.
+    /// The frame with bytes of its own.
     pub fn to_owned(&self) -> OwnedFrame<H> {
         OwnedFrame {
             from: self.from,

@@ -68,17 +68,18 @@ pub trait Progress: Send + Sync {
         true
     }
 
-    /// One look by a thread that polls, unless another one is looking. Answers whether anything arrived. Where pollers
-    /// look again and again, acknowledges that it brings about wait for the next [`flush`](Self::flush).
-    fn poll(&self) -> bool {
-        false
-    }
-
     /// What waits to be sent leaves, acknowledges too.
     fn flush(&self) {}
+}
 
-    /// A thread that polled is about to sleep.
-    fn hand_back(&self) {}
+/// What a thread does that polls, for a device and whatever its driver.
+pub trait Polled: Send + Sync {
+    /// One look, unless another thread is looking. Answers whether anything arrived. Where pollers look again and again,
+    /// acknowledges that it brings about wait for the next [`flush`](Progress::flush).
+    fn poll(&self) -> bool;
+
+    /// The thread is about to sleep.
+    fn hand_back(&self);
 }
 
 impl<M: Member> Network<M> {
@@ -249,9 +250,17 @@ impl<M: Member> Network<M> {
         }
     }
 
+    // A thread that polled is about to sleep.
+    pub(crate) fn hand_back(&self) {
+        if let Some(input) = self.link.as_ref().and_then(|link| link.input()) {
+            Progress::flush(self);
+            input.hand_back();
+        }
+    }
+
     // A poll by a thread that looks for what is mostly for this device. Acknowledges wait until the program, which is about
     // to be told what has come, has answered it; unless nobody may look for long.
-    pub(crate) fn poll_for(&self, device: Option<&M>) -> bool {
+    pub(crate) fn poll_for(&self, device: &M) -> bool {
         let Some(link) = &self.link else { return false };
         let Some(input) = link.input() else {
             return false;
@@ -264,7 +273,7 @@ impl<M: Member> Network<M> {
                 true => self.timers.now(),
                 false => Time::default(),
             };
-            found |= link.progress(now, &Turn::new(self, device));
+            found |= link.progress(now, &Turn::new(self, Some(device)));
             self.serve();
         });
         if !is_turn {
@@ -362,10 +371,6 @@ impl<M: Member> Progress for Network<M> {
         Self::progress(self)
     }
 
-    fn poll(&self) -> bool {
-        self.poll_for(None)
-    }
-
     fn flush(&self) {
         if let Some(link) = &self.link {
             // Where there are no pollers, whoever delivers does that, and delivers it.
@@ -373,13 +378,6 @@ impl<M: Member> Progress for Network<M> {
                 self.settle();
             }
             self.flush_link(link);
-        }
-    }
-
-    fn hand_back(&self) {
-        if let Some(input) = self.link.as_ref().and_then(|link| link.input()) {
-            self.flush();
-            input.hand_back();
         }
     }
 

@@ -1,7 +1,7 @@
 //! Operations of extensions on a software device: what travels, and on what memory it is carried out.
 //!
-//! A request is a body of fixed length and the octets of its scatter/gather list, together at most
-//! [`ExtensionOperation::MAX_OCTETS`]; the answer is as many octets at most. A transport carries both with the extension's
+//! A request is a body of fixed length and the bytes of its scatter/gather list, together at most
+//! [`ExtensionOperation::MAX_OCTETS`]; the answer is as many bytes at most. A transport carries both with the extension's
 //! number and the operation's, unless the operation is one that a standard gives it an encoding for.
 
 use smallvec::SmallVec;
@@ -16,10 +16,10 @@ use crate::key_table::{KeyTable, Region, RemoteUse};
 use crate::payload::{Payload, Spans, scatter_at};
 use crate::pin::Pin;
 
-/// The octets of a request or of an answer.
+/// The bytes of a request or of an answer.
 pub type Octets = SmallVec<[u8; 64]>;
 
-/// Octets that are looked at in one piece.
+/// Bytes that are looked at in one piece.
 const PIECE: usize = 4096;
 
 /// What a software device does for an operation of an extension.
@@ -53,9 +53,9 @@ pub trait OperationEmulation: Send + Sync {
 /// A request that arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'r> {
-    /// The body: as many octets as the operation has.
+    /// The body: as many bytes as the operation has.
     pub body: &'r [u8],
-    /// The octets of the scatter/gather list.
+    /// The bytes of the scatter/gather list.
     pub data: &'r [u8],
     /// What the request keeps alive; where it is carried out by whoever posted it.
     pub held: Option<&'r Held>,
@@ -134,7 +134,7 @@ pub trait MaskedAtomics: Send + Sync {
 pub enum Aligned {
     /// The address that the request names (InfiniBand).
     Address,
-    /// The address of the octets in memory (RFC 7306).
+    /// The address of the bytes in memory (RFC 7306).
     Memory,
 }
 
@@ -185,7 +185,7 @@ impl<'p> TargetMemory<'p> {
             .check_remote(self.pin, remote.rkey.value(), remote.addr, length, user)
     }
 
-    /// Passes `length` octets to `each`, in order and in pieces: a copy, since they may change at any time. Takes the
+    /// Passes `length` bytes to `each`, in order and in pieces: a copy, since they may change at any time. Takes the
     /// right to read.
     ///
     /// # Errors
@@ -213,7 +213,7 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Writes octets. Takes the right to write.
+    /// Writes bytes. Takes the right to write.
     ///
     /// # Errors
     /// The queue pair, the key or its range does not allow it; nothing was written.
@@ -228,7 +228,7 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Changes eight octets atomically, as an integer of this machine, and answers what they were: `change` answers
+    /// Changes eight bytes atomically, as an integer of this machine, and answers what they were: `change` answers
     /// what they become, or `None` where they stay. Takes the right to atomics.
     ///
     /// # Errors
@@ -268,7 +268,7 @@ pub fn respond(
     Ok(())
 }
 
-/// Places an answer, as much of it as there is room for, and tells how many octets.
+/// Places an answer, as much of it as there is room for, and tells how many bytes.
 pub fn place(emulation: &dyn OperationEmulation, mut answer: Octets, sink: &Spans<'_>) -> u32 {
     emulation.complete(&mut answer);
     let room: usize = sink.iter().map(|span| span.len()).sum();

@@ -1,4 +1,4 @@
-//! The octets of a frame: stretches of registered memory, or ordinary octets.
+//! The bytes of a frame: stretches of registered memory, or ordinary bytes.
 
 use smallvec::SmallVec;
 use verbs_api::memory::Span;
@@ -11,23 +11,23 @@ use crate::receive_ring::RawSge;
 /// Stretches of checked memory, in order.
 pub type Spans<'p> = SmallVec<[Span<'p>; 4]>;
 
-/// The octets of a frame.
+/// The bytes of a frame.
 #[derive(Clone, Debug)]
 pub enum Payload<'p> {
     /// None.
     Empty,
     /// One stretch of registered memory.
     Span(Span<'p>),
-    /// Stretches of registered memory, of which `length` octets from `offset` on.
+    /// Stretches of registered memory, of which `length` bytes from `offset` on.
     Spans {
         /// The stretches.
         spans: &'p [Span<'p>],
-        /// First octet.
+        /// First byte.
         offset: usize,
-        /// Octets.
+        /// Bytes.
         length: usize,
     },
-    /// Ordinary octets.
+    /// Ordinary bytes.
     Octets(&'p [u8]),
 }
 
@@ -45,7 +45,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Octets.
+    /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -61,7 +61,7 @@ impl<'p> Payload<'p> {
         self.len() == 0
     }
 
-    /// `length` octets at most, from `offset` on.
+    /// `length` bytes at most, from `offset` on.
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Payload<'p> {
         match *self {
@@ -86,7 +86,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Copies into `target`, as many octets as both have.
+    /// Copies into `target`, as many bytes as both have.
     #[inline]
     pub fn copy_to(&self, target: Span<'_>) {
         match *self {
@@ -107,7 +107,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// The octets as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
+    /// The bytes as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut octets = vec![0; self.len()];
         self.read(&mut octets);
@@ -132,7 +132,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// The first eight octets as a native integer; 0 where there are fewer.
+    /// The first eight bytes as a native integer; 0 where there are fewer.
     pub fn word(&self) -> u64 {
         let mut bytes = [0; 8];
         if self.len() >= 8 {
@@ -172,7 +172,7 @@ pub(crate) fn gather<'p>(
     Ok(())
 }
 
-/// Copies `payload` into `targets`, from octet `offset` of them on.
+/// Copies `payload` into `targets`, from byte `offset` of them on.
 #[inline]
 pub fn scatter_at(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
     if let ([target], 0) = (targets, offset) {

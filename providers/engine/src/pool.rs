@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use crate::sync::Mutex;
 
 /// Where values of one type are made.
-pub struct Pool<T>(Arc<Places<T>>);
+pub struct Pool<T>(Arc<Mutex<Book<T>>>);
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
@@ -26,7 +26,7 @@ impl<T> Default for Pool<T> {
             fresh: 0,
             free: Vec::new(),
         };
-        Self(Arc::new(Places(Mutex::new(book))))
+        Self(Arc::new(Mutex::new(book)))
     }
 }
 
@@ -35,7 +35,7 @@ impl<T> Pool<T> {
     pub fn make(&self, make: impl FnOnce(PoolWeak<T>) -> T) -> PoolRef<T> {
         let owner = Arc::new_cyclic(|me| {
             let value = make(PoolWeak(me.clone()));
-            let at = self.0.0.lock().take();
+            let at = self.0.lock().take();
             // SAFETY: a place that nobody else has, of the right size and alignment.
             unsafe { at.write(value) };
             Pooled {
@@ -50,7 +50,7 @@ impl<T> Pool<T> {
 /// A value of a pool. There is one per value, in an [`Arc`]: that is what counts the references.
 pub struct Pooled<T> {
     at: NonNull<T>,
-    places: Arc<Places<T>>,
+    places: Arc<Mutex<Book<T>>>,
 }
 
 // SAFETY: owns its value, as a box would.
@@ -72,7 +72,7 @@ impl<T> Drop for Pooled<T> {
     fn drop(&mut self) {
         // SAFETY: the value is dropped once, and its place is given back afterwards.
         unsafe { self.at.drop_in_place() };
-        self.places.0.lock().free.push(self.at);
+        self.places.lock().free.push(self.at);
     }
 }
 
@@ -159,19 +159,15 @@ impl<T> fmt::Debug for PoolWeak<T> {
     }
 }
 
-struct Places<T>(Mutex<Book<T>>);
-
-// SAFETY: the places hold no value that a `Pooled` does not own.
-unsafe impl<T> Send for Places<T> {}
-// SAFETY: as above; the book is under a lock.
-unsafe impl<T> Sync for Places<T> {}
-
 struct Book<T> {
     chunks: Vec<Chunk<T>>,
     // Places of the last chunk that were never used begin here.
     fresh: usize,
     free: Vec<NonNull<T>>,
 }
+
+// SAFETY: the places hold no value that a `Pooled` does not own.
+unsafe impl<T> Send for Book<T> {}
 
 struct Chunk<T> {
     at: NonNull<T>,
@@ -207,7 +203,7 @@ impl<T> Chunk<T> {
     }
 }
 
-/// Octets of the pages that a system has beside the ordinary ones: 2 MiB.
+/// Bytes of the pages that a system has beside the ordinary ones: 2 MiB.
 pub const LARGE_PAGE: usize = 2 << 20;
 
 /// How the system is asked to back a chunk with large pages.
@@ -242,9 +238,9 @@ impl<T> Book<T> {
     }
 }
 
-impl<T> Drop for Places<T> {
+impl<T> Drop for Book<T> {
     fn drop(&mut self) {
-        for chunk in self.0.lock().chunks.drain(..) {
+        for chunk in self.chunks.drain(..) {
             // SAFETY: allocated with this layout; no `Pooled` is left, as each holds the places.
             unsafe { dealloc(chunk.at.as_ptr().cast(), chunk.layout) };
         }

@@ -69,9 +69,9 @@ pub struct Wqe {
     pub first: u32,
     /// How many sequence numbers it takes.
     pub count: u32,
-    /// Octets that have left.
+    /// Bytes that have left.
     pub sent: u64,
-    /// Octets that have come back.
+    /// Bytes that have come back.
     pub received: u64,
 }
 
@@ -379,9 +379,8 @@ impl<D: Driver> Qp<D> {
 
     fn set_state(&self, state: QpState) {
         let keep = |now: u8| Some(now & CLOSED | state as u8);
-        let _ = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, keep);
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.state.fetch_update(set, fetch, keep);
         self.responder.0.state.store(state as u8, Ordering::Release);
     }
 
@@ -752,10 +751,9 @@ impl<D: Driver> Qp<D> {
 
     /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
     pub fn enter_error(&self, send_queue_only: bool) {
-        let to = if send_queue_only {
-            QpState::Sqe
-        } else {
-            QpState::Err
+        let to = match send_queue_only {
+            true => QpState::Sqe,
+            false => QpState::Err,
         };
         let change = |state: u8| {
             let from = QpState::from_code(state & !CLOSED)?;
@@ -1055,7 +1053,7 @@ impl<D: Driver> Qp<D> {
     }
 
     /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
-    /// for `length` octets. The receive stays where it is until it is [taken](Self::take_express_receive).
+    /// for `length` bytes. The receive stays where it is until it is [taken](Self::take_express_receive).
     #[inline]
     pub fn express_receive<'p>(
         &self,
@@ -1216,10 +1214,9 @@ impl<D: Driver> Qp<D> {
         let all = changing.attributes.merged(&given);
         Cx::run(&self.device, None, |cx| {
             let to = self.change(&given, &all, cx)?;
-            changing.attributes = if to == QpState::Reset {
-                QpAttributes::new()
-            } else {
-                all
+            changing.attributes = match to {
+                QpState::Reset => QpAttributes::new(),
+                _ => all,
             };
             changing.attributes.qp_state = Some(to);
             changing.attributes.cur_qp_state = None;

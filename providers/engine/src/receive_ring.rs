@@ -30,7 +30,7 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Line, Ordering, full_fence};
 pub struct RawSge {
     /// Address.
     pub addr: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u32,
     /// Local key.
     pub lkey: u32,

@@ -16,29 +16,29 @@ use verbs_api::{
 pub enum Op {
     /// A message, with what it carries beside it.
     Send(Beside),
-    /// Octets into remote memory, perhaps with four octets beside.
+    /// Bytes into remote memory, perhaps with four bytes beside.
     Write(RemoteAddress, Option<[u8; 4]>),
-    /// Octets from remote memory; with a local key to invalidate at the end.
+    /// Bytes from remote memory; with a local key to invalidate at the end.
     Read(RemoteAddress, Option<u32>),
     /// Compare, swap.
     CompareSwap(RemoteAddress, u64, u64),
     /// Add.
     FetchAdd(RemoteAddress, u64),
-    /// Eight octets at once.
+    /// Eight bytes at once.
     AtomicWrite(RemoteAddress),
     /// Flush a stretch, or the whole region.
     Flush(RemoteAddress, u32, Access, bool),
-    /// Register: key, rights, address, octets.
+    /// Register: key, rights, address, bytes.
     FastRegister(u32, Access, u64, u64),
     /// Invalidate a key.
     LocalInvalidate(u32),
-    /// Bind: the window's new key, region, address, octets, rights.
+    /// Bind: the window's new key, region, address, bytes, rights.
     Bind(u32, u32, u64, u64, Access),
     /// An operation of an extension.
     Extension(&'static ExtensionOperation),
 }
 
-/// What a message carries beside its octets.
+/// What a message carries beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Beside {
     /// Nothing.
@@ -87,7 +87,7 @@ impl Op {
     }
 }
 
-/// Where the octets of a request lie.
+/// Where the bytes of a request lie.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'r> {
     /// In registered memory.
@@ -122,9 +122,9 @@ pub struct Request<'r> {
     pub op: Op,
     /// The value of the attribute of an extension that it carries.
     pub attribute: u32,
-    /// Its octets.
+    /// Its bytes.
     pub source: Source<'r>,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
     /// What a fast-register maps.
     pub pages: Option<&'r PageList>,
@@ -148,14 +148,9 @@ pub enum DestinationRef<'r> {
 impl DestinationRef<'_> {
     /// An owned copy.
     pub fn to_owned(self) -> Destination {
-        match self {
-            Self::Posted(to) => Destination {
-                ah: Arc::clone(to.ah.ops()),
-                qpn: to.remote_qpn.value(),
-                qkey: to.remote_qkey,
-            },
-            Self::Queued(to) => to.clone(),
-        }
+        let (qpn, qkey) = self.qpn_and_qkey();
+        let ah = Arc::clone(self.ah());
+        Destination { ah, qpn, qkey }
     }
 
     /// The route.
@@ -277,7 +272,7 @@ pub struct QueuedRequest {
     pub op: Op,
     attribute: u32,
     source: KeptSource,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
@@ -286,7 +281,7 @@ pub struct QueuedRequest {
 }
 
 impl Default for QueuedRequest {
-    /// What stands for a request while it is worked on: a message without octets.
+    /// What stands for a request while it is worked on: a message without bytes.
     fn default() -> Self {
         Self {
             wr_id: 0,

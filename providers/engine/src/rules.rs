@@ -57,7 +57,7 @@ rules! {
     OpenReadSink = "open-read-sink",
     /// Compare-and-swap swaps what is different as well.
     CompareSwapCompares = "compare-swap-compares",
-    /// Inline octets of a write are not those of the moment of posting.
+    /// Inline bytes of a write are not those of the moment of posting.
     InlineCopied = "inline-copied",
     /// A send that finds no receive is not tried again.
     RnrRetry = "rnr-retry",
@@ -71,7 +71,7 @@ rules! {
     SrqLimitEvent = "srq-limit-event",
     /// A datagram to a group reaches the members of all groups.
     GroupMembersOnly = "group-members-only",
-    /// An atomic write to misaligned octets changes the aligned ones before them.
+    /// An atomic write to misaligned bytes changes the aligned ones before them.
     AtomicWriteAligned = "atomic-write-aligned",
     /// The right to flush is not asked of keys.
     FlushRight = "flush-right",
@@ -93,7 +93,7 @@ rules! {
     ReadInvalidates = "read-invalidates",
     /// A zero-based window counts from the beginning of its region.
     ZeroBasedStart = "zero-based-start",
-    /// Octets of a list of blocks are looked for in the wrong place.
+    /// Bytes of a list of blocks are looked for in the wrong place.
     BlockOffset = "block-offset",
     /// A window on a list with gaps begins where the list does.
     GapWindowStart = "gap-window-start",
@@ -130,7 +130,7 @@ pub fn is_any_broken() -> bool {
     cfg!(feature = "breakable-rules") && BROKEN.load(Ordering::Relaxed) != NONE
 }
 
-/// A write whose inline octets were looked at when the program had other octets there; other requests as they are.
+/// A write whose inline bytes were looked at when the program had other bytes there; other requests as they are.
 pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
     static LATER: [u8; 1024] = [0xff; 1024];
     match (request.op, request.source) {

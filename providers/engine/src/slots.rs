@@ -15,11 +15,10 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn add(&mut self, is_reserved: bool) {
-        *(if is_reserved {
-            &mut self.reserved
-        } else {
-            &mut self.ordinary
-        }) += 1;
+        match is_reserved {
+            true => self.reserved += 1,
+            false => self.ordinary += 1,
+        }
     }
 }
 
@@ -88,13 +87,8 @@ mod tests {
         };
         assert_eq!(slots.held(), all, "nobody has polled");
         slots.polled();
-        assert_eq!(
-            slots.held(),
-            Held {
-                ordinary: 1,
-                reserved: 1
-            }
-        );
+        let left = Held { ordinary: 1, ..all };
+        assert_eq!(slots.held(), left);
         slots.complete(true, true);
         slots.polled();
         assert_eq!(slots.held(), Held::default());

@@ -96,13 +96,6 @@ impl<T> std::ops::Deref for Line<T> {
     }
 }
 
-impl<T> std::ops::DerefMut for Line<T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
-    }
-}
-
 /// A sequentially consistent fence.
 ///
 /// On x86-64 a locked instruction on the stack, which takes half the time of `mfence` and orders
