@@ -154,7 +154,7 @@ impl<D: Driver> Steer for Engine<D> {
     }
 
     fn keys_in_use(&self) -> usize {
-        self.keys().len()
+        self.keys().in_use()
     }
 
     fn trace(&self, trace: Trace) {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
-use polyverbs_engine::network::Network;
+use polyverbs_engine::link::Frame;
+use polyverbs_engine::network::{Member, Network};
 use polyverbs_sim::Simulation;
 use verbs_api::Qp;
 use verbs_api::qp::{QpAttributes, QpState};
@@ -104,6 +105,12 @@ fn all_to<P: Peer>(peer: &mut P, state: QpState) {
 }
 
 impl<D: Driver> AtWork<D> {
+    pub(crate) fn deliver(&self, frame: Frame<'_, D::Header>) {
+        if let Some(device) = self.network.device(frame.to) {
+            device.handle_frame(frame, self.simulation.now());
+        }
+    }
+
     pub(crate) fn run_for(&self, time: Duration) {
         let ran = self.simulation.run_for(time);
         ran.expect("a network that is woken");

@@ -194,8 +194,7 @@ impl Rig {
             payload,
             damaged: false,
         };
-        let now = self.at_work.simulation.now();
-        self.at_work.network.deliver(frame, now);
+        self.at_work.deliver(frame);
     }
 }
 

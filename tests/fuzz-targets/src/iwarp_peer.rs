@@ -206,8 +206,7 @@ impl Rig {
             payload,
             damaged,
         };
-        let now = self.at_work.simulation.now();
-        self.at_work.network.deliver(frame, now);
+        self.at_work.deliver(frame);
     }
 }
 
