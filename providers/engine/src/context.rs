@@ -43,7 +43,7 @@ impl<D: Driver> DeviceOps for Device<D> {
         _grant: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        let device = self.shared().filter(|device| !device.is_removed());
+        let device = self.me.upgrade().filter(|device| !device.is_removed());
         let device = device.ok_or(VerbError::DeviceRemoved)?;
         device.listen(&events);
         Ok(Arc::new(Context { device, events }))

@@ -97,7 +97,7 @@ impl Quota {
 
 /// A software device of some transport.
 pub struct Device<D: Driver> {
-    me: Weak<Self>,
+    pub(crate) me: Weak<Self>,
     driver: D,
     attributes: Mutex<DeviceAttributes>,
     limits: Limits,
@@ -339,10 +339,6 @@ impl<D: Driver> Device<D> {
             return groups.values().flatten().cloned().collect();
         }
         groups.get(&group).cloned().unwrap_or_default()
-    }
-
-    pub(crate) fn shared(&self) -> Option<Arc<Self>> {
-        self.me.upgrade()
     }
 
     pub(crate) fn new_pd(&self) -> u32 {

@@ -399,11 +399,6 @@ impl<D: Driver> Qp<D> {
         me
     }
 
-    /// Sizes.
-    pub fn cap(&self) -> QpCap {
-        self.cold.cap
-    }
-
     /// Takes the sending half.
     #[inline]
     pub fn requester(&self) -> LockGuard<'_, Requester<D>> {
@@ -732,7 +727,7 @@ impl<D: Driver> Qp<D> {
     }
 
     /// Flushes what is left of the send queue.
-    pub fn flush_requester(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+    fn flush_requester(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         while let Some(wqe) = requester.queue.pop_front() {
             // What was over before the error keeps its own result.
             let (status, octets) = match wqe.phase {
