@@ -93,7 +93,7 @@ impl<D: Driver> ContextOps for Context<D> {
         let (device, events) = (Arc::clone(&self.device), Arc::clone(&self.events));
         self.device.commands().run(reply, move || {
             let place = Place::take(&device, |device| &device.pds)?;
-            let number = device.new_pd();
+            let number = device.next_pd.fetch_add(1, Ordering::Relaxed);
             let pd: Arc<dyn PdOps> = Arc::new_cyclic(|me| Pd {
                 me: me.clone(),
                 device,

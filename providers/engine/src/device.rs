@@ -113,7 +113,7 @@ pub struct Device<D: Driver> {
     groups: Mutex<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
     retired: Mutex<QpCounters>,
-    next_pd: AtomicU32,
+    pub(crate) next_pd: AtomicU32,
     removed: AtomicBool,
     port_active: AtomicBool,
     address: LinkAddress,
@@ -339,10 +339,6 @@ impl<D: Driver> Device<D> {
             return groups.values().flatten().cloned().collect();
         }
         groups.get(&group).cloned().unwrap_or_default()
-    }
-
-    pub(crate) fn new_pd(&self) -> u32 {
-        self.next_pd.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn make_qp(

@@ -28,11 +28,8 @@ enum Effect {
     Event(Arc<dyn EventSink>, EventType, EventSubject),
     Flush(Arc<dyn QpActions>),
     Resume(Arc<dyn QpActions>),
-    Call(Call),
+    Call(Box<dyn FnOnce(&mut Effects) + Send>),
 }
-
-/// Work of a driver that takes locks of its own choice.
-type Call = Box<dyn FnOnce(&mut Effects) + Send>;
 
 /// Things to do with no lock held, in order. Empty on nearly every call, and then free.
 #[derive(Default)]
