@@ -206,8 +206,8 @@ impl Direct<'_, '_> {
         if let Some(StandardOperation::Atomic(remote, op)) = standard {
             return self.atomic(remote, op, cx);
         }
-        let sink = operation::sink(cx.keys(), cx.pin, self.qp.pd, self.request, operation)?;
-        let octets = operation::message(cx.keys(), cx.pin, self.qp.pd, self.request, operation)?;
+        let sink = self.qp.gather_answer(self.request, operation, cx)?;
+        let octets = self.qp.gather_message(self.request, operation, cx)?;
         let header = extension::header(operation);
         let carry_out = |target: &mut Target<'_, '_>| {
             within_budget(target.half)?;

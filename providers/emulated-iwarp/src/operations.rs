@@ -199,7 +199,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
     let management = qp.device.memory_management();
     let management = management.ok_or(Breach::Invalidate(Fault::Operation))?;
     management
-        .invalidate_remote(qp.device.keys(), key, qp.pd, qp.qpn)
+        .invalidate_remote(key, qp.pd, qp.qpn)
         .map_err(Breach::Invalidate)
 }
 

@@ -338,8 +338,8 @@ impl Outgoing<'_, '_> {
         if let Some(StandardOperation::Atomic(remote, op)) = standard {
             return self.atomic(remote, op, cx);
         }
-        operation::sink(cx.keys(), cx.pin, qp.pd, request, operation)?;
-        let octets = operation::message(cx.keys(), cx.pin, qp.pd, request, operation)?;
+        qp.gather_answer(request, operation, cx)?;
+        let octets = qp.gather_message(request, operation, cx)?;
         let body = Body::Extension(extension::header(operation));
         Ok(self.send_request(Opcode::EXTENSION, |_| body, &octets, cx))
     }
