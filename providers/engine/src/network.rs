@@ -49,8 +49,11 @@ pub struct Network<M: Member> {
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
     /// Looked at before that.
     has_unsettled: AtomicBool,
-    /// Looks that have found something since they were settled.
+    /// Since they were settled: whether the program has sent something, and how many looks have found something; and how
+    /// many have found nothing since one did.
+    has_answered: AtomicBool,
     looks: AtomicU32,
+    vain_looks: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -96,7 +99,9 @@ impl<M: Member> Network<M> {
             has_to_serve: AtomicBool::new(false),
             unsettled: Mutex::default(),
             has_unsettled: AtomicBool::new(false),
+            has_answered: AtomicBool::new(false),
             looks: AtomicU32::new(0),
+            vain_looks: AtomicU32::new(0),
             kept: OnceLock::new(),
         })
     }
@@ -195,6 +200,7 @@ impl<M: Member> Network<M> {
             return false;
         }
         let mut qps = std::mem::take(&mut *self.unsettled.lock());
+        self.has_answered.store(false, Ordering::Relaxed);
         self.looks.store(0, Ordering::Relaxed);
         // What comes behind this says so again.
         self.has_unsettled.store(false, Ordering::SeqCst);
@@ -230,6 +236,9 @@ impl<M: Member> Network<M> {
     /// What has just been sent leaves. Call with no lock held, after everything that sends.
     #[inline]
     pub fn send_off(&self) {
+        if self.is_unsettled() {
+            self.has_answered.store(true, Ordering::Relaxed);
+        }
         match &self.link {
             Some(link) if link.input().is_some() => self.flush_link(link),
             _ => _ = self.progress(),
@@ -281,18 +290,26 @@ impl<M: Member> Network<M> {
             return false;
         }
         input.polled();
-        if !found || !input.is_polled() || self.has_waited() {
+        if self.is_unsettled() && (!input.is_polled() || self.has_waited(found)) {
             self.settle();
         }
         self.flush_link(link);
         found
     }
 
-    // Whether what is unsettled has waited for many looks that found something.
-    fn has_waited(&self) -> bool {
-        let looks = self.looks.load(Ordering::Relaxed).saturating_add(1);
-        self.looks.store(looks, Ordering::Relaxed);
-        looks > MOST_LOOKS
+    // Whether what is unsettled has waited for long enough, after one more look.
+    fn has_waited(&self, found: bool) -> bool {
+        let count = |looks: &AtomicU32| {
+            let count = looks.load(Ordering::Relaxed).saturating_add(1);
+            looks.store(count, Ordering::Relaxed);
+            count
+        };
+        if found {
+            self.vain_looks.store(0, Ordering::Relaxed);
+            return count(&self.looks) > MOST_LOOKS;
+        }
+        // To whom the program has answered answers in turn, mostly, and one acknowledge stands for both messages.
+        !self.has_answered.load(Ordering::Relaxed) || count(&self.vain_looks) > MOST_VAIN_LOOKS
     }
 
     // Whether no other thread was delivering.
@@ -314,8 +331,11 @@ impl<M: Member> Network<M> {
     }
 }
 
-/// So many looks in a row may find something while an acknowledge waits.
+/// So many looks may find something while an acknowledge waits.
 const MOST_LOOKS: u32 = 8;
+/// And so many in a row nothing, where the program has sent something: a few microseconds at a socket, as long as it takes a
+/// peer to answer.
+const MOST_VAIN_LOOKS: u32 = 16;
 
 /// The end of a turn, also where a handler panics.
 struct Over<'n>(&'n AtomicBool);

@@ -701,16 +701,31 @@ impl Rig<Settling> {
 fn what_waits_until_nothing_more_arrives_leaves_with_the_next_poll_that_finds_nothing() {
     let rig = settling();
     rig.deliver([0, 1, 2]);
-    // What is posted goes first.
+    assert_eq!(rig.b.done(), []);
+    assert_eq!(rig.wire.answers(), 3);
+    assert_eq!(rig.a.done(), ok([0, 1, 2]));
+}
+
+#[test]
+fn where_the_program_has_sent_something_it_waits_for_more_of_them() {
+    let rig = settling();
+    rig.deliver([0, 1, 2]);
     rig.a.receive(9, 0, 64);
     rig.b.qp.post_one(wr::Send::new(rig.b.sge(0, 8))).unwrap();
+    for _ in 0..8 {
+        assert_eq!(rig.b.done(), []);
+    }
     assert_eq!(rig.wire.answers(), 0);
-    assert_eq!(rig.b.done(), []);
+    for _ in 0..16 {
+        assert_eq!(rig.b.done(), []);
+    }
     // And the answer to that.
     assert_eq!(rig.wire.answers(), 4);
-    // Which A has not looked for yet.
-    assert_eq!(rig.a.done(), ok([9]));
-    assert_eq!(rig.a.done(), ok([0, 1, 2]));
+    assert_eq!(rig.a.done(), ok([9, 0, 1, 2]));
+    // It is so once.
+    rig.deliver([3]);
+    assert_eq!(rig.b.done(), []);
+    assert_eq!(rig.wire.answers(), 1);
 }
 
 #[test]
