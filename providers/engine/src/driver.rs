@@ -4,8 +4,8 @@
 //! owns the objects, the keys, the queues, the state table, flushing and events. Everything with a default here is the
 //! engine's own; what a driver overrides is visible in its one `impl Driver`.
 //!
-//! Calls back into the engine are few: a frame arrived ([`Device::handle_frame`]), a port changed
-//! ([`Device::set_port_state`]), the device failed ([`Device::remove`]).
+//! Calls back into the engine are few: a frame arrived ([`Member::handle_frame`](crate::network::Member::handle_frame)),
+//! a port changed ([`Device::set_port_state`]), the device failed ([`Device::remove`]).
 
 use std::fmt::Debug;
 
