@@ -75,7 +75,9 @@ pub(crate) fn send(
         Answer::None | Answer::Later => return,
         Answer::Ack(psn) => {
             // One for all that arrive together. And what a program answers goes first.
-            if half.driver.rest.owed.replace(psn).is_none() {
+            let rest = &mut half.driver.rest;
+            rest.owed = Some(psn);
+            if !std::mem::replace(&mut rest.is_noted, true) {
                 cx.device.network().settle_later(qp.downgrade());
             }
             return;
@@ -106,6 +108,7 @@ pub(crate) fn send(
 /// Sends the acknowledge that is owed.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
+    half.driver.rest.is_noted = false;
     if let Some(psn) = half.driver.rest.owed {
         emit(qp, half, psn, Body::Acknowledge, None, Payload::Empty, cx);
     }

@@ -70,6 +70,8 @@ pub struct ResponderRest {
     pub msn: u32,
     /// An acknowledge up to this sequence number waits until nothing more arrives.
     pub(crate) owed: Option<Psn>,
+    /// The network settles that.
+    pub(crate) is_noted: bool,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,
     // The shared receive queue that the message under way is for, of XRC.
