@@ -201,10 +201,6 @@ impl Driver for InfiniBand {
         if qp.qp_type == QpType::Ud && change.to == QpState::Rtr {
             let mtu = qp.device.port_attributes().active_mtu;
             tx.mtu_shift = mtu.octets().trailing_zeros() as u8;
-            // The header before a datagram has it.
-            if let Some(link) = qp.device.network().link() {
-                link.tell_classes();
-            }
         }
     }
 

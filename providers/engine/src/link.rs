@@ -152,14 +152,6 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
-    /// The traffic class of every frame that arrives is wanted from now on. Until then it may be missing from most of them, as
-    /// long as congestion that is marked again and again is told of.
-    fn tell_classes(&self) {
-        if let Some(link) = self.inner() {
-            link.tell_classes();
-        }
-    }
-
     /// What is sent to this group is wanted from now on. By default everything is.
     ///
     /// # Errors

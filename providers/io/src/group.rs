@@ -191,7 +191,6 @@ impl Lease {
                     memory: OnceLock::new(),
                 };
                 if lease.group.options.has_sockets {
-                    lease.socket().begin_anew();
                     lease.empty().map_err(system)?;
                 }
                 if let Some(shm) = &lease.group.shared.shm {

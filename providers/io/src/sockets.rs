@@ -1,11 +1,9 @@
 //! UDP with segmentation and joining, multicast, TCP: bytes and addresses, no frames.
 
 pub(crate) mod address;
-pub(crate) mod classes;
 pub(crate) mod control;
 mod flows;
 pub(crate) mod interface;
-pub(crate) mod joining;
 mod multicast;
 pub(crate) mod piece;
 pub(crate) mod receive;
@@ -14,7 +12,7 @@ pub(crate) mod tcp;
 pub(crate) mod udp;
 
 pub use flows::FlowSockets;
-pub use multicast::Membership;
+pub use multicast::join_group;
 pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
 pub use tcp::{

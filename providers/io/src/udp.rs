@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sockets::{
-    FlowSockets, Membership, Message, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu,
+    FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
 };
 use crate::{
     FlushOnExit, HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta,
@@ -129,7 +129,7 @@ pub struct UdpLink<C: DatagramCodec> {
     has_aside: AtomicBool,
     services: Mutex<BTreeMap<u64, Service>>,
     /// Read without the lock, as it was when the reading began: what is delivered may be why somebody joins or leaves.
-    groups: Mutex<Arc<BTreeMap<IpAddr, Arc<Membership>>>>,
+    groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
     /// Until then nobody is waited for.
     impatient: Mutex<Option<Instant>>,
@@ -193,7 +193,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         if options.memory && options.tap.is_none() {
             lease.open_memory();
         }
-        lease.socket().tell_classes(options.tap.is_some());
         let inbound = Inbound {
             batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
             looks: 0,
@@ -280,7 +279,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     /// Joins a multicast group on the interface of the link's address.
     ///
     /// # Errors
-    /// See [`Membership::join`].
+    /// See [`join_group`].
     pub fn join(&self, group: IpAddr) -> io::Result<()> {
         let mut groups = lock(&self.groups);
         if groups.contains_key(&group) {
@@ -288,7 +287,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
         let local = self.lease.address();
         let address = SocketAddr::new(group, local.port());
-        let member = Membership::join(address, local, &UdpOptions::default())?;
+        let member = join_group(address, local, &UdpOptions::default())?;
         self.reactor.add(&member, DATA, Source::Data)?;
         Arc::make_mut(&mut groups).insert(group, Arc::new(member));
         self.has_groups.store(true, Ordering::Release);
@@ -459,18 +458,27 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     fn read(
         &self,
-        receive: impl Fn(&mut ReceiveBatch) -> io::Result<usize>,
+        socket: &UdpSocket,
         batch: &mut ReceiveBatch,
         take: &mut dyn FnMut(Arrival, &[u8]),
     ) {
+        let to = SocketAddr::new(socket.local().ip(), socket.local().port());
         for _ in 0..ROUNDS {
             // A socket that fails gives nothing; what is wrong with it will be told when something is sent.
-            if receive(batch).unwrap_or(0) == 0 {
+            if socket.receive(batch).unwrap_or(0) == 0 {
                 return;
             }
             self.count(|counters| &counters.malformed, batch.truncated());
             for message in batch.messages() {
-                self.take_apart(&message, take);
+                for (segment, datagram) in message.datagrams().enumerate() {
+                    let arrival = Arrival {
+                        from: message.from,
+                        to,
+                        traffic_class: message.traffic_class,
+                        segment: segment as u16,
+                    };
+                    take(arrival, datagram);
+                }
             }
             // Whoever waits for one message is not kept waiting for a look at an empty socket.
             if !batch.is_full() {
@@ -494,23 +502,9 @@ impl<C: DatagramCodec> UdpLink<C> {
                 self.deliver(&arrival, datagram, now, network);
                 delivered = true;
             };
-            self.read(|batch| member.receive(batch), batch, &mut take);
+            self.read(member, batch, &mut take);
         }
         delivered
-    }
-
-    fn take_apart(&self, message: &Message<'_>, take: &mut dyn FnMut(Arrival, &[u8])) {
-        let local = self.lease.address();
-        let to = SocketAddr::new(message.to.unwrap_or(local.ip()), local.port());
-        for (segment, datagram) in message.datagrams().enumerate() {
-            let arrival = Arrival {
-                from: message.from,
-                to,
-                traffic_class: message.traffic_class,
-                segment: segment as u16,
-            };
-            take(arrival, datagram);
-        }
     }
 
     fn deliver(
@@ -687,9 +681,8 @@ impl<C: DatagramCodec> UdpLink<C> {
                 .values()
                 .for_each(|service| drop(service.attend(&mut take))),
             _ => {
-                let common = self.lease.common();
                 let mut sort = |arrival, datagram: &[u8]| self.sort(arrival, datagram, queue);
-                self.read(|batch| common.receive(batch), batch, &mut sort);
+                self.read(self.lease.common(), batch, &mut sort);
             }
         }
     }
@@ -788,7 +781,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         };
         *looks = looks.wrapping_add(1);
         if *idle >= IDLE || looks.is_multiple_of(EVERY) {
-            self.read(|batch| self.lease.socket().receive(batch), batch, &mut take);
+            self.read(self.lease.socket(), batch, &mut take);
         }
         if self.has_groups.load(Ordering::Acquire) {
             delivered |= self.read_groups(batch, now, network);
@@ -808,10 +801,6 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 
     fn input(&self) -> Option<&dyn Input> {
         Some(self)
-    }
-
-    fn tell_classes(&self) {
-        self.lease.socket().tell_classes(true);
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {

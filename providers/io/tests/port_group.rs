@@ -12,9 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs_io::sockets::{
-    FlowSockets, Message, Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket,
-};
+use polyverbs_io::sockets::{FlowSockets, Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
     Admission, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, QpnRange, Reactor,
     Service, Source,
@@ -104,20 +102,11 @@ impl Member {
         let mut batch = self.batch.lock().unwrap();
         while socket.receive(&mut batch).unwrap() > 0 {
             for message in batch.messages() {
-                let Message {
-                    from,
-                    to: Some(to),
-                    traffic_class,
-                    ..
-                } = message
-                else {
-                    continue;
-                };
                 for octets in message.datagrams() {
                     self.take(Handed {
-                        from,
-                        to,
-                        traffic_class,
+                        from: message.from,
+                        to: socket.local().ip(),
+                        traffic_class: message.traffic_class,
                         segment: 0,
                         octets,
                     });

@@ -116,69 +116,6 @@ fn a_range_begins_empty() {
 }
 
 #[test]
-fn a_range_tells_every_class_whatever_was_made_of_its_socket() {
-    let first = Lease::join(options(47_012)).unwrap();
-    let second = Lease::join(options(47_012)).unwrap();
-    let (flows, range) = (flows(&first), second.range());
-    let mut batch = ReceiveBatch::new(1, 65_535);
-    let mut class = |socket: &UdpSocket| {
-        let octets = bth(range.first());
-        let pieces = [Piece::from(&octets[..])];
-        let transmit = Transmit {
-            traffic_class: 2,
-            ..Transmit::new(first.address(), &pieces)
-        };
-        // Each by itself.
-        assert_eq!(socket.receive(&mut batch).unwrap(), 0);
-        flows.of(0).unwrap().send(&[transmit]).unwrap();
-        assert_eq!(socket.receive(&mut batch).unwrap(), 1);
-        batch.class()
-    };
-    assert_eq!(class(second.socket()), 2);
-    // As another process has it.
-    let descriptor = second.socket().as_fd().try_clone_to_owned().unwrap();
-    let its = UdpSocket::of(descriptor, &UdpOptions::default()).unwrap();
-    its.tell_classes(false);
-    assert!((0..200).any(|_| class(&its) == 0));
-    second.socket().tell_classes(false);
-    drop(second);
-    let again = Lease::join(options(47_012)).unwrap();
-    assert_eq!(again.range(), range);
-    (0..200).for_each(|_| assert_eq!(class(again.socket()), 2));
-}
-
-#[test]
-fn a_range_cuts_what_is_joined_whatever_was_made_of_its_socket() {
-    let first = Lease::join(options(47_013)).unwrap();
-    let second = Lease::join(options(47_013)).unwrap();
-    let (flows, range) = (flows(&first), second.range());
-    let datagram = bth(range.first());
-    let mut batch = ReceiveBatch::new(1, 65_535);
-    second.socket().tell_classes(false);
-    // Now it asks neither to join nor for classes.
-    for _ in 0..200 {
-        send(&flows, first.address(), &datagram);
-        assert_eq!(second.socket().receive(&mut batch).unwrap(), 1);
-        assert_eq!(second.socket().receive(&mut batch).unwrap(), 0);
-    }
-    drop(second);
-    // As another process does.
-    let socket = first.group.shared.sockets[range.index()].as_fd();
-    sys::set_number(socket, libc::SOL_UDP, libc::UDP_GRO, 1).unwrap();
-    let again = Lease::join(options(47_013)).unwrap();
-    assert_eq!(again.range(), range);
-    again.socket().tell_classes(false);
-    let four = datagram.repeat(4);
-    let pieces = [Piece::from(&four[..])];
-    let transmit = Transmit {
-        segment: datagram.len() as u16,
-        ..Transmit::new(first.address(), &pieces)
-    };
-    flows.of(0).unwrap().send(&[transmit]).unwrap();
-    assert_eq!(arrivals(again.socket()), [datagram; 4]);
-}
-
-#[test]
 fn a_port_that_something_else_holds_is_told() {
     let options = options(47_004);
     let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();

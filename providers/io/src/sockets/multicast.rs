@@ -2,71 +2,49 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
 use rustix::net::sockopt;
 
 use crate::sockets::interface::interface_of;
-use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket};
 
-/// A membership: a socket bound to the address of a group. Whoever is a member, in whatever process, gets a copy of each
-/// datagram. It ends with the socket.
-#[derive(Debug)]
-pub struct Membership(UdpSocket);
-
-impl Membership {
-    /// Joins `group`, with its port, on the interface that has the address of `local`.
-    ///
-    /// # Errors
-    /// `group` is no multicast address, is of another family than `local`, or the port is held by a socket that does not
-    /// share it.
-    pub fn join(group: SocketAddr, local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
-        if !group.ip().is_multicast() || group.is_ipv4() != local.is_ipv4() {
-            return Err(io::ErrorKind::InvalidInput.into());
+/// Joins `group`, with its port, on the interface that has the address of `local`: a socket bound to the group's address.
+/// Whoever is a member, in whatever process, gets a copy of each datagram. A membership ends with its socket.
+///
+/// # Errors
+/// `group` is no multicast address, is of another family than `local`, or the port is held by a socket that does not
+/// share it.
+pub fn join_group(
+    group: SocketAddr,
+    local: SocketAddr,
+    options: &UdpOptions,
+) -> io::Result<UdpSocket> {
+    if !group.ip().is_multicast() || group.is_ipv4() != local.is_ipv4() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let interface = interface_of(local)?;
+    let mut bound = group;
+    if let SocketAddr::V6(v6) = &mut bound {
+        v6.set_scope_id(interface);
+    }
+    let socket = UdpSocket::bind_group(bound, options)?;
+    let fd = socket.as_fd();
+    // Without this, memberships of other sockets of the machine count for this one as well.
+    let only_own = |level, option| sys::set_number(fd, level, option, 0);
+    match (group.ip(), local.ip()) {
+        (IpAddr::V4(group), IpAddr::V4(local)) => {
+            only_own(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)?;
+            sockopt::set_ip_add_membership(fd, &group, &local)?;
         }
-        let interface = interface_of(local)?;
-        let mut bound = group;
-        if let SocketAddr::V6(v6) = &mut bound {
-            v6.set_scope_id(interface);
+        (IpAddr::V6(group), _) => {
+            only_own(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)?;
+            sockopt::set_ipv6_add_membership(fd, &group, interface)?;
         }
-        let socket = UdpSocket::bind_group(bound, options)?;
-        let fd = socket.as_fd();
-        // Without this, memberships of other sockets of the machine count for this one as well.
-        let only_own = |level, option| sys::set_number(fd, level, option, 0);
-        match (group.ip(), local.ip()) {
-            (IpAddr::V4(group), IpAddr::V4(local)) => {
-                only_own(libc::IPPROTO_IP, libc::IP_MULTICAST_ALL)?;
-                sockopt::set_ip_add_membership(fd, &group, &local)?;
-            }
-            (IpAddr::V6(group), _) => {
-                only_own(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)?;
-                sockopt::set_ipv6_add_membership(fd, &group, interface)?;
-            }
-            _ => {}
-        }
-        Ok(Self(socket))
+        _ => {}
     }
-
-    /// The group.
-    pub fn group(&self) -> SocketAddr {
-        self.0.local()
-    }
-
-    /// Receives as [`UdpSocket::receive`] does.
-    ///
-    /// # Errors
-    /// The socket is of no use any more.
-    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
-        self.0.receive(batch)
-    }
-}
-
-impl AsFd for Membership {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -74,22 +52,20 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sockets::{FlowSockets, Piece, Transmit};
+    use crate::sockets::{FlowSockets, Piece, ReceiveBatch, Transmit};
 
-    fn wait(member: &Membership) -> Option<Vec<u8>> {
+    fn wait(member: &UdpSocket) -> Option<Vec<u8>> {
         let mut batch = ReceiveBatch::new(1, 65_535);
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(5) {
             if member.receive(&mut batch).unwrap() > 0 {
-                let message = batch.messages().next().unwrap();
-                assert_eq!(message.to, Some(member.group().ip()));
-                return Some(message.octets.to_vec());
+                return Some(batch.messages().next().unwrap().octets.to_vec());
             }
         }
         None
     }
 
-    fn nothing(member: &Membership) -> bool {
+    fn nothing(member: &UdpSocket) -> bool {
         let mut batch = ReceiveBatch::new(1, 65_535);
         member.receive(&mut batch).unwrap() == 0
     }
@@ -113,7 +89,7 @@ mod tests {
     fn members_get_copies(local: SocketAddr, groups: [&str; 2]) {
         let [group, other] = groups.map(|text| text.parse().unwrap());
         let options = UdpOptions::default();
-        let join = |group| Membership::join(group, local, &options).unwrap();
+        let join = |group| join_group(group, local, &options).unwrap();
         let (one, two, elsewhere) = (join(group), join(group), join(other));
         let flows = FlowSockets::new(local, 1, options);
         let send = |octets: &[u8]| {
@@ -138,7 +114,7 @@ mod tests {
     fn what_is_no_group_is_refused() {
         let join = |group: &str, local: &str| {
             let (group, local) = (group.parse().unwrap(), local.parse().unwrap());
-            Membership::join(group, local, &UdpOptions::default())
+            join_group(group, local, &UdpOptions::default())
         };
         for (group, local) in [
             ("127.0.0.1:9", "127.0.0.1:0"),

@@ -1,13 +1,11 @@
 //! Where datagrams arrive.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use arrayvec::ArrayVec;
-use rustix::net::{RecvFlags, recvfrom};
 
-use crate::sockets::joining::{Brought, Joining};
 use crate::sockets::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::sockets::{address, control};
 
@@ -22,33 +20,18 @@ pub struct ReceiveBatch {
     wanted: usize,
     /// The last call brought as many.
     was_full: bool,
-    /// So did the one before it.
-    follows: bool,
-    joining: Joining,
-    local: Option<IpAddr>,
-}
-
-/// What a socket says of what it receives.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
-    /// Where all of it is sent to.
-    pub(crate) local: Option<IpAddr>,
-    /// No control message comes, or none that is wanted.
-    pub(crate) plain: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Room {
-    /// The sender, of a message without control messages.
-    from: Option<SocketAddr>,
     name: [u8; address::LONGEST],
     control: [u8; CONTROL],
     /// How much was used.
     filled: Filled,
 }
 
-/// Room for the control messages that a socket is asked to give: TOS, destination, size of a segment.
-const CONTROL: usize = 128;
+/// Room for the control messages that a socket is asked to give: TOS, size of a segment.
+const CONTROL: usize = 2 * control::space(size_of::<libc::c_int>());
 
 /// A message that arrived.
 #[derive(Clone, Copy, Debug)]
@@ -56,13 +39,8 @@ const CONTROL: usize = 128;
 pub struct Message<'b> {
     /// The sender.
     pub from: SocketAddr,
-    /// Where it was sent to; `None` if the socket is bound to no address and the kernel does not say.
-    pub to: Option<IpAddr>,
-    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN). 0 where it is [not
-    /// told](crate::sockets::UdpSocket::tell_classes).
+    /// TOS or traffic class. The lower two bits are those of congestion notification (ECN).
     pub traffic_class: u8,
-    /// Index of the interface, where the socket is bound to no address.
-    pub interface: Option<u32>,
     /// Octets of each datagram but the last, which may be shorter.
     pub segment: usize,
     /// All octets.
@@ -84,7 +62,6 @@ impl ReceiveBatch {
     pub fn new(messages: usize, octets: usize) -> Self {
         let messages = messages.clamp(1, AT_ONCE);
         let room = Room {
-            from: None,
             name: [0; address::LONGEST],
             control: [0; CONTROL],
             filled: Filled::default(),
@@ -96,9 +73,6 @@ impl ReceiveBatch {
             received: 0,
             wanted: 1,
             was_full: false,
-            follows: false,
-            joining: Joining::default(),
-            local: None,
         }
     }
 
@@ -107,7 +81,7 @@ impl ReceiveBatch {
         let rooms = self.rooms[..self.received].iter();
         rooms
             .zip(self.octets.chunks(self.each))
-            .filter_map(|(room, octets)| room.message(octets, self.local))
+            .filter_map(|(room, octets)| room.message(octets))
     }
 
     /// Whether there was room for no more messages, so that there may be more.
@@ -121,19 +95,10 @@ impl ReceiveBatch {
         rooms.filter(|room| room.filled.truncated).count()
     }
 
-    /// The traffic class of the first of them, 0 where it came without control messages.
-    pub(crate) fn class(&self) -> u8 {
-        let first = self.rooms[..self.received].first();
-        let told = first.filter(|room| room.filled.control > 0);
-        let message = told.and_then(|room| room.message(&self.octets, self.local));
-        message.map_or(0, |message| message.traffic_class)
-    }
-
     /// Receives what there is, as much as there is room for; answers how many messages.
-    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, manner: Manner) -> io::Result<usize> {
-        self.local = manner.local;
+    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
-        let received = self.receive(fd, manner.plain);
+        let received = self.receive(fd);
         let count = *received.as_ref().unwrap_or(&0);
         self.received = count;
         // One may be all that comes for now, as in a conversation: more are asked for where the next call is full too.
@@ -143,30 +108,14 @@ impl ReceiveBatch {
             (true, false) => count,
             (false, _) => count.max(1),
         };
-        (self.follows, self.was_full) = (self.was_full, is_full);
+        self.was_full = is_full;
         received
     }
 
-    /// Whether a socket that asks the kernel to join, or does not, should do the other after a call that brought something.
-    pub(crate) fn changes_joining(&mut self, asks: bool) -> bool {
-        let mut rooms = self.rooms[..self.received].iter();
-        let brought = match self.received {
-            _ if asks && rooms.any(Room::is_joined) => Brought::Joined,
-            1 if !self.follows => Brought::Single,
-            messages => Brought::Crowd(messages as u32),
-        };
-        self.joining.note(asks, brought)
-    }
-
-    fn receive(&mut self, fd: BorrowedFd<'_>, plain: bool) -> io::Result<usize> {
+    fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
-            let octets = &mut self.octets[..self.each];
-            if plain {
-                room.receive_plain(fd, octets)?;
-            } else {
-                receive_one(fd, &mut room.incoming(octets))?;
-            }
+            receive_one(fd, &mut room.incoming(&mut self.octets[..self.each]))?;
             return Ok(1);
         }
         self.receive_together(fd)
@@ -185,22 +134,7 @@ impl ReceiveBatch {
 }
 
 impl Room {
-    // Less for the kernel to read and to write than where there may be control messages.
-    fn receive_plain(&mut self, fd: BorrowedFd<'_>, octets: &mut [u8]) -> io::Result<()> {
-        let room = octets.len();
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        let (payload, length, from) = recvfrom(fd, octets, flags)?;
-        self.from = from.and_then(|from| from.try_into().ok());
-        self.filled = Filled {
-            payload,
-            truncated: length > room,
-            ..Filled::default()
-        };
-        Ok(())
-    }
-
     fn incoming<'r>(&'r mut self, payload: &'r mut [u8]) -> Incoming<'r> {
-        self.from = None;
         Incoming {
             name: &mut self.name,
             payload,
@@ -209,22 +143,15 @@ impl Room {
         }
     }
 
-    fn is_joined(&self) -> bool {
-        let mut messages = control::messages(&self.control[..self.filled.control]);
-        messages.any(|(level, kind, _)| (level, kind) == (libc::SOL_UDP, libc::UDP_GRO))
-    }
-
-    fn message<'b>(&self, octets: &'b [u8], local: Option<IpAddr>) -> Option<Message<'b>> {
+    fn message<'b>(&self, octets: &'b [u8]) -> Option<Message<'b>> {
         let filled = &self.filled;
         if filled.truncated {
             return None;
         }
         let octets = &octets[..filled.payload];
         let mut message = Message {
-            from: (self.from).or_else(|| address::read(&self.name[..filled.name]))?,
-            to: local,
+            from: address::read(&self.name[..filled.name])?,
             traffic_class: 0,
-            interface: None,
             segment: octets.len(),
             octets,
         };
@@ -243,17 +170,6 @@ impl Message<'_> {
             }
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 self.traffic_class = control::number(data).unwrap_or_default() as u8;
-            }
-            // Interface, local address, destination.
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                self.interface = control::number(data);
-                let to = data.get(8..).and_then(|data| data.first_chunk::<4>());
-                self.to = to.map(|&octets| octets.into());
-            }
-            // Destination, interface.
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                self.to = data.first_chunk::<16>().map(|&octets| octets.into());
-                self.interface = data.get(16..).and_then(control::number);
             }
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 let segment = control::number(data).unwrap_or_default() as usize;
@@ -274,9 +190,7 @@ mod tests {
     fn a_joined_message_is_cut_into_its_datagrams() {
         let mut message = Message {
             from: ([127, 0, 0, 1], 1).into(),
-            to: None,
             traffic_class: 0,
-            interface: None,
             segment: 3,
             octets: b"abcdefgh",
         };

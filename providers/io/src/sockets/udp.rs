@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use rustix::io::{Errno, ioctl_fionread};
+use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with,
@@ -19,11 +19,10 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::sockets::address::{self, Name};
-use crate::sockets::classes::Classes;
 use crate::sockets::control::{self, Control};
 use crate::sockets::interface::interface_of;
 use crate::sockets::piece::{Piece, total};
-use crate::sockets::receive::{Manner, ReceiveBatch};
+use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
 /// Datagrams of one call with segmentation.
@@ -97,13 +96,6 @@ pub struct UdpSocket {
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
-    /// Whether the kernel is asked to join at the moment.
-    asks_to_join: AtomicBool,
-    tells_classes: AtomicBool,
-    /// Whether the kernel is known to be asked for classes at the moment.
-    asks_for_classes: AtomicBool,
-    /// Where not all are told.
-    classes: Classes,
     /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
     class: OnceLock<u8>,
 }
@@ -214,18 +206,13 @@ impl UdpSocket {
     pub(crate) fn of(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
         let local = SocketAddr::try_from(getsockname(&descriptor)?)?;
         let fd = descriptor.as_fd();
-        let offload = options.offload;
-        let segments =
-            offload.segmentation && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
-        let asks_to_join = sys::number(fd, libc::SOL_UDP, libc::UDP_GRO);
+        let segments = options.offload.segmentation
+            && sys::number(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+        let joins = sys::number(fd, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0);
         Ok(Self {
             local,
             segments: AtomicBool::new(segments),
-            joins: offload.joining && asks_to_join.is_ok(),
-            asks_to_join: AtomicBool::new(asks_to_join.is_ok_and(|on| on != 0)),
-            tells_classes: AtomicBool::new(true),
-            asks_for_classes: AtomicBool::new(false),
-            classes: Classes::default(),
+            joins,
             descriptor,
             class: OnceLock::new(),
         })
@@ -248,8 +235,7 @@ impl UdpSocket {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel may join what arrives: a message then has up to 65,535 octets. While nothing is joined the kernel
-    /// is asked to only now and then.
+    /// Whether the kernel may join what arrives: a message then has up to 65,535 octets.
     pub fn joins(&self) -> bool {
         self.joins
     }
@@ -348,71 +334,10 @@ impl UdpSocket {
     /// # Errors
     /// The socket is of no use any more.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
-        let ip = self.local.ip();
-        let local = (!ip.is_unspecified()).then_some(ip);
-        let joins = self.asks_to_join.load(Ordering::Relaxed);
-        let tells = joins || local.is_none() || self.tells_classes.load(Ordering::Relaxed);
-        let asks = tells || self.classes.asks();
-        if asks != self.asks_for_classes.load(Ordering::Relaxed) {
-            self.ask_for_classes(asks);
-        }
-        let plain = !tells && !self.classes.reads();
-        match batch.fill(self.as_fd(), Manner { local, plain }) {
+        match batch.fill(self.as_fd()) {
             Err(error) if is_passing(&error) => Ok(0),
-            Ok(received) if received > 0 => {
-                match tells {
-                    true => self.classes.begin(),
-                    false => self.classes.note(received, batch.class()),
-                }
-                if self.joins && batch.changes_joining(joins) {
-                    self.ask_to_join(!joins);
-                }
-                Ok(received)
-            }
-            result => result,
+            received => received,
         }
-    }
-
-    /// Whether the traffic class of each message is told, as at first. Otherwise it is that of 64 messages in 1,024, one after
-    /// another, and of each while the network marks some (RFC 3168); where they come several at once it is that of all but the
-    /// first few. To receive the others takes less.
-    pub fn tell_classes(&self, all: bool) {
-        self.tells_classes.store(all, Ordering::Relaxed);
-    }
-
-    /// Begins as a socket that was just made. Another process may have read this one meanwhile.
-    pub(crate) fn begin_anew(&self) {
-        let asks_to_join = sys::number(self.as_fd(), libc::SOL_UDP, libc::UDP_GRO);
-        let asks_to_join = asks_to_join.is_ok_and(|on| on != 0);
-        self.asks_to_join.store(asks_to_join, Ordering::Relaxed);
-        self.tell_classes(true);
-        self.asks_for_classes.store(false, Ordering::Relaxed);
-    }
-
-    // The class is taken when a message is read: this holds for those that wait already.
-    #[cold]
-    fn ask_for_classes(&self, asks: bool) {
-        let set = set_tells_class(self.as_fd(), self.local.ip(), asks);
-        if set.is_err() {
-            // It asks, as it was made to, for a round.
-            self.classes.begin();
-        }
-        let asks = asks || set.is_err();
-        self.asks_for_classes.store(asks, Ordering::Relaxed);
-    }
-
-    #[cold]
-    fn ask_to_join(&self, asks: bool) {
-        let fd = self.as_fd();
-        let ask =
-            |asks: bool| sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, asks.into()).is_ok();
-        let asks = match asks {
-            true => ask(true),
-            // Of what waits and is joined already the kernel would not tell any more where to cut it. What another processor
-            // is about to put there at this very moment is lost by that, as datagrams may be.
-            false => !ask(false) || ioctl_fionread(fd) != Ok(0) && ask(true),
-        };
-        self.asks_to_join.store(asks, Ordering::Relaxed);
     }
 }
 
@@ -512,32 +437,20 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
         IpAddr::V4(_) => {
             sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
             sockopt::set_ip_ttl(fd, HOP_LIMIT.into())?;
-            if ip.is_unspecified() {
-                sys::set_number(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
-            }
+            sockopt::set_ip_recvtos(fd, true)?;
         }
         IpAddr::V6(_) => {
             sockopt::set_ipv6_v6only(fd, true)?;
             sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
             sockopt::set_ipv6_unicast_hops(fd, Some(HOP_LIMIT))?;
-            if ip.is_unspecified() {
-                sys::set_number(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-            }
+            sockopt::set_ipv6_recvtclass(fd, true)?;
         }
     }
-    set_tells_class(fd, ip, true)?;
     if options.offload.joining {
         // A kernel without it gives each datagram by itself.
         let _ = sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     Ok(socket)
-}
-
-fn set_tells_class(fd: BorrowedFd<'_>, ip: IpAddr, tells: bool) -> Result<(), Errno> {
-    match ip {
-        IpAddr::V4(_) => sockopt::set_ip_recvtos(fd, tells),
-        IpAddr::V6(_) => sockopt::set_ipv6_recvtclass(fd, tells),
-    }
 }
 
 /// Whether a call may simply be made again later.

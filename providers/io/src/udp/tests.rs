@@ -154,10 +154,7 @@ const LONG: Duration = Duration::from_secs(20);
 fn link_with(ip: &str, port: u16, options: UdpLinkOptions) -> Arc<UdpLink<Toy>> {
     let address = SocketAddr::new(ip.parse().unwrap(), port);
     let lease = Lease::join(GroupOptions::new(address)).unwrap();
-    let link = UdpLink::new(lease, Toy, options).unwrap();
-    // Each is looked at.
-    link.tell_classes();
-    link
+    UdpLink::new(lease, Toy, options).unwrap()
 }
 
 fn link(ip: &str, port: u16) -> Arc<UdpLink<Toy>> {

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, recv};
 
 use super::*;
-use crate::sockets::classes::{ROUND, WINDOW};
 use crate::sockets::receive::Message;
 
 const V4: &str = "127.0.3.1:0";
@@ -55,8 +54,7 @@ fn a_datagram_is_gathered_and_arrives_with_its_addresses() {
         receive(&to, 1, |message, datagram| {
             assert_eq!(datagram, b"head body");
             assert_eq!(message.from, from.local());
-            assert_eq!(message.to, Some(to.local().ip()));
-            assert_eq!((message.traffic_class, message.interface), (0, None));
+            assert_eq!(message.traffic_class, 0);
         });
     }
 }
@@ -86,172 +84,6 @@ fn the_traffic_class_arrives_whichever_came_first() {
     }
 }
 
-/// Sends so many messages one by one, and gives the class that each is told to have.
-fn classes_told(
-    from: &UdpSocket,
-    to: &UdpSocket,
-    batch: &mut ReceiveBatch,
-    (count, sent): (u32, u8),
-) -> Vec<u8> {
-    let pieces = [Piece::from(&b"words"[..])];
-    let one = |_| {
-        let transmit = Transmit {
-            traffic_class: sent,
-            ..transmit(to, &pieces)
-        };
-        // Who waits for the next one looks in vain.
-        assert_eq!(to.receive(batch).unwrap(), 0);
-        from.send(&[transmit]).unwrap();
-        assert_eq!(to.receive(batch).unwrap(), 1);
-        let message = batch.messages().next().unwrap();
-        assert_eq!((message.octets, message.segment), (&b"words"[..], 5));
-        assert_eq!(message.from, from.local());
-        assert_eq!(message.to, Some(to.local().ip()));
-        message.traffic_class
-    };
-    (0..count).map(one).collect()
-}
-
-fn is_asked_for_classes(socket: &UdpSocket) -> bool {
-    let (level, option) = match socket.local {
-        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVTOS),
-        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
-    };
-    sys::number(socket.as_fd(), level, option).unwrap() != 0
-}
-
-const UNASKED: u32 = ROUND - WINDOW;
-
-/// A pair whose second socket has just stopped asking for classes.
-fn unasked(local: &str, offload: Offload, batch: &mut ReceiveBatch) -> (UdpSocket, UdpSocket) {
-    let (from, to) = (socket(local), with(local, offload));
-    // It is not asked to join any more.
-    classes_told(&from, &to, batch, (100, 2));
-    to.tell_classes(false);
-    classes_told(&from, &to, batch, (WINDOW + 1, 2));
-    assert!(!is_asked_for_classes(&to) && !is_asked_to_join(&to));
-    (from, to)
-}
-
-#[test]
-fn where_not_all_classes_are_told_those_of_a_conversation_are_now_and_then() {
-    for local in [V4, V6] {
-        for offload in [Offload::default(), Offload::NONE] {
-            let (from, to) = (socket(local), with(local, offload));
-            let mut batch = ReceiveBatch::new(4, 65_535);
-            let mut told = |count, class| classes_told(&from, &to, &mut batch, (count, class));
-            assert_eq!(told(200, 2), [2; 200]);
-            to.tell_classes(false);
-            for _ in 0..2 {
-                assert_eq!(told(WINDOW, 2), [2; WINDOW as usize]);
-                assert!(is_asked_for_classes(&to));
-                assert_eq!(told(UNASKED, 2), [0; UNASKED as usize]);
-                assert!(!is_asked_for_classes(&to));
-            }
-            // Congestion is noticed, and then all of it.
-            assert_eq!(told(WINDOW - 1, 2), [2; WINDOW as usize - 1]);
-            assert_eq!(told(200, 3), [3; 200]);
-            assert_eq!(told(WINDOW, 2), [2; WINDOW as usize]);
-            assert_eq!(told(UNASKED, 3), [0; UNASKED as usize]);
-            assert_eq!(told(200, 3), [3; 200]);
-        }
-    }
-}
-
-#[test]
-fn who_wants_every_class_is_told_it_from_the_next_message_on() {
-    for local in [V4, V6] {
-        for offload in [Offload::default(), Offload::NONE] {
-            let mut batch = ReceiveBatch::new(4, 65_535);
-            let (from, to) = unasked(local, offload, &mut batch);
-            let pieces = [Piece::from(&b"x"[..])];
-            let transmit = Transmit {
-                traffic_class: 2,
-                ..transmit(&to, &pieces)
-            };
-            // It waits already.
-            from.send(&[transmit]).unwrap();
-            to.tell_classes(true);
-            receive(&to, 1, |message, _| assert_eq!(message.traffic_class, 2));
-            let mut told = |count| classes_told(&from, &to, &mut batch, (count, 2));
-            assert_eq!(told(2 * ROUND), [2; 2 * ROUND as usize]);
-            // Otherwise a window comes first.
-            to.tell_classes(false);
-            assert_eq!(told(WINDOW), [2; WINDOW as usize]);
-            assert_eq!(told(1), [0]);
-        }
-    }
-}
-
-#[test]
-fn what_comes_several_at_once_tells_its_class_but_for_the_first_few() {
-    const COUNT: usize = 200;
-    for local in [V4, V6] {
-        let mut batch = ReceiveBatch::new(4, 65_535);
-        let (from, to) = unasked(local, Offload::NONE, &mut batch);
-        let pieces = [Piece::from(&b"x"[..])];
-        let transmit = Transmit {
-            traffic_class: 2,
-            ..transmit(&to, &pieces)
-        };
-        assert_eq!(to.receive(&mut batch).unwrap(), 0);
-        from.send(&[transmit; COUNT]).unwrap();
-        let mut told = Vec::new();
-        while to.receive(&mut batch).unwrap() > 0 {
-            told.extend(batch.messages().map(|message| message.traffic_class));
-        }
-        assert_eq!(told.len(), COUNT);
-        assert!(told[4..].iter().all(|&class| class == 2), "{told:?}");
-    }
-}
-
-#[test]
-fn what_the_kernel_joins_tells_its_class() {
-    for local in [V4, V6] {
-        let (from, to) = (socket(local), socket(local));
-        to.tell_classes(false);
-        let mut batch = ReceiveBatch::new(4, 65_535);
-        for _ in 0..2 * WINDOW {
-            send_train(&from, &to);
-            assert_eq!(to.receive(&mut batch).unwrap(), 1);
-            let message = batch.messages().next().unwrap();
-            assert_eq!((message.segment, message.traffic_class), (4156, 2));
-            assert_eq!(to.receive(&mut batch).unwrap(), 0);
-        }
-    }
-}
-
-#[test]
-fn where_not_all_classes_are_told_what_does_not_fit_is_left_out_all_the_same() {
-    let (from, to) = (socket(V4), with(V4, Offload::NONE));
-    to.tell_classes(false);
-    let mut batch = ReceiveBatch::new(1, 5);
-    classes_told(&from, &to, &mut batch, (1, 2));
-    for _ in 0..2 * WINDOW {
-        let pieces = [Piece::from(&b"a word"[..])];
-        from.send(&[transmit(&to, &pieces)]).unwrap();
-        assert_eq!(to.receive(&mut batch).unwrap(), 1);
-        assert_eq!((batch.truncated(), batch.messages().count()), (1, 0));
-    }
-}
-
-#[test]
-fn a_socket_without_an_address_tells_where_each_datagram_was_sent() {
-    for (any, one) in [("0.0.0.0:0", V4), ("[::]:0", V6)] {
-        let (from, to) = (socket(one), with(any, Offload::NONE));
-        let address = SocketAddr::new(from.local().ip(), to.local().port());
-        let pieces = [Piece::from(&b"x"[..])];
-        to.tell_classes(false);
-        for _ in 0..2 * WINDOW {
-            from.send(&[Transmit::new(address, &pieces)]).unwrap();
-            receive(&to, 1, |message, _| {
-                assert_eq!(message.to, Some(address.ip()));
-                assert!(message.interface.is_some());
-            });
-        }
-    }
-}
-
 #[test]
 fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
     let octets: Vec<u8> = (0..60_000_u32).map(|at| (at % 251) as u8).collect();
@@ -263,11 +95,15 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
             let pieces = [Piece::from(&octets[..]), b"tail"[..].into()];
             let transmit = Transmit {
                 segment: 4156,
+                traffic_class: 2,
                 ..transmit(&to, &pieces)
             };
             from.send(&[transmit]).unwrap();
             let (mut arrived, mut lengths) = (Vec::new(), Vec::new());
-            receive(&to, 15, |_, datagram| {
+            receive(&to, 15, |message, datagram| {
+                assert_eq!(message.traffic_class, 2);
+                let is_joined = message.octets.len() > message.segment;
+                assert_eq!(is_joined, offload.joining);
                 arrived.extend_from_slice(datagram);
                 lengths.push(datagram.len());
             });
@@ -275,85 +111,6 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
             assert_eq!(&arrived[60_000..], b"tail");
             assert!(lengths[..14].iter().all(|&length| length == 4156));
         }
-    }
-}
-
-/// A train of datagrams that the kernel cuts, and joins where it is asked to.
-fn send_train(from: &UdpSocket, to: &UdpSocket) {
-    let octets = [7; 14 * 4156];
-    let pieces = [Piece::from(&octets[..])];
-    let transmit = Transmit {
-        segment: 4156,
-        traffic_class: 2,
-        ..transmit(to, &pieces)
-    };
-    from.send(&[transmit]).unwrap();
-}
-
-fn send_single(from: &UdpSocket, to: &UdpSocket) {
-    from.send(&[transmit(to, &[Piece::from(&b"x"[..])])])
-        .unwrap();
-}
-
-/// Receives so many datagrams and gives their lengths; whether one was joined to another.
-fn lengths(to: &UdpSocket, batch: &mut ReceiveBatch, count: usize) -> (Vec<usize>, bool) {
-    let (mut lengths, mut joined, began) = (Vec::new(), false, Instant::now());
-    while lengths.len() < count {
-        assert!(began.elapsed() < Duration::from_secs(10), "{lengths:?}");
-        to.receive(batch).unwrap();
-        for message in batch.messages() {
-            lengths.extend(message.datagrams().map(<[u8]>::len));
-            joined |= message.octets.len() > message.segment;
-        }
-    }
-    (lengths, joined)
-}
-
-fn is_asked_to_join(socket: &UdpSocket) -> bool {
-    sys::number(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO).unwrap() != 0
-}
-
-#[test]
-fn the_kernel_is_asked_to_join_while_something_is_joined() {
-    for local in [V4, V6] {
-        let (from, to) = (socket(local), socket(local));
-        let mut batch = ReceiveBatch::new(4, 65_535);
-        for _ in 0..3 {
-            while is_asked_to_join(&to) {
-                send_single(&from, &to);
-                assert_eq!(lengths(&to, &mut batch, 1), (vec![1], false));
-            }
-            let mut trains = 0;
-            while !is_asked_to_join(&to) {
-                trains += 1;
-                assert!(trains < 200);
-                send_train(&from, &to);
-                assert_eq!(lengths(&to, &mut batch, 14), (vec![4156; 14], false));
-            }
-            for _ in 0..10 {
-                send_train(&from, &to);
-                assert_eq!(lengths(&to, &mut batch, 14), (vec![4156; 14], true));
-            }
-        }
-    }
-}
-
-#[test]
-fn what_waits_joined_when_the_kernel_is_to_be_asked_no_more_is_cut() {
-    // After one of these it is to be asked no more.
-    for before in 0..100 {
-        let (from, to) = (socket(V4), socket(V4));
-        let mut batch = ReceiveBatch::new(4, 65_535);
-        for _ in 0..before {
-            send_single(&from, &to);
-            lengths(&to, &mut batch, 1);
-        }
-        let asked = is_asked_to_join(&to);
-        send_single(&from, &to);
-        send_train(&from, &to);
-        let (lengths, joined) = lengths(&to, &mut batch, 15);
-        assert_eq!((lengths[0], &lengths[1..]), (1, &[4156; 14][..]));
-        assert_eq!(joined, asked, "{before}");
     }
 }
 
