@@ -165,7 +165,7 @@ impl Early {
             self.announcement = link.announce(self.connection.socket());
         }
         // A request or a reply fits the buffer of a socket.
-        let _ = self.connection.send(&[bytes.into()]);
+        let _ = self.connection.send(bytes);
     }
 
     fn may_be_dropped(&self) -> bool {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::QpnRange;
 use crate::sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
-use crate::sockets::{Piece, SendError, Transmit, UdpSocket};
+use crate::sockets::{SendError, Transmit, UdpSocket};
 use arrayvec::ArrayVec;
 
 use crate::codec::TxMeta;
@@ -71,23 +71,6 @@ struct Run {
     count: usize,
     /// The last one was shorter.
     is_closed: bool,
-}
-
-impl Run {
-    fn transmit<'p>(&self, pieces: &'p [Piece<'p>]) -> Transmit<'p> {
-        Transmit {
-            to: self.route.to,
-            traffic_class: self.route.traffic_class,
-            hop_limit: self.route.hop_limit,
-            // A datagram has at most 65,507 octets.
-            segment: if self.count > 1 {
-                self.segment as u16
-            } else {
-                0
-            },
-            pieces,
-        }
-    }
 }
 
 /// What became of a batch.
@@ -233,27 +216,21 @@ impl TxBatch {
     }
 
     fn call(&self, socket: &UdpSocket) -> Result<usize, SendError> {
-        let runs = &self.runs[self.left..];
-        // Mostly there is one, and room for many need not be laid out.
-        if let [run] = runs {
-            return socket.send(&[run.transmit(&[self.piece(run)])]);
-        }
-        self.send_together(socket, runs)
-    }
-
-    #[inline(never)]
-    fn send_together(&self, socket: &UdpSocket, runs: &[Run]) -> Result<usize, SendError> {
-        let runs = &runs[..runs.len().min(AT_ONCE)];
-        let pieces: ArrayVec<_, AT_ONCE> = runs.iter().map(|run| [self.piece(run)]).collect();
-        let both = runs.iter().zip(&pieces);
-        let transmits: ArrayVec<_, AT_ONCE> =
-            both.map(|(run, piece)| run.transmit(piece)).collect();
+        let runs = self.runs[self.left..].iter().take(AT_ONCE);
+        let transmits: ArrayVec<_, AT_ONCE> = runs.map(|run| self.transmit(run)).collect();
         socket.send(&transmits)
     }
 
-    fn piece(&self, run: &Run) -> Piece<'_> {
+    fn transmit(&self, run: &Run) -> Transmit<'_> {
         let start = self.spans[run.first].start as usize;
-        Piece::from(&self.arena[start..start + run.octets])
+        Transmit {
+            to: run.route.to,
+            traffic_class: run.route.traffic_class,
+            hop_limit: run.route.hop_limit,
+            // A datagram has at most 65,507 octets.
+            segment: if run.count > 1 { run.segment as u16 } else { 0 },
+            bytes: &self.arena[start..start + run.octets],
+        }
     }
 
     // Makes a run of its own of each datagram that has not left, as all will be from now on.

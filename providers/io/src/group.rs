@@ -18,7 +18,7 @@
 //! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use self::local::{DESCRIPTORS, Letter, LocalSocket, number};
+use self::local::{DESCRIPTORS, Letter, LocalSocket};
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
@@ -261,11 +261,11 @@ impl Lease {
         for to in memory.take_reminders() {
             let name = of_range(&self.group.options, to);
             // Who is gone needs none.
-            let _ = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+            let _ = self.inbox.send(&name, &[IoSlice::new(&[VERSION, BELL])]);
         }
         for (to, sleep) in memory.take_bells() {
             let name = of_range(&self.group.options, to);
-            let rung = self.inbox.send(&name, &[[VERSION, BELL][..].into()]);
+            let rung = self.inbox.send(&name, &[IoSlice::new(&[VERSION, BELL])]);
             // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
             let is_full_or_gone = |error| match HandError::from(error) {
                 HandError::Full | HandError::Nobody => true,
@@ -303,11 +303,11 @@ impl Lease {
     // Who is gone by now, or cannot be given so many, asks another or once more.
     fn let_in(&self, letter: &Letter) {
         let Shared { sockets, shm } = &self.group.shared;
-        let passed = sockets.iter().map(number);
-        let passed = passed.chain(shm.iter().map(|shm| number(&**shm)));
+        let passed = sockets.iter().map(AsFd::as_fd);
+        let passed: Vec<_> = passed.chain(shm.iter().map(AsFd::as_fd)).collect();
         let _ = self
             .inbox
-            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], passed);
+            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], &passed);
     }
 
     /// Hands a datagram to the holder of a range.
@@ -327,13 +327,8 @@ impl Lease {
     }
 
     fn hand(&self, name: &str, datagram: &Handed<'_>) -> Result<(), HandError> {
-        let head = datagram.head();
-        let pieces = [
-            (&[VERSION, HANDED][..]).into(),
-            (&head[..]).into(),
-            datagram.octets.into(),
-        ];
-        Ok(self.inbox.send(name, &pieces)?)
+        let parts = [&[VERSION, HANDED], &datagram.head()[..], datagram.octets];
+        Ok(self.inbox.send(name, &parts.map(IoSlice::new))?)
     }
 
     /// Answers for a service from now on.
@@ -392,7 +387,7 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let mut asked = false;
     for range in QpnRange::leased_from(0) {
         let name = of_range(options, range);
-        if asker.send(&name, &[[VERSION, JOIN][..].into()]).is_ok() {
+        if asker.send(&name, &[IoSlice::new(&[VERSION, JOIN])]).is_ok() {
             asked = true;
             // Nearly always the first one answers; the others are asked only where he is slow.
             if let Some(shared) = answer(&asker, options, HASTE)? {

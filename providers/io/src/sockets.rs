@@ -5,7 +5,6 @@ pub(crate) mod control;
 mod flows;
 pub(crate) mod interface;
 mod multicast;
-pub(crate) mod piece;
 pub(crate) mod receive;
 pub(crate) mod sys;
 pub(crate) mod tcp;
@@ -13,7 +12,6 @@ pub(crate) mod udp;
 
 pub use flows::FlowSockets;
 pub use multicast::join_group;
-pub use piece::Piece;
 pub use receive::{Message, ReceiveBatch};
 pub use tcp::{
     Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,

@@ -681,8 +681,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         while outgoing.waiting() > 0 && !outgoing.is_full {
             let piece = outgoing.tampering.piece(outgoing.waiting());
-            let octets = &outgoing.octets.waiting()[..piece];
-            match stream.socket.send(&[octets.into()])? {
+            match stream.socket.send(&outgoing.octets.waiting()[..piece])? {
                 // The reactor tells when there is room.
                 0 => {
                     outgoing.is_full = true;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs_io::sockets::{FlowSockets, Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
+use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
     Admission, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, QpnRange, Reactor,
     Service, Source,
@@ -144,10 +144,9 @@ impl Member {
     }
 
     fn answer(&self, to: &Handed<'_>, range: u8) {
-        let tag = [range];
-        let pieces = [Piece::from(&tag[..]), to.octets.into()];
+        let answer = [&[range], to.octets].concat();
         let socket = self.flows.of(0).unwrap();
-        let _ = socket.send(&[Transmit::new(to.from, &pieces)]);
+        let _ = socket.send(&[Transmit::new(to.from, &answer)]);
     }
 }
 
@@ -473,10 +472,9 @@ fn strays_of_one_call_reach_their_ranges() {
         .map(|step| processes[step % 2].probes()[0].octets())
         .collect();
     let octets = probes.concat();
-    let pieces = [Piece::from(&octets[..])];
     let transmit = Transmit {
         segment: 24,
-        ..Transmit::new(address, &pieces)
+        ..Transmit::new(address, &octets)
     };
     socket.send(&[transmit]).unwrap();
     let (mut batch, mut answered) = (ReceiveBatch::new(8, 65_535), [0; 2]);

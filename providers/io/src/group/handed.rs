@@ -55,7 +55,7 @@ impl<'a> Handed<'a> {
         [head[0], head[1]] = [self.traffic_class, self.segment];
         let names = [self.from, SocketAddr::new(self.to, 0)].map(Name::of);
         for (name, into) in names.iter().zip(head[2..].chunks_mut(LONGEST)) {
-            into[..name.octets().len()].copy_from_slice(name.octets());
+            into[..name.bytes().len()].copy_from_slice(name.bytes());
         }
         head
     }

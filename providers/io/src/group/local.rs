@@ -3,18 +3,21 @@
 //! A name is that of an abstract unix socket. It exists once in a network namespace and vanishes with the process that
 //! holds it, however that ends: so holding a name is a lease that needs no keeper.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_passcred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, sendmsg_addr, socket_with,
+};
 
-use crate::sockets::control::{self, Control};
-use crate::sockets::piece::Piece;
-use crate::sockets::sys::{self, Local, Outgoing};
-use crate::sockets::{address, udp};
+use crate::sockets::sys::{self, Local};
+use crate::sockets::udp::is_passing;
 
 /// Whose messages are read: the own user's and root's, and those of the users that are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,11 +41,8 @@ pub(crate) struct LocalSocket(OwnedFd);
 pub(crate) struct Letter {
     pub(crate) length: usize,
     pub(crate) descriptors: Vec<OwnedFd>,
-    sender: [u8; LONGEST],
-    sender_length: usize,
+    sender: SocketAddrUnix,
 }
-
-const LONGEST: usize = 110;
 
 impl LocalSocket {
     /// Takes a name.
@@ -72,13 +72,25 @@ impl LocalSocket {
     /// # Errors
     /// Nobody has it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), or its holder does not keep up
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
-    pub(crate) fn send(&self, name: &str, pieces: &[Piece<'_>]) -> io::Result<()> {
-        let message = Outgoing {
-            name: &address::local(name.as_bytes()),
-            pieces,
-            control: &[],
-        };
-        sys::send(self.as_fd(), &message).map(drop)
+    pub(crate) fn send(&self, name: &str, bytes: &[IoSlice<'_>]) -> io::Result<()> {
+        let to = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        self.send_to(&to, bytes, &[])
+    }
+
+    fn send_to(
+        &self,
+        to: &SocketAddrUnix,
+        bytes: &[IoSlice<'_>],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg_addr(&self.0, to, bytes, &mut control, flags)?;
+        Ok(())
     }
 
     /// Answers a letter, with descriptors.
@@ -88,18 +100,10 @@ impl LocalSocket {
     pub(crate) fn answer(
         &self,
         letter: &Letter,
-        octets: &[u8],
-        descriptors: impl Iterator<Item = i32>,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let numbers: Vec<u8> = descriptors.flat_map(i32::to_ne_bytes).collect();
-        let mut control = Control::<{ control::space(DESCRIPTORS * size_of::<i32>()) }>::default();
-        control.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, &numbers);
-        let message = Outgoing {
-            name: &letter.sender[..letter.sender_length],
-            pieces: &[octets.into()],
-            control: control.octets(),
-        };
-        sys::send(self.as_fd(), &message).map(drop)
+        self.send_to(&letter.sender, &[IoSlice::new(bytes)], descriptors)
     }
 
     /// The next letter of a user who is admitted; `None` where there is none.
@@ -111,11 +115,11 @@ impl LocalSocket {
         admission: &Admission,
         into: &mut [u8],
     ) -> io::Result<Option<Letter>> {
-        let mut sender = [0; LONGEST];
+        let mut sender = [0; LONGEST_NAME];
         loop {
             let local = match sys::receive_local(self.as_fd(), &mut sender, into) {
                 Ok(local) => local,
-                Err(error) if udp::is_passing(&error) => return Ok(None),
+                Err(error) if is_passing(&error) => return Ok(None),
                 Err(error) => return Err(error),
             };
             let Local {
@@ -127,8 +131,10 @@ impl LocalSocket {
                 return Ok(Some(Letter {
                     length: filled.payload,
                     descriptors,
-                    sender,
-                    sender_length: filled.name,
+                    // Behind the family and the zero that an abstract name begins with.
+                    sender: SocketAddrUnix::new_abstract_name(
+                        sender[..filled.name].get(3..).unwrap_or_default(),
+                    )?,
                 }));
             }
         }
@@ -154,10 +160,8 @@ impl AsFd for LocalSocket {
 /// The most descriptors that an answer has.
 pub(crate) const DESCRIPTORS: usize = 65;
 
-/// The number of a descriptor, for [`LocalSocket::answer`].
-pub(crate) fn number(descriptor: &impl AsFd) -> i32 {
-    descriptor.as_fd().as_raw_fd()
-}
+/// Bytes of the longest `sockaddr_un`.
+const LONGEST_NAME: usize = 110;
 
 #[cfg(test)]
 mod tests {
@@ -173,7 +177,7 @@ mod tests {
         let holder = LocalSocket::named(&name).unwrap();
         let second = LocalSocket::named(&name).unwrap_err();
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
-        let letter = [Piece::from(&b"hello"[..])];
+        let letter = [IoSlice::new(b"hello")];
         let sender = LocalSocket::anonymous().unwrap();
         sender.send(&name, &letter).unwrap();
         drop(holder);
@@ -187,12 +191,12 @@ mod tests {
         let (name, admission) = (name("descriptors"), Admission::default());
         let holder = LocalSocket::named(&name).unwrap();
         let asker = LocalSocket::anonymous().unwrap();
-        asker.send(&name, &[b"please"[..].into()]).unwrap();
+        asker.send(&name, &[IoSlice::new(b"please")]).unwrap();
         let mut octets = [0; 100];
         let letter = holder.receive(&admission, &mut octets).unwrap().unwrap();
         assert_eq!(&octets[..letter.length], b"please");
-        let passed = std::iter::repeat_n(number(&holder), DESCRIPTORS);
-        holder.answer(&letter, b"here", passed).unwrap();
+        let passed = [holder.as_fd(); DESCRIPTORS];
+        holder.answer(&letter, b"here", &passed).unwrap();
         asker.wait(Duration::from_secs(5)).unwrap();
         let letter = asker.receive(&admission, &mut octets).unwrap().unwrap();
         assert_eq!(&octets[..letter.length], b"here");

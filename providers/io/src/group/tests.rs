@@ -1,5 +1,5 @@
 use super::*;
-use crate::sockets::{FlowSockets, Piece, Transmit};
+use crate::sockets::{FlowSockets, Transmit};
 use crate::{Put, RecordMeta};
 
 fn options(port: u16) -> GroupOptions {
@@ -17,8 +17,7 @@ fn bth(qpn: u32) -> [u8; 12] {
 }
 
 fn send(flows: &FlowSockets, to: SocketAddr, octets: &[u8]) {
-    let pieces = [Piece::from(octets)];
-    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, &pieces)]);
+    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, octets)]);
     assert_eq!(sent.unwrap(), 1);
 }
 
@@ -201,7 +200,7 @@ fn nonsense_in_the_inbox_is_passed_over() {
         &[9, JOIN],
         &[VERSION, 200, 1],
     ] {
-        sender.send(&name, &[octets.into()]).unwrap();
+        sender.send(&name, &[IoSlice::new(octets)]).unwrap();
     }
     lease.attend(&mut |_| panic!("a datagram")).unwrap();
 }

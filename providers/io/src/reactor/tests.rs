@@ -2,7 +2,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
 use super::*;
-use crate::sockets::{Piece, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
+use crate::sockets::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
 /// Reads one socket, and counts what the reactor asks of it.
 struct Reader {
@@ -60,14 +60,12 @@ impl Reader {
     }
 
     fn send(&self) {
-        let pieces = [Piece::from(&b"datagram"[..])];
-        let transmit = Transmit::new(self.socket.local(), &pieces);
+        let transmit = Transmit::new(self.socket.local(), b"datagram");
         self.rare.send(&[transmit]).unwrap();
     }
 
     fn send_rare(&self, octets: &[u8]) {
-        let pieces = [Piece::from(octets)];
-        let transmit = Transmit::new(self.rare.local(), &pieces);
+        let transmit = Transmit::new(self.rare.local(), octets);
         self.socket.send(&[transmit]).unwrap();
     }
 

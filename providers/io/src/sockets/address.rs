@@ -2,22 +2,20 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use arrayvec::ArrayVec;
-
-/// Octets of the longest name of a UDP socket.
+/// Bytes of the longest name of a UDP socket.
 pub(crate) const LONGEST: usize = 28;
 
 /// A `sockaddr_in` or `sockaddr_in6`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Name {
-    octets: [u8; LONGEST],
+    bytes: [u8; LONGEST],
     length: usize,
 }
 
 impl Name {
     pub(crate) fn of(address: SocketAddr) -> Self {
-        let mut octets = [0; LONGEST];
-        let mut put = |at: usize, field: &[u8]| octets[at..at + field.len()].copy_from_slice(field);
+        let mut bytes = [0; LONGEST];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(2, &address.port().to_be_bytes());
         let length = match address {
             SocketAddr::V4(v4) => {
@@ -33,11 +31,11 @@ impl Name {
                 28
             }
         };
-        Self { octets, length }
+        Self { bytes, length }
     }
 
-    pub(crate) fn octets(&self) -> &[u8] {
-        &self.octets[..self.length]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }
 
@@ -60,20 +58,6 @@ pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
         }
         _ => None,
     }
-}
-
-/// The name of an abstract unix socket, as a `sockaddr_un`.
-pub(crate) fn local(name: &[u8]) -> ArrayVec<u8, 110> {
-    let mut octets = ArrayVec::new();
-    let family = (libc::AF_UNIX as u16).to_ne_bytes();
-    octets.extend(
-        family
-            .into_iter()
-            .chain([0])
-            .chain(name.iter().copied())
-            .take(110),
-    );
-    octets
 }
 
 /// `address` with the scope of `from`, where it needs one and has none.
@@ -102,12 +86,13 @@ mod tests {
         for text in ["127.0.0.3:4791", "[::1]:4791", "[fe80::17%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
             let name = Name::of(address);
-            assert_eq!(read(name.octets()), Some(address));
-            for length in 0..name.octets().len().min(8) {
-                assert_eq!(read(&name.octets()[..length]), None);
+            assert_eq!(read(name.bytes()), Some(address));
+            for length in 0..name.bytes().len().min(8) {
+                assert_eq!(read(&name.bytes()[..length]), None);
             }
         }
-        assert_eq!(read(&local(b"name")), None);
+        let local = [&(libc::AF_UNIX as u16).to_ne_bytes()[..], b"\0name"].concat();
+        assert_eq!(read(&local), None);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use arrayvec::ArrayVec;
 
-/// Control messages to be sent, of so many octets.
+/// Control messages to be sent, of so many bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Control<const ROOM: usize>(ArrayVec<u8, ROOM>);
 
-/// Octets that a message with so many octets of data takes.
+/// Octets that a message with so many bytes of data takes.
 pub(crate) const fn space(data: usize) -> usize {
     aligned(aligned(HEADER) + data)
 }
@@ -35,8 +35,8 @@ impl<const ROOM: usize> Control<ROOM> {
     }
 
     // There is room: `push` has looked.
-    fn put(&mut self, octets: &[u8]) {
-        let _ = self.0.try_extend_from_slice(octets);
+    fn put(&mut self, bytes: &[u8]) {
+        let _ = self.0.try_extend_from_slice(bytes);
     }
 
     /// Adds a message whose value is a number.
@@ -49,14 +49,14 @@ impl<const ROOM: usize> Control<ROOM> {
         self.push(level, kind, &number.to_ne_bytes());
     }
 
-    pub(crate) fn octets(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// The control messages in `octets`: level, type and data of each.
-pub(crate) fn messages(octets: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
-    let mut rest = octets;
+/// The control messages in `bytes`: level, type and data of each.
+pub(crate) fn messages(bytes: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
+    let mut rest = bytes;
     std::iter::from_fn(move || {
         let (length, fields) = rest.split_first_chunk()?;
         let length = usize::from_ne_bytes(*length);
@@ -86,7 +86,7 @@ mod tests {
         let mut control = Control::<72>::default();
         control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &4156_u16.to_ne_bytes());
         control.push_number(libc::IPPROTO_IP, libc::IP_TOS, 0x2a);
-        let found: Vec<_> = messages(control.octets()).collect();
+        let found: Vec<_> = messages(control.bytes()).collect();
         assert_eq!(
             found,
             [
@@ -105,12 +105,12 @@ mod tests {
     fn no_length_makes_the_reader_go_wrong() {
         let mut control = Control::<72>::default();
         control.push_number(libc::IPPROTO_IP, libc::IP_TOS, 1);
-        let octets = control.octets();
-        for length in 0..octets.len() {
-            assert!(messages(&octets[..length]).count() <= 1, "{length}");
+        let bytes = control.bytes();
+        for length in 0..bytes.len() {
+            assert!(messages(&bytes[..length]).count() <= 1, "{length}");
         }
         for length in [0, 1, 15, 17, 1000, usize::MAX] {
-            let mut lie = octets.to_vec();
+            let mut lie = bytes.to_vec();
             lie[..size_of::<usize>()].copy_from_slice(&length.to_ne_bytes());
             assert!(messages(&lie).count() <= 1, "{length}");
         }

@@ -52,7 +52,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sockets::{FlowSockets, Piece, ReceiveBatch, Transmit};
+    use crate::sockets::{FlowSockets, ReceiveBatch, Transmit};
 
     fn wait(member: &UdpSocket) -> Option<Vec<u8>> {
         let mut batch = ReceiveBatch::new(1, 65_535);
@@ -93,8 +93,7 @@ mod tests {
         let (one, two, elsewhere) = (join(group), join(group), join(other));
         let flows = FlowSockets::new(local, 1, options);
         let send = |octets: &[u8]| {
-            let pieces = [Piece::from(octets)];
-            let sent = flows.of(0).unwrap().send(&[Transmit::new(group, &pieces)]);
+            let sent = flows.of(0).unwrap().send(&[Transmit::new(group, octets)]);
             assert_eq!(sent.unwrap(), 1);
         };
         send(b"to all");

@@ -1,106 +1,66 @@
-//! The system calls that the safe libraries do not have: several messages at once, gathered from registered memory,
-//! with control messages of UDP; the program that steers a group; descriptors that arrive in a message.
+//! The system calls that the safe libraries do not have: messages with control messages of UDP, several at once; the
+//! program that steers a group; descriptors that arrive in a message.
 //!
-//! What is called for each message goes to the kernel past the C library's functions, where a thread can be cancelled:
-//! to tell that to the library costs two locked operations a call, and none of these waits.
+//! What is called for each message that arrives goes to the kernel past the C library's function, where a thread can be
+//! cancelled: to tell that to the library costs two locked operations a call, and none of these waits.
 // Pointers are handed to the kernel, which keeps none of them.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
-use crate::sockets::control;
-use crate::sockets::piece::Piece;
+use crate::sockets::address::Name;
+use crate::sockets::control::{self, Control};
 
 /// How many messages one call sends or receives at most.
 pub(crate) const AT_ONCE: usize = 32;
 
 /// A message to be sent.
-#[derive(Clone, Copy)]
-pub(crate) struct Outgoing<'a> {
-    /// A `sockaddr`; empty where the socket has a peer.
-    pub(crate) name: &'a [u8],
-    pub(crate) pieces: &'a [Piece<'a>],
-    /// Control messages; empty where there are none.
-    pub(crate) control: &'a [u8],
+pub(crate) struct Outgoing<'a, const ROOM: usize> {
+    pub(crate) to: Name,
+    pub(crate) bytes: IoSlice<'a>,
+    pub(crate) control: Control<ROOM>,
 }
 
-impl Outgoing<'_> {
+impl<const ROOM: usize> Outgoing<'_, ROOM> {
     fn header(&self) -> libc::msghdr {
-        // SAFETY: a `msghdr` of zeros has no name, no pieces and no control messages.
+        // SAFETY: a `msghdr` of zeros has no name, no data and no control messages.
         let mut header: libc::msghdr = unsafe { zeroed() };
-        if !self.name.is_empty() {
-            header.msg_name = self.name.as_ptr().cast_mut().cast();
-            header.msg_namelen = self.name.len() as libc::socklen_t;
-        }
-        header.msg_iov = self.pieces.as_ptr().cast_mut().cast();
-        header.msg_iovlen = self.pieces.len();
-        if !self.control.is_empty() {
-            header.msg_control = self.control.as_ptr().cast_mut().cast();
-            header.msg_controllen = self.control.len();
+        let name = self.to.bytes();
+        header.msg_name = name.as_ptr().cast_mut().cast();
+        header.msg_namelen = name.len() as libc::socklen_t;
+        // An `IoSlice` is an `iovec`.
+        header.msg_iov = (&raw const self.bytes).cast_mut().cast();
+        header.msg_iovlen = 1;
+        let control = self.control.bytes();
+        if !control.is_empty() {
+            header.msg_control = control.as_ptr().cast_mut().cast();
+            header.msg_controllen = control.len();
         }
         header
     }
 }
 
-/// Sends one message without waiting; answers how many octets were taken.
-pub(crate) fn send(fd: BorrowedFd<'_>, message: &Outgoing<'_>) -> io::Result<usize> {
-    // Less for the kernel to read.
-    if let ([piece], []) = (message.pieces, message.control) {
-        let (start, length) = piece.raw();
-        let name = match message.name {
-            [] => null(),
-            name => name.as_ptr(),
-        };
-        // SAFETY: the piece is memory that stays mapped as long as it lives, and the kernel only reads it and the name. Where
-        // there is no name, the length of none goes with it.
-        let sent = unsafe {
-            libc::syscall(
-                libc::SYS_sendto,
-                fd.as_raw_fd(),
-                start,
-                length,
-                SEND_FLAGS,
-                name,
-                message.name.len(),
-            )
-        };
-        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
-    }
-    let header = message.header();
-    // SAFETY: the header points to what `message` borrows: a `Piece` is an `iovec` of memory that stays mapped as long
-    // as it lives. The kernel only reads, despite the type.
-    let sent = unsafe {
-        libc::syscall(
-            libc::SYS_sendmsg,
-            fd.as_raw_fd(),
-            &raw const header,
-            SEND_FLAGS,
-        )
-    };
-    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
-}
-
 /// Sends as many of `messages` as can be without waiting, [`AT_ONCE`] at most; an error is that of the first.
-pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[Outgoing<'_>]) -> io::Result<usize> {
-    if let [message] = messages {
-        return send(fd, message).map(|_| 1);
-    }
+pub(crate) fn send_many<const ROOM: usize>(
+    fd: BorrowedFd<'_>,
+    messages: &[Outgoing<'_, ROOM>],
+) -> io::Result<usize> {
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers of zeros are valid; see `Outgoing::header`.
     let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
     for (header, message) in headers.iter_mut().zip(messages) {
         header.msg_hdr = message.header();
     }
-    // SAFETY: the first `count` headers point to what `messages` borrow, as in `send`.
+    // SAFETY: the first `count` headers point to what `messages` borrow. The kernel only reads that, despite the type.
     let sent = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
             headers.as_mut_ptr(),
             count as libc::c_uint,
-            SEND_FLAGS as _,
+            (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
         )
     };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
@@ -243,20 +203,6 @@ pub(crate) fn receive_local(
     Ok(local)
 }
 
-/// Sets an option of the socket.
-pub(crate) fn set_option(
-    fd: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &[u8],
-) -> io::Result<()> {
-    let length = value.len() as libc::socklen_t;
-    // SAFETY: the kernel reads `length` octets of `value`.
-    let answer =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
-    done(answer)
-}
-
 /// Sets an option whose value is a number.
 pub(crate) fn set_number(
     fd: BorrowedFd<'_>,
@@ -264,7 +210,19 @@ pub(crate) fn set_number(
     option: libc::c_int,
     value: libc::c_int,
 ) -> io::Result<()> {
-    set_option(fd, level, option, &value.to_ne_bytes())
+    set_option(fd, level, option, &value)
+}
+
+// `value` is what the kernel reads for this option.
+fn set_option<T>(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let (value, length) = (std::ptr::from_ref(value), size_of::<T>() as libc::socklen_t);
+    // SAFETY: the kernel reads `length` bytes of `value`.
+    done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.cast(), length) })
 }
 
 /// Reads an option whose value is a number.
@@ -305,17 +263,7 @@ pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Re
         between: [0; size_of::<usize>() - 2],
         instructions: program.as_ptr(),
     };
-    // SAFETY: `named` names the instructions and their number; the kernel copies them.
-    let answer = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const named).cast(),
-            size_of_val(&named) as libc::socklen_t,
-        )
-    };
-    done(answer)
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &named)
 }
 
 fn done(answer: libc::c_int) -> io::Result<()> {
@@ -329,7 +277,6 @@ fn done(answer: libc::c_int) -> io::Result<()> {
 /// Room for the most descriptors that the kernel passes in one message (`SCM_MAX_FD`), and for credentials.
 const LOCAL_CONTROL: usize = 1152;
 
-const SEND_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
 
 /// Asks the scheduler for short turns of the calling thread: it then comes sooner when it is woken on a processor that

@@ -14,15 +14,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{
-    AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, accept_with, bind, connect,
-    connect_unspec, getpeername, getsockname, listen, recv, shutdown, socket_with,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, accept_with, bind,
+    connect, connect_unspec, getpeername, getsockname, listen, recv, send, shutdown, socket_with,
 };
 use thiserror::Error;
 
 use crate::sockets::address;
-use crate::sockets::piece::Piece;
-use crate::sockets::sys::{self, Outgoing};
-use crate::sockets::udp::is_passing;
+use crate::sockets::sys;
 
 mod connection;
 mod tap;
@@ -307,20 +305,13 @@ impl TcpSocket {
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, StreamError> {
-        let message = Outgoing {
-            name: &[],
-            pieces: &pieces[..pieces.len().min(PIECES)],
-            control: &[],
-        };
-        let sent = match sys::send(self.as_fd(), &message) {
-            Err(error) if is_passing(&error) => return Ok(0),
-            result => result?,
+    pub fn send(&self, bytes: &[u8]) -> Result<usize, StreamError> {
+        let sent = match send(&self.descriptor, bytes, SEND_FLAGS) {
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
+            sent => sent?,
         };
         add(&self.sent, sent);
-        if let Some(tap) = &self.tap {
-            tap.sent(pieces, sent);
-        }
+        self.note(Way::Out, Passed::Octets(&bytes[..sent]));
         Ok(sent)
     }
 
@@ -451,8 +442,7 @@ impl AsFd for TcpListener {
     }
 }
 
-/// Pieces of one call (`IOV_MAX`).
-const PIECES: usize = 1024;
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 //! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can
 //! be computed beforehand.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -14,14 +14,14 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with,
+    AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, getsockname, ipproto, sendto,
+    socket_with,
 };
 use thiserror::Error;
 
 use crate::sockets::address::{self, Name};
 use crate::sockets::control::{self, Control};
 use crate::sockets::interface::interface_of;
-use crate::sockets::piece::{Piece, total};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
@@ -111,20 +111,25 @@ pub struct Transmit<'a> {
     pub hop_limit: u8,
     /// Octets of each datagram but the last, which may be shorter; one datagram if 0.
     pub segment: u16,
-    /// The octets.
-    pub pieces: &'a [Piece<'a>],
+    /// The bytes.
+    pub bytes: &'a [u8],
 }
 
 impl<'a> Transmit<'a> {
     /// One datagram with nothing special.
-    pub const fn new(to: SocketAddr, pieces: &'a [Piece<'a>]) -> Self {
+    pub const fn new(to: SocketAddr, bytes: &'a [u8]) -> Self {
         Self {
             to,
             traffic_class: 0,
             hop_limit: 0,
             segment: 0,
-            pieces,
+            bytes,
         }
+    }
+
+    /// Whether the kernel is to cut it.
+    fn is_cut(&self) -> bool {
+        self.segment != 0 && self.bytes.len() > usize::from(self.segment)
     }
 
     // What is to be said of it to a socket of this traffic class.
@@ -142,7 +147,7 @@ impl<'a> Transmit<'a> {
         if self.hop_limit != 0 && !is_usual {
             control.push_number(level, hops, self.hop_limit.into());
         }
-        if self.segment != 0 && total(self.pieces) > usize::from(self.segment) {
+        if self.is_cut() {
             control.push(
                 libc::SOL_UDP,
                 libc::UDP_SEGMENT,
@@ -266,32 +271,33 @@ impl UdpSocket {
     }
 
     fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        let [transmit] = transmits else {
-            return self.send_together(transmits);
-        };
-        let (name, control) = self.prepare(transmit);
-        sys::send(self.as_fd(), &message(transmit, &name, &control)).map(|_| 1)
-    }
-
-    fn prepare(&self, transmit: &Transmit<'_>) -> (Name, Control<CONTROL>) {
-        let to = address::scoped(transmit.to, self.local);
-        let own_class = self.own_class(transmit.traffic_class);
-        (Name::of(to), transmit.control(own_class))
+        // Less for the kernel to read.
+        if let [transmit] = transmits
+            && self.control(transmit).bytes().is_empty()
+        {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let to = address::scoped(transmit.to, self.local);
+            sendto(&self.descriptor, transmit.bytes, flags, &to)?;
+            return Ok(1);
+        }
+        self.send_together(transmits)
     }
 
     #[inline(never)]
     fn send_together(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        let transmits = &transmits[..transmits.len().min(AT_ONCE)];
-        let prepared: ArrayVec<_, AT_ONCE> = transmits
-            .iter()
-            .map(|transmit| self.prepare(transmit))
-            .collect();
+        let transmits = transmits.iter().take(AT_ONCE);
         let messages: ArrayVec<_, AT_ONCE> = transmits
-            .iter()
-            .zip(&prepared)
-            .map(|(transmit, (name, control))| message(transmit, name, control))
+            .map(|transmit| Outgoing {
+                to: Name::of(address::scoped(transmit.to, self.local)),
+                bytes: IoSlice::new(transmit.bytes),
+                control: self.control(transmit),
+            })
             .collect();
         sys::send_many(self.as_fd(), &messages)
+    }
+
+    fn control(&self, transmit: &Transmit<'_>) -> Control<CONTROL> {
+        transmit.control(self.own_class(transmit.traffic_class))
     }
 
     // The traffic class of what is sent without a word of it; `first` where none has been asked for yet.
@@ -308,10 +314,9 @@ impl UdpSocket {
     }
 
     fn refusal(&self, first: &Transmit<'_>, error: io::Error) -> SendError {
-        let segmented = first.segment != 0 && total(first.pieces) > usize::from(first.segment);
         match Errno::from_io_error(&error) {
             Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendError::Full,
-            Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if segmented => {
+            Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if first.is_cut() => {
                 self.segments.store(false, Ordering::Relaxed);
                 SendError::NoSegmentation
             }
@@ -338,18 +343,6 @@ impl UdpSocket {
             Err(error) if is_passing(&error) => Ok(0),
             received => received,
         }
-    }
-}
-
-fn message<'a>(
-    transmit: &Transmit<'a>,
-    name: &'a Name,
-    control: &'a Control<CONTROL>,
-) -> Outgoing<'a> {
-    Outgoing {
-        name: name.octets(),
-        pieces: transmit.pieces,
-        control: control.octets(),
     }
 }
 

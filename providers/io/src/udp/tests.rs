@@ -312,8 +312,7 @@ fn nonsense_is_counted_and_dropped() {
     let from = UdpSocket::bind("127.0.3.88:0".parse().unwrap(), &UdpOptions::default()).unwrap();
     let steered = (0xff00_0000 | one.lease().range().first()).to_be_bytes();
     let nonsense = [&[0; 4][..], &steered, &[0; 3]].concat();
-    let pieces = [(&nonsense[..]).into()];
-    let transmit = crate::sockets::Transmit::new(one.lease().address(), &pieces);
+    let transmit = crate::sockets::Transmit::new(one.lease().address(), &nonsense);
     from.send(&[transmit]).unwrap();
     let (sink, began) = (Sink::of(&one), Instant::now());
     while one.counts().malformed == 0 {
@@ -553,8 +552,7 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
             .map(datagram)
             .collect::<Vec<_>>()
             .concat();
-        let pieces = [(&octets[..]).into()];
-        let mut transmit = crate::sockets::Transmit::new(one.lease().address(), &pieces);
+        let mut transmit = crate::sockets::Transmit::new(one.lease().address(), &octets);
         transmit.segment = 13;
         transmit.traffic_class = 2;
         from.send(&[transmit]).unwrap();

@@ -4,7 +4,6 @@ use std::mem;
 use std::sync::Arc;
 
 use super::{Received, StreamError, TcpSocket};
-use crate::sockets::piece::{Piece, total};
 
 /// A connected socket, and what it has not taken yet.
 #[derive(Debug)]
@@ -32,34 +31,21 @@ impl Connection {
         &self.socket
     }
 
-    /// Takes all of `pieces`, or nothing: whether it did. What the socket does not take now is copied and leaves with
+    /// Takes all of `bytes`, or nothing: whether it did. What the socket does not take now is copied and leaves with
     /// [`flush`](Self::flush); until it has, nothing more is taken.
     ///
     /// # Errors
     /// The connection has ended.
-    pub fn send(&mut self, mut pieces: &[Piece<'_>]) -> Result<bool, StreamError> {
+    pub fn send(&mut self, bytes: &[u8]) -> Result<bool, StreamError> {
         if self.finishes || !self.flush()? {
             return Ok(false);
         }
-        let mut sent = self.socket.send(pieces)?;
-        if sent == 0 && total(pieces) > 0 {
+        let sent = self.socket.send(bytes)?;
+        if sent == 0 && !bytes.is_empty() {
             return Ok(false);
         }
-        while let Some((piece, rest)) = pieces.split_first() {
-            let whole = piece.len() <= sent;
-            if !whole {
-                break;
-            }
-            sent -= piece.len();
-            pieces = rest;
-        }
-        if let Some((piece, rest)) = pieces.split_first() {
-            self.backlog.reserve(total(pieces) - sent);
-            piece.after(sent).copy_to(&mut self.backlog);
-            rest.iter()
-                .for_each(|piece| piece.copy_to(&mut self.backlog));
-            self.flush()?;
-        }
+        self.backlog.extend_from_slice(&bytes[sent..]);
+        self.flush()?;
         Ok(true)
     }
 
@@ -69,7 +55,7 @@ impl Connection {
     /// The connection has ended.
     pub fn flush(&mut self) -> Result<bool, StreamError> {
         while self.left < self.backlog.len() {
-            match self.socket.send(&[self.backlog[self.left..].into()])? {
+            match self.socket.send(&self.backlog[self.left..])? {
                 0 => return Ok(false),
                 octets => self.left += octets,
             }

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::TcpSocket;
-use crate::sockets::piece::Piece;
 
 /// Is told of what a socket sends and receives, in the order of each direction.
 pub trait TcpTap: Send + Sync {
@@ -59,15 +58,6 @@ impl Tapped {
 
     pub(super) fn passed(&self, way: Way, passed: Passed<'_>) {
         self.tap.passed(way, &self.ends, passed);
-    }
-
-    /// The first so many octets of these were sent.
-    #[cold]
-    pub(super) fn sent(&self, pieces: &[Piece<'_>], sent: usize) {
-        let mut octets = Vec::new();
-        pieces.iter().for_each(|piece| piece.copy_to(&mut octets));
-        octets.truncate(sent);
-        self.passed(Way::Out, Passed::Octets(&octets));
     }
 }
 

@@ -58,17 +58,13 @@ fn outcome(connection: &mut Connection) -> Result<Received, StreamError> {
 }
 
 #[test]
-fn pieces_arrive_as_one_stream() {
+fn both_ends_receive_what_the_other_sends() {
     for local in [V4, V6] {
         let (mut one, mut other) = pair_at(local);
-        let pieces = [
-            Piece::from(&b"one "[..]),
-            Piece::EMPTY,
-            b"stream"[..].into(),
-        ];
-        assert!(one.send(&pieces).unwrap());
+        assert!(one.send(b"one ").unwrap());
+        assert!(one.send(b"stream").unwrap());
         assert_eq!(receive_exactly(&mut other, 10), b"one stream");
-        assert!(other.send(&[b"back"[..].into()]).unwrap());
+        assert!(other.send(b"back").unwrap());
         assert_eq!(receive_exactly(&mut one, 4), b"back");
         assert_eq!(one.receive(&mut [0; 4]).unwrap(), Received::Nothing);
     }
@@ -78,14 +74,13 @@ fn pieces_arrive_as_one_stream() {
 fn what_the_socket_does_not_take_waits_and_keeps_its_order() {
     let (mut one, mut other) = pair();
     let octets: Vec<u8> = (0..3_000_000_u32).map(|at| (at / 3 % 251) as u8).collect();
-    let pieces: Vec<Piece<'_>> = octets.chunks(997).map(Piece::from).collect();
     let mut taken = 0;
     // Until it is full.
-    while taken < 100 && one.send(&pieces).unwrap() {
+    while taken < 100 && one.send(&octets).unwrap() {
         taken += 1;
     }
     assert!(taken > 0 && one.waiting() > 0);
-    assert!(!one.send(&pieces).unwrap());
+    assert!(!one.send(&octets).unwrap());
     let waiting = one.waiting();
     let reader = thread::spawn(move || receive_exactly(&mut other, taken * 3_000_000));
     until(|| one.flush().unwrap().then_some(()));
@@ -95,25 +90,16 @@ fn what_the_socket_does_not_take_waits_and_keeps_its_order() {
 }
 
 #[test]
-fn more_pieces_than_a_call_takes_all_arrive() {
-    let (mut one, mut other) = pair();
-    let octets: Vec<u8> = (0..3000_u32).map(|at| at as u8).collect();
-    let pieces: Vec<Piece<'_>> = octets.chunks(1).map(Piece::from).collect();
-    assert!(one.send(&pieces).unwrap());
-    assert_eq!(receive_exactly(&mut other, 3000), octets);
-}
-
-#[test]
 fn a_graceful_end_comes_behind_everything_and_the_other_direction_goes_on() {
     let (mut one, mut other) = pair();
     let octets = vec![7; 8_000_000];
-    assert!(one.send(&[octets[..].into()]).unwrap());
+    assert!(one.send(&octets).unwrap());
     one.finish().unwrap();
-    assert!(!one.send(&[octets[..].into()]).unwrap_or(false));
+    assert!(!one.send(&octets).unwrap_or(false));
     let reader = thread::spawn(move || {
         receive_exactly(&mut other, 8_000_000);
         assert_eq!(outcome(&mut other).unwrap(), Received::End);
-        assert!(other.send(&[b"still here"[..].into()]).unwrap());
+        assert!(other.send(b"still here").unwrap());
         other
     });
     until(|| (one.flush().unwrap() && one.waiting() == 0).then_some(()));
@@ -126,19 +112,19 @@ fn a_graceful_end_comes_behind_everything_and_the_other_direction_goes_on() {
 #[test]
 fn an_abortive_end_is_a_reset_at_once() {
     let (mut one, mut other) = pair();
-    assert!(one.send(&[b"lost"[..].into()]).unwrap());
+    assert!(one.send(b"lost").unwrap());
     receive_exactly(&mut other, 4);
     one.abort();
-    assert!(one.send(&[b"more"[..].into()]).is_err());
+    assert!(one.send(b"more").is_err());
     assert!(matches!(outcome(&mut other), Err(StreamError::Reset)));
-    let sent = until(|| other.send(&[b"x"[..].into()]).err());
+    let sent = until(|| other.send(b"x").err());
     assert!(matches!(sent, StreamError::Reset), "{sent}");
 }
 
 #[test]
 fn what_nobody_reads_any_more_is_answered_with_a_reset() {
     let (mut one, other) = pair();
-    assert!(one.send(&[b"unread"[..].into()]).unwrap());
+    assert!(one.send(b"unread").unwrap());
     thread::sleep(Duration::from_millis(20));
     drop(other);
     assert!(matches!(outcome(&mut one), Err(StreamError::Reset)));

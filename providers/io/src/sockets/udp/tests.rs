@@ -41,18 +41,17 @@ fn receive(socket: &UdpSocket, count: usize, mut each: impl FnMut(&Message<'_>, 
     }
 }
 
-fn transmit<'a>(to: &UdpSocket, pieces: &'a [Piece<'a>]) -> Transmit<'a> {
-    Transmit::new(to.local(), pieces)
+fn transmit<'a>(to: &UdpSocket, bytes: &'a [u8]) -> Transmit<'a> {
+    Transmit::new(to.local(), bytes)
 }
 
 #[test]
-fn a_datagram_is_gathered_and_arrives_with_its_addresses() {
+fn a_datagram_arrives_with_its_sender() {
     for local in [V4, V6] {
         let (from, to) = (socket(local), socket(local));
-        let pieces = [Piece::from(&b"head"[..]), Piece::EMPTY, b" body"[..].into()];
-        assert_eq!(from.send(&[transmit(&to, &pieces)]).unwrap(), 1);
+        assert_eq!(from.send(&[transmit(&to, b"a datagram")]).unwrap(), 1);
         receive(&to, 1, |message, datagram| {
-            assert_eq!(datagram, b"head body");
+            assert_eq!(datagram, b"a datagram");
             assert_eq!(message.from, from.local());
             assert_eq!(message.traffic_class, 0);
         });
@@ -63,7 +62,6 @@ fn a_datagram_is_gathered_and_arrives_with_its_addresses() {
 fn the_traffic_class_arrives_whichever_came_first() {
     const CLASSES: [u8; 5] = [0, 1, 2, 3, 0x68 | 2];
     for (local, hop_limit) in [(V4, 0), (V4, 9), (V6, 0), (V6, 9)] {
-        let pieces = [Piece::from(&b"x"[..])];
         for first in 0..CLASSES.len() {
             let (from, to) = (socket(local), socket(local));
             let mut classes = CLASSES;
@@ -71,7 +69,7 @@ fn the_traffic_class_arrives_whichever_came_first() {
             let of = |traffic_class| Transmit {
                 traffic_class,
                 hop_limit,
-                ..transmit(&to, &pieces)
+                ..transmit(&to, b"x")
             };
             for class in classes {
                 from.send(&[of(class)]).unwrap();
@@ -86,17 +84,16 @@ fn the_traffic_class_arrives_whichever_came_first() {
 
 #[test]
 fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
-    let octets: Vec<u8> = (0..60_000_u32).map(|at| (at % 251) as u8).collect();
+    let octets: Vec<u8> = (0..60_004_u32).map(|at| (at % 251) as u8).collect();
     for local in [V4, V6] {
         for offload in [Offload::default(), Offload::NONE] {
             let (from, to) = (socket(local), with(local, offload));
             assert!(from.can_segment());
             assert_eq!(to.joins(), offload.joining);
-            let pieces = [Piece::from(&octets[..]), b"tail"[..].into()];
             let transmit = Transmit {
                 segment: 4156,
                 traffic_class: 2,
-                ..transmit(&to, &pieces)
+                ..transmit(&to, &octets)
             };
             from.send(&[transmit]).unwrap();
             let (mut arrived, mut lengths) = (Vec::new(), Vec::new());
@@ -107,8 +104,7 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
                 arrived.extend_from_slice(datagram);
                 lengths.push(datagram.len());
             });
-            assert_eq!(arrived[..60_000], octets[..]);
-            assert_eq!(&arrived[60_000..], b"tail");
+            assert_eq!(arrived, octets);
             assert!(lengths[..14].iter().all(|&length| length == 4156));
         }
     }
@@ -118,11 +114,7 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
 fn a_batch_goes_out_in_order() {
     let (from, to) = (socket(V4), socket(V4));
     let numbers: Vec<_> = (0..100_u32).map(u32::to_be_bytes).collect();
-    let pieces: Vec<_> = numbers
-        .iter()
-        .map(|number| [Piece::from(&number[..])])
-        .collect();
-    let transmits: Vec<_> = pieces.iter().map(|pieces| transmit(&to, pieces)).collect();
+    let transmits: Vec<_> = numbers.iter().map(|number| transmit(&to, number)).collect();
     assert_eq!(from.send(&transmits).unwrap(), 100);
     let mut next = 0_u32;
     receive(&to, 100, |_, datagram| {
@@ -142,7 +134,7 @@ fn an_empty_socket_answers_at_once() {
 fn what_does_not_fit_is_left_out_and_counted() {
     let (from, to) = (socket(V4), with(V4, Offload::NONE));
     for octets in [&[1; 10][..], &[2; 11], &[3; 10]] {
-        from.send(&[transmit(&to, &[octets.into()])]).unwrap();
+        from.send(&[transmit(&to, octets)]).unwrap();
     }
     let mut batch = ReceiveBatch::new(3, 10);
     let (mut arrived, mut truncated) = (Vec::new(), 0);
@@ -157,24 +149,24 @@ fn what_does_not_fit_is_left_out_and_counted() {
 fn longer_than_a_datagram_can_be_is_refused() {
     let (from, to) = (socket(V4), socket(V4));
     let octets = vec![0; MAX_OCTETS + 1];
-    let most = [Piece::from(&octets[..MAX_OCTETS])];
-    let over = [Piece::from(&octets[..])];
     assert!(matches!(
-        from.send(&[transmit(&to, &over)]),
+        from.send(&[transmit(&to, &octets)]),
         Err(SendError::TooLong)
     ));
-    assert_eq!(from.send(&[transmit(&to, &most)]).unwrap(), 1);
+    assert_eq!(
+        from.send(&[transmit(&to, &octets[..MAX_OCTETS])]).unwrap(),
+        1
+    );
 }
 
 #[test]
 fn a_refusal_tells_what_was_sent_before_it() {
     let (from, to) = (socket(V4), socket(V4));
     let octets = vec![0; MAX_OCTETS + 1];
-    let (good, bad) = ([Piece::from(&octets[..4])], [Piece::from(&octets[..])]);
     let transmits = [
-        transmit(&to, &good),
-        transmit(&to, &bad),
-        transmit(&to, &good),
+        transmit(&to, &octets[..4]),
+        transmit(&to, &octets),
+        transmit(&to, &octets[..4]),
     ];
     assert_eq!(from.send(&transmits).unwrap(), 1);
 }
@@ -183,11 +175,10 @@ fn a_refusal_tells_what_was_sent_before_it() {
 fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
     let (from, to) = (socket(V4), socket(V4));
     let octets = vec![0; 60_000];
-    let pieces = [Piece::from(&octets[..])];
     let unusable = Transmit {
         // 60,000 octets in datagrams of 1: more than a call may have.
         segment: 1,
-        ..transmit(&to, &pieces)
+        ..transmit(&to, &octets[..])
     };
     assert!(matches!(
         from.send(&[unusable]),
@@ -201,9 +192,8 @@ fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
 #[test]
 fn nobody_at_the_other_end_is_no_error() {
     let (from, gone) = (socket(V4), socket(V4).local());
-    let pieces = [Piece::from(&b"x"[..])];
     for _ in 0..5 {
-        assert_eq!(from.send(&[Transmit::new(gone, &pieces)]).unwrap(), 1);
+        assert_eq!(from.send(&[Transmit::new(gone, b"x")]).unwrap(), 1);
         let mut batch = ReceiveBatch::new(1, 100);
         assert_eq!(from.receive(&mut batch).unwrap(), 0);
     }
@@ -284,11 +274,10 @@ fn the_identification_is_0_and_df_is_set() {
     .expect("the right to open a raw socket");
     let (from, to) = (socket("127.0.3.2:0"), socket("127.0.3.2:0"));
     let octets = [0; 3000];
-    let pieces = [Piece::from(&octets[..])];
     for segment in [0, 0, 1000] {
         let transmit = Transmit {
             segment,
-            ..transmit(&to, &pieces)
+            ..transmit(&to, &octets[..])
         };
         from.send(&[transmit]).unwrap();
     }
