@@ -92,10 +92,8 @@ impl OnWire {
         let device = Device::new(driver, &network, options)?;
         management.bind(&device);
         let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
-        let handler = link
-            .start(Arc::downgrade(&progress))
+        link.start(Arc::downgrade(&progress))
             .map_err(|error| failed(&error))?;
-        network.keep(Arc::new(handler));
         Ok(Self { device, link })
     }
 }

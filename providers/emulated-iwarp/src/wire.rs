@@ -73,10 +73,8 @@ impl OnWire {
                 streams.attend(token);
             }
         };
-        let handler = link
-            .start(Arc::downgrade(&progress), attend)
+        link.start(Arc::downgrade(&progress), attend)
             .map_err(failed)?;
-        network.keep(Arc::new(handler));
         Ok(Self { device, link })
     }
 }

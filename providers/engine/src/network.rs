@@ -1,10 +1,9 @@
 //! A network: the devices that reach one another, the link between them, and what is due when.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use verbs_api::ids::LinkAddress;
 
@@ -54,7 +53,6 @@ pub struct Network<M: Member> {
     has_answered: AtomicBool,
     looks: AtomicU32,
     vain_looks: AtomicU32,
-    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// What the owner of a network drives, whatever its driver.
@@ -102,13 +100,7 @@ impl<M: Member> Network<M> {
             has_answered: AtomicBool::new(false),
             looks: AtomicU32::new(0),
             vain_looks: AtomicU32::new(0),
-            kept: OnceLock::new(),
         })
-    }
-
-    /// Keeps something for as long as the network is there: what its link was started with. Only the first is kept.
-    pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
-        let _ = self.kept.set(value);
     }
 
     /// What is due later.

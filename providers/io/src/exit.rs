@@ -3,29 +3,25 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once, PoisonError, Weak};
+use std::sync::{Mutex, Once, Weak};
 
-/// Something that has to be sent before the process ends.
-pub trait FlushOnExit: Send + Sync {
-    /// The process ends, with other threads still running: sends what waits.
-    fn flush_on_exit(&self);
-}
+use crate::{IoHandler, lock};
 
 /// Flushes `waiting`, if it is still there, when the process ends by itself: by `exit`, or because `main` returned. Not in
 /// a child that a fork made: what waits is its parent's.
-pub fn at_exit(waiting: Weak<dyn FlushOnExit>) {
+pub(crate) fn at_exit(waiting: Weak<dyn IoHandler>) {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         // SAFETY: `flush_all` takes nothing, and is there until the process ends, or until this library is unloaded: then
         // it is called before. Where there is no room for it, nothing is flushed.
         let _ = unsafe { libc::atexit(flush_all) };
     });
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = lock(&ALL);
     all.retain(|(_, waiting)| waiting.strong_count() > 0);
     all.push((std::process::id(), waiting));
 }
 
-static ALL: Mutex<Vec<(u32, Weak<dyn FlushOnExit>)>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<(u32, Weak<dyn IoHandler>)>> = Mutex::new(Vec::new());
 
 extern "C" fn flush_all() {
     // A lock that another thread held when this process was forked stays held.
@@ -51,7 +47,9 @@ mod tests {
 
     struct Prints(&'static str);
 
-    impl FlushOnExit for Prints {
+    impl IoHandler for Prints {
+        fn attend(&self, _token: u64) {}
+
         fn flush_on_exit(&self) {
             // Not by `println`, which the harness keeps.
             let _ = std::io::stdout().write_all(self.0.as_bytes());
@@ -66,9 +64,8 @@ mod tests {
         }
         let [kept, gone] =
             ["flushed at the end", "never flushed"].map(|text| Arc::new(Prints(text)));
-        for waiting in [&gone, &kept] {
-            let waiting: Arc<dyn FlushOnExit> = Arc::clone(waiting) as _;
-            at_exit(Arc::downgrade(&waiting));
+        for waiting in [&gone, &kept].map(Arc::downgrade) {
+            at_exit(waiting);
         }
         drop(gone);
         std::process::exit(0);

@@ -15,7 +15,7 @@ mod batch;
 pub mod capture;
 pub mod codec;
 pub mod emulated;
-pub mod exit;
+mod exit;
 mod fence;
 pub mod group;
 mod large_pages;
@@ -36,7 +36,6 @@ pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
     TxMeta,
 };
-pub use exit::{FlushOnExit, at_exit};
 pub use group::{
     Admission, GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service,
 };

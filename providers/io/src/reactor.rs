@@ -16,20 +16,22 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
+use polyverbs_engine::link::Input;
+use polyverbs_engine::network::Progress;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
 
-/// What a reactor calls.
-pub trait IoHandler: Send + Sync {
-    /// Reads every source of data until nothing is left, unless another thread is at it; `false` in that case.
-    fn progress(&self) -> bool;
+use crate::exit::at_exit;
+use crate::lock;
 
+/// Whose sources a reactor watches: a link.
+pub trait IoHandler: Send + Sync {
     /// The rare source of this token has something: takes it. Called by the reactor's thread, whoever owns the input.
     fn attend(&self, token: u64);
 
@@ -44,6 +46,9 @@ pub trait IoHandler: Send + Sync {
     fn sleep(&self) -> bool {
         false
     }
+
+    /// The process ends, with other threads still running: sends what waits.
+    fn flush_on_exit(&self) {}
 }
 
 /// What is watched, and how.
@@ -105,7 +110,7 @@ pub struct Reactor {
     is_polled: AtomicBool,
     polls: AtomicU32,
     claims: Mutex<Claims>,
-    handler: OnceLock<Weak<dyn IoHandler>>,
+    served: OnceLock<Served>,
     /// Polls in a row that found another thread reading.
     refused: AtomicU32,
     is_over: AtomicBool,
@@ -116,6 +121,12 @@ impl fmt::Debug for Reactor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reactor").finish_non_exhaustive()
     }
+}
+
+/// Whom the reactor serves, as long as both are there.
+struct Served {
+    handler: Weak<dyn IoHandler>,
+    network: Weak<dyn Progress>,
 }
 
 /// Who has claimed the input, and when.
@@ -151,7 +162,7 @@ impl Reactor {
                 needed: 1,
                 not_before: now,
             }),
-            handler: OnceLock::new(),
+            served: OnceLock::new(),
             refused: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
             patience: Duration::ZERO,
@@ -203,64 +214,38 @@ impl Reactor {
         }
     }
 
-    /// Starts the thread. It ends with `handler`, or after [`stop`](Self::stop).
+    /// Starts the thread, which has `network` read every source of data. It ends with either, or after
+    /// [`stop`](Self::stop). What waits is sent when the process ends by itself.
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(self: &Arc<Self>, handler: Weak<dyn IoHandler>) -> io::Result<()> {
+    pub fn start(
+        self: &Arc<Self>,
+        handler: Weak<dyn IoHandler>,
+        network: Weak<dyn Progress>,
+    ) -> io::Result<()> {
+        at_exit(Weak::clone(&handler));
+        let _ = self.served.set(Served { handler, network });
         let reactor = Arc::clone(self);
-        let _ = self.handler.set(Weak::clone(&handler));
         crate::thread::start("polyverbs-io", move || {
             crate::thread::prefer_short_turns();
-            reactor.run(&handler);
+            reactor.run();
         })
+    }
+
+    /// What delivers, once the thread has been [started](Self::start).
+    pub(crate) fn network(&self) -> Option<Arc<dyn Progress>> {
+        self.served.get()?.network.upgrade()
+    }
+
+    fn handler(&self) -> Option<Arc<dyn IoHandler>> {
+        self.served.get()?.handler.upgrade()
     }
 
     /// Ends the thread.
     pub fn stop(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         self.ring();
-    }
-
-    /// A thread has polled.
-    #[inline]
-    pub fn polled(&self) {
-        // Where two poll at once one of them is not counted.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(POLLS) && !self.is_polled() {
-            self.look_at_clock();
-        }
-    }
-
-    /// A thread that polls has found another one reading: that one gets the processor, should it wait for it. Otherwise a
-    /// poller that spins would keep it from coming to an end.
-    #[cold]
-    pub fn give_way(&self) {
-        self.polled();
-        // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
-        if self.refused.fetch_add(1, Ordering::Relaxed) % YIELDS == YIELDS - 1 {
-            thread::sleep(WAY);
-        } else {
-            thread::yield_now();
-        }
-    }
-
-    /// Whether pollers own the input: one looks again within the reactor's patience, or the thread does.
-    #[inline]
-    pub fn is_polled(&self) -> bool {
-        self.is_polled.load(Ordering::Acquire)
-    }
-
-    /// A poller is about to sleep: the thread takes over, and looks at once.
-    pub fn hand_back(&self) {
-        if self.is_polled() {
-            let mut claims = self.claims();
-            self.release(&mut claims);
-            claims.needed = (claims.needed / 2).max(1);
-            drop(claims);
-            self.ring();
-        }
     }
 
     /// Has the thread look at everything. Where pollers own the input it does when they are gone.
@@ -289,10 +274,8 @@ impl Reactor {
         Ok(ready.collect())
     }
 
-    // ---- pollers
-
     fn claims(&self) -> MutexGuard<'_, Claims> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.claims)
     }
 
     #[cold]
@@ -323,7 +306,7 @@ impl Reactor {
     }
 
     fn tell_handler(&self, is_polled: bool) {
-        if let Some(handler) = self.handler.get().and_then(Weak::upgrade) {
+        if let Some(handler) = self.handler() {
             handler.set_polled(is_polled);
         }
     }
@@ -334,12 +317,12 @@ impl Reactor {
 
     // ---- the thread
 
-    fn run(&self, handler: &Weak<dyn IoHandler>) {
+    fn run(&self) {
         let mut again = false;
         let mut polls = 0;
         loop {
             let is_polled = self.is_polled();
-            let has_some = !is_polled && handler.upgrade().is_some_and(|handler| handler.sleep());
+            let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
             let mut is_due = has_some || again;
             let time = match (is_due, is_polled) {
                 (true, _) => Some(Duration::ZERO),
@@ -350,7 +333,9 @@ impl Reactor {
             let Ok(count) = wait(&self.all, &mut events, time) else {
                 return;
             };
-            let Some(handler) = handler.upgrade().filter(|_| !self.is_over()) else {
+            let (Some(handler), Some(network), false) =
+                (self.handler(), self.network(), self.is_over())
+            else {
                 return;
             };
             for event in &events[..count] {
@@ -361,7 +346,10 @@ impl Reactor {
                         // Rung by a claim as well.
                         is_due |= !self.is_polled();
                     }
-                    token => guarded(|| handler.attend(token)),
+                    token => {
+                        guarded(|| handler.attend(token));
+                        is_due = true;
+                    }
                 }
             }
             let before = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
@@ -371,7 +359,7 @@ impl Reactor {
                 is_due = true;
             }
             again = false;
-            if is_due && !progress(&*handler) {
+            if is_due && !progress(&*network) {
                 // Whoever reads may wait for this processor.
                 thread::sleep(WAY);
                 again = !self.is_polled();
@@ -418,10 +406,49 @@ impl Reactor {
     }
 }
 
+impl Input for Reactor {
+    #[inline]
+    fn polled(&self) {
+        // Where two poll at once one of them is not counted.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(POLLS) && !self.is_polled() {
+            self.look_at_clock();
+        }
+    }
+
+    // Otherwise a poller that spins would keep whoever reads from coming to an end.
+    #[cold]
+    fn give_way(&self) {
+        self.polled();
+        // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
+        if self.refused.fetch_add(1, Ordering::Relaxed) % YIELDS == YIELDS - 1 {
+            thread::sleep(WAY);
+        } else {
+            thread::yield_now();
+        }
+    }
+
+    #[inline]
+    fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::Acquire)
+    }
+
+    fn hand_back(&self) {
+        if self.is_polled() {
+            let mut claims = self.claims();
+            self.release(&mut claims);
+            claims.needed = (claims.needed / 2).max(1);
+            drop(claims);
+            self.ring();
+        }
+    }
+}
+
 // Whether no other thread was at it.
-fn progress(handler: &dyn IoHandler) -> bool {
+fn progress(network: &dyn Progress) -> bool {
     let mut is_done = true;
-    guarded(|| is_done = handler.progress());
+    guarded(|| is_done = network.progress());
     is_done
 }
 

@@ -10,12 +10,12 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sockets::{Connection, Received, StreamError, TcpSocket};
-use crate::{FlushOnExit, IoHandler, Lease, QpnRange, Reactor, Ready, ShmPort, Source, at_exit};
+use crate::{IoHandler, Lease, QpnRange, Reactor, Ready, ShmPort, Source};
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, TrySend};
 use polyverbs_engine::lock::{Lock, LockClass};
 use polyverbs_engine::network::Progress;
@@ -149,12 +149,11 @@ pub struct TcpLink<C: StreamCodec> {
     /// Streams that came with something to read.
     fresh: Chore<Vec<Arc<Stream<C>>>>,
     news: Chore<VecDeque<(Arc<Stream<C>>, StreamEvent)>>,
-    /// Some have more than was read in their turn.
-    leaves_some: AtomicBool,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
     reactor: Arc<Reactor>,
+    attend: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
     /// The memory that processes at this address share.
     lease: Option<Arc<Lease>>,
     /// Streams by memory that come, or that are gone.
@@ -256,7 +255,6 @@ impl<C: StreamCodec> TcpLink<C> {
             patience: Mutex::new(DRAIN),
             fresh: Chore::default(),
             news: Chore::default(),
-            leaves_some: AtomicBool::new(false),
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
@@ -267,6 +265,7 @@ impl<C: StreamCodec> TcpLink<C> {
             }),
             spare: Mutex::default(),
             reactor: Arc::new(reactor),
+            attend: OnceLock::new(),
             lease,
             joining: Chore::default(),
             made: AtomicUsize::new(0),
@@ -274,7 +273,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }))
     }
 
-    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with what this answers.
+    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with the network.
     /// `attend` is told of what else is watched as [`Source::Rare`].
     ///
     /// # Errors
@@ -283,17 +282,10 @@ impl<C: StreamCodec> TcpLink<C> {
         self: &Arc<Self>,
         network: Weak<dyn Progress>,
         attend: impl Fn(u64) + Send + Sync + 'static,
-    ) -> io::Result<Arc<dyn IoHandler>> {
-        let io: Arc<dyn IoHandler> = Arc::new(Io {
-            link: Arc::clone(self),
-            network,
-            attend: Box::new(attend),
-        });
-        self.reactor.start(Arc::downgrade(&io))?;
-        // Sends complete when the link has taken them.
-        let waiting: Arc<dyn FlushOnExit> = Arc::clone(self) as _;
-        at_exit(Arc::downgrade(&waiting));
-        Ok(io)
+    ) -> io::Result<()> {
+        let _ = self.attend.set(Box::new(attend));
+        let handler = Arc::downgrade(self);
+        self.reactor.start(handler, network)
     }
 
     /// What reads the sockets.
@@ -1075,7 +1067,10 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         delivered |= self.deliver_news(now, network);
         self.flush_at(Some(now));
         let has_more = !inbound.unfinished.is_empty() || self.has_to_tell();
-        self.leaves_some.store(has_more, Ordering::Relaxed);
+        // Of what has not been read whole epoll tells nothing more.
+        if has_more && !self.reactor.is_polled() {
+            self.reactor.ring();
+        }
         delivered || has_more
     }
 
@@ -1097,7 +1092,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn input(&self) -> Option<&dyn Input> {
-        Some(self)
+        Some(&*self.reactor)
     }
 
     fn drain(&self) {
@@ -1121,29 +1116,21 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 }
 
-impl<C: StreamCodec> Input for TcpLink<C> {
-    fn polled(&self) {
-        self.reactor.polled();
-        // Of what has not been read whole epoll tells nothing more.
-        if self.leaves_some.load(Ordering::Relaxed) && !self.is_polled() {
-            self.reactor.ring();
+impl<C: StreamCodec> IoHandler for TcpLink<C> {
+    fn attend(&self, token: u64) {
+        match (token, &self.lease, self.attend.get()) {
+            // What comes there lets others in, or rings a bell.
+            (INBOX, Some(lease), _) => _ = lease.attend(&mut |_| {}),
+            (_, _, Some(attend)) => attend(token),
+            _ => {}
         }
     }
 
-    fn give_way(&self) {
-        self.reactor.give_way();
+    fn sleep(&self) -> bool {
+        self.memory().is_some_and(ShmPort::sleep)
     }
 
-    fn is_polled(&self) -> bool {
-        self.reactor.is_polled()
-    }
-
-    fn hand_back(&self) {
-        self.reactor.hand_back();
-    }
-}
-
-impl<C: StreamCodec> FlushOnExit for TcpLink<C> {
+    // Sends complete when the link has taken them.
     fn flush_on_exit(&self) {
         // Not under the lock: a stream that fails is taken away.
         let streams = {
@@ -1165,40 +1152,6 @@ impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
         f.debug_struct("TcpLink")
             .field("connections", &self.connections())
             .finish_non_exhaustive()
-    }
-}
-
-/// What the reactor calls.
-struct Io<C: StreamCodec> {
-    link: Arc<TcpLink<C>>,
-    network: Weak<dyn Progress>,
-    attend: Box<dyn Fn(u64) + Send + Sync>,
-}
-
-impl<C: StreamCodec> IoHandler for Io<C> {
-    fn progress(&self) -> bool {
-        self.network
-            .upgrade()
-            .is_none_or(|network| network.progress())
-    }
-
-    fn attend(&self, token: u64) {
-        match (token, &self.link.lease) {
-            // What comes there lets others in, or rings a bell.
-            (INBOX, Some(lease)) => _ = lease.attend(&mut |_| {}),
-            _ => (self.attend)(token),
-        }
-        self.progress();
-    }
-
-    fn sleep(&self) -> bool {
-        self.link.memory().is_some_and(ShmPort::sleep)
-    }
-}
-
-impl<C: StreamCodec> Drop for Io<C> {
-    fn drop(&mut self) {
-        self.link.reactor.stop();
     }
 }
 

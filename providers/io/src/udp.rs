@@ -16,8 +16,8 @@ use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
 };
 use crate::{
-    FlushOnExit, HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta,
-    Service, ShmPort, Source, at_exit,
+    HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta, Service,
+    ShmPort, Source,
 };
 use polyverbs_engine::link::{Deliver, Frame, Input, Link};
 use polyverbs_engine::network::Progress;
@@ -225,17 +225,9 @@ impl<C: DatagramCodec> UdpLink<C> {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<Arc<dyn IoHandler>> {
-        let io = Arc::new(Io {
-            link: Arc::clone(self),
-            network,
-        });
-        let handler: Arc<dyn IoHandler> = Arc::clone(&io) as _;
-        self.reactor.start(Arc::downgrade(&handler))?;
-        // What has arrived is acknowledged, though the program ends when it has seen it.
-        let waiting: Arc<dyn FlushOnExit> = io;
-        at_exit(Arc::downgrade(&waiting));
-        Ok(handler)
+    pub fn start(self: &Arc<Self>, network: Weak<dyn Progress>) -> io::Result<()> {
+        let handler = Arc::downgrade(self);
+        self.reactor.start(handler, network)
     }
 
     /// What reads the sockets.
@@ -659,33 +651,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         queue.push_back((arrival, datagram.to_vec()));
         self.has_aside.store(true, Ordering::Release);
     }
-
-    // Takes what came in by other ways, to be delivered with what arrives at the own socket.
-    fn attend(&self, token: u64) {
-        let aside = &mut *lock(&self.aside);
-        let (queue, batch) = (&mut aside.queue, &mut aside.batch);
-        let port = self.lease.address().port();
-        let mut take = |handed: Handed<'_>| {
-            let arrival = Arrival {
-                from: handed.from,
-                to: SocketAddr::new(handed.to, port),
-                traffic_class: handed.traffic_class,
-                segment: handed.segment.into(),
-            };
-            self.keep(arrival, handed.octets, queue);
-        };
-        // What cannot be read now will be told again.
-        match token {
-            INBOX => drop(self.lease.attend(&mut take)),
-            SERVICES => lock(&self.services)
-                .values()
-                .for_each(|service| drop(service.attend(&mut take))),
-            _ => {
-                let mut sort = |arrival, datagram: &[u8]| self.sort(arrival, datagram, queue);
-                self.read(self.lease.common(), batch, &mut sort);
-            }
-        }
-    }
 }
 
 impl TxQueue {
@@ -800,7 +765,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn input(&self) -> Option<&dyn Input> {
-        Some(self)
+        Some(&*self.reactor)
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {
@@ -819,21 +784,52 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 }
 
-impl<C: DatagramCodec> Input for UdpLink<C> {
-    fn polled(&self) {
-        self.reactor.polled();
+impl<C: DatagramCodec> IoHandler for UdpLink<C> {
+    // Takes what came in by other ways, to be delivered with what arrives at the own socket.
+    fn attend(&self, token: u64) {
+        let aside = &mut *lock(&self.aside);
+        let (queue, batch) = (&mut aside.queue, &mut aside.batch);
+        let port = self.lease.address().port();
+        let mut take = |handed: Handed<'_>| {
+            let arrival = Arrival {
+                from: handed.from,
+                to: SocketAddr::new(handed.to, port),
+                traffic_class: handed.traffic_class,
+                segment: handed.segment.into(),
+            };
+            self.keep(arrival, handed.octets, queue);
+        };
+        // What cannot be read now will be told again.
+        match token {
+            INBOX => drop(self.lease.attend(&mut take)),
+            SERVICES => lock(&self.services)
+                .values()
+                .for_each(|service| drop(service.attend(&mut take))),
+            _ => {
+                let mut sort = |arrival, datagram: &[u8]| self.sort(arrival, datagram, queue);
+                self.read(self.lease.common(), batch, &mut sort);
+            }
+        }
     }
 
-    fn give_way(&self) {
-        self.reactor.give_way();
+    fn set_polled(&self, is_polled: bool) {
+        let socket = self.lease.socket();
+        // One that cannot be watched is read as long as somebody polls.
+        let _ = match is_polled {
+            true => self.reactor.remove(socket, Source::Data),
+            false => self.reactor.add(socket, DATA, Source::Data),
+        };
     }
 
-    fn is_polled(&self) -> bool {
-        self.reactor.is_polled()
+    fn sleep(&self) -> bool {
+        self.lease.memory().is_some_and(ShmPort::sleep)
     }
 
-    fn hand_back(&self) {
-        self.reactor.hand_back();
+    // What has arrived is acknowledged, though the program ends when it has seen it.
+    fn flush_on_exit(&self) {
+        if let Some(network) = self.reactor.network() {
+            network.flush();
+        }
     }
 }
 
@@ -853,52 +849,6 @@ fn note(counters: &Counters, outcome: SendOutcome) {
     let counted = [(&counters.sent, outcome.sent), (refused, outcome.refused)];
     for (counter, by) in counted {
         count_alone(counter, by as u64);
-    }
-}
-
-/// What the reactor calls, and what is flushed when the process ends.
-struct Io<C: DatagramCodec> {
-    link: Arc<UdpLink<C>>,
-    network: Weak<dyn Progress>,
-}
-
-impl<C: DatagramCodec> IoHandler for Io<C> {
-    fn progress(&self) -> bool {
-        self.network
-            .upgrade()
-            .is_none_or(|network| network.progress())
-    }
-
-    fn attend(&self, token: u64) {
-        self.link.attend(token);
-        self.progress();
-    }
-
-    fn set_polled(&self, is_polled: bool) {
-        let (reactor, socket) = (&self.link.reactor, self.link.lease.socket());
-        // One that cannot be watched is read as long as somebody polls.
-        let _ = match is_polled {
-            true => reactor.remove(socket, Source::Data),
-            false => reactor.add(socket, DATA, Source::Data),
-        };
-    }
-
-    fn sleep(&self) -> bool {
-        self.link.lease.memory().is_some_and(ShmPort::sleep)
-    }
-}
-
-impl<C: DatagramCodec> FlushOnExit for Io<C> {
-    fn flush_on_exit(&self) {
-        if let Some(network) = self.network.upgrade() {
-            network.flush();
-        }
-    }
-}
-
-impl<C: DatagramCodec> Drop for Io<C> {
-    fn drop(&mut self) {
-        self.link.reactor.stop();
     }
 }
 

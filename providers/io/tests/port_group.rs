@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use polyverbs_engine::network::Progress;
+use polyverbs_engine::time::Time;
 use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
     Admission, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, QpnRange, Reactor,
@@ -76,17 +78,25 @@ fn member() {
     add(lease, INBOX, Source::Rare);
     add(&member.service, REQUESTS, Source::Rare);
     let handler = Arc::downgrade(&member);
-    reactor.start(handler).unwrap();
+    reactor.start(handler.clone(), handler).unwrap();
     // Until the test is over, or has ended without a word.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-impl IoHandler for Member {
+impl Progress for Member {
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn handle_timeout(&self, _now: Time) {}
+
     fn progress(&self) -> bool {
         self.read(self.lease.socket());
         true
     }
+}
 
+impl IoHandler for Member {
     fn attend(&self, token: u64) {
         let mut take = |handed: Handed<'_>| self.take(handed);
         match token {

@@ -1,6 +1,8 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
+use polyverbs_engine::time::Time;
+
 use super::*;
 use crate::sockets::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
@@ -45,7 +47,7 @@ impl Reader {
         reactor.add(&reader.socket, 1, Source::Data).unwrap();
         reactor.add(&reader.rare, 2, Source::Shared).unwrap();
         let handler = Arc::downgrade(&reader);
-        reactor.start(handler).unwrap();
+        reactor.start(handler.clone(), handler).unwrap();
         (reader, told)
     }
 
@@ -128,15 +130,23 @@ impl Reader {
     }
 }
 
-impl IoHandler for Reader {
+impl Progress for Reader {
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn handle_timeout(&self, _now: Time) {}
+
     fn progress(&self) -> bool {
         let count = self.read();
         self.by_thread.fetch_add(count, Ordering::SeqCst);
         true
     }
+}
 
+impl IoHandler for Reader {
     fn attend(&self, token: u64) {
-        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = lock(&self.batch);
         self.rare.receive(&mut batch).unwrap();
         let _ = self.attended.send(token);
         assert!(batch.messages().all(|message| message.octets != b"panic"));
@@ -405,7 +415,7 @@ impl Told {
     fn start(self) -> (Arc<Reactor>, Arc<Self>) {
         let (reactor, told) = (Arc::new(Reactor::new().unwrap()), Arc::new(self));
         let handler = Arc::downgrade(&told);
-        reactor.start(handler).unwrap();
+        reactor.start(handler.clone(), handler).unwrap();
         (reactor, told)
     }
 
@@ -414,7 +424,13 @@ impl Told {
     }
 }
 
-impl IoHandler for Told {
+impl Progress for Told {
+    fn next_timeout(&self) -> Option<Time> {
+        None
+    }
+
+    fn handle_timeout(&self, _now: Time) {}
+
     fn progress(&self) -> bool {
         self.calls.fetch_add(1, Ordering::SeqCst);
         assert!(!self.panics.load(Ordering::SeqCst));
@@ -423,7 +439,9 @@ impl IoHandler for Told {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
             .is_err()
     }
+}
 
+impl IoHandler for Told {
     fn attend(&self, _token: u64) {}
 
     fn sleep(&self) -> bool {

@@ -299,7 +299,7 @@ impl Sink {
     /// One look, as of a thread that polls.
     fn poll(&self) {
         self.progress();
-        self.link.polled();
+        self.link.reactor.polled();
     }
 }
 
@@ -482,14 +482,14 @@ fn has_unwritten(sink: &Sink, stream: &Stream<Toy>) -> bool {
     sink.link.has_unwritten(stream, &lock(&stream.outgoing))
 }
 
-/// A link with a thread, whose stream has taken all it can, and the peer, who has read nothing of it. The first must be kept.
-fn full_stream() -> (Arc<dyn IoHandler>, [Arc<Sink>; 2], u32) {
+/// A link with a thread, whose stream has taken all it can, and the peer, who has read nothing of it.
+fn full_stream() -> ([Arc<Sink>; 2], u32) {
     let [one, other] = pair_with(TcpLinkOptions {
         max_frame: 60_000,
         ..TcpLinkOptions::default()
     });
     let network = Arc::clone(&one) as Arc<dyn Progress>;
-    let handler = one.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    one.link.start(Arc::downgrade(&network), |_| {}).unwrap();
     let stream = one.link.stream(1).unwrap();
     let payload = vec![1; 60_000];
     // The system takes more some time after it has refused some.
@@ -506,12 +506,12 @@ fn full_stream() -> (Arc<dyn IoHandler>, [Arc<Sink>; 2], u32) {
         assert!(taken < 10_000);
     }
     assert!(has_unwritten(&one, &stream));
-    (handler, [one, other], taken)
+    ([one, other], taken)
 }
 
 #[test]
 fn drain_waits_until_an_ended_stream_is_written() {
-    let (_handler, [one, other], taken) = full_stream();
+    let ([one, other], taken) = full_stream();
     // A stream that goes on is not waited for.
     one.link.drain();
     let stream = one.link.stream(1).unwrap();
@@ -532,7 +532,7 @@ fn drain_waits_until_an_ended_stream_is_written() {
 
 #[test]
 fn drain_gives_up_on_a_peer_that_reads_nothing() {
-    let (_handler, [one, _other], _) = full_stream();
+    let ([one, _other], _) = full_stream();
     one.say(Header::Close(1));
     let began = Instant::now();
     one.link.drain();
@@ -546,7 +546,7 @@ fn drain_gives_up_on_a_peer_that_reads_nothing() {
 
 #[test]
 fn a_process_that_ends_writes_what_its_streams_took() {
-    let (_handler, [one, other], taken) = full_stream();
+    let ([one, other], taken) = full_stream();
     let reader = thread::spawn(move || other.drive(taken as usize));
     one.link.flush_on_exit();
     assert!(!has_unwritten(&one, &one.link.stream(1).unwrap()));
@@ -555,9 +555,9 @@ fn a_process_that_ends_writes_what_its_streams_took() {
 
 #[test]
 fn a_process_that_ends_does_not_wait_for_a_peer_that_is_gone() {
-    let (handler, [one, other], _) = full_stream();
+    let ([one, other], _) = full_stream();
     // Nobody else finds out.
-    drop(handler);
+    one.link.reactor.stop();
     assert_eq!(Arc::strong_count(&other), 1);
     drop(other);
     let (ended, end) = mpsc::channel();
@@ -712,7 +712,7 @@ fn while_nobody_polls_the_thread_delivers() {
         .each_ref()
         .map(|sink| Arc::clone(sink) as Arc<dyn Progress>);
     let network = Arc::downgrade(&networks[1]);
-    let _handler = sinks[1].link.start(network, |_| {}).unwrap();
+    sinks[1].link.start(network, |_| {}).unwrap();
     for number in 0..200 {
         sinks[0].send(1, number, b"woken");
         sinks[0].link.flush();
@@ -727,7 +727,7 @@ fn while_nobody_polls_the_thread_delivers() {
 /// Polls until pollers own the input.
 fn claim(sink: &Sink) {
     let began = Instant::now();
-    while !sink.link.is_polled() {
+    while !sink.link.reactor.is_polled() {
         assert!(began.elapsed() < LONG);
         sink.poll();
     }
@@ -737,11 +737,11 @@ fn claim(sink: &Sink) {
 fn when_pollers_are_gone_the_thread_delivers_again() {
     let [one, other] = pair();
     let network = Arc::clone(&other) as Arc<dyn Progress>;
-    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
     for number in 0..20 {
         claim(&other);
         if number % 2 == 0 {
-            other.link.hand_back();
+            other.link.reactor.hand_back();
         }
         one.send(1, number, b"woken");
         one.link.flush();
@@ -766,7 +766,7 @@ fn a_stream_that_pollers_filled_tells_them_when_it_has_room() {
     attach(&one, 1, left);
     attach(&other, 2, right);
     let network = Arc::clone(&other) as Arc<dyn Progress>;
-    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
+    other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
     claim(&other);
     let payload = vec![1; 60_000];
     let mut number = 0;
@@ -828,8 +828,7 @@ fn what_a_look_leaves_of_a_stream_the_thread_reads() {
     assert!(other.link.progress(other.now(), &*other));
     assert!(other.headers().len() < 20);
     let network = Arc::clone(&other) as Arc<dyn Progress>;
-    let _handler = other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
-    other.link.polled();
+    other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
     let frames = other.brought(20);
     assert!(numbers(&frames).into_iter().eq(0..20));
 }

@@ -115,7 +115,7 @@ impl Sink {
     fn poll(&self) {
         self.progress();
         if let Some(link) = lock(&self.link).upgrade() {
-            link.polled();
+            link.reactor.polled();
         }
     }
 
@@ -327,7 +327,7 @@ fn while_nobody_polls_the_thread_delivers() {
     let (one, other) = (link("127.0.3.89", 47_080), link("127.0.3.90", 47_080));
     let sink = Sink::of(&other);
     let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
-    let _handler = other.start(Arc::downgrade(&network)).unwrap();
+    other.start(Arc::downgrade(&network)).unwrap();
     for number in 0..50 {
         one.send(frame(&one, &other, number, b"woken"), NOW);
         one.flush();
@@ -392,7 +392,6 @@ fn while_nobody_polls_the_thread_reads_the_memory() {
     let Processes {
         links: [one, other],
         sinks,
-        _handlers,
     } = Processes::at("127.0.3.168");
     for number in 0..200 {
         one.send(frame(&one, &other, number, b"woken"), NOW);
@@ -410,7 +409,6 @@ fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
     let Processes {
         links: [one, other],
         sinks,
-        _handlers,
     } = Processes::at("127.0.3.170");
     for number in 0..3000 {
         one.send(frame(&one, &other, number, b"called"), NOW);
@@ -453,22 +451,17 @@ fn what_finds_no_room_in_memory_waits_some_time_and_the_rest_is_counted() {
 struct Processes {
     links: [Arc<UdpLink<Toy>>; 2],
     sinks: [Arc<Sink>; 2],
-    _handlers: [Arc<dyn IoHandler>; 2],
 }
 
 impl Processes {
     fn at(address: &str) -> Self {
         let links = [(); 2].map(|()| link(address, 47_080));
         let sinks = links.each_ref().map(Sink::of);
-        let start = |place: usize| {
-            let network: Arc<dyn Progress> = Arc::clone(&sinks[place]) as _;
-            links[place].start(Arc::downgrade(&network)).unwrap()
-        };
-        Self {
-            _handlers: [start(0), start(1)],
-            links,
-            sinks,
+        for (link, sink) in links.iter().zip(&sinks) {
+            let network: Arc<dyn Progress> = Arc::clone(sink) as _;
+            link.start(Arc::downgrade(&network)).unwrap();
         }
+        Self { links, sinks }
     }
 }
 

@@ -47,10 +47,9 @@ fn by_memory(sinks: &[Arc<Sink>; 2]) -> [u64; 2] {
     sinks.each_ref().map(|sink| sink.link.counts().by_memory)
 }
 
-/// The thread of a link, which must be kept.
-fn start(sink: &Arc<Sink>) -> Arc<dyn IoHandler> {
+fn start(sink: &Arc<Sink>) {
     let network = Arc::clone(sink) as Arc<dyn Progress>;
-    sink.link.start(Arc::downgrade(&network), |_| {}).unwrap()
+    sink.link.start(Arc::downgrade(&network), |_| {}).unwrap();
 }
 
 /// Offers frames from this number on until there is no room: the next number.
@@ -269,7 +268,7 @@ fn what_makes_no_sense_is_told_as_damaged_and_ends_the_reading() {
 #[test]
 fn who_sleeps_is_woken_by_what_is_put_down() {
     let sinks = pair_by_memory();
-    let _handlers = sinks.each_ref().map(start);
+    sinks.iter().for_each(start);
     for number in 0..500 {
         for (from, key) in [(0, 1), (1, 2)] {
             sinks[from].send(key, number, b"woken");
@@ -288,7 +287,7 @@ fn what_a_look_leaves_in_memory_the_thread_reads() {
     }
     assert!(sinks[1].link.progress(sinks[1].now(), &*sinks[1]));
     assert!(sinks[1].headers().len() < 200);
-    let _handlers = sinks.each_ref().map(start);
+    sinks.iter().for_each(start);
     let frames = sinks[1].brought(200);
     assert!(numbers(&frames).into_iter().eq(0..200));
 }
@@ -296,12 +295,12 @@ fn what_a_look_leaves_in_memory_the_thread_reads() {
 #[test]
 fn when_pollers_are_gone_the_thread_reads_memory() {
     let sinks = pair_by_memory();
-    let _handlers = sinks.each_ref().map(start);
+    sinks.iter().for_each(start);
     let [one, other] = &sinks;
     for number in 0..20 {
         claim(other);
         if number % 2 == 0 {
-            other.link.hand_back();
+            other.link.reactor.hand_back();
         }
         one.send(1, number, b"woken");
         one.link.flush();
@@ -317,7 +316,7 @@ fn ten_connections_at_once_keep_no_frame_for_themselves() {
         join(&sinks, [key, key]);
     }
     assert_eq!(by_memory(&sinks), [10, 10]);
-    let _handlers = sinks.each_ref().map(start);
+    sinks.iter().for_each(start);
     let payload = vec![3; 20_000];
     thread::scope(|scope| {
         for key in 1..=10 {
@@ -352,7 +351,7 @@ fn offers_of_ten_connections_wait_for_room_and_are_told() {
     for key in 1..=10 {
         join(&sinks, [key, key]);
     }
-    let _handlers = sinks.each_ref().map(start);
+    sinks.iter().for_each(start);
     let payload = vec![3; UNIT];
     let mut next = [0; 11];
     let offer = |key: u64, next: &mut u32| {
@@ -388,7 +387,7 @@ fn who_sleeps_is_woken_by_what_found_room_later() {
         sinks[0].send(1, number, b"");
     }
     sinks[0].link.flush();
-    let _handler = start(&sinks[1]);
+    start(&sinks[1]);
     sinks[1].brought(full as usize);
     sinks[0].progress();
     let frames = sinks[1].brought(50);
