@@ -19,8 +19,8 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{
-    Announcement, Attachment, Connection, Received, Source, StreamError, TcpLink, TcpLinkOptions,
-    TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
+    Announcement, Attachment, Received, Source, StreamError, TcpLink, TcpLinkOptions, TcpListener,
+    TcpSocket, TcpTap, Way,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::{LinkAddress, Qpn};
@@ -45,8 +45,6 @@ pub struct WireOptions {
     pub address: SocketAddr,
     /// Of the streams: how much waits, and what happens to bytes.
     pub link: TcpLinkOptions,
-    /// Of the sockets.
-    pub tcp: TcpOptions,
     /// Checksums in the frames of both directions. A peer that wants them has them in any case.
     pub crc: bool,
     /// Markers in what this device receives.
@@ -67,7 +65,6 @@ impl WireOptions {
         Self {
             address,
             link: TcpLinkOptions::default(),
-            tcp: TcpOptions::default(),
             crc: true,
             markers: false,
             speaks_first: false,
@@ -142,7 +139,7 @@ impl Claim {
 
 /// A stream that no queue pair has yet.
 struct Early {
-    connection: Connection,
+    socket: Arc<TcpSocket>,
     peer: IpAddr,
     sink: Arc<dyn StreamSink>,
     is_connected: bool,
@@ -162,10 +159,12 @@ impl Early {
     // Sends what goes before frames. What is lost with the connection is told as its end.
     fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
         if !bytes.is_empty() && !std::mem::replace(&mut self.has_spoken, true) {
-            self.announcement = link.announce(self.connection.socket());
+            self.announcement = link.announce(&self.socket);
         }
-        // A request or a reply fits the buffer of a socket.
-        let _ = self.connection.send(bytes);
+        // A request or a reply fits the buffer of a socket, which is empty.
+        if (self.socket.send(bytes)).is_ok_and(|sent| sent < bytes.len()) {
+            self.socket.abort();
+        }
     }
 
     fn may_be_dropped(&self) -> bool {
@@ -201,21 +200,19 @@ impl Streams {
             true => Source::Rare,
             false => Source::Connecting,
         };
-        let socket = early.connection.socket();
-        self.link.reactor().add(&**socket, number.into(), kind)
+        self.link.reactor().add(&*early.socket, number.into(), kind)
     }
 
     fn unwatch(&self, early: &Early) {
         // Either kind is taken out the same way; what is not watched any more is no mistake.
-        let socket = early.connection.socket();
-        let _ = self.link.reactor().remove(&**socket, Source::Rare);
+        let _ = self.link.reactor().remove(&*early.socket, Source::Rare);
     }
 
-    fn connection(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> Connection {
-        Connection::new(match &self.options.tap {
+    fn tapped(&self, socket: TcpSocket, way: Way, peer: SocketAddr) -> TcpSocket {
+        match &self.options.tap {
             Some(tap) => socket.tapped(Arc::clone(tap), way, peer),
             None => socket,
-        })
+        }
     }
 
     /// A watched socket is readable, writable or broken.
@@ -255,13 +252,13 @@ impl Streams {
                 Some(None) => continue,
                 None => {}
             }
-            let mut connection = self.connection(socket, Way::In, from);
+            let socket = self.tapped(socket, Way::In, from);
             let Some(sink) = sink.accepted(Qpn::new(number), from) else {
-                connection.abort();
+                socket.abort();
                 continue;
             };
             // Where it cannot be watched it is refused as well.
-            let _ = self.insert(number, connection, (from.ip(), Way::In), sink);
+            let _ = self.insert(number, socket, (from.ip(), Way::In), sink);
         }
     }
 
@@ -288,14 +285,14 @@ impl Streams {
     fn insert(
         &self,
         number: u32,
-        connection: Connection,
+        socket: TcpSocket,
         (peer, way): (IpAddr, Way),
         sink: Arc<dyn StreamSink>,
     ) -> io::Result<()> {
         let mut state = self.lock();
         state.inserted += 1;
-        let mut early = Early {
-            connection,
+        let early = Early {
+            socket: Arc::new(socket),
             peer,
             sink,
             is_connected: way == Way::In,
@@ -310,7 +307,7 @@ impl Streams {
         let watched = self.watch(&early, number);
         match watched {
             Ok(()) => _ = state.early.insert(number, early),
-            Err(_) => early.connection.abort(),
+            Err(_) => early.socket.abort(),
         }
         watched
     }
@@ -328,7 +325,7 @@ impl Streams {
         let early = state.early.get_mut(&number)?;
         let sink = Arc::clone(&early.sink);
         if !early.is_connected {
-            match early.connection.socket().connected() {
+            match early.socket.connected() {
                 Ok(false) => return None,
                 Ok(true) => {}
                 Err(error) => return Some(end_of(&error)),
@@ -340,7 +337,7 @@ impl Streams {
             sink.connected();
             return watched.err().map(|_| StreamEnd::Reset);
         }
-        let octets = match early.connection.receive(&mut buffer) {
+        let octets = match early.socket.receive(&mut buffer) {
             Ok(Received::Nothing) => return None,
             Ok(Received::Octets(octets)) => &buffer[..octets],
             Ok(Received::End) => return Some(StreamEnd::Closed),
@@ -365,10 +362,10 @@ impl Streams {
 
     // An early stream is over: notifies its sink, and fails the queue pair that waits for it.
     fn end(&self, number: u32, end: StreamEnd) {
-        let Some(mut early) = self.take(number) else {
+        let Some(early) = self.take(number) else {
             return;
         };
-        early.connection.abort();
+        early.socket.abort();
         early.sink.ended(end);
         if let Some(claim) = early.claim {
             claim.give_up();
@@ -489,7 +486,7 @@ impl Streams {
         let (sends, receives) = (agreed.sends_markers, agreed.receives_markers);
         let attached = self.link.attach(Attachment {
             key: epoch.into(),
-            connection: early.connection,
+            socket: early.socket,
             local: qp.device.address(),
             peer: peer.address,
             sender: codec::Sending::new(framing(sends), self.options.max_segment),
@@ -609,7 +606,7 @@ impl StreamPort for Streams {
     }
 
     fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> io::Result<SocketAddr> {
-        let listener = Arc::new(TcpListener::listen(at, BACKLOG, &self.options.tcp)?);
+        let listener = Arc::new(TcpListener::listen(at, BACKLOG)?);
         let local = listener.local();
         let mut state = self.lock();
         state.listeners_made += 1;
@@ -629,10 +626,9 @@ impl StreamPort for Streams {
 
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
         let local = SocketAddr::new(self.address(), 0);
-        let socket = TcpSocket::connect(Some(local), to, &self.options.tcp)?;
-        let connection = self.connection(socket, Way::Out, to);
+        let socket = self.tapped(TcpSocket::connect(local, to)?, Way::Out, to);
         let number = self.lock().next_number();
-        self.insert(number, connection, (to.ip(), Way::Out), sink)?;
+        self.insert(number, socket, (to.ip(), Way::Out), sink)?;
         Ok(Qpn::new(number))
     }
 
@@ -669,10 +665,10 @@ impl StreamPort for Streams {
 
     fn close(&self, stream: Qpn, how: StreamClose) {
         let number = stream.value();
-        if let Some(mut early) = self.take(number) {
+        if let Some(early) = self.take(number) {
             match how {
-                StreamClose::Graceful => _ = early.connection.finish(),
-                StreamClose::Abrupt => early.connection.abort(),
+                StreamClose::Graceful => _ = early.socket.finish(),
+                StreamClose::Abrupt => early.socket.abort(),
             }
             if let Some(claim) = early.claim {
                 claim.give_up();

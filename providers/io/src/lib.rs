@@ -43,10 +43,7 @@ pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Record, RecordMeta, ShmPort};
 // What the interfaces of this crate are made of.
-pub use sockets::{
-    Connection, Offload, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap, Way,
-    source_of,
-};
+pub use sockets::{Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, source_of};
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;

@@ -13,10 +13,7 @@ pub(crate) mod udp;
 pub use flows::FlowSockets;
 pub use multicast::join_group;
 pub use receive::{Message, ReceiveBatch};
-pub use tcp::{
-    Connection, Ends, Passed, Received, StreamError, TcpListener, TcpOptions, TcpSocket, TcpTap,
-    Way,
-};
+pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{
     Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
 };

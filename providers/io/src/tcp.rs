@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sockets::{Connection, Received, StreamError, TcpSocket};
+use crate::sockets::{Received, StreamError, TcpSocket};
 use crate::{IoHandler, Lease, QpnRange, Reactor, Ready, ShmPort, Source};
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, TrySend};
 use polyverbs_engine::lock::{Lock, LockClass};
@@ -73,8 +73,8 @@ impl Default for TcpLinkOptions {
 pub struct Attachment<C: StreamCodec> {
     /// What frames are sent on it by.
     pub key: u64,
-    /// The connection. What it has not sent yet leaves first.
-    pub connection: Connection,
+    /// The connection.
+    pub socket: Arc<TcpSocket>,
     /// This end's address, as frames have it.
     pub local: LinkAddress,
     /// The peer's.
@@ -313,7 +313,7 @@ impl<C: StreamCodec> TcpLink<C> {
     pub fn attach(&self, attachment: Attachment<C>) -> io::Result<()> {
         let Attachment {
             key,
-            connection,
+            socket,
             local,
             peer,
             sender,
@@ -325,14 +325,13 @@ impl<C: StreamCodec> TcpLink<C> {
         if received.len() > C::LONGEST + READ {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let (socket, waiting) = connection.into_parts();
         let segment = socket.segment_size()?;
         let number = self.made.fetch_add(2, Ordering::Relaxed);
         let tampering = |direction| Tampering::new(self.options.faults, direction);
         let outgoing = Outgoing {
             unit: self.codec.max_unit(&sender, segment),
             sender,
-            octets: ByteQueue::new(waiting),
+            octets: ByteQueue::default(),
             ends: false,
             is_over: false,
             is_dirty: false,

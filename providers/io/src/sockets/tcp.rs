@@ -1,14 +1,13 @@
 //! TCP sockets that never wait.
 //!
-//! A [`TcpSocket`] is made by [`TcpSocket::connect`] or by a [`TcpListener`]. A [`Connection`] adds what a stream of frames
-//! needs: octets that were taken leave in their order, also those that the socket did not take at once.
+//! A [`TcpSocket`] is made by [`TcpSocket::connect`] or by a [`TcpListener`]. Every one sends at once what it is given
+//! (`TCP_NODELAY`), and gives up peers that vanished.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -22,60 +21,10 @@ use thiserror::Error;
 use crate::sockets::address;
 use crate::sockets::sys;
 
-mod connection;
 mod tap;
 
-pub use connection::Connection;
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};
-
-/// What a socket is made with. Every one sends at once what it is given (`TCP_NODELAY`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpOptions {
-    /// Octets that may wait to leave; `None` lets the kernel find out.
-    pub send_buffer: Option<usize>,
-    /// Octets that may wait to be read; `None` lets the kernel find out.
-    pub receive_buffer: Option<usize>,
-    /// How long what was sent may be without an answer before the connection is given up; `None` for as long as the
-    /// kernel tries, which is a quarter of an hour.
-    pub user_timeout: Option<Duration>,
-    /// How a peer that vanished is found out while nothing is sent; `None` for not at all.
-    pub keepalive: Option<Keepalive>,
-}
-
-impl Default for TcpOptions {
-    /// Peers that vanished are given up after half a minute, or after a minute and a quarter of silence.
-    fn default() -> Self {
-        Self {
-            send_buffer: None,
-            receive_buffer: None,
-            user_timeout: Some(Duration::from_secs(30)),
-            keepalive: Some(Keepalive::default()),
-        }
-    }
-}
-
-/// How a silent peer is asked whether it is there. Times are whole seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Silence before the first question.
-    pub idle: Duration,
-    /// Between two questions.
-    pub interval: Duration,
-    /// Questions without an answer before the connection is given up.
-    pub count: u32,
-}
-
-impl Default for Keepalive {
-    /// After a minute, three times, 5 s apart: seldom enough for thousands of idle connections.
-    fn default() -> Self {
-        Self {
-            idle: Duration::from_secs(60),
-            interval: Duration::from_secs(5),
-            count: 3,
-        }
-    }
-}
 
 /// How a connection ended, or why there is none.
 #[derive(Debug, Error)]
@@ -151,15 +100,6 @@ pub struct TcpSocket {
     descriptor: OwnedFd,
     tap: Option<Tapped>,
     is_accepted: bool,
-    sent: AtomicU64,
-    received: AtomicU64,
-}
-
-// By who sends, or by who receives: where two do either at once, what order octets have is not known either.
-#[inline]
-fn add(count: &AtomicU64, octets: usize) {
-    let before = count.load(Ordering::Relaxed);
-    count.store(before + octets as u64, Ordering::Relaxed);
 }
 
 impl TcpSocket {
@@ -167,23 +107,16 @@ impl TcpSocket {
     ///
     /// # Errors
     /// It cannot even begin.
-    pub fn connect(
-        local: Option<SocketAddr>,
-        to: SocketAddr,
-        options: &TcpOptions,
-    ) -> Result<Self, StreamError> {
-        let socket = Self::new(to, options)?;
-        if let Some(local) = local {
-            bind(&socket.descriptor, &local)?;
-        }
-        let to = address::scoped(to, local.unwrap_or(to));
-        match connect(&socket.descriptor, &to) {
+    pub fn connect(local: SocketAddr, to: SocketAddr) -> Result<Self, StreamError> {
+        let socket = Self::new(to)?;
+        bind(&socket.descriptor, &local)?;
+        match connect(&socket.descriptor, &address::scoped(to, local)) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    fn new(like: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+    fn new(like: SocketAddr) -> io::Result<Self> {
         let family = match like {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
@@ -193,19 +126,21 @@ impl TcpSocket {
         if like.is_ipv6() {
             sockopt::set_ipv6_v6only(&descriptor, true)?;
         }
-        let socket = Self::of(descriptor, false);
-        socket.set(options)?;
-        Ok(socket)
+        Self::of(descriptor, false)
     }
 
-    const fn of(descriptor: OwnedFd, is_accepted: bool) -> Self {
-        Self {
+    fn of(descriptor: OwnedFd, is_accepted: bool) -> io::Result<Self> {
+        sockopt::set_tcp_user_timeout(&descriptor, USER_TIMEOUT)?;
+        sockopt::set_socket_keepalive(&descriptor, true)?;
+        sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_COUNT)?;
+        sockopt::set_tcp_nodelay(&descriptor, true)?;
+        Ok(Self {
             descriptor,
             tap: None,
             is_accepted,
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-        }
+        })
     }
 
     /// Whether a listener gave it.
@@ -216,16 +151,6 @@ impl TcpSocket {
     /// Whether somebody is told of what passes.
     pub const fn is_tapped(&self) -> bool {
         self.tap.is_some()
-    }
-
-    /// Octets that it has taken so far.
-    pub fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
-    }
-
-    /// Octets that it has given so far.
-    pub fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
     }
 
     /// Has `tap` told of what passes from now on, beginning with the request for the connection with `peer`, which went
@@ -242,27 +167,6 @@ impl TcpSocket {
         if let Some(tap) = &self.tap {
             tap.passed(way, passed);
         }
-    }
-
-    fn set(&self, options: &TcpOptions) -> io::Result<()> {
-        let fd = self.as_fd();
-        if let Some(octets) = options.send_buffer {
-            sockopt::set_socket_send_buffer_size(fd, octets)?;
-        }
-        if let Some(octets) = options.receive_buffer {
-            sockopt::set_socket_recv_buffer_size(fd, octets)?;
-        }
-        if let Some(time) = options.user_timeout {
-            let milliseconds = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-            sockopt::set_tcp_user_timeout(fd, milliseconds)?;
-        }
-        if let Some(keepalive) = options.keepalive {
-            sockopt::set_socket_keepalive(fd, true)?;
-            sockopt::set_tcp_keepidle(fd, keepalive.idle)?;
-            sockopt::set_tcp_keepintvl(fd, keepalive.interval)?;
-            sockopt::set_tcp_keepcnt(fd, keepalive.count)?;
-        }
-        Ok(sockopt::set_tcp_nodelay(fd, true)?)
     }
 
     /// Whether the connection has been made.
@@ -310,7 +214,6 @@ impl TcpSocket {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
             sent => sent?,
         };
-        add(&self.sent, sent);
         self.note(Way::Out, Passed::Octets(&bytes[..sent]));
         Ok(sent)
     }
@@ -326,7 +229,6 @@ impl TcpSocket {
                 Ok(Received::End)
             }
             Ok((_, octets)) => {
-                add(&self.received, octets);
                 self.note(Way::In, Passed::Octets(&into[..octets]));
                 Ok(Received::Octets(octets))
             }
@@ -377,7 +279,6 @@ impl fmt::Debug for TcpSocket {
 pub struct TcpListener {
     socket: TcpSocket,
     local: SocketAddr,
-    options: TcpOptions,
 }
 
 impl TcpListener {
@@ -385,8 +286,8 @@ impl TcpListener {
     ///
     /// # Errors
     /// The address is not this machine's, or another listens there.
-    pub fn listen(local: SocketAddr, backlog: u32, options: &TcpOptions) -> io::Result<Self> {
-        let socket = TcpSocket::new(local, options)?;
+    pub fn listen(local: SocketAddr, backlog: u32) -> io::Result<Self> {
+        let socket = TcpSocket::new(local)?;
         // A port whose last connections have not been forgotten yet can be listened on; one that has a listener cannot.
         sockopt::set_socket_reuseaddr(&socket.descriptor, true)?;
         bind(&socket.descriptor, &local)?;
@@ -397,7 +298,6 @@ impl TcpListener {
         Ok(Self {
             local: socket.local()?,
             socket,
-            options: *options,
         })
     }
 
@@ -427,9 +327,9 @@ impl TcpListener {
                 // Who connected is gone again, or what became of his packets is told here.
                 Err(_) => continue,
             };
-            let socket = TcpSocket::of(descriptor, true);
-            let peer = socket.set(&self.options).and_then(|()| socket.peer());
-            if let Ok(peer) = peer {
+            if let Ok(socket) = TcpSocket::of(descriptor, true)
+                && let Ok(peer) = socket.peer()
+            {
                 return Ok(Some((socket, peer)));
             }
         }
@@ -441,6 +341,13 @@ impl AsFd for TcpListener {
         self.socket.as_fd()
     }
 }
+
+/// Milliseconds that what was sent may be without an answer before the connection is given up.
+const USER_TIMEOUT: u32 = 30_000;
+/// A silent peer is asked after a minute, three times, whether it is there: seldom enough for thousands of idle connections.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_COUNT: u32 = 3;
 
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 

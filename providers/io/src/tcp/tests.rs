@@ -3,7 +3,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sockets::{TcpListener, TcpOptions};
+use crate::sockets::TcpListener;
 use polyverbs_engine::link::OwnedFrame;
 
 use super::*;
@@ -303,10 +303,10 @@ impl Sink {
     }
 }
 
-fn connect() -> [Connection; 2] {
-    let (at, options) = (SocketAddr::new(ADDRESS, 0), TcpOptions::default());
-    let listener = TcpListener::listen(at, 8, &options).unwrap();
-    let one = TcpSocket::connect(Some(at), listener.local(), &options).unwrap();
+fn connect() -> [Arc<TcpSocket>; 2] {
+    let at = SocketAddr::new(ADDRESS, 0);
+    let listener = TcpListener::listen(at, 8).unwrap();
+    let one = TcpSocket::connect(at, listener.local()).unwrap();
     let began = Instant::now();
     let other = loop {
         if let Some((socket, _)) = listener.accept().unwrap() {
@@ -317,22 +317,22 @@ fn connect() -> [Connection; 2] {
     while !one.connected().unwrap() {
         assert!(began.elapsed() < LONG);
     }
-    [one, other].map(Connection::new)
+    [one, other].map(Arc::new)
 }
 
-fn attach(sink: &Sink, key: u64, connection: Connection) {
-    attach_announced(sink, key, connection, None);
+fn attach(sink: &Sink, key: u64, socket: Arc<TcpSocket>) {
+    attach_announced(sink, key, socket, None);
 }
 
 fn attach_announced(
     sink: &Sink,
     key: u64,
-    connection: Connection,
+    socket: Arc<TcpSocket>,
     announcement: Option<Announcement>,
 ) {
     let attachment = Attachment {
         key,
-        connection,
+        socket,
         local: ONE,
         peer: OTHER,
         sender: 0,
@@ -671,7 +671,7 @@ fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
     }
     let attachment = Attachment {
         key: 2,
-        connection: other,
+        socket: other,
         local: OTHER,
         peer: ONE,
         sender: 0,
@@ -690,7 +690,7 @@ fn a_key_is_in_use_once() {
     let [again, _] = connect();
     let attachment = Attachment {
         key: 1,
-        connection: again,
+        socket: again,
         local: ONE,
         peer: OTHER,
         sender: 0,

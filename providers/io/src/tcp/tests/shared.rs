@@ -20,19 +20,19 @@ fn join(sinks: &[Arc<Sink>; 2], keys: [u64; 2]) {
 fn attach_both(
     sinks: &[Arc<Sink>; 2],
     keys: [u64; 2],
-    announced: [(Connection, Option<Announcement>); 2],
+    announced: [(Arc<TcpSocket>, Option<Announcement>); 2],
 ) {
-    for ((sink, key), (connection, announcement)) in sinks.iter().zip(keys).zip(announced) {
-        attach_announced(sink, key, connection, announcement);
+    for ((sink, key), (socket, announcement)) in sinks.iter().zip(keys).zip(announced) {
+        attach_announced(sink, key, socket, announcement);
     }
 }
 
 /// The same, not attached yet.
-fn announce(sinks: &[Arc<Sink>; 2]) -> [(Connection, Option<Announcement>); 2] {
+fn announce(sinks: &[Arc<Sink>; 2]) -> [(Arc<TcpSocket>, Option<Announcement>); 2] {
     let [left, right] = connect();
     // Who connects does so first.
-    let one = sinks[0].link.announce(left.socket());
-    let other = sinks[1].link.announce(right.socket());
+    let one = sinks[0].link.announce(&left);
+    let other = sinks[1].link.announce(&right);
     [(left, one), (right, other)]
 }
 
