@@ -21,12 +21,13 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use self::local::{DESCRIPTORS, Letter, LocalSocket};
+use crate::lock;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
@@ -140,7 +141,7 @@ impl Lease {
     /// See [`JoinError`].
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
         // Held while joining: whoever makes the sockets in another thread is not asked in vain.
-        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut joined = lock(&JOINED);
         if let Some(group) = joined.get(&options.address).and_then(Weak::upgrade) {
             return Self::in_group(group);
         }
@@ -155,17 +156,8 @@ impl Lease {
         let system = |error| JoinError::System(address, error);
         let deadline = Instant::now() + options.patience;
         loop {
-            if let Some(shared) = ask(&options).map_err(system)? {
-                return Self::of(PortGroup { options, shared });
-            }
-            // Who makes the sockets keeps the name until it has a lease, and so an inbox that others find.
-            if let Some(_making) = held(LocalSocket::named(&making(&options))).map_err(system)? {
-                if let Some(shared) = ask(&options).map_err(system)? {
-                    return Self::of(PortGroup { options, shared });
-                }
-                if let Some(shared) = held(make(&options)).map_err(system)? {
-                    return Self::of(PortGroup { options, shared });
-                }
+            if let Some((shared, _making)) = find_or_make(&options).map_err(system)? {
+                return Self::in_group(Arc::new(PortGroup { options, shared }));
             }
             if Instant::now() >= deadline {
                 return Err(JoinError::Taken(address, Holder::of(address)));
@@ -174,15 +166,11 @@ impl Lease {
         }
     }
 
-    fn of(group: PortGroup) -> Result<Self, JoinError> {
-        Self::in_group(Arc::new(group))
-    }
-
     fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
         let address = group.options.address;
         let system = |error| JoinError::System(address, error);
         for range in QpnRange::leased_from(std::process::id()) {
-            let name = of_range(&group.options, range);
+            let name = group.options.range(range);
             if let Some(inbox) = held(LocalSocket::named(&name)).map_err(system)? {
                 let lease = Self {
                     group,
@@ -258,21 +246,19 @@ impl Lease {
     }
 
     fn ring(&self, memory: &ShmPort) {
+        let ring = |to| {
+            let bell = [IoSlice::new(&[VERSION, BELL])];
+            self.inbox.send(&self.group.options.range(to), &bell)
+        };
         for to in memory.take_reminders() {
-            let name = of_range(&self.group.options, to);
             // Who is gone needs none.
-            let _ = self.inbox.send(&name, &[IoSlice::new(&[VERSION, BELL])]);
+            let _ = ring(to);
         }
         for (to, sleep) in memory.take_bells() {
-            let name = of_range(&self.group.options, to);
-            let rung = self.inbox.send(&name, &[IoSlice::new(&[VERSION, BELL])]);
             // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
-            let is_full_or_gone = |error| match HandError::from(error) {
-                HandError::Full | HandError::Nobody => true,
-                HandError::System(_) => false,
-            };
-            if rung.is_ok() || rung.is_err_and(is_full_or_gone) {
-                memory.rung(to, sleep);
+            match ring(to).map_err(HandError::from) {
+                Ok(()) | Err(HandError::Full | HandError::Nobody) => memory.rung(to, sleep),
+                Err(HandError::System(_)) => {}
             }
         }
     }
@@ -283,21 +269,8 @@ impl Lease {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
-        let mut octets = vec![0; LETTER];
         let admission = &self.group.options.admission;
-        for _ in 0..LETTERS {
-            let Some(letter) = self.inbox.receive(admission, &mut octets)? else {
-                break;
-            };
-            match octets[..letter.length] {
-                [VERSION, JOIN] => self.let_in(&letter),
-                [VERSION, HANDED, ref rest @ ..] => {
-                    Handed::read(rest).into_iter().for_each(&mut *take)
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        read(&self.inbox, admission, take, |letter| self.let_in(letter))
     }
 
     // Who is gone by now, or cannot be given so many, asks another or once more.
@@ -315,7 +288,7 @@ impl Lease {
     /// # Errors
     /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
     pub fn hand_to_range(&self, range: QpnRange, datagram: &Handed<'_>) -> Result<(), HandError> {
-        self.hand(&of_range(&self.group.options, range), datagram)
+        self.hand(&self.group.options.range(range), datagram)
     }
 
     /// Hands a datagram to whoever answers for a service.
@@ -323,7 +296,7 @@ impl Lease {
     /// # Errors
     /// Nobody does, or he does not keep up.
     pub fn hand_to_service(&self, service: u64, datagram: &Handed<'_>) -> Result<(), HandError> {
-        self.hand(&of_service(self.address(), service), datagram)
+        self.hand(&self.group.options.service(service), datagram)
     }
 
     fn hand(&self, name: &str, datagram: &Handed<'_>) -> Result<(), HandError> {
@@ -338,7 +311,7 @@ impl Lease {
     pub fn serve(&self, service: u64) -> io::Result<Service> {
         Ok(Service {
             id: service,
-            inbox: LocalSocket::named(&of_service(self.address(), service))?,
+            inbox: LocalSocket::named(&self.group.options.service(service))?,
             admission: self.group.options.admission.clone(),
         })
     }
@@ -362,16 +335,7 @@ impl Service {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
-        let mut octets = vec![0; LETTER];
-        for _ in 0..LETTERS {
-            let Some(letter) = self.inbox.receive(&self.admission, &mut octets)? else {
-                break;
-            };
-            if let [VERSION, HANDED, rest @ ..] = &octets[..letter.length] {
-                Handed::read(rest).into_iter().for_each(&mut *take);
-            }
-        }
-        Ok(())
+        read(&self.inbox, &self.admission, take, |_| {})
     }
 }
 
@@ -381,12 +345,49 @@ impl AsFd for Service {
     }
 }
 
+// Reads some of what lies in an inbox.
+fn read(
+    inbox: &LocalSocket,
+    admission: &Admission,
+    take: &mut dyn FnMut(Handed<'_>),
+    let_in: impl Fn(&Letter),
+) -> io::Result<()> {
+    let mut bytes = vec![0; LETTER];
+    for _ in 0..LETTERS {
+        let Some(letter) = inbox.receive(admission, &mut bytes)? else {
+            break;
+        };
+        match &bytes[..letter.length] {
+            [VERSION, JOIN] => let_in(&letter),
+            [VERSION, HANDED, rest @ ..] => Handed::read(rest).into_iter().for_each(&mut *take),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+// What the others share, or something new where there are none. Who makes it keeps the name until it has a lease, and so an inbox
+// that others find. `None` while somebody else is at it, or has the port.
+fn find_or_make(options: &GroupOptions) -> io::Result<Option<(Shared, Option<LocalSocket>)>> {
+    if let Some(shared) = ask(options)? {
+        return Ok(Some((shared, None)));
+    }
+    let Some(making) = held(LocalSocket::named(&options.making()))? else {
+        return Ok(None);
+    };
+    let shared = match ask(options)? {
+        None => held(make(options))?,
+        found => found,
+    };
+    Ok(shared.map(|shared| (shared, Some(making))))
+}
+
 // Asks everybody who may be there for the sockets; `None` if nobody gives any.
 fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let asker = LocalSocket::anonymous()?;
     let mut asked = false;
     for range in QpnRange::leased_from(0) {
-        let name = of_range(options, range);
+        let name = options.range(range);
         if asker.send(&name, &[IoSlice::new(&[VERSION, JOIN])]).is_ok() {
             asked = true;
             // Nearly always the first one answers; the others are asked only where he is slow.
@@ -408,9 +409,9 @@ fn answer(
     time: Duration,
 ) -> io::Result<Option<Shared>> {
     asker.wait(time)?;
-    let mut octets = [0; 2];
-    while let Some(letter) = asker.receive(&options.admission, &mut octets)? {
-        let given = octets[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
+    let mut bytes = [0; 2];
+    while let Some(letter) = asker.receive(&options.admission, &mut bytes)? {
+        let given = bytes[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
         let shared = given.then(|| accept(letter.descriptors, options));
         if let Some(shared) = shared.flatten() {
             return Ok(Some(shared));
@@ -476,18 +477,18 @@ impl GroupOptions {
             false => format!("polyverbs/tcp/{}", self.address.ip()),
         }
     }
-}
 
-fn making(options: &GroupOptions) -> String {
-    format!("{}/making", options.prefix())
-}
+    fn making(&self) -> String {
+        format!("{}/making", self.prefix())
+    }
 
-fn of_range(options: &GroupOptions, range: QpnRange) -> String {
-    format!("{}/range/{}", options.prefix(), range.index())
-}
+    fn range(&self, range: QpnRange) -> String {
+        format!("{}/range/{}", self.prefix(), range.index())
+    }
 
-fn of_service(address: SocketAddr, service: u64) -> String {
-    format!("polyverbs/udp/{address}/service/{service:016x}")
+    fn service(&self, service: u64) -> String {
+        format!("{}/service/{service:016x}", self.prefix())
+    }
 }
 
 /// The upper six bits of the destination QP number, which is in the second word of a datagram; of messages to QP 1 those of

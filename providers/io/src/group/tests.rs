@@ -192,7 +192,7 @@ fn nonsense_in_the_inbox_is_passed_over() {
     let options = options(47_009);
     let lease = Lease::join(options.clone()).unwrap();
     let sender = LocalSocket::anonymous().unwrap();
-    let name = of_range(&options, lease.range());
+    let name = options.range(lease.range());
     for octets in [
         &b""[..],
         &[VERSION],
