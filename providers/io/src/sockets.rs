@@ -14,6 +14,4 @@ pub use flows::FlowSockets;
 pub use multicast::join_group;
 pub use receive::{Message, ReceiveBatch};
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
-pub use udp::{
-    Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, path_mtu, source_of,
-};
+pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};

@@ -1,14 +1,11 @@
 //! Sockets that only send, each from a port of its own.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
-use rustix::net::sockopt;
-
-use crate::sockets::interface::interface_of;
-use crate::sockets::udp::{UdpOptions, UdpSocket};
+use crate::sockets::udp::{UdpOptions, UdpSocket, send_groups_by};
 
 /// The first of the source ports that are left to what distinguishes flows; they go up to 65,535.
 pub(crate) const FIRST_PORT: u16 = 0xc000;
@@ -43,19 +40,15 @@ impl FlowSockets {
     #[inline]
     pub fn of(&self, flow: u32) -> io::Result<&UdpSocket> {
         let slot = flow as usize % self.sockets.len();
-        match self.sockets[slot].get() {
-            Some(socket) => Ok(socket),
-            None => self.make(slot),
+        if let Some(socket) = self.sockets[slot].get() {
+            return Ok(socket);
         }
-    }
-
-    #[cold]
-    fn make(&self, slot: usize) -> io::Result<&UdpSocket> {
         // Another thread may be faster: then this one's is closed again.
         let bound = self.bind(slot)?;
         Ok(self.sockets[slot].get_or_init(|| bound))
     }
 
+    #[cold]
     fn bind(&self, slot: usize) -> io::Result<UdpSocket> {
         // Processes begin at different ports, so that they seldom meet.
         let begin = (std::process::id() as usize)
@@ -67,25 +60,15 @@ impl FlowSockets {
             let mut local = self.local;
             local.set_port(port);
             match UdpSocket::bind(local, &self.options) {
-                Ok(socket) => return self.send_to_groups(socket),
+                Ok(socket) => {
+                    send_groups_by(socket.as_fd(), self.local)?;
+                    return Ok(socket);
+                }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
                 Err(error) => return Err(error),
             }
         }
         Err(last)
-    }
-
-    // What goes to a group leaves by the interface that has the address.
-    fn send_to_groups(&self, socket: UdpSocket) -> io::Result<UdpSocket> {
-        match self.local.ip() {
-            ip if ip.is_unspecified() => {}
-            IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket.as_fd(), &ip)?,
-            IpAddr::V6(_) => {
-                let interface = interface_of(self.local)?;
-                sockopt::set_ipv6_multicast_if(socket.as_fd(), interface)?;
-            }
-        }
-        Ok(socket)
     }
 }
 

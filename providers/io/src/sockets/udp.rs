@@ -169,12 +169,9 @@ pub enum SendError {
     /// number of a segment has to be computed anew.
     #[error("no segmentation on this route")]
     NoSegmentation,
-    /// Longer than the path carries: ask for its [`path_mtu`].
+    /// Longer than the path carries.
     #[error("longer than the path carries")]
     TooLong,
-    /// There is no way to the destination, or none that is allowed.
-    #[error("the destination cannot be reached: {0}")]
-    Unreachable(io::Error),
     /// Anything else.
     #[error(transparent)]
     Other(io::Error),
@@ -186,24 +183,27 @@ impl UdpSocket {
     /// # Errors
     /// The address is not this machine's, or the port is taken.
     pub fn bind(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
-        let descriptor = unbound(local.ip(), options)?;
-        bind(&descriptor, &local)?;
-        Self::of(descriptor, options)
+        Self::bind_as(local, options, |_| Ok(()))
     }
 
     /// One of a group of sockets on one address and port (`SO_REUSEPORT`).
     pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
-        let descriptor = unbound(local.ip(), options)?;
-        sockopt::set_socket_reuseport(&descriptor, true)?;
-        bind(&descriptor, &local)?;
-        Self::of(descriptor, options)
+        Self::bind_as(local, options, |fd| sockopt::set_socket_reuseport(fd, true))
     }
 
     /// A socket on the address of a multicast group, which any number may be bound to: each gets a copy.
     pub(crate) fn bind_group(group: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
-        let descriptor = unbound(group.ip(), options)?;
-        sockopt::set_socket_reuseaddr(&descriptor, true)?;
-        bind(&descriptor, &group)?;
+        Self::bind_as(group, options, |fd| sockopt::set_socket_reuseaddr(fd, true))
+    }
+
+    fn bind_as(
+        local: SocketAddr,
+        options: &UdpOptions,
+        prepare: impl Fn(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> io::Result<Self> {
+        let descriptor = unbound(local.ip(), options)?;
+        prepare(descriptor.as_fd())?;
+        bind(&descriptor, &local)?;
         Self::of(descriptor, options)
     }
 
@@ -321,14 +321,6 @@ impl UdpSocket {
                 SendError::NoSegmentation
             }
             Some(Errno::MSGSIZE) => SendError::TooLong,
-            Some(
-                Errno::NETUNREACH
-                | Errno::HOSTUNREACH
-                | Errno::NETDOWN
-                | Errno::ADDRNOTAVAIL
-                | Errno::ACCESS
-                | Errno::PERM,
-            ) => SendError::Unreachable(error),
             _ => SendError::Other(error),
         }
     }
@@ -352,53 +344,47 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// The largest IP packet that is known to reach `to` from `local`, in octets, headers included.
-///
-/// # Errors
-/// There is no way to `to`.
-pub fn path_mtu(local: IpAddr, to: SocketAddr) -> io::Result<u32> {
-    let socket = new_socket(local)?;
-    let from = SocketAddr::new(local, 0);
-    bind(&socket, &from)?;
-    connect(&socket, &address::scoped(to, from))?;
-    Ok(match local {
-        IpAddr::V4(_) => sockopt::ip_mtu(&socket)?,
-        IpAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
-    })
-}
-
-/// The largest IP packet that the interface with this address carries, in octets, headers included.
+/// The largest IP packet that the interface with this address carries, in bytes, headers included.
 ///
 /// # Errors
 /// No interface has it.
 pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
     // The way to one's own address leads over loopback. What goes to a group of the link leaves by the interface; of IPv6
     // over loopback nothing does.
-    match group_mtu(local) {
-        Err(_) => path_mtu(local.ip(), local),
-        mtu => mtu,
-    }
+    let socket = connected_to_group(local).or_else(|_| connected_to(local))?;
+    Ok(match local {
+        SocketAddr::V4(_) => sockopt::ip_mtu(&socket)?,
+        SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
+    })
 }
 
-fn group_mtu(local: SocketAddr) -> io::Result<u32> {
+// Nothing is sent.
+fn connected_to_group(local: SocketAddr) -> io::Result<OwnedFd> {
     let socket = new_socket(local.ip())?;
-    // Nothing is sent.
+    let interface = send_groups_by(socket.as_fd(), local)?;
+    let group: SocketAddr = match local {
+        SocketAddr::V4(_) => (ALL_HOSTS, DISCARD).into(),
+        SocketAddr::V6(_) => SocketAddrV6::new(ALL_NODES, DISCARD, 0, interface).into(),
+    };
+    connect(&socket, &group)?;
+    Ok(socket)
+}
+
+fn connected_to(local: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = new_socket(local.ip())?;
+    bind(&socket, &SocketAddr::new(local.ip(), 0))?;
+    connect(&socket, &local)?;
+    Ok(socket)
+}
+
+/// What goes to a group leaves by the interface that has the address of `local`: its index, as [`interface_of`] gives it.
+pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
+    let interface = interface_of(local)?;
     match local.ip() {
-        IpAddr::V4(ip) => {
-            sockopt::set_ip_multicast_if(&socket, &ip)?;
-            connect(&socket, &SocketAddr::new(ALL_HOSTS.into(), DISCARD))?;
-            Ok(sockopt::ip_mtu(&socket)?)
-        }
-        IpAddr::V6(_) => {
-            let interface = interface_of(local)?;
-            sockopt::set_ipv6_multicast_if(&socket, interface)?;
-            connect(
-                &socket,
-                &SocketAddrV6::new(ALL_NODES, DISCARD, 0, interface),
-            )?;
-            Ok(sockopt::ipv6_mtu(&socket)?)
-        }
+        IpAddr::V4(ip) => sockopt::set_ip_multicast_if(fd, &ip)?,
+        IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(fd, interface)?,
     }
+    Ok(interface)
 }
 
 /// The address of this machine from which another is reached: that of the route which the kernel would take.

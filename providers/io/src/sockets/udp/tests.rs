@@ -209,12 +209,9 @@ fn an_address_of_another_machine_is_refused() {
 }
 
 #[test]
-fn the_path_of_loopback_is_known() {
+fn what_loopback_carries_is_known() {
     for local in [V4, V6] {
-        let address: SocketAddr = local.parse().unwrap();
-        let to = SocketAddr::new(address.ip(), 9);
-        assert!(path_mtu(address.ip(), to).unwrap() >= 16_384);
-        assert!(interface_mtu(address).unwrap() >= 16_384);
+        assert!(interface_mtu(local.parse().unwrap()).unwrap() >= 16_384);
     }
 }
 
@@ -256,8 +253,6 @@ fn what_an_interface_carries_is_not_what_loopback_does() {
     for address in addresses {
         let local = SocketAddr::new(address.parse().unwrap(), 0);
         assert_eq!(interface_mtu(local).unwrap(), 1500, "{address}");
-        let to = SocketAddr::new(local.ip(), 9);
-        assert!(path_mtu(local.ip(), to).unwrap() >= 16_384);
     }
 }
 
