@@ -11,6 +11,29 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Counts that anybody may ask for, and `Counters` that they are read from.
+macro_rules! counts {
+    ($(#[$about:meta])* $counts:ident, $($(#[$doc:meta])* $name:ident,)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $counts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn add_to(&self, counts: &mut $counts) {
+                $(counts.$name += self.$name.load(Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
 mod batch;
 pub mod capture;
 pub mod codec;
@@ -52,6 +75,12 @@ pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 // The lock, whatever became of who had it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// One more; other threads may count at the same time.
+#[inline]
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 // So many more, where nobody else counts this at the same time.

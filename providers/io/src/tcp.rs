@@ -26,14 +26,13 @@ use verbs_api::ids::LinkAddress;
 
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::ByteQueue;
+use crate::shm::LONGEST_PAYLOAD;
 use crate::tampering::Tampering;
-use crate::{count_alone, lock};
+use crate::{count, count_alone, lock};
 use polyverbs_sim::fault::FaultSpec;
 
-mod hot;
 mod shared;
 
-use hot::HotStreams;
 use shared::{Channel, Channels};
 
 pub use shared::Announcement;
@@ -91,31 +90,9 @@ pub struct Attachment<C: StreamCodec> {
     pub announcement: Option<Announcement>,
 }
 
-macro_rules! counts {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What became of the streams of a [`TcpLink`].
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct TcpCounts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        #[derive(Default)]
-        struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        impl Counters {
-            fn read(&self) -> TcpCounts {
-                TcpCounts {
-                    $($name: self.$name.load(Ordering::Relaxed),)*
-                }
-            }
-        }
-    };
-}
-
 counts! {
+    /// What became of the streams of a [`TcpLink`].
+    TcpCounts,
     /// Frames that were taken.
     sent,
     /// Frames that were delivered.
@@ -146,8 +123,8 @@ pub struct TcpLink<C: StreamCodec> {
     ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
     /// How long the next ones are waited for.
     patience: Mutex<Duration>,
-    /// Streams that came with something to read.
-    fresh: Chore<Vec<Arc<Stream<C>>>>,
+    /// Streams that came with something to read, or that come or go by memory.
+    changed: Chore<VecDeque<Arc<Stream<C>>>>,
     news: Chore<VecDeque<(Arc<Stream<C>>, StreamEvent)>>,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
@@ -156,17 +133,12 @@ pub struct TcpLink<C: StreamCodec> {
     attend: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
     /// The memory that processes at this address share.
     lease: Option<Arc<Lease>>,
-    /// Streams by memory that come, or that are gone.
-    joining: Chore<Vec<Joining<C>>>,
     made: AtomicUsize,
     counters: Counters,
 }
 
 /// Who sends records of a stream, and which.
 type ChannelKey = (QpnRange, u32);
-
-/// A stream whose records come from now on; `None` for one whose do not any more.
-type Joining<C> = (ChannelKey, Option<Arc<Stream<C>>>);
 
 struct Stream<C: StreamCodec> {
     key: u64,
@@ -189,7 +161,7 @@ struct Stream<C: StreamCodec> {
 
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
-    octets: ByteQueue,
+    queue: ByteQueue,
     /// What a frame may carry on this path.
     unit: usize,
     ends: bool,
@@ -227,7 +199,9 @@ struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
     /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
-    hot: HotStreams<C>,
+    /// Streams that had something lately, which are read without asking epoll: the one that is read next first, and how often
+    /// each has had nothing since.
+    hot: VecDeque<(Arc<Stream<C>>, u32)>,
     channels: Channels<C>,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
@@ -253,12 +227,12 @@ impl<C: StreamCodec> TcpLink<C> {
             held: Chore::default(),
             ending: Chore::default(),
             patience: Mutex::new(DRAIN),
-            fresh: Chore::default(),
+            changed: Chore::default(),
             news: Chore::default(),
             inbound: Mutex::new(Inbound {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
-                hot: HotStreams::default(),
+                hot: VecDeque::with_capacity(HOT),
                 channels: Channels::default(),
                 unfinished: Vec::new(),
                 looks: 0,
@@ -267,7 +241,6 @@ impl<C: StreamCodec> TcpLink<C> {
             reactor: Arc::new(reactor),
             attend: OnceLock::new(),
             lease,
-            joining: Chore::default(),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
         }))
@@ -295,7 +268,9 @@ impl<C: StreamCodec> TcpLink<C> {
 
     /// What became of the streams so far.
     pub fn counts(&self) -> TcpCounts {
-        self.counters.read()
+        let mut counts = TcpCounts::default();
+        self.counters.add_to(&mut counts);
+        counts
     }
 
     /// How many connections there are.
@@ -331,7 +306,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let outgoing = Outgoing {
             unit: self.codec.max_unit(&sender, segment),
             sender,
-            octets: ByteQueue::default(),
+            queue: ByteQueue::default(),
             ends: false,
             is_over: false,
             is_dirty: false,
@@ -375,15 +350,13 @@ impl<C: StreamCodec> TcpLink<C> {
         self.reactor.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
-        if let Some(channel) = &stream.channel {
-            self.count(|counters| &counters.by_memory);
-            let joins = (channel.receives, Some(Arc::clone(&stream)));
-            self.joining.with(|joining| joining.push(joins));
-        }
         self.mark(&stream, &mut lock(&stream.outgoing));
-        if has_more {
+        if stream.channel.is_some() {
+            count(&self.counters.by_memory);
+        }
+        if has_more || stream.channel.is_some() {
             // Not at once: whoever delivers may have called.
-            self.fresh.with(|fresh| fresh.push(stream));
+            self.changed.with(|changed| changed.push_back(stream));
         }
         Ok(())
     }
@@ -395,15 +368,6 @@ impl<C: StreamCodec> TcpLink<C> {
             lock(&stream.outgoing).is_over = true;
             stream.socket.abort();
         }
-    }
-
-    /// The largest segment that the path of a connection carries, in octets.
-    ///
-    /// # Errors
-    /// There is no such connection.
-    pub fn segment_size(&self, key: u64) -> io::Result<usize> {
-        let stream = self.stream(key).ok_or(io::ErrorKind::NotFound)?;
-        stream.socket.segment_size()
     }
 
     fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
@@ -422,14 +386,10 @@ impl<C: StreamCodec> TcpLink<C> {
         let stream = streams.remove(&key)?;
         stream.is_gone.store(true, Ordering::Relaxed);
         drop(streams);
-        if let Some(channel) = &stream.channel {
-            (self.joining).with(|joining| joining.push((channel.receives, None)));
+        if stream.channel.is_some() {
+            (self.changed).with(|changed| changed.push_back(Arc::clone(&stream)));
         }
         Some(stream)
-    }
-
-    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64) {
-        counter(&self.counters).fetch_add(1, Ordering::Relaxed);
     }
 
     fn buffer(&self) -> Vec<u8> {
@@ -466,14 +426,14 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // The same of one that needs memory for what it is to write.
     fn mark_to_write(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
-        let has_memory = outgoing.octets.has_memory();
+        let has_memory = outgoing.queue.has_memory();
         if !outgoing.is_dirty || !has_memory {
             self.dirty.with(|Dirty { streams, spare }| {
                 if !std::mem::replace(&mut outgoing.is_dirty, true) {
                     streams.push(Arc::clone(stream));
                 }
                 if !has_memory {
-                    outgoing.octets = spare.pop().unwrap_or_default();
+                    outgoing.queue = spare.pop().unwrap_or_default();
                 }
             });
         }
@@ -491,19 +451,15 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.is_over || outgoing.ends {
             return TrySend::Sent;
         }
-        if let Some(channel) = &stream.channel {
-            let sent = self.put((stream, channel), outgoing, frame, admit);
-            if admit == Admit::Last {
-                self.end(stream, outgoing, now);
-            }
-            return sent;
-        }
         if admit == Admit::IfRoom {
-            let most = self.codec.max_payload(&frame.header, outgoing.unit);
+            let most = match stream.channel {
+                Some(_) => Some(LONGEST_PAYLOAD),
+                None => self.codec.max_payload(&frame.header, outgoing.unit),
+            };
             if let Some(most) = most.filter(|most| frame.payload.len() > *most) {
                 return TrySend::TooLong(most);
             }
-            if outgoing.is_held || outgoing.waiting() >= self.options.backlog {
+            if outgoing.is_held || outgoing.queue.len() >= self.options.backlog {
                 outgoing.wants_room = true;
                 return TrySend::NoRoom;
             }
@@ -512,26 +468,14 @@ impl<C: StreamCodec> TcpLink<C> {
                 return TrySend::NoRoom;
             }
         }
-        outgoing.tampering.count();
-        self.mark_to_write(stream, outgoing);
-        if outgoing.tampering.is_spent() {
-            return TrySend::Sent;
+        match &stream.channel {
+            None => self.encode(stream, outgoing, frame, now),
+            Some(channel) if !self.put(channel, outgoing, frame, admit) => {
+                outgoing.wants_room = true;
+                return TrySend::NoRoom;
+            }
+            Some(_) => {}
         }
-        if let Some(until) = outgoing.tampering.hold(now) {
-            outgoing.held_until = outgoing.held_until.max(until);
-        }
-        let before = outgoing.octets.len();
-        self.codec.encode(
-            &mut outgoing.sender,
-            &frame.header,
-            &frame.payload,
-            &mut outgoing.octets,
-        );
-        let frame = outgoing.octets.len() - before;
-        if outgoing.tampering.flip(outgoing.octets.last(frame)) {
-            self.count(|counters| &counters.flipped);
-        }
-        outgoing.uncounted += 1;
         if admit == Admit::Last {
             self.end(stream, outgoing, now);
         }
@@ -540,6 +484,32 @@ impl<C: StreamCodec> TcpLink<C> {
             self.tell(stream, StreamEvent::Room);
         }
         TrySend::Sent
+    }
+
+    fn encode(
+        &self,
+        stream: &Arc<Stream<C>>,
+        outgoing: &mut Outgoing<C>,
+        frame: &Frame<'_, C::Header>,
+        now: Time,
+    ) {
+        outgoing.tampering.count();
+        self.mark_to_write(stream, outgoing);
+        if outgoing.tampering.is_spent() {
+            return;
+        }
+        if let Some(until) = outgoing.tampering.hold(now) {
+            outgoing.held_until = outgoing.held_until.max(until);
+        }
+        let (sender, queue) = (&mut outgoing.sender, &mut outgoing.queue);
+        let before = queue.len();
+        self.codec
+            .encode(sender, &frame.header, &frame.payload, queue);
+        let length = queue.len() - before;
+        if outgoing.tampering.flip(queue.last(length)) {
+            count(&self.counters.flipped);
+        }
+        outgoing.uncounted += 1;
     }
 
     // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
@@ -642,7 +612,8 @@ impl<C: StreamCodec> TcpLink<C> {
     // Octets for its socket, or frames for which there is no room in memory.
     fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
         let waits = |channel| self.waits_for_room(channel);
-        !outgoing.is_over && (outgoing.waiting() > 0 || stream.channel.as_ref().is_some_and(waits))
+        !outgoing.is_over
+            && (outgoing.queue.len() > 0 || stream.channel.as_ref().is_some_and(waits))
     }
 
     // While a stream has more than its socket takes: it may be full many times until all has left.
@@ -670,28 +641,28 @@ impl<C: StreamCodec> TcpLink<C> {
         if stream.channel.as_ref().is_some_and(waits) {
             return Ok(());
         }
-        while outgoing.waiting() > 0 && !outgoing.is_full {
-            let piece = outgoing.tampering.piece(outgoing.waiting());
-            match stream.socket.send(&outgoing.octets.waiting()[..piece])? {
+        while outgoing.queue.len() > 0 && !outgoing.is_full {
+            let piece = outgoing.tampering.piece(outgoing.queue.len());
+            match stream.socket.send(&outgoing.queue.waiting()[..piece])? {
                 // The reactor tells when there is room.
                 0 => {
                     outgoing.is_full = true;
                     self.watch_room(stream, outgoing, true);
                 }
                 sent => {
-                    outgoing.octets.left(sent);
+                    outgoing.queue.left(sent);
                     outgoing.since += sent;
                 }
             }
         }
-        if outgoing.waiting() == 0 {
-            self.give_back_queue(std::mem::take(&mut outgoing.octets));
+        if outgoing.queue.len() == 0 {
+            self.give_back_queue(std::mem::take(&mut outgoing.queue));
             if outgoing.ends {
                 outgoing.is_over = true;
                 stream.socket.finish()?;
             }
         } else {
-            outgoing.octets.tidy(self.options.backlog);
+            outgoing.queue.tidy(self.options.backlog);
         }
         if outgoing.since >= ASK_AGAIN {
             outgoing.since = 0;
@@ -702,7 +673,7 @@ impl<C: StreamCodec> TcpLink<C> {
         // Of room in memory whoever puts down there what waits tells.
         let has_room = stream.channel.is_none()
             && !outgoing.is_held
-            && outgoing.waiting() < self.options.backlog / 2;
+            && outgoing.queue.len() < self.options.backlog / 2;
         if has_room && std::mem::take(&mut outgoing.wants_room) {
             self.tell(stream, StreamEvent::Room);
         }
@@ -711,7 +682,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // News, or streams that came with something.
     fn has_to_tell(&self) -> bool {
-        self.news.is_any() || self.fresh.is_any()
+        self.news.is_any() || self.changed.is_any()
     }
 
     fn tell(&self, stream: &Arc<Stream<C>>, news: StreamEvent) {
@@ -723,12 +694,12 @@ impl<C: StreamCodec> TcpLink<C> {
     fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_over = true;
-        self.give_back_queue(std::mem::take(&mut outgoing.octets));
+        self.give_back_queue(std::mem::take(&mut outgoing.queue));
         drop(outgoing);
         stream.socket.abort();
         // Told once: by whoever takes it out.
         if self.take(stream.key).is_some() {
-            self.count(|counters| &counters.lost);
+            count(&self.counters.lost);
             self.tell(stream, StreamEvent::Lost(error));
         }
     }
@@ -825,7 +796,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 } if taken > 0 => {
                     // By whoever reads.
                     count_alone(&self.counters.delivered, 1);
-                    network.deliver(stream.frame(header, of_octets(payload), false), now);
+                    network.deliver(stream.frame(header, of_bytes(payload), false), now);
                     at += taken.min(length);
                     if !std::mem::replace(&mut incoming.has_begun, true) {
                         self.let_go(stream);
@@ -835,14 +806,14 @@ impl<C: StreamCodec> TcpLink<C> {
                     // What is left is read and dropped: a socket that is closed with something unread resets its
                     // connection, and with it what the peer is told.
                     stream.is_deaf.store(true, Ordering::Relaxed);
-                    self.count(|counters| &counters.broken);
+                    count(&self.counters.broken);
                     network.deliver(stream.frame(header, Payload::Empty, true), now);
                     return octets.len();
                 }
                 // Longer than any frame is: a codec that did not see it.
                 Found::Partial | Found::Frame { .. } => {
                     incoming.is_over = true;
-                    self.count(|counters| &counters.broken);
+                    count(&self.counters.broken);
                     self.lose(stream, StreamError::Reset);
                     return octets.len();
                 }
@@ -909,7 +880,7 @@ impl<C: StreamCodec> TcpLink<C> {
             if writable {
                 let mut outgoing = lock(&stream.outgoing);
                 outgoing.is_full = false;
-                if outgoing.waiting() > 0 || outgoing.wants_room {
+                if outgoing.queue.len() > 0 || outgoing.wants_room {
                     self.mark(&stream, &mut outgoing);
                 } else {
                     self.watch_room(&stream, &mut outgoing, false);
@@ -921,7 +892,7 @@ impl<C: StreamCodec> TcpLink<C> {
                     None => self.read(&stream, inbound, ended, now, network),
                 };
                 if any {
-                    inbound.hot.remember(&stream);
+                    inbound.remember(&stream);
                 }
                 delivered |= any;
             }
@@ -949,6 +920,11 @@ impl<C: StreamCodec> Stream<C> {
         self.is_gone.load(Ordering::Relaxed)
     }
 
+    // Whether its socket may have frames.
+    fn is_asked(&self) -> bool {
+        self.channel.is_none() && !self.is_gone()
+    }
+
     fn frame<'p>(
         &self,
         header: C::Header,
@@ -962,12 +938,6 @@ impl<C: StreamCodec> Stream<C> {
             payload,
             damaged,
         }
-    }
-}
-
-impl<C: StreamCodec> Outgoing<C> {
-    fn waiting(&self) -> usize {
-        self.octets.len()
     }
 }
 
@@ -992,14 +962,14 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             self.append(stream, &frame, now, Admit::IfRoom)
         });
         offered.unwrap_or_else(|| {
-            self.count(|counters| &counters.homeless);
+            count(&self.counters.homeless);
             TrySend::Sent
         })
     }
 
     fn send(&self, frame: Frame<'_, C::Header>, now: Time) {
         let Some(stream) = self.stream(self.codec.key(&frame.header)) else {
-            return self.count(|counters| &counters.homeless);
+            return count(&self.counters.homeless);
         };
         match self.codec.leaving(&frame.header) {
             Leaving::Frame => _ = self.append(&stream, &frame, now, Admit::Always),
@@ -1036,23 +1006,22 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         self.expire(now);
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
-        while let Some(stream) = self.fresh.take(Vec::pop) {
-            inbound.unfinished.push(stream);
-        }
+        delivered |= self.look_at_memory(inbound, now, network);
         let gone = inbound.resident.take_if(|(stream, _)| stream.is_gone());
         drop(gone);
         for stream in std::mem::take(&mut inbound.unfinished) {
             delivered |= self.read(&stream, inbound, false, now, network);
         }
-        let by_memory = self.look_at_memory(inbound, now, network);
-        delivered |= by_memory;
         for _ in 0..inbound.hot.len() {
-            let Some((stream, nothings)) = inbound.hot.next() else {
+            let Some((stream, nothings)) = inbound.hot.pop_front() else {
                 break;
             };
             let any = stream.is_asked() && self.read(&stream, inbound, false, now, network);
             delivered |= any;
-            inbound.hot.put_back(stream, nothings, any);
+            let nothings = if any { 0 } else { nothings + 1 };
+            if nothings < FORGOTTEN && stream.is_asked() {
+                inbound.hot.push_back((stream, nothings));
+            }
         }
         inbound.looks += 1;
         let has_known = !inbound.hot.is_empty() || inbound.channels.are_used();
@@ -1148,13 +1117,20 @@ impl<C: StreamCodec> Drop for TcpLink<C> {
 
 impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpLink")
-            .field("connections", &self.connections())
-            .finish_non_exhaustive()
+        f.debug_struct("TcpLink").finish_non_exhaustive()
     }
 }
 
 impl<C: StreamCodec> Inbound<C> {
+    // A stream of which epoll told has something.
+    fn remember(&mut self, stream: &Arc<Stream<C>>) {
+        let is_known = self.hot.iter().any(|(known, _)| Arc::ptr_eq(known, stream));
+        if !is_known && stream.is_asked() {
+            self.hot.truncate(HOT - 1);
+            self.hot.push_front((Arc::clone(stream), 0));
+        }
+    }
+
     // Puts what of a frame has come into the buffer, where it is not there still: where it lies. What is another's makes
     // way for it.
     fn unfold(
@@ -1257,10 +1233,10 @@ impl<L: List> Default for Chore<L> {
     }
 }
 
-fn of_octets(octets: &[u8]) -> Payload<'_> {
-    match octets {
+fn of_bytes(bytes: &[u8]) -> Payload<'_> {
+    match bytes {
         [] => Payload::Empty,
-        octets => Payload::Octets(octets),
+        bytes => Payload::Octets(bytes),
     }
 }
 
@@ -1271,6 +1247,9 @@ const INBOX: u64 = 1 << 62;
 const READ: usize = 128 << 10;
 /// Reads of a stream in its turn, so that others have theirs.
 const ROUNDS: usize = 4;
+/// How many streams are read without asking epoll for them, and how often one has nothing before it is asked for like the others.
+const HOT: usize = 4;
+const FORGOTTEN: u32 = 256;
 /// So many looks at the streams that had something lately until epoll is asked for others; at the latest, where those go
 /// on to have something.
 const LOOKS: u32 = 16;

@@ -66,29 +66,9 @@ impl Default for UdpLinkOptions {
     }
 }
 
-macro_rules! counts {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What became of the datagrams of a [`UdpLink`].
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[non_exhaustive]
-        pub struct UdpCounts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        #[derive(Debug, Default)]
-        struct Counters {
-            $($name: AtomicU64,)*
-        }
-
-        impl Counters {
-            fn add_to(&self, counts: &mut UdpCounts) {
-                $(counts.$name += self.$name.load(Ordering::Relaxed);)*
-            }
-        }
-    };
-}
-
 counts! {
+    /// What became of the datagrams of a [`UdpLink`].
+    UdpCounts,
     /// Sent by sockets.
     sent,
     /// Sent by memory.

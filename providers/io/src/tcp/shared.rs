@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD, LOOKS_FOR_ALL};
+use crate::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
 use crate::sockets::TcpSocket;
 use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
 use rustc_hash::FxHashMap;
@@ -89,15 +89,24 @@ impl Channel {
             _announcement: announcement,
         })
     }
+
+    fn meta(&self, kind: u8) -> RecordMeta {
+        RecordMeta {
+            stream: self.sends,
+            kind,
+            class: 0,
+        }
+    }
 }
 
 /// The streams whose frames come by memory, and what came before its stream was attached.
 pub(super) struct Channels<C: StreamCodec> {
     streams: FxHashMap<ChannelKey, Arc<Stream<C>>>,
-    early: VecDeque<(ChannelKey, Early)>,
+    early: VecDeque<Early>,
 }
 
 struct Early {
+    key: ChannelKey,
     kind: u8,
     head: Box<[u8]>,
     payload: Vec<u8>,
@@ -141,87 +150,56 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- out
 
-    // With the outgoing half locked.
+    // With the outgoing half locked; `false` where there is no room.
     pub(super) fn put(
         &self,
-        (stream, channel): (&Arc<Stream<C>>, &Channel),
+        channel: &Channel,
         outgoing: &mut Outgoing<C>,
         frame: &Frame<'_, C::Header>,
         admit: Admit,
-    ) -> TrySend {
+    ) -> bool {
         let Some(memory) = self.memory() else {
-            return TrySend::Sent;
+            return true;
         };
-        let length = frame.payload.len();
-        if admit == Admit::IfRoom {
-            if length > LONGEST_PAYLOAD {
-                return TrySend::TooLong(LONGEST_PAYLOAD);
-            }
-            if outgoing.is_held {
-                outgoing.wants_room = true;
-                return TrySend::NoRoom;
-            }
-            if !self.codec.may_follow(&outgoing.sender, &frame.header) {
-                outgoing.wants_turn = true;
-                return TrySend::NoRoom;
-            }
-        }
         let mut short = [0; SHORT_HEAD + WITH_HEAD];
         let mut long = Vec::new();
+        let encode = |room: &mut [u8]| {
+            let most = room.len() - WITH_HEAD;
+            let encoded = self.codec.encode_header(&frame.header, &mut room[..most]);
+            encoded.map(|headers| headers.len())
+        };
         let mut room = &mut short[..];
-        let headers = match self
-            .codec
-            .encode_header(&frame.header, &mut room[..SHORT_HEAD])
-        {
-            Some(headers) => headers.len(),
-            None => {
-                long.resize(LONGEST_HEAD, 0);
-                room = &mut long;
-                let headers = self
-                    .codec
-                    .encode_header(&frame.header, &mut room[..LONGEST_HEAD - WITH_HEAD]);
-                match headers {
-                    Some(headers) => headers.len(),
-                    None => return TrySend::Sent,
-                }
-            }
+        let mut headers = encode(room);
+        if headers.is_none() {
+            long.resize(LONGEST_HEAD, 0);
+            room = &mut long;
+            headers = encode(room);
+        }
+        let Some(headers) = headers else {
+            return true;
         };
         // What is short is taken apart with the header.
+        let length = frame.payload.len();
         let with_head = if length <= WITH_HEAD { length } else { 0 };
         let head = &mut room[..headers + with_head];
         frame.payload.part(0, with_head).read(&mut head[headers..]);
         let payload = frame.payload.part(with_head, length);
-        let meta = RecordMeta {
-            stream: channel.sends,
-            kind: FRAME,
-            class: 0,
-        };
+        let meta = channel.meta(FRAME);
         let write = |span: Span<'_>| payload.copy_to(span);
         match memory.put(channel.to, meta, head, payload.len(), write) {
-            Put::Full if admit == Admit::IfRoom => {
-                outgoing.wants_room = true;
-                return TrySend::NoRoom;
-            }
+            Put::Full if admit == Admit::IfRoom => return false,
             Put::Full => memory.put_later(channel.to, meta, head, payload.to_vec()),
             // What is for a process that is gone is lost with the connection.
             Put::Taken | Put::Nobody => {}
         }
         self.codec.sent(&mut outgoing.sender, &frame.header);
-        self.counters.sent.fetch_add(1, Ordering::Relaxed);
-        if outgoing.wants_turn && self.codec.is_between(&outgoing.sender) {
-            outgoing.wants_turn = false;
-            self.tell(stream, StreamEvent::Room);
-        }
-        TrySend::Sent
+        count(&self.counters.sent);
+        true
     }
 
     // Behind the last frame.
     pub(super) fn put_end(&self, channel: &Channel) {
-        let meta = RecordMeta {
-            stream: channel.sends,
-            kind: END,
-            class: 0,
-        };
+        let meta = channel.meta(END);
         if let Some(memory) = self.memory()
             && memory.put(channel.to, meta, &[], 0, |_| {}) == Put::Full
         {
@@ -237,42 +215,37 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- in
 
-    // What streams do that were attached, or are gone.
-    pub(super) fn settle_channels(
+    // What is to be done for streams that were attached, or are gone.
+    fn settle(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) {
+        while let Some(stream) = self.changed.take(VecDeque::pop_front) {
+            if let Some(channel) = &stream.channel {
+                self.settle_channel(&stream, channel, &mut inbound.channels, now, network);
+            } else if !stream.is_gone() {
+                inbound.unfinished.push(stream);
+            }
+        }
+    }
+
+    fn settle_channel(
         &self,
-        inbound: &mut Inbound<C>,
+        stream: &Arc<Stream<C>>,
+        channel: &Channel,
+        channels: &mut Channels<C>,
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) {
-        while let Some((key, stream)) = self.joining.take(Vec::pop) {
-            let channels = &mut inbound.channels;
-            match stream.filter(|stream| !stream.is_gone()) {
-                None => {
-                    channels.streams.remove(&key);
-                    channels.early.retain(|(of, _)| *of != key);
-                }
-                Some(stream) => {
-                    channels.streams.insert(key, Arc::clone(&stream));
-                    let early = std::mem::take(&mut channels.early);
-                    let (own, others) = early.into_iter().partition(|(of, _)| *of == key);
-                    channels.early = others;
-                    for (
-                        _,
-                        Early {
-                            kind,
-                            head,
-                            payload,
-                        },
-                    ) in VecDeque::into_iter(own)
-                    {
-                        let payload = match payload.is_empty() {
-                            true => Payload::Empty,
-                            false => Payload::Octets(&payload),
-                        };
-                        self.take_record(&stream, kind, &head, payload, now, network);
-                    }
-                }
-            }
+        let key = channel.receives;
+        let early = std::mem::take(&mut channels.early).into_iter();
+        let (own, others): (VecDeque<_>, _) = early.partition(|early| early.key == key);
+        channels.early = others;
+        if stream.is_gone() {
+            channels.streams.remove(&key);
+            return;
+        }
+        channels.streams.insert(key, Arc::clone(stream));
+        for early in own {
+            let payload = of_bytes(&early.payload);
+            self.take_record(stream, early.kind, &early.head, payload, now, network);
         }
     }
 
@@ -283,14 +256,12 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> bool {
+        self.settle(inbound, now, network);
         let Some(memory) = self.memory() else {
             return false;
         };
         // What is put down now has to be flushed, as what comes of an arrival.
         let has_put = self.put_waiting();
-        if self.joining.is_any() {
-            self.settle_channels(inbound, now, network);
-        }
         let mut take = |record: &Record<'_>| {
             self.deliver_record(&mut inbound.channels, record, now, network);
         };
@@ -340,15 +311,12 @@ impl<C: StreamCodec> TcpLink<C> {
             }
             let mut payload = vec![0; record.payload.len()];
             record.payload.read(&mut payload);
-            let (kind, head) = (record.meta.kind, record.head.into());
-            return channels.early.push_back((
+            return channels.early.push_back(Early {
                 key,
-                Early {
-                    kind,
-                    head,
-                    payload,
-                },
-            ));
+                kind: record.meta.kind,
+                head: record.head.into(),
+                payload,
+            });
         };
         let payload = match record.payload.is_empty() {
             true => Payload::Empty,
@@ -393,7 +361,7 @@ impl<C: StreamCodec> TcpLink<C> {
             }
             Err(header) => {
                 stream.is_deaf.store(true, Ordering::Relaxed);
-                self.count(|counters| &counters.broken);
+                count(&self.counters.broken);
                 network.deliver(stream.frame(header, Payload::Empty, true), now);
             }
         }

@@ -701,8 +701,6 @@ fn a_key_is_in_use_once() {
     };
     let error = one.link.attach(attachment).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-    assert!(one.link.segment_size(1).unwrap() >= 536);
-    assert!(one.link.segment_size(7).is_err());
 }
 
 #[test]
