@@ -8,24 +8,12 @@ use crate::sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
 use crate::sockets::{SendError, Transmit, UdpSocket};
 use arrayvec::ArrayVec;
 
-use crate::codec::TxMeta;
-
 /// Where a datagram goes and how: what all of one run have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) to: SocketAddr,
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
-}
-
-impl Route {
-    pub(super) fn new(to: SocketAddr, meta: TxMeta) -> Self {
-        Self {
-            to,
-            traffic_class: meta.traffic_class,
-            hop_limit: meta.hop_limit,
-        }
-    }
 }
 
 /// A datagram of a batch, while it is being sealed.

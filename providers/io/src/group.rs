@@ -27,18 +27,18 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use self::local::{DESCRIPTORS, Letter, LocalSocket};
-use crate::lock;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket};
+use crate::{Arrival, lock};
 
 mod handed;
 mod holder;
 mod local;
 mod range;
 
-pub use handed::{HandError, Handed};
+pub use handed::HandError;
 pub use holder::Holder;
 pub use local::Admission;
 pub use range::{QpnRange, RANGES};
@@ -268,7 +268,7 @@ impl Lease {
     ///
     /// # Errors
     /// The inbox is of no use any more.
-    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+    pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         let admission = &self.group.options.admission;
         read(&self.inbox, admission, take, |letter| self.let_in(letter))
     }
@@ -287,20 +287,30 @@ impl Lease {
     ///
     /// # Errors
     /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
-    pub fn hand_to_range(&self, range: QpnRange, datagram: &Handed<'_>) -> Result<(), HandError> {
-        self.hand(&self.group.options.range(range), datagram)
+    pub fn hand_to_range(
+        &self,
+        range: QpnRange,
+        arrival: &Arrival,
+        datagram: &[u8],
+    ) -> Result<(), HandError> {
+        self.hand(&self.group.options.range(range), arrival, datagram)
     }
 
     /// Hands a datagram to whoever answers for a service.
     ///
     /// # Errors
     /// Nobody does, or he does not keep up.
-    pub fn hand_to_service(&self, service: u64, datagram: &Handed<'_>) -> Result<(), HandError> {
-        self.hand(&self.group.options.service(service), datagram)
+    pub fn hand_to_service(
+        &self,
+        service: u64,
+        arrival: &Arrival,
+        datagram: &[u8],
+    ) -> Result<(), HandError> {
+        self.hand(&self.group.options.service(service), arrival, datagram)
     }
 
-    fn hand(&self, name: &str, datagram: &Handed<'_>) -> Result<(), HandError> {
-        let parts = [&[VERSION, HANDED], &datagram.head()[..], datagram.octets];
+    fn hand(&self, name: &str, arrival: &Arrival, datagram: &[u8]) -> Result<(), HandError> {
+        let parts = [&[VERSION, HANDED], &handed::head(arrival)[..], datagram];
         Ok(self.inbox.send(name, &parts.map(IoSlice::new))?)
     }
 
@@ -334,7 +344,7 @@ impl Service {
     ///
     /// # Errors
     /// The inbox is of no use any more.
-    pub fn attend(&self, take: &mut dyn FnMut(Handed<'_>)) -> io::Result<()> {
+    pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         read(&self.inbox, &self.admission, take, |_| {})
     }
 }
@@ -349,7 +359,7 @@ impl AsFd for Service {
 fn read(
     inbox: &LocalSocket,
     admission: &Admission,
-    take: &mut dyn FnMut(Handed<'_>),
+    take: &mut dyn FnMut(Arrival, &[u8]),
     let_in: impl Fn(&Letter),
 ) -> io::Result<()> {
     let mut bytes = vec![0; LETTER];
@@ -359,7 +369,11 @@ fn read(
         };
         match &bytes[..letter.length] {
             [VERSION, JOIN] => let_in(&letter),
-            [VERSION, HANDED, rest @ ..] => Handed::read(rest).into_iter().for_each(&mut *take),
+            [VERSION, HANDED, rest @ ..] => {
+                if let Some((arrival, datagram)) = handed::read(rest) {
+                    take(arrival, datagram);
+                }
+            }
             _ => {}
         }
     }
@@ -555,7 +569,7 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

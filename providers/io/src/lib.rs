@@ -59,9 +59,7 @@ pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
     TxMeta,
 };
-pub use group::{
-    Admission, GroupOptions, HandError, Handed, Holder, JoinError, Lease, QpnRange, Service,
-};
+pub use group::{Admission, GroupOptions, HandError, Holder, JoinError, Lease, QpnRange, Service};
 pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Record, RecordMeta, ShmPort};

@@ -796,7 +796,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 } if taken > 0 => {
                     // By whoever reads.
                     count_alone(&self.counters.delivered, 1);
-                    network.deliver(stream.frame(header, of_bytes(payload), false), now);
+                    network.deliver(stream.frame(header, Payload::Octets(payload), false), now);
                     at += taken.min(length);
                     if !std::mem::replace(&mut incoming.has_begun, true) {
                         self.let_go(stream);
@@ -1088,7 +1088,7 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
     fn attend(&self, token: u64) {
         match (token, &self.lease, self.attend.get()) {
             // What comes there lets others in, or rings a bell.
-            (INBOX, Some(lease), _) => _ = lease.attend(&mut |_| {}),
+            (INBOX, Some(lease), _) => _ = lease.attend(&mut |_, _| {}),
             (_, _, Some(attend)) => attend(token),
             _ => {}
         }
@@ -1230,13 +1230,6 @@ impl<L: List> Default for Chore<L> {
             any: AtomicBool::new(false),
             list: Lock::new(LockClass::Link, L::default()),
         }
-    }
-}
-
-fn of_bytes(bytes: &[u8]) -> Payload<'_> {
-    match bytes {
-        [] => Payload::Empty,
-        bytes => Payload::Octets(bytes),
     }
 }
 

@@ -16,8 +16,8 @@ use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
 };
 use crate::{
-    HandError, Handed, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta, Service,
-    ShmPort, Source,
+    HandError, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta, Service, ShmPort,
+    Source,
 };
 use polyverbs_engine::link::{Deliver, Frame, Input, Link};
 use polyverbs_engine::network::Progress;
@@ -34,7 +34,7 @@ use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
 use crate::shm::LONGEST_PAYLOAD;
-use crate::{count_alone, lock};
+use crate::{count, count_alone, lock};
 
 /// What a [`UdpLink`] is made with.
 #[derive(Clone)]
@@ -118,7 +118,6 @@ pub struct UdpLink<C: DatagramCodec> {
 }
 
 /// Datagrams of some flows on their way out.
-#[derive(Debug)]
 struct TxQueue {
     /// Something is being filled or has not left. Set after something was put there, and cleared before somebody looks: what
     /// comes meanwhile is seen in that look or sets it again.
@@ -143,12 +142,6 @@ struct Inbound {
 struct Aside {
     queue: VecDeque<(Arrival, Vec<u8>)>,
     batch: ReceiveBatch,
-}
-
-impl std::fmt::Debug for TxBatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TxBatch").finish_non_exhaustive()
-    }
 }
 
 impl<C: DatagramCodec> UdpLink<C> {
@@ -271,18 +264,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         Arc::make_mut(&mut lock(&self.groups)).remove(&group);
     }
 
-    // What is sent, and what is delivered here, is counted elsewhere.
-    #[inline]
-    fn count(&self, counter: impl Fn(&Counters) -> &AtomicU64, by: usize) {
-        #[cold]
-        fn add(counter: &AtomicU64, by: usize) {
-            counter.fetch_add(by as u64, Ordering::Relaxed);
-        }
-        if by > 0 {
-            add(counter(&self.counters), by);
-        }
-    }
-
     // ---- out
 
     fn socket_address(&self, to: LinkAddress) -> Option<SocketAddr> {
@@ -304,12 +285,13 @@ impl<C: DatagramCodec> UdpLink<C> {
         frame: &Frame<'_, C::Header>,
     ) -> bool {
         let length = frame.payload.len();
-        let mut formless = false;
         let write = |room: &mut [u8]| {
-            let headers = self.codec.encode_header(&frame.header, length, room);
-            formless = headers.is_none();
-            let end = headers? + length;
-            frame.payload.read(room.get_mut(headers?..end)?);
+            let Some(headers) = self.codec.encode_header(&frame.header, length, room) else {
+                count(&self.counters.formless);
+                return None;
+            };
+            let end = headers + length;
+            frame.payload.read(room.get_mut(headers..end)?);
             Some((end, end + self.codec.trailer(length)))
         };
         let seal = |mut datagram: Datagram<'_>| {
@@ -327,7 +309,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         let most = length + C::OVERHEAD;
         let taken = lock(&queue.filling).append(route, most, write, seal);
         queue.is_waiting.store(true, Ordering::Release);
-        self.count(|counters| &counters.formless, usize::from(formless));
         taken
     }
 
@@ -366,7 +347,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 true
             }
             Put::Full => {
-                self.count(|counters| &counters.overrun, 1);
+                count(&self.counters.overrun);
                 true
             }
             Put::Nobody => false,
@@ -409,19 +390,13 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
     fn watch_room(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
-        if queue.is_blocked.load(Ordering::Relaxed) != is_full {
-            self.change_watching(queue, socket, is_full);
-        }
-    }
-
-    #[cold]
-    fn change_watching(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
-        if queue.is_blocked.swap(is_full, Ordering::Relaxed) != is_full {
+        if queue.is_blocked.load(Ordering::Relaxed) != is_full
+            && queue.is_blocked.swap(is_full, Ordering::Relaxed) != is_full
+        {
             // Where it cannot be watched, what waits leaves with what comes next.
-            let _ = if is_full {
-                self.reactor.add(socket, ROOM, Source::Full)
-            } else {
-                self.reactor.remove(socket, Source::Full)
+            let _ = match is_full {
+                true => self.reactor.add(socket, ROOM, Source::Full),
+                false => self.reactor.remove(socket, Source::Full),
             };
         }
     }
@@ -440,7 +415,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             if socket.receive(batch).unwrap_or(0) == 0 {
                 return;
             }
-            self.count(|counters| &counters.malformed, batch.truncated());
+            (0..batch.truncated()).for_each(|_| count(&self.counters.malformed));
             for message in batch.messages() {
                 for (segment, datagram) in message.datagrams().enumerate() {
                     let arrival = Arrival {
@@ -491,19 +466,14 @@ impl<C: DatagramCodec> UdpLink<C> {
             tap.datagram(Way::In, &envelope, arrival.traffic_class, datagram);
         }
         let Some(opened) = self.codec.open(arrival, datagram) else {
-            return self.count(|counters| &counters.malformed, 1);
-        };
-        let payload = if opened.payload.is_empty() {
-            Payload::Empty
-        } else {
-            Payload::Octets(opened.payload)
+            return count(&self.counters.malformed);
         };
         let frame = Frame {
             from: LinkAddress::Ip(arrival.from.ip()),
             // Of a datagram to a group too: which device has joined it the header says.
             to: LinkAddress::Ip(self.lease.address().ip()),
             header: opened.header,
-            payload,
+            payload: Payload::Octets(opened.payload),
             damaged: opened.damaged,
         };
         let counter = match frame.damaged {
@@ -523,19 +493,15 @@ impl<C: DatagramCodec> UdpLink<C> {
             traffic_class: record.meta.class,
             segment: 0,
         };
-        let length = record.payload.len();
         let Some(header) = self.codec.open_record(&arrival, record.head) else {
-            return self.count(|counters| &counters.malformed, 1);
+            return count(&self.counters.malformed);
         };
         let address = LinkAddress::Ip(local.ip());
         let frame = Frame {
             from: address,
             to: address,
             header,
-            payload: match length {
-                0 => Payload::Empty,
-                _ => Payload::Span(record.payload),
-            },
+            payload: Payload::Span(record.payload),
             damaged: record.meta.kind != 0,
         };
         // By whoever has the turn.
@@ -544,13 +510,10 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     // Whether there was something.
-    #[inline]
     fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        self.has_aside.load(Ordering::Acquire) && self.deliver_queue(now, network)
-    }
-
-    #[cold]
-    fn deliver_queue(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        if !self.has_aside.load(Ordering::Acquire) {
+            return false;
+        }
         self.has_aside.store(false, Ordering::SeqCst);
         let aside = std::mem::take(&mut lock(&self.aside).queue);
         for (arrival, datagram) in &aside {
@@ -562,8 +525,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     // What a process gets that is meant for another.
     #[cold]
     fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
-        let handed = self.lease.hand_to_range(range, &handed(arrival, datagram));
-        self.note_handed(&handed);
+        self.note_handed(&self.lease.hand_to_range(range, arrival, datagram));
     }
 
     // The same where it is rare and matters: who does not keep up for a moment is waited for. An inbox has room for no
@@ -588,10 +550,10 @@ impl<C: DatagramCodec> UdpLink<C> {
     }
 
     fn note_handed(&self, handed: &Result<(), HandError>) {
-        match handed {
-            Ok(()) => self.count(|counters| &counters.handed, 1),
-            Err(_) => self.count(|counters| &counters.lost, 1),
-        }
+        count(match handed {
+            Ok(()) => &self.counters.handed,
+            Err(_) => &self.counters.lost,
+        });
     }
 
     // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
@@ -607,13 +569,12 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
         match self.codec.common(datagram) {
             Common::Range(range) if range != self.lease.range() => {
-                let datagram = handed(&arrival, datagram);
-                let handed = self.hand_patiently(|| self.lease.hand_to_range(range, &datagram));
-                return self.note_handed(&handed);
+                let hand = || self.lease.hand_to_range(range, &arrival, datagram);
+                return self.note_handed(&self.hand_patiently(hand));
             }
             Common::Service(service) if !lock(&self.services).contains_key(&service) => {
-                let meant = handed(&arrival, datagram);
-                let handed = self.hand_patiently(|| self.lease.hand_to_service(service, &meant));
+                let hand = || self.lease.hand_to_service(service, &arrival, datagram);
+                let handed = self.hand_patiently(hand);
                 if !matches!(handed, Err(HandError::Nobody)) {
                     return self.note_handed(&handed);
                 }
@@ -626,7 +587,7 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     fn keep(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
         if queue.len() >= ASIDE {
-            return self.count(|counters| &counters.lost, 1);
+            return count(&self.counters.lost);
         }
         queue.push_back((arrival, datagram.to_vec()));
         self.has_aside.store(true, Ordering::Release);
@@ -668,7 +629,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let to = self.socket_address(group.unwrap_or(frame.to));
         let from = self.flows.of(flow as u32).map(UdpSocket::local);
         let (Some(to), Ok(from)) = (to, from) else {
-            return self.count(|counters| &counters.formless, 1);
+            return count(&self.counters.formless);
         };
         if let Some(memory) = self.lease.memory()
             && group.is_none()
@@ -679,13 +640,18 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         }
         if frame.payload.len() > self.max_frame.octets() as usize {
             // The process that would have taken it has gone.
-            return self.count(|counters| &counters.too_long, 1);
+            return count(&self.counters.too_long);
         }
-        let (queue, route) = (&self.queues[flow], Route::new(to, meta));
+        let queue = &self.queues[flow];
+        let route = Route {
+            to,
+            traffic_class: meta.traffic_class,
+            hop_limit: meta.hop_limit,
+        };
         if !self.append(queue, route, from, &frame) {
             self.transmit(flow);
             if !self.append(queue, route, from, &frame) {
-                self.count(|counters| &counters.overrun, 1);
+                count(&self.counters.overrun);
             }
         }
     }
@@ -769,16 +735,7 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
     fn attend(&self, token: u64) {
         let aside = &mut *lock(&self.aside);
         let (queue, batch) = (&mut aside.queue, &mut aside.batch);
-        let port = self.lease.address().port();
-        let mut take = |handed: Handed<'_>| {
-            let arrival = Arrival {
-                from: handed.from,
-                to: SocketAddr::new(handed.to, port),
-                traffic_class: handed.traffic_class,
-                segment: handed.segment.into(),
-            };
-            self.keep(arrival, handed.octets, queue);
-        };
+        let mut take = |arrival, datagram: &[u8]| self.keep(arrival, datagram, queue);
         // What cannot be read now will be told again.
         match token {
             INBOX => drop(self.lease.attend(&mut take)),
@@ -857,17 +814,6 @@ fn envelope(from: SocketAddr, to: SocketAddr, identification: u16) -> Envelope {
         from,
         to,
         identification,
-    }
-}
-
-fn handed<'d>(arrival: &Arrival, datagram: &'d [u8]) -> Handed<'d> {
-    Handed {
-        from: arrival.from,
-        to: arrival.to.ip(),
-        traffic_class: arrival.traffic_class,
-        // The kernel joins no more than it cuts.
-        segment: arrival.segment as u8,
-        octets: datagram,
     }
 }
 

@@ -16,7 +16,7 @@ use polyverbs_engine::network::Progress;
 use polyverbs_engine::time::Time;
 use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 use polyverbs_io::{
-    Admission, GroupOptions, HandError, Handed, IoHandler, JoinError, Lease, QpnRange, Reactor,
+    Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, QpnRange, Reactor,
     Service, Source,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -98,7 +98,7 @@ impl Progress for Member {
 
 impl IoHandler for Member {
     fn attend(&self, token: u64) {
-        let mut take = |handed: Handed<'_>| self.take(handed);
+        let mut take = |arrival, datagram: &[u8]| self.take(arrival, datagram);
         match token {
             COMMON => self.read(self.lease.common()),
             INBOX => self.lease.attend(&mut take).unwrap(),
@@ -112,51 +112,50 @@ impl Member {
         let mut batch = self.batch.lock().unwrap();
         while socket.receive(&mut batch).unwrap() > 0 {
             for message in batch.messages() {
-                for octets in message.datagrams() {
-                    self.take(Handed {
-                        from: message.from,
-                        to: socket.local().ip(),
-                        traffic_class: message.traffic_class,
-                        segment: 0,
-                        octets,
-                    });
-                }
+                let arrival = Arrival {
+                    from: message.from,
+                    to: socket.local(),
+                    traffic_class: message.traffic_class,
+                    segment: 0,
+                };
+                message
+                    .datagrams()
+                    .for_each(|datagram| self.take(arrival, datagram));
             }
         }
     }
 
-    fn take(&self, datagram: Handed<'_>) {
-        let range = QpnRange::of_datagram(datagram.octets);
+    fn take(&self, arrival: Arrival, datagram: &[u8]) {
+        let range = QpnRange::of_datagram(datagram);
         let own = self.lease.range();
+        let answer = |range| self.answer(arrival.from, datagram, range);
         if range == own {
-            return self.answer(&datagram, own.index() as u8);
+            return answer(own.index() as u8);
         }
         if range != QpnRange::COMMON {
-            let _ = self.lease.hand_to_range(range, &datagram);
+            let _ = self.lease.hand_to_range(range, &arrival, datagram);
             return;
         }
-        let Some(probe) = Probe::read(datagram.octets) else {
+        let Some(probe) = Probe::read(datagram) else {
             return;
         };
         let handed = match probe.service {
             0 => match QpnRange::of_communication(probe.communication) {
-                range if range == own => return self.answer(&datagram, own.index() as u8),
-                range => self.lease.hand_to_range(range, &datagram),
+                range if range == own => return answer(own.index() as u8),
+                range => self.lease.hand_to_range(range, &arrival, datagram),
             },
-            id if id == self.service.id() => {
-                return self.answer(&datagram, own.index() as u8);
-            }
-            id => self.lease.hand_to_service(id, &datagram),
+            id if id == self.service.id() => return answer(own.index() as u8),
+            id => self.lease.hand_to_service(id, &arrival, datagram),
         };
         if let Err(HandError::Nobody) = handed {
-            self.answer(&datagram, NOBODY);
+            answer(NOBODY);
         }
     }
 
-    fn answer(&self, to: &Handed<'_>, range: u8) {
-        let answer = [&[range], to.octets].concat();
+    fn answer(&self, to: SocketAddr, datagram: &[u8], range: u8) {
+        let answer = [&[range], datagram].concat();
         let socket = self.flows.of(0).unwrap();
-        let _ = socket.send(&[Transmit::new(to.from, &answer)]);
+        let _ = socket.send(&[Transmit::new(to, &answer)]);
     }
 }
 

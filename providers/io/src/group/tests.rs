@@ -142,31 +142,35 @@ fn the_port_is_free_when_all_have_left() {
     UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
 }
 
+fn arrival_at(lease: &Lease) -> Arrival {
+    Arrival {
+        from: "127.0.0.1:50000".parse().unwrap(),
+        to: lease.address(),
+        traffic_class: 2,
+        segment: 0,
+    }
+}
+
 #[test]
 fn a_datagram_is_handed_to_a_range_or_to_a_service() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_007)).unwrap());
-    let datagram = Handed {
-        from: "127.0.0.1:50000".parse().unwrap(),
-        to: one.address().ip(),
-        traffic_class: 2,
-        segment: 0,
-        octets: &[7; 60_000],
-    };
-    one.hand_to_range(other.range(), &datagram).unwrap();
+    let (arrival, datagram) = (arrival_at(&one), [7; 60_000]);
+    one.hand_to_range(other.range(), &arrival, &datagram)
+        .unwrap();
     let mut taken = 0;
-    let mut take = |handed: Handed<'_>| {
-        assert_eq!(handed, datagram);
+    let mut take = |handed, bytes: &[u8]| {
+        assert_eq!((handed, bytes), (arrival, &datagram[..]));
         taken += 1;
     };
     other.attend(&mut take).unwrap();
     one.attend(&mut take).unwrap();
 
-    let nobody = one.hand_to_service(5, &datagram).unwrap_err();
+    let nobody = one.hand_to_service(5, &arrival, &datagram).unwrap_err();
     assert!(matches!(nobody, HandError::Nobody), "{nobody}");
     let service = other.serve(5).unwrap();
     let second = one.serve(5).unwrap_err();
     assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
-    one.hand_to_service(5, &datagram).unwrap();
+    one.hand_to_service(5, &arrival, &datagram).unwrap();
     service.attend(&mut take).unwrap();
     assert_eq!(taken, 2);
     drop(service);
@@ -176,14 +180,9 @@ fn a_datagram_is_handed_to_a_range_or_to_a_service() {
 #[test]
 fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
-    let datagram = Handed {
-        from: one.address(),
-        to: one.address().ip(),
-        traffic_class: 0,
-        segment: 0,
-        octets: &[0; 4096],
-    };
-    let full = (0..100_000).find_map(|_| one.hand_to_range(other.range(), &datagram).err());
+    let (arrival, datagram) = (arrival_at(&one), [0; 4096]);
+    let hand = || one.hand_to_range(other.range(), &arrival, &datagram);
+    let full = (0..100_000).find_map(|_| hand().err());
     assert!(matches!(full, Some(HandError::Full)), "{full:?}");
 }
 
@@ -202,7 +201,7 @@ fn nonsense_in_the_inbox_is_passed_over() {
     ] {
         sender.send(&name, &[IoSlice::new(octets)]).unwrap();
     }
-    lease.attend(&mut |_| panic!("a datagram")).unwrap();
+    lease.attend(&mut |_, _| panic!("a datagram")).unwrap();
 }
 
 #[test]

@@ -244,7 +244,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         channels.streams.insert(key, Arc::clone(stream));
         for early in own {
-            let payload = of_bytes(&early.payload);
+            let payload = Payload::Octets(&early.payload);
             self.take_record(stream, early.kind, &early.head, payload, now, network);
         }
     }
@@ -318,10 +318,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 payload,
             });
         };
-        let payload = match record.payload.is_empty() {
-            true => Payload::Empty,
-            false => Payload::Span(record.payload),
-        };
+        let payload = Payload::Span(record.payload);
         self.take_record(stream, record.meta.kind, record.head, payload, now, network);
     }
 
