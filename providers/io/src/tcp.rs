@@ -10,7 +10,7 @@ use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
 
-use shared::{Channel, Channels};
+use shared::{Channel, Early};
 
 pub use shared::Announcement;
 
@@ -118,7 +118,7 @@ pub struct TcpLink<C: StreamCodec> {
     /// Streams with something to write, and memory for more of them.
     dirty: Chore<Dirty<C>>,
     /// Streams that stand still, by chance.
-    held: Chore<Vec<Arc<Stream<C>>>>,
+    held: Chore<VecDeque<Arc<Stream<C>>>>,
     /// Streams that this end has ended, and until when the peer may take for its end.
     ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
     /// How long the next ones are waited for.
@@ -179,8 +179,6 @@ struct Outgoing<C: StreamCodec> {
     wants_word: bool,
     /// Octets that have left since the segment size was asked for.
     since: usize,
-    /// Frames that were taken since something was written.
-    uncounted: u64,
     held_until: Time,
     tampering: Tampering,
 }
@@ -202,7 +200,9 @@ struct Inbound<C: StreamCodec> {
     /// Streams that had something lately, which are read without asking epoll: the one that is read next first, and how often
     /// each has had nothing since.
     hot: VecDeque<(Arc<Stream<C>>, u32)>,
-    channels: Channels<C>,
+    /// Streams whose frames come by memory, and what came before its stream was attached.
+    by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
+    early: VecDeque<Early>,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -233,7 +233,8 @@ impl<C: StreamCodec> TcpLink<C> {
                 buffer: vec![0; C::LONGEST + READ].into(),
                 resident: None,
                 hot: VecDeque::with_capacity(HOT),
-                channels: Channels::default(),
+                by_memory: FxHashMap::default(),
+                early: VecDeque::new(),
                 unfinished: Vec::new(),
                 looks: 0,
             }),
@@ -275,10 +276,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     /// How many connections there are.
     pub fn connections(&self) -> usize {
-        self.streams
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.streams().len()
     }
 
     /// Carries frames over a connection from now on.
@@ -316,7 +314,6 @@ impl<C: StreamCodec> TcpLink<C> {
             is_full: false,
             wants_word: false,
             since: 0,
-            uncounted: 0,
             held_until: Time::default(),
             tampering: tampering(number),
         };
@@ -370,6 +367,10 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
+    fn streams(&self) -> RwLockReadGuard<'_, FxHashMap<u64, Arc<Stream<C>>>> {
+        self.streams.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn stream(&self, key: u64) -> Option<Arc<Stream<C>>> {
         self.with_stream(key, Arc::clone)
     }
@@ -377,8 +378,7 @@ impl<C: StreamCodec> TcpLink<C> {
     // With the streams locked: `work` forgets none.
     #[inline]
     fn with_stream<R>(&self, key: u64, work: impl FnOnce(&Arc<Stream<C>>) -> R) -> Option<R> {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        streams.get(&key).map(work)
+        self.streams().get(&key).map(work)
     }
 
     fn take(&self, key: u64) -> Option<Arc<Stream<C>>> {
@@ -416,16 +416,8 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- out
 
-    // With the outgoing half locked.
+    // With the outgoing half locked: has the next flush write it, and gives it memory for that.
     fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
-        if !std::mem::replace(&mut outgoing.is_dirty, true) {
-            self.dirty
-                .with(|dirty| dirty.streams.push(Arc::clone(stream)));
-        }
-    }
-
-    // The same of one that needs memory for what it is to write.
-    fn mark_to_write(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
         let has_memory = outgoing.queue.has_memory();
         if !outgoing.is_dirty || !has_memory {
             self.dirty.with(|Dirty { streams, spare }| {
@@ -494,7 +486,7 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
     ) {
         outgoing.tampering.count();
-        self.mark_to_write(stream, outgoing);
+        self.mark(stream, outgoing);
         if outgoing.tampering.is_spent() {
             return;
         }
@@ -509,7 +501,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.flip(queue.last(length)) {
             count(&self.counters.flipped);
         }
-        outgoing.uncounted += 1;
+        count(&self.counters.sent);
     }
 
     // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
@@ -554,13 +546,11 @@ impl<C: StreamCodec> TcpLink<C> {
             let held = outgoing.held_until != Time::default()
                 && now.is_none_or(|now| now < outgoing.held_until);
             if held {
-                self.held.with(|held| held.push(Arc::clone(&stream)));
+                self.held.with(|held| held.push_back(Arc::clone(&stream)));
                 continue;
             }
             outgoing.held_until = Time::default();
             let written = self.write(&stream, &mut outgoing);
-            let taken = std::mem::take(&mut outgoing.uncounted);
-            self.counters.sent.fetch_add(taken, Ordering::Relaxed);
             let is_over = outgoing.is_over;
             drop(outgoing);
             match written {
@@ -998,7 +988,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        while let Some(stream) = self.held.take(Vec::pop) {
+        while let Some(stream) = self.held.take(VecDeque::pop_front) {
             let mut outgoing = lock(&stream.outgoing);
             self.mark(&stream, &mut outgoing);
         }
@@ -1024,7 +1014,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             }
         }
         inbound.looks += 1;
-        let has_known = !inbound.hot.is_empty() || inbound.channels.are_used();
+        let has_known = !inbound.hot.is_empty() || !inbound.by_memory.is_empty();
         // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
         let waits = delivered || inbound.hot.is_empty();
         let is_due = inbound.looks >= if waits { LATEST } else { LOOKS };
@@ -1101,10 +1091,7 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
     // Sends complete when the link has taken them.
     fn flush_on_exit(&self) {
         // Not under the lock: a stream that fails is taken away.
-        let streams = {
-            let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-            streams.values().map(Arc::clone).collect::<Vec<_>>()
-        };
+        let streams: Vec<_> = self.streams().values().map(Arc::clone).collect();
         self.write_all(&streams, Instant::now() + DRAIN);
     }
 }
@@ -1190,12 +1177,6 @@ impl<C: StreamCodec> List for Dirty<C> {
 /// What a [`Chore`] is a list of.
 trait List: Default {
     fn is_empty(&self) -> bool;
-}
-
-impl<T> List for Vec<T> {
-    fn is_empty(&self) -> bool {
-        self.as_slice().is_empty()
-    }
 }
 
 impl<T> List for VecDeque<T> {

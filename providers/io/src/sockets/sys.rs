@@ -160,7 +160,7 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io:
 /// A message from a process of this machine.
 #[derive(Debug)]
 pub(crate) struct Local {
-    /// Octets of the sender's name, of the payload.
+    /// Bytes of the sender's name, of the payload.
     pub(crate) filled: Filled,
     /// The sender's user, where the kernel tells it.
     pub(crate) user: Option<u32>,
@@ -221,7 +221,7 @@ fn set_option<T>(
     value: &T,
 ) -> io::Result<()> {
     let (value, length) = (std::ptr::from_ref(value), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the kernel reads `length` bytes of `value`.
+    // SAFETY: the kernel reads `length` bytes of `value`, and the instructions that a program names: they are there as long.
     done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.cast(), length) })
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn number(
 ) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` octets into `value`.
+    // SAFETY: the kernel writes at most `length` bytes into `value`.
     let answer = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -282,31 +282,12 @@ const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
 /// Asks the scheduler for short turns of the calling thread: it then comes sooner when it is woken on a processor that
 /// another thread keeps busy. A kernel that knows no such thing (before 6.12) changes nothing.
 pub(crate) fn set_turn(nanoseconds: u64, nice: i32) {
-    let attributes = SchedAttr {
-        size: size_of::<SchedAttr>() as u32,
-        policy: 0,
-        flags: KEEP_POLICY,
-        nice,
-        priority: 0,
-        runtime: nanoseconds,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: the kernel reads as many octets as `size` says, and keeps no pointer.
+    // SAFETY: attributes of zeros are valid.
+    let mut attributes: libc::sched_attr = unsafe { zeroed() };
+    attributes.size = size_of_val(&attributes) as u32;
+    attributes.sched_flags = libc::SCHED_FLAG_KEEP_POLICY as u64;
+    attributes.sched_nice = nice;
+    attributes.sched_runtime = nanoseconds;
+    // SAFETY: the kernel reads as many bytes as `size` says, and keeps no pointer.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
-
-/// `struct sched_attr`, as far as every kernel has it.
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-const KEEP_POLICY: u64 = 8;

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use crate::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
 use crate::sockets::TcpSocket;
 use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
-use rustc_hash::FxHashMap;
 use verbs_api::memory::Span;
 
 use super::*;
@@ -99,32 +98,12 @@ impl Channel {
     }
 }
 
-/// The streams whose frames come by memory, and what came before its stream was attached.
-pub(super) struct Channels<C: StreamCodec> {
-    streams: FxHashMap<ChannelKey, Arc<Stream<C>>>,
-    early: VecDeque<Early>,
-}
-
-struct Early {
+/// A record that came before its stream was attached.
+pub(super) struct Early {
     key: ChannelKey,
     kind: u8,
     head: Box<[u8]>,
     payload: Vec<u8>,
-}
-
-impl<C: StreamCodec> Default for Channels<C> {
-    fn default() -> Self {
-        Self {
-            streams: FxHashMap::default(),
-            early: VecDeque::new(),
-        }
-    }
-}
-
-impl<C: StreamCodec> Channels<C> {
-    pub(super) fn are_used(&self) -> bool {
-        !self.streams.is_empty()
-    }
 }
 
 impl<C: StreamCodec> TcpLink<C> {
@@ -218,34 +197,23 @@ impl<C: StreamCodec> TcpLink<C> {
     // What is to be done for streams that were attached, or are gone.
     fn settle(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) {
         while let Some(stream) = self.changed.take(VecDeque::pop_front) {
-            if let Some(channel) = &stream.channel {
-                self.settle_channel(&stream, channel, &mut inbound.channels, now, network);
-            } else if !stream.is_gone() {
+            let Some(channel) = &stream.channel else {
                 inbound.unfinished.push(stream);
+                continue;
+            };
+            let key = channel.receives;
+            let early = std::mem::take(&mut inbound.early).into_iter();
+            let (own, others): (VecDeque<_>, _) = early.partition(|early| early.key == key);
+            inbound.early = others;
+            if stream.is_gone() {
+                inbound.by_memory.remove(&key);
+                continue;
             }
-        }
-    }
-
-    fn settle_channel(
-        &self,
-        stream: &Arc<Stream<C>>,
-        channel: &Channel,
-        channels: &mut Channels<C>,
-        now: Time,
-        network: &dyn Deliver<C::Header>,
-    ) {
-        let key = channel.receives;
-        let early = std::mem::take(&mut channels.early).into_iter();
-        let (own, others): (VecDeque<_>, _) = early.partition(|early| early.key == key);
-        channels.early = others;
-        if stream.is_gone() {
-            channels.streams.remove(&key);
-            return;
-        }
-        channels.streams.insert(key, Arc::clone(stream));
-        for early in own {
-            let payload = Payload::Octets(&early.payload);
-            self.take_record(stream, early.kind, &early.head, payload, now, network);
+            for early in own {
+                let payload = Payload::Octets(&early.payload);
+                self.take_record(&stream, early.kind, &early.head, payload, now, network);
+            }
+            inbound.by_memory.insert(key, stream);
         }
     }
 
@@ -263,7 +231,7 @@ impl<C: StreamCodec> TcpLink<C> {
         // What is put down now has to be flushed, as what comes of an arrival.
         let has_put = self.put_waiting();
         let mut take = |record: &Record<'_>| {
-            self.deliver_record(&mut inbound.channels, record, now, network);
+            self.deliver_record(inbound, record, now, network);
         };
         memory.receive(&mut take) || has_put
     }
@@ -278,20 +246,17 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // There is room again where these streams go, also those that no look has seen yet.
     fn has_room(&self, range: QpnRange) {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        for stream in streams.values() {
-            if stream
-                .channel
-                .as_ref()
-                .is_some_and(|channel| channel.to == range)
-            {
-                let mut outgoing = lock(&stream.outgoing);
-                if std::mem::take(&mut outgoing.wants_room) {
-                    self.tell(stream, StreamEvent::Room);
-                }
-                if outgoing.ends && !outgoing.is_over {
-                    self.mark(stream, &mut outgoing);
-                }
+        let goes_there = |channel: &Channel| channel.to == range;
+        let streams = self.streams();
+        let streams =
+            (streams.values()).filter(|stream| stream.channel.as_ref().is_some_and(goes_there));
+        for stream in streams {
+            let mut outgoing = lock(&stream.outgoing);
+            if std::mem::take(&mut outgoing.wants_room) {
+                self.tell(stream, StreamEvent::Room);
+            }
+            if outgoing.ends && !outgoing.is_over {
+                self.mark(stream, &mut outgoing);
             }
         }
     }
@@ -299,19 +264,19 @@ impl<C: StreamCodec> TcpLink<C> {
     #[inline]
     fn deliver_record(
         &self,
-        channels: &mut Channels<C>,
+        inbound: &mut Inbound<C>,
         record: &Record<'_>,
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) {
         let key = (record.from, record.meta.stream);
-        let Some(stream) = channels.streams.get(&key) else {
-            if channels.early.len() == MOST_EARLY {
-                channels.early.pop_front();
+        let Some(stream) = inbound.by_memory.get(&key) else {
+            if inbound.early.len() == MOST_EARLY {
+                inbound.early.pop_front();
             }
             let mut payload = vec![0; record.payload.len()];
             record.payload.read(&mut payload);
-            return channels.early.push_back(Early {
+            return inbound.early.push_back(Early {
                 key,
                 kind: record.meta.kind,
                 head: record.head.into(),
