@@ -10,7 +10,6 @@
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
-use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
@@ -115,12 +114,6 @@ pub struct Reactor {
     refused: AtomicU32,
     is_over: AtomicBool,
     patience: Duration,
-}
-
-impl fmt::Debug for Reactor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reactor").finish_non_exhaustive()
-    }
 }
 
 /// Whom the reactor serves, as long as both are there.

@@ -5,7 +5,6 @@
 //! reads; a stream keeps only what of a frame has not come whole, so that an idle one has no buffer at all.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -116,16 +115,16 @@ pub struct TcpLink<C: StreamCodec> {
     // Looked into for each frame; the keys are ours.
     streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
     /// Streams with something to write, and memory for more of them.
-    dirty: Chore<Dirty<C>>,
+    dirty: Chore<Arc<Stream<C>>, Vec<ByteQueue>>,
     /// Streams that stand still, by chance.
-    held: Chore<VecDeque<Arc<Stream<C>>>>,
+    held: Chore<Arc<Stream<C>>>,
     /// Streams that this end has ended, and until when the peer may take for its end.
-    ending: Chore<VecDeque<(Time, Weak<Stream<C>>)>>,
+    ending: Chore<(Time, Weak<Stream<C>>)>,
     /// How long the next ones are waited for.
     patience: Mutex<Duration>,
     /// Streams that came with something to read, or that come or go by memory.
-    changed: Chore<VecDeque<Arc<Stream<C>>>>,
-    news: Chore<VecDeque<(Arc<Stream<C>>, StreamEvent)>>,
+    changed: Chore<Arc<Stream<C>>>,
+    news: Chore<(Arc<Stream<C>>, StreamEvent)>,
     inbound: Mutex<Inbound<C>>,
     /// Buffers for whoever needs one for a while.
     spare: Mutex<Vec<Vec<u8>>>,
@@ -353,7 +352,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         if has_more || stream.channel.is_some() {
             // Not at once: whoever delivers may have called.
-            self.changed.with(|changed| changed.push_back(stream));
+            self.changed.push(stream);
         }
         Ok(())
     }
@@ -387,7 +386,7 @@ impl<C: StreamCodec> TcpLink<C> {
         stream.is_gone.store(true, Ordering::Relaxed);
         drop(streams);
         if stream.channel.is_some() {
-            (self.changed).with(|changed| changed.push_back(Arc::clone(&stream)));
+            self.changed.push(Arc::clone(&stream));
         }
         Some(stream)
     }
@@ -406,7 +405,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     fn give_back_queue(&self, queue: ByteQueue) {
         if queue.has_memory() {
-            self.dirty.with(|Dirty { spare, .. }| {
+            self.dirty.with(|_, spare| {
                 if spare.len() < SPARE {
                     spare.push(queue.emptied());
                 }
@@ -420,9 +419,9 @@ impl<C: StreamCodec> TcpLink<C> {
     fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
         let has_memory = outgoing.queue.has_memory();
         if !outgoing.is_dirty || !has_memory {
-            self.dirty.with(|Dirty { streams, spare }| {
+            self.dirty.with(|streams, spare| {
                 if !std::mem::replace(&mut outgoing.is_dirty, true) {
-                    streams.push(Arc::clone(stream));
+                    streams.push_back(Arc::clone(stream));
                 }
                 if !has_memory {
                     outgoing.queue = spare.pop().unwrap_or_default();
@@ -508,8 +507,7 @@ impl<C: StreamCodec> TcpLink<C> {
     fn end(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>, now: Time) {
         if !std::mem::replace(&mut outgoing.ends, true) {
             let until = now.after(self.options.linger);
-            let entry = (until, Arc::downgrade(stream));
-            self.ending.with(|ending| ending.push_back(entry));
+            self.ending.push((until, Arc::downgrade(stream)));
             if let Some(channel) = &stream.channel {
                 self.put_end(channel);
             }
@@ -519,12 +517,9 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Peers that took too long for their end.
     fn expire(&self, now: Time) {
-        let due = |ending: &mut VecDeque<(Time, Weak<Stream<C>>)>| {
-            let (until, stream) = ending.front()?;
-            let is_due = *until <= now || stream.strong_count() == 0;
-            is_due.then(|| ending.pop_front()).flatten()
-        };
-        while let Some((_, stream)) = self.ending.take(due) {
+        let is_due =
+            |(until, stream): &(Time, Weak<Stream<C>>)| *until <= now || stream.strong_count() == 0;
+        while let Some((_, stream)) = self.ending.pop_if(is_due) {
             let stream = stream.upgrade();
             if let Some(stream) = stream.filter(|stream| !stream.is_gone()) {
                 self.lose(&stream, StreamError::TimedOut);
@@ -532,21 +527,15 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    #[inline]
-    fn flush_at(&self, now: Option<Time>) {
-        if self.dirty.is_any() {
-            self.write_dirty(now);
-        }
-    }
-
+    // A stream that stands still by chance is left alone where nobody says that its time has come.
     fn write_dirty(&self, now: Option<Time>) {
-        while let Some(stream) = self.dirty.take(|dirty| dirty.streams.pop()) {
+        while let Some(stream) = self.dirty.pop() {
             let mut outgoing = lock(&stream.outgoing);
             outgoing.is_dirty = false;
             let held = outgoing.held_until != Time::default()
                 && now.is_none_or(|now| now < outgoing.held_until);
             if held {
-                self.held.with(|held| held.push_back(Arc::clone(&stream)));
+                self.held.push(Arc::clone(&stream));
                 continue;
             }
             outgoing.held_until = Time::default();
@@ -562,29 +551,24 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     // Writes what was taken for these streams, until then at the latest; whether all of it. Every stream is tried, also
-    // after one whose peer reads nothing.
+    // after one whose peer reads nothing. It flushes by itself and waits for no reader, for the caller may be the one who reads.
     fn write_all(&self, streams: &[Arc<Stream<C>>], until: Instant) -> bool {
         let mut all = true;
         for stream in streams {
-            all &= self.write_out(stream, until);
+            while self.tries_again(stream) {
+                self.put_waiting();
+                self.flush();
+                if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
+                    break;
+                }
+                if Instant::now() >= until {
+                    all = false;
+                    break;
+                }
+                thread::sleep(DRAIN_STEP);
+            }
         }
         all
-    }
-
-    // It flushes by itself and waits for no reader, for the caller may be the one who reads.
-    fn write_out(&self, stream: &Arc<Stream<C>>, until: Instant) -> bool {
-        while self.tries_again(stream) {
-            self.put_waiting();
-            self.flush();
-            if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
-                break;
-            }
-            if Instant::now() >= until {
-                return false;
-            }
-            thread::sleep(DRAIN_STEP);
-        }
-        true
     }
 
     // Has the next flush try a stream that was full; whether anything waits on it.
@@ -601,9 +585,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // Octets for its socket, or frames for which there is no room in memory.
     fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
-        let waits = |channel| self.waits_for_room(channel);
-        !outgoing.is_over
-            && (outgoing.queue.len() > 0 || stream.channel.as_ref().is_some_and(waits))
+        !outgoing.is_over && (!outgoing.queue.is_empty() || self.waits_for_room(stream))
     }
 
     // While a stream has more than its socket takes: it may be full many times until all has left.
@@ -627,11 +609,10 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.is_spent() {
             return Err(StreamError::Reset);
         }
-        let waits = |channel| self.waits_for_room(channel);
-        if stream.channel.as_ref().is_some_and(waits) {
+        if self.waits_for_room(stream) {
             return Ok(());
         }
-        while outgoing.queue.len() > 0 && !outgoing.is_full {
+        while !outgoing.queue.is_empty() && !outgoing.is_full {
             let piece = outgoing.tampering.piece(outgoing.queue.len());
             match stream.socket.send(&outgoing.queue.waiting()[..piece])? {
                 // The reactor tells when there is room.
@@ -645,7 +626,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 }
             }
         }
-        if outgoing.queue.len() == 0 {
+        if outgoing.queue.is_empty() {
             self.give_back_queue(std::mem::take(&mut outgoing.queue));
             if outgoing.ends {
                 outgoing.is_over = true;
@@ -676,8 +657,7 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     fn tell(&self, stream: &Arc<Stream<C>>, news: StreamEvent) {
-        self.news
-            .with(|all| all.push_back((Arc::clone(stream), news)));
+        self.news.push((Arc::clone(stream), news));
     }
 
     // The connection is gone, or is given up by chance. Called with no half locked.
@@ -822,14 +802,9 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    #[inline]
     fn deliver_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        self.news.is_any() && self.deliver_all_news(now, network)
-    }
-
-    fn deliver_all_news(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
-        while let Some((stream, news)) = self.news.take(VecDeque::pop_front) {
+        while let Some((stream, news)) = self.news.pop() {
             if let Some(header) = self.codec.event(stream.key, &news) {
                 network.deliver(stream.frame(header, Payload::Empty, false), now);
                 delivered = true;
@@ -870,7 +845,7 @@ impl<C: StreamCodec> TcpLink<C> {
             if writable {
                 let mut outgoing = lock(&stream.outgoing);
                 outgoing.is_full = false;
-                if outgoing.queue.len() > 0 || outgoing.wants_room {
+                if !outgoing.queue.is_empty() || outgoing.wants_room {
                     self.mark(&stream, &mut outgoing);
                 } else {
                     self.watch_room(&stream, &mut outgoing, false);
@@ -980,7 +955,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn flush(&self) -> bool {
-        self.flush_at(None);
+        self.write_dirty(None);
         if let Some(lease) = &self.lease {
             lease.ring_bells();
         }
@@ -988,11 +963,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
-        while let Some(stream) = self.held.take(VecDeque::pop_front) {
+        while let Some(stream) = self.held.pop() {
             let mut outgoing = lock(&stream.outgoing);
             self.mark(&stream, &mut outgoing);
         }
-        self.flush_at(Some(now));
+        self.write_dirty(Some(now));
         self.expire(now);
         let mut delivered = self.deliver_news(now, network);
         let inbound = &mut *lock(&self.inbound);
@@ -1023,7 +998,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             delivered |= self.look(inbound, now, network);
         }
         delivered |= self.deliver_news(now, network);
-        self.flush_at(Some(now));
+        self.write_dirty(Some(now));
         let has_more = !inbound.unfinished.is_empty() || self.has_to_tell();
         // Of what has not been read whole epoll tells nothing more.
         if has_more && !self.reactor.is_polled() {
@@ -1036,11 +1011,11 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         if !self.held.is_any() && !self.ending.is_any() {
             return None;
         }
-        let held = self.held.with(|held| held.clone());
+        let held = self.held.with(|held, _| held.clone());
         let until = |stream: &Arc<Stream<C>>| lock(&stream.outgoing).held_until;
         let ending = self
             .ending
-            .with(|ending| ending.front().map(|(until, _)| *until));
+            .with(|ending, _| ending.front().map(|(until, _)| *until));
         held.iter().map(until).chain(ending).min()
     }
 
@@ -1057,7 +1032,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         if !self.ending.is_any() {
             return;
         }
-        let ending = self.ending.with(|ending| ending.clone());
+        let ending = self.ending.with(|ending, _| ending.clone());
         let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
         let ending = ending.iter().filter_map(|(_, stream)| stream.upgrade());
         let ending = ending.filter(is_new).collect::<Vec<_>>();
@@ -1102,12 +1077,6 @@ impl<C: StreamCodec> Drop for TcpLink<C> {
     }
 }
 
-impl<C: StreamCodec> fmt::Debug for TcpLink<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpLink").finish_non_exhaustive()
-    }
-}
-
 impl<C: StreamCodec> Inbound<C> {
     // A stream of which epoll told has something.
     fn remember(&mut self, stream: &Arc<Stream<C>>) {
@@ -1147,69 +1116,51 @@ impl<C: StreamCodec> Inbound<C> {
     }
 }
 
-/// A list of what is to be done, of which a look need not lock to see that there is nothing.
-struct Chore<L> {
+/// A list of what is to be done, of which a look need not lock to see that there is nothing; and what is spare under its lock.
+struct Chore<T, S = ()> {
     any: AtomicBool,
-    list: Lock<L>,
+    list: Lock<(VecDeque<T>, S)>,
 }
 
-struct Dirty<C: StreamCodec> {
-    streams: Vec<Arc<Stream<C>>>,
-    /// Of what has left, for what is to leave.
-    spare: Vec<ByteQueue>,
-}
-
-impl<C: StreamCodec> Default for Dirty<C> {
-    fn default() -> Self {
-        Self {
-            streams: Vec::new(),
-            spare: Vec::new(),
-        }
-    }
-}
-
-impl<C: StreamCodec> List for Dirty<C> {
-    fn is_empty(&self) -> bool {
-        self.streams.is_empty()
-    }
-}
-
-/// What a [`Chore`] is a list of.
-trait List: Default {
-    fn is_empty(&self) -> bool;
-}
-
-impl<T> List for VecDeque<T> {
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl<L: List> Chore<L> {
+impl<T, S> Chore<T, S> {
     /// Whether there is any: what another thread adds at this moment, it sees to itself.
     #[inline]
     fn is_any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut L) -> R) -> R {
-        let mut list = self.list.lock();
-        let result = work(&mut list);
+    fn with<R>(&self, work: impl FnOnce(&mut VecDeque<T>, &mut S) -> R) -> R {
+        let (list, spare) = &mut *self.list.lock();
+        let result = work(list, spare);
         self.any.store(!list.is_empty(), Ordering::Release);
         result
     }
 
+    fn push(&self, item: T) {
+        self.with(|list, _| list.push_back(item));
+    }
+
     #[inline]
-    fn take<T>(&self, work: impl FnOnce(&mut L) -> Option<T>) -> Option<T> {
-        self.is_any().then(|| self.with(work)).flatten()
+    fn pop(&self) -> Option<T> {
+        self.pop_if(|_| true)
+    }
+
+    /// The first one, if it is to be done now.
+    #[inline]
+    fn pop_if(&self, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
+        let pop = |list: &mut VecDeque<T>, _: &mut S| match list.front().is_some_and(is_due) {
+            true => list.pop_front(),
+            false => None,
+        };
+        self.is_any().then(|| self.with(pop)).flatten()
     }
 }
 
-impl<L: List> Default for Chore<L> {
+impl<T, S: Default> Default for Chore<T, S> {
     fn default() -> Self {
         Self {
             any: AtomicBool::new(false),
-            list: Lock::new(LockClass::Link, L::default()),
+            list: Lock::new(LockClass::Link, Default::default()),
         }
     }
 }

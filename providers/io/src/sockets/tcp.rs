@@ -3,7 +3,6 @@
 //! A [`TcpSocket`] is made by [`TcpSocket::connect`] or by a [`TcpListener`]. Every one sends at once what it is given
 //! (`TCP_NODELAY`), and gives up peers that vanished.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -265,17 +264,7 @@ impl AsFd for TcpSocket {
     }
 }
 
-impl fmt::Debug for TcpSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpSocket")
-            .field("local", &self.local().ok())
-            .field("peer", &self.peer().ok())
-            .finish_non_exhaustive()
-    }
-}
-
 /// A socket that others connect to.
-#[derive(Debug)]
 pub struct TcpListener {
     socket: TcpSocket,
     local: SocketAddr,

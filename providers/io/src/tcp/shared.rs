@@ -186,17 +186,17 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    /// Whether something of a stream waits for room.
-    pub(super) fn waits_for_room(&self, channel: &Channel) -> bool {
-        self.memory()
-            .is_some_and(|memory| memory.waiting_records(channel.to) > 0)
+    /// Whether something of a stream waits for room in memory.
+    pub(super) fn waits_for_room(&self, stream: &Stream<C>) -> bool {
+        let both = stream.channel.as_ref().zip(self.memory());
+        both.is_some_and(|(channel, memory)| memory.waiting_records(channel.to) > 0)
     }
 
     // ---- in
 
     // What is to be done for streams that were attached, or are gone.
     fn settle(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) {
-        while let Some(stream) = self.changed.take(VecDeque::pop_front) {
+        while let Some(stream) = self.changed.pop() {
             let Some(channel) = &stream.channel else {
                 inbound.unfinished.push(stream);
                 continue;

@@ -1,6 +1,5 @@
 //! Who is told of what passes through sockets.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -58,11 +57,5 @@ impl Tapped {
 
     pub(super) fn passed(&self, way: Way, passed: Passed<'_>) {
         self.tap.passed(way, &self.ends, passed);
-    }
-}
-
-impl fmt::Debug for Tapped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tapped")
     }
 }

@@ -134,7 +134,7 @@ fn where_nobody_listens_a_connection_is_refused() {
 fn a_port_has_one_listener_and_can_have_the_next_at_once() {
     let first = listener(V4);
     let local = first.local();
-    let second = TcpListener::listen(local, 1).unwrap_err();
+    let second = TcpListener::listen(local, 1).err().unwrap();
     assert_eq!(second.kind(), ErrorKind::AddrInUse);
     let one = connect(&first);
     let (other, _) = until(|| first.accept().unwrap());
