@@ -19,11 +19,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use verbs_api::memory::Span;
 
 use crate::group::{QpnRange, RANGES};
+use crate::lock;
 use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
 
 /// The memory of the processes at one address.
@@ -259,13 +260,17 @@ impl ShmPort {
     fn outbox(&self, to: QpnRange) -> Option<&Outbox> {
         let outbox = self.outboxes[to.index()].get_or_init(|| {
             self.open.fetch_or(1 << to.index(), Ordering::SeqCst);
-            Some(Outbox::of(Writer::new(&self.shm, self.range, to).ok()?))
+            let writer = Mutex::new(Writer::new(&self.shm, self.range, to).ok()?);
+            Some(Outbox {
+                writer,
+                has_put: AtomicBool::new(false),
+            })
         });
         outbox.as_ref()
     }
 
     fn writer(&self, to: QpnRange) -> Option<MutexGuard<'_, Writer>> {
-        Some(self.outbox(to)?.lock())
+        Some(lock(&self.outbox(to)?.writer))
     }
 
     /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call:
@@ -282,7 +287,7 @@ impl ShmPort {
         let Some(outbox) = self.outbox(to) else {
             return Put::Nobody;
         };
-        let mut writer = outbox.lock();
+        let mut writer = lock(&outbox.writer);
         let door = self.shm.door(to);
         let generation = door.generation.load(Ordering::Acquire);
         if !is_odd(generation) || head.len() > LONGEST_HEAD || length > LONGEST_PAYLOAD {
@@ -315,24 +320,16 @@ impl ShmPort {
     /// How many records were put down so far.
     pub fn sent(&self) -> u64 {
         let outboxes = self.outboxes.iter().filter_map(OnceLock::get).flatten();
-        outboxes.map(|outbox| outbox.lock().sent).sum()
+        outboxes.map(|outbox| lock(&outbox.writer).sent).sum()
     }
 
-    /// How many bytes of payloads wait for room.
-    pub fn waiting(&self, to: QpnRange) -> usize {
-        let writer = self.writer(to);
-        writer.map_or(0, |writer| {
+    /// How many records wait for room, and how many bytes of payloads.
+    pub fn waiting(&self, to: QpnRange) -> (usize, usize) {
+        let writer = self.waits().then(|| self.writer(to)).flatten();
+        writer.map_or((0, 0), |writer| {
             let bytes = writer.later.iter().map(|later| later.payload.len());
-            bytes.sum()
+            (writer.later.len(), bytes.sum())
         })
-    }
-
-    /// How many records do.
-    pub fn waiting_records(&self, to: QpnRange) -> usize {
-        match self.waits() {
-            true => self.writer(to).map_or(0, |writer| writer.later.len()),
-            false => 0,
-        }
     }
 
     #[inline]
@@ -371,7 +368,7 @@ impl ShmPort {
             let Some(outbox) = self.outbox(to) else {
                 continue;
             };
-            let mut writer = outbox.lock();
+            let mut writer = lock(&outbox.writer);
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
             while let Some(later) = writer.later.pop_front() {
@@ -447,10 +444,6 @@ impl ShmPort {
 
     // ---- in
 
-    fn readers(&self) -> MutexGuard<'_, Readers> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives what lies there to `take`, some records of each sender at most; answers whether there was any.
     #[inline]
     pub fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
@@ -463,7 +456,7 @@ impl ShmPort {
         if senders == 0 {
             return false;
         }
-        let Readers { all, head } = &mut *self.readers();
+        let Readers { all, head } = &mut *lock(&self.readers);
         let mut any = false;
         for from in ranges(senders) {
             let Some(reader) = reader(all, &self.shm, from, self.range) else {
@@ -511,7 +504,7 @@ impl ShmPort {
     pub fn sleep(&self) -> bool {
         let door = self.shm.door(self.range);
         door.sleep.sleep();
-        let Readers { all, .. } = &mut *self.readers();
+        let Readers { all, .. } = &mut *lock(&self.readers);
         let has_some = |from| {
             let reader = reader(all, &self.shm, from, self.range);
             reader.is_some_and(|reader| {
@@ -544,20 +537,6 @@ struct Outbox {
     writer: Mutex<Writer>,
     /// Something has been put down since the bell was rung.
     has_put: AtomicBool,
-}
-
-impl Outbox {
-    fn of(writer: Writer) -> Self {
-        Self {
-            writer: Mutex::new(writer),
-            has_put: AtomicBool::new(false),
-        }
-    }
-
-    #[inline]
-    fn lock(&self) -> MutexGuard<'_, Writer> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The writer's end of a ring.

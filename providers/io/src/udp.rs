@@ -339,15 +339,12 @@ impl<C: DatagramCodec> UdpLink<C> {
         let write = |span: Span<'_>| frame.payload.copy_to(span);
         match memory.put(range, meta, head, length, write) {
             Put::Taken => true,
-            Put::Full
-                if memory.waiting_records(range) < MOST_WAITING
-                    && memory.waiting(range) < BATCH =>
-            {
-                memory.put_later(range, meta, head, frame.payload.to_vec());
-                true
-            }
             Put::Full => {
-                count(&self.counters.overrun);
+                let (records, bytes) = memory.waiting(range);
+                match records < MOST_WAITING && bytes < BATCH {
+                    true => memory.put_later(range, meta, head, frame.payload.to_vec()),
+                    false => count(&self.counters.overrun),
+                }
                 true
             }
             Put::Nobody => false,

@@ -189,7 +189,7 @@ impl<C: StreamCodec> TcpLink<C> {
     /// Whether something of a stream waits for room in memory.
     pub(super) fn waits_for_room(&self, stream: &Stream<C>) -> bool {
         let both = stream.channel.as_ref().zip(self.memory());
-        both.is_some_and(|(channel, memory)| memory.waiting_records(channel.to) > 0)
+        both.is_some_and(|(channel, memory)| memory.waiting(channel.to).0 > 0)
     }
 
     // ---- in
