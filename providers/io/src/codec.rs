@@ -228,8 +228,8 @@ pub trait StreamCodec: Send + Sync + 'static {
         into: &mut ByteQueue,
     );
 
-    /// Writes what goes before a frame's payload, without what frames on a stream have around them. `None` where that is
-    /// nothing to send.
+    /// Writes what goes before a frame's payload, without what frames on a stream have around them: 96 bytes at most. `None` where
+    /// that is nothing to send.
     fn encode_header<'i>(&self, header: &Self::Header, into: &'i mut [u8]) -> Option<&'i [u8]>;
 
     /// Notes a frame that has been sent, whatever way.

@@ -153,7 +153,7 @@ pub struct ShmPort {
     reminders: AtomicU64,
     /// To whom something waits for room, or somebody does.
     waiting: AtomicU64,
-    readers: Mutex<Readers>,
+    readers: Mutex<Box<[Option<Reader>]>>,
 }
 
 impl ShmPort {
@@ -170,10 +170,7 @@ impl ShmPort {
             looks: AtomicU32::new(0),
             reminders: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
-            readers: Mutex::new(Readers {
-                all: (0..RANGES).map(|_| None).collect(),
-                head: vec![0; LONGEST_HEAD].into(),
-            }),
+            readers: Mutex::new((0..RANGES).map(|_| None).collect()),
         };
         port.begin_anew();
         let door = port.shm.door(range);
@@ -456,13 +453,13 @@ impl ShmPort {
         if senders == 0 {
             return false;
         }
-        let Readers { all, head } = &mut *lock(&self.readers);
+        let readers = &mut *lock(&self.readers);
         let mut any = false;
         for from in ranges(senders) {
-            let Some(reader) = reader(all, &self.shm, from, self.range) else {
+            let Some(reader) = reader(readers, &self.shm, from, self.range) else {
                 continue;
             };
-            let read = reader.read(from, self.generation, head, take);
+            let read = reader.read(from, self.generation, take);
             if reader.is_waited_for(&self.shm.door(from)) {
                 self.bells.fetch_or(1 << from.index(), Ordering::Relaxed);
             }
@@ -504,9 +501,9 @@ impl ShmPort {
     pub fn sleep(&self) -> bool {
         let door = self.shm.door(self.range);
         door.sleep.sleep();
-        let Readers { all, .. } = &mut *lock(&self.readers);
+        let readers = &mut *lock(&self.readers);
         let has_some = |from| {
-            let reader = reader(all, &self.shm, from, self.range);
+            let reader = reader(readers, &self.shm, from, self.range);
             reader.is_some_and(|reader| {
                 reader.next().is_some() || reader.is_waited_for(&self.shm.door(from))
             })
@@ -651,26 +648,20 @@ impl Writer {
         }
         let at = ELEMENT * (1 + self.tail as usize % ELEMENTS);
         let behind = head.len().next_multiple_of(WORD);
-        let is_short = head.len() <= INLINE;
         let is_inline = behind + length <= INLINE;
         let mut place = 0;
         if !is_inline {
-            let with_head = if is_short { 0 } else { behind };
-            let Some(found) = self.allocate(with_head + length) else {
+            let Some(found) = self.allocate(length) else {
                 return Put::Full;
             };
             place = found as usize;
         }
         let inline = self.ring.span(at + FIXED, INLINE);
-        match is_short {
-            true => inline.sub(0, head.len()).write(head),
-            false => self.ring.span(PAYLOADS + place, head.len()).write(head),
-        }
-        let before = if is_short { 0 } else { behind };
+        inline.sub(0, head.len()).write(head);
         if length > 0 {
             write(match is_inline {
                 true => inline.sub(behind, length),
-                false => self.ring.span(PAYLOADS + place + before, length),
+                false => self.ring.span(PAYLOADS + place, length),
             });
         }
         let fixed = Fixed {
@@ -704,13 +695,6 @@ fn published(ring: &Mapping, head: u32) -> u32 {
     tail
 }
 
-#[derive(Debug)]
-struct Readers {
-    all: Box<[Option<Reader>]>,
-    /// Room for a head.
-    head: Box<[u8]>,
-}
-
 /// The reader's end of a ring.
 #[derive(Debug)]
 struct Reader {
@@ -737,13 +721,7 @@ impl Reader {
     }
 
     #[inline]
-    fn read(
-        &mut self,
-        from: QpnRange,
-        generation: u32,
-        room: &mut [u8],
-        take: &mut dyn FnMut(&Record<'_>),
-    ) -> bool {
+    fn read(&mut self, from: QpnRange, generation: u32, take: &mut dyn FnMut(&Record<'_>)) -> bool {
         // Whoever has waited goes on with the first: what follows it can wait for him.
         let most = if self.idle > 0 { 1 } else { AT_ONCE };
         let mut read = 0;
@@ -753,7 +731,7 @@ impl Reader {
             self.ring.prefetch(at + LINE);
             read += 1;
             self.head = self.head.wrapping_add(1);
-            self.take(at, length, from, generation, room, take);
+            self.take(at, length, from, generation, take);
             self.ring.word(HEAD).store(self.head, Ordering::Release);
         }
         self.idle = match read {
@@ -770,34 +748,28 @@ impl Reader {
         length: usize,
         from: QpnRange,
         generation: u32,
-        room: &mut [u8],
         take: &mut dyn FnMut(&Record<'_>),
     ) {
         let words = [at + 8, at + 16].map(|at| self.ring.long(at).load(Ordering::Relaxed));
         let fixed = Fixed::of(words);
         let head = usize::from(fixed.head);
         // Of an older reader, or of a writer that does not mean well.
-        if fixed.generation != generation || head > room.len() || length > LONGEST_PAYLOAD {
+        if fixed.generation != generation || head > LONGEST_HEAD || length > LONGEST_PAYLOAD {
             return;
         }
         let behind = head.next_multiple_of(WORD);
         let (place, is_inline) = (fixed.place as usize, behind + length <= INLINE);
-        let is_short = head <= INLINE;
-        let before = if is_short { 0 } else { behind };
-        let end = place.checked_add(before + length);
-        if !is_inline && end.is_none_or(|end| end > ROOM) {
+        if !is_inline && place > ROOM - length {
             return;
         }
         let inline = self.ring.span(at + FIXED, INLINE);
-        let head = &mut room[..head];
-        match is_short {
-            true => inline.sub(0, head.len()).read(head),
-            false => self.ring.span(PAYLOADS + place, head.len()).read(head),
-        }
         let payload = match is_inline {
             true => inline.sub(behind, length),
-            false => self.ring.span(PAYLOADS + place + before, length),
+            false => self.ring.span(PAYLOADS + place, length),
         };
+        let mut room = [0; LONGEST_HEAD];
+        let head = &mut room[..head];
+        inline.sub(0, head.len()).read(head);
         take(&Record {
             from,
             meta: fixed.meta,
@@ -902,10 +874,10 @@ const RING: usize = PAYLOADS + ROOM;
 const TOTAL: u64 = (FRONT + RANGES * RANGES * RING) as u64;
 
 /// Bytes of the longest head.
-pub const LONGEST_HEAD: usize = 1024;
+pub const LONGEST_HEAD: usize = INLINE;
 /// Bytes of the longest payload: the next one is written while this one is read.
 pub const LONGEST_PAYLOAD: usize = 64 << 10;
-const _: () = assert!(LONGEST_HEAD + LONGEST_PAYLOAD <= STRETCH && RANGES == 64);
+const _: () = assert!(LONGEST_PAYLOAD <= STRETCH && INLINE.is_multiple_of(WORD) && RANGES == 64);
 
 /// Records of one sender that are taken before another gets his turn.
 const AT_ONCE: usize = 64;

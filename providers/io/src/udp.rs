@@ -33,7 +33,7 @@ use verbs_api::{
 use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
-use crate::shm::LONGEST_PAYLOAD;
+use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
 use crate::{count, count_alone, lock};
 
 /// What a [`UdpLink`] is made with.
@@ -321,7 +321,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
     #[inline]
     fn put(&self, memory: &ShmPort, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
-        let mut room = [0; HEADERS];
+        let mut room = [0; LONGEST_HEAD];
         let length = frame.payload.len();
         let Some(headers) = self.codec.encode_record(&frame.header, length, &mut room) else {
             return false;
@@ -824,8 +824,6 @@ const ROOM: u64 = 5;
 
 /// Records that wait for room in memory at most: many have no payload.
 const MOST_WAITING: usize = 4096;
-/// Bytes of the longest headers.
-const HEADERS: usize = 128;
 /// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
 const BATCH: usize = 512 << 10;
 /// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at

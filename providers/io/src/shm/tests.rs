@@ -98,7 +98,7 @@ fn ring(port: &ShmPort) -> Vec<usize> {
 #[test]
 fn records_of_every_shape_arrive_in_order() {
     let (_, [writer, reader]) = pair();
-    let heads = [0, 1, INLINE, INLINE + 1, LONGEST_HEAD];
+    let heads = [0, 1, 20, LONGEST_HEAD - 1, LONGEST_HEAD];
     let payloads = [
         0,
         1,
@@ -675,7 +675,7 @@ fn while_one_writes_another_reads_every_byte() {
                 60..98 => 2_000,
                 _ => LONGEST_PAYLOAD,
             };
-            (4 + random() % 200, random() % (most + 1))
+            (4 + random() % (LONGEST_HEAD - 3), random() % (most + 1))
         })
         .collect();
     let piece = |number: u32, length: usize| &bytes[number as usize % 1000..][..length];

@@ -140,21 +140,11 @@ impl<C: StreamCodec> TcpLink<C> {
         let Some(memory) = self.memory() else {
             return true;
         };
-        let mut short = [0; SHORT_HEAD + WITH_HEAD];
-        let mut long = Vec::new();
-        let encode = |room: &mut [u8]| {
-            let most = room.len() - WITH_HEAD;
-            let encoded = self.codec.encode_header(&frame.header, &mut room[..most]);
-            encoded.map(|headers| headers.len())
-        };
-        let mut room = &mut short[..];
-        let mut headers = encode(room);
-        if headers.is_none() {
-            long.resize(LONGEST_HEAD, 0);
-            room = &mut long;
-            headers = encode(room);
-        }
-        let Some(headers) = headers else {
+        let mut room = [0; LONGEST_HEAD];
+        let headers = self
+            .codec
+            .encode_header(&frame.header, &mut room[..HEADERS]);
+        let Some(headers) = headers.map(|headers| headers.len()) else {
             return true;
         };
         // What is short is taken apart with the header.
@@ -359,10 +349,10 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// Bytes of headers that nearly all have at most.
-const SHORT_HEAD: usize = 96;
-/// Bytes of a payload that goes with the header.
-const WITH_HEAD: usize = 16;
+/// Bytes of a payload that goes with the header, as immediate data does.
+const WITH_HEAD: usize = 8;
+/// Bytes of the longest headers.
+pub(super) const HEADERS: usize = LONGEST_HEAD - WITH_HEAD;
 /// Records that wait for their streams at most: those of a moment.
 const MOST_EARLY: usize = 256;
 /// Kinds of records.

@@ -39,8 +39,8 @@ impl Receiver {
 }
 
 const HEAD: usize = 4 + 4;
-/// By memory every seventh header is longer than most.
-const LONG_HEAD: usize = 500;
+/// By memory every seventh header is as long as can be.
+const LONG_HEAD: usize = super::shared::HEADERS;
 
 fn head_length(number: u32) -> usize {
     if number % 7 == 6 { LONG_HEAD } else { 4 }
