@@ -241,29 +241,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         lock(&self.services).remove(&service);
     }
 
-    /// Joins a multicast group on the interface of the link's address.
-    ///
-    /// # Errors
-    /// See [`join_group`].
-    pub fn join(&self, group: IpAddr) -> io::Result<()> {
-        let mut groups = lock(&self.groups);
-        if groups.contains_key(&group) {
-            return Ok(());
-        }
-        let local = self.lease.address();
-        let address = SocketAddr::new(group, local.port());
-        let member = join_group(address, local, &UdpOptions::default())?;
-        self.reactor.add(&member, DATA, Source::Data)?;
-        Arc::make_mut(&mut groups).insert(group, Arc::new(member));
-        self.has_groups.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    /// Leaves a multicast group.
-    pub fn leave(&self, group: IpAddr) {
-        Arc::make_mut(&mut lock(&self.groups)).remove(&group);
-    }
-
     // ---- out
 
     fn socket_address(&self, to: LinkAddress) -> Option<SocketAddr> {
@@ -712,17 +689,26 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn join(&self, group: Gid) -> Result<(), VerbError> {
-        let no_address = || VerbError::argument("gid", "the group has no address here");
-        let ip = self.codec.address_of_group(group).ok_or_else(no_address)?;
-        if ip.is_ipv4() != self.lease.address().is_ipv4() {
-            return Err(no_address());
+        let local = self.lease.address();
+        let is_here = |ip: &IpAddr| ip.is_ipv4() == local.is_ipv4();
+        let ip = self.codec.address_of_group(group).filter(is_here);
+        let ip = ip.ok_or_else(|| VerbError::argument("gid", "the group has no address here"))?;
+        let failed = |error| VerbError::os("join of a multicast group", error);
+        let mut groups = lock(&self.groups);
+        if !groups.contains_key(&ip) {
+            let address = SocketAddr::new(ip, local.port());
+            let member = join_group(address, local, &UdpOptions::default()).map_err(failed)?;
+            let watched = self.reactor.add(&member, DATA, Source::Data);
+            watched.map_err(failed)?;
+            Arc::make_mut(&mut groups).insert(ip, Arc::new(member));
+            self.has_groups.store(true, Ordering::Release);
         }
-        Self::join(self, ip).map_err(|error| VerbError::os("join of a multicast group", error))
+        Ok(())
     }
 
     fn leave(&self, group: Gid) {
         if let Some(ip) = self.codec.address_of_group(group) {
-            Self::leave(self, ip);
+            Arc::make_mut(&mut lock(&self.groups)).remove(&ip);
         }
     }
 }

@@ -82,6 +82,11 @@ impl DatagramCodec for Toy {
         })
     }
 
+    fn address_of_group(&self, group: Gid) -> Option<IpAddr> {
+        let [.., a, b, c, d] = group.0;
+        Some([a, b, c, d].into())
+    }
+
     fn common(&self, datagram: &[u8]) -> Common {
         match datagram.get(8) {
             Some(&service) if service != 0 => Common::Service(service.into()),
@@ -571,8 +576,8 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
 fn a_group_is_joined_and_left() {
     let (one, other) = (link("127.0.3.93", 47_080), link("127.0.3.94", 47_080));
     let group: IpAddr = "239.255.47.95".parse().unwrap();
-    other.join(group).unwrap();
-    other.join(group).unwrap();
+    other.join(group.into()).unwrap();
+    other.join(group.into()).unwrap();
     let to_group = || Frame {
         to: LinkAddress::Ip(group),
         header: Header {
@@ -589,12 +594,12 @@ fn a_group_is_joined_and_left() {
         (arrived[0].to, arrived[0].damaged),
         (address(&other), false)
     );
-    other.leave(group);
+    other.leave(group.into());
     one.send(to_group(), NOW);
     one.send(frame(&one, &other, 2, b""), NOW);
     one.flush();
     assert_eq!(all(&other, 1)[0].header.number, 2);
-    assert!(one.join("10.0.0.1".parse().unwrap()).is_err());
+    assert!(one.join(IpAddr::from([10, 0, 0, 1]).into()).is_err());
 }
 
 /// Has somebody else leave a group while something is delivered, and waits until that is done.
@@ -609,7 +614,7 @@ impl Deliver<Header> for Leaver {
         let (done, heard) = std::sync::mpsc::channel();
         let (link, group) = (Arc::clone(&self.link), self.group);
         thread::spawn(move || {
-            link.leave(group);
+            link.leave(group.into());
             let _ = done.send(());
         });
         lock(&self.left).push(heard.recv_timeout(LONG).is_ok());
@@ -620,7 +625,7 @@ impl Deliver<Header> for Leaver {
 fn a_group_is_left_while_something_is_delivered_to_it() {
     let (one, other) = (link("127.0.3.95", 47_080), link("127.0.3.96", 47_080));
     let group: IpAddr = "239.255.47.96".parse().unwrap();
-    other.join(group).unwrap();
+    other.join(group.into()).unwrap();
     let header = Header {
         qpn: 0xff_ffff,
         number: 1,
