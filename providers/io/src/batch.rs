@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use crate::QpnRange;
-use crate::sockets::udp::{MAX_OCTETS, MAX_SEGMENTS};
+use crate::sockets::udp::{MAX_BYTES, MAX_SEGMENTS};
 use crate::sockets::{SendError, Transmit, UdpSocket};
 use arrayvec::ArrayVec;
 
@@ -18,7 +18,7 @@ pub(super) struct Route {
 
 /// A datagram of a batch, while it is being sealed.
 pub(super) struct Datagram<'t> {
-    pub(super) octets: &'t mut [u8],
+    pub(super) bytes: &'t mut [u8],
     pub(super) payload_end: usize,
     pub(super) to: SocketAddr,
     /// Its number within the call that it leaves with.
@@ -51,9 +51,9 @@ struct Span {
 struct Run {
     route: Route,
     range: QpnRange,
-    /// Octets of each datagram but the last.
+    /// Bytes of each datagram but the last.
     segment: usize,
-    octets: usize,
+    bytes: usize,
     /// Its datagrams.
     first: usize,
     count: usize,
@@ -75,11 +75,11 @@ pub(super) struct SendOutcome {
 }
 
 impl TxBatch {
-    /// Room for so many octets. With `segments` the kernel is asked to cut.
-    pub(super) fn new(octets: usize, segments: bool) -> Self {
-        let datagrams = (octets / 128).max(1);
+    /// Room for so many bytes. With `segments` the kernel is asked to cut.
+    pub(super) fn new(bytes: usize, segments: bool) -> Self {
+        let datagrams = (bytes / 128).max(1);
         Self {
-            arena: vec![0; octets].into(),
+            arena: vec![0; bytes].into(),
             used: 0,
             spans: Vec::with_capacity(datagrams),
             runs: Vec::with_capacity(datagrams),
@@ -92,7 +92,7 @@ impl TxBatch {
         self.spans.is_empty()
     }
 
-    /// Appends a datagram of at most `most` octets. `write` fills it and answers where its payload ends and how long it
+    /// Appends a datagram of at most `most` bytes. `write` fills it and answers where its payload ends and how long it
     /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room.
     pub(super) fn append(
         &mut self,
@@ -113,9 +113,9 @@ impl TxBatch {
         };
         let range = QpnRange::of_datagram(&self.arena[self.used..self.used + length]);
         let segment = self.couple(route, range, length);
-        let octets = &mut self.arena[self.used..self.used + length];
+        let bytes = &mut self.arena[self.used..self.used + length];
         seal(Datagram {
-            octets,
+            bytes,
             payload_end,
             to: route.to,
             segment,
@@ -142,24 +142,24 @@ impl TxBatch {
             run.range == range
                 && length <= run.segment
                 && run.count < MAX_SEGMENTS
-                && run.octets + length <= MAX_OCTETS
+                && run.bytes + length <= MAX_BYTES
         };
         if self.takes_more(route)
             && let Some(run) = self.runs.last_mut().filter(fits)
         {
             run.is_closed = length < run.segment;
             run.count += 1;
-            run.octets += length;
+            run.bytes += length;
             return (run.count - 1) as u16;
         }
         self.runs.push(Run {
             route,
             range,
             segment: length,
-            octets: length,
+            bytes: length,
             first: self.spans.len(),
             count: 1,
-            // Nothing can follow a datagram without octets.
+            // Nothing can follow a datagram without bytes.
             is_closed: length == 0,
         });
         0
@@ -215,9 +215,9 @@ impl TxBatch {
             to: run.route.to,
             traffic_class: run.route.traffic_class,
             hop_limit: run.route.hop_limit,
-            // A datagram has at most 65,507 octets.
+            // A datagram has at most 65,507 bytes.
             segment: if run.count > 1 { run.segment as u16 } else { 0 },
-            bytes: &self.arena[start..start + run.octets],
+            bytes: &self.arena[start..start + run.bytes],
         }
     }
 
@@ -231,14 +231,14 @@ impl TxBatch {
                 let datagram = self.spans[index];
                 let (start, length) = (datagram.start as usize, usize::from(datagram.length));
                 seal(Datagram {
-                    octets: &mut self.arena[start..start + length],
+                    bytes: &mut self.arena[start..start + length],
                     payload_end: datagram.payload_end.into(),
                     to: run.route.to,
                     segment: 0,
                 });
                 self.runs.push(Run {
                     segment: length,
-                    octets: length,
+                    bytes: length,
                     first: index,
                     count: 1,
                     is_closed: true,
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    // A datagram of zeros for a queue pair; its last octet is the number that it is sealed with.
+    // A datagram of zeros for a queue pair; its last byte is the number that it is sealed with.
     fn append(batch: &mut TxBatch, route: Route, qpn: u32, length: usize) -> bool {
         let write = |room: &mut [u8]| {
             room[..length].fill(0);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     fn number(datagram: Datagram<'_>) {
-        if let Some(last) = datagram.octets.last_mut() {
+        if let Some(last) = datagram.bytes.last_mut() {
             *last = datagram.segment as u8;
         }
     }
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_full_by_octets_and_by_datagrams() {
+    fn a_batch_is_full_by_bytes_and_by_datagrams() {
         let to = socket(Offload::default());
         let mut batch = TxBatch::new(1000, true);
         assert!(append(&mut batch, route(&to, 0), 7, 600));

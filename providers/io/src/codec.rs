@@ -247,12 +247,12 @@ pub trait StreamCodec: Send + Sync + 'static {
         payload: usize,
     ) -> Result<(Self::Header, &'o [u8]), Self::Header>;
 
-    /// Finds the frame that `octets` begin with. They may be changed: what does not belong to the payload is in its way.
+    /// Finds the frame that `bytes` begin with. They may be changed: what does not belong to the payload is in its way.
     fn open<'o>(
         &self,
         receiver: &mut Self::Receiver,
         key: u64,
-        octets: &'o mut [u8],
+        bytes: &'o mut [u8],
     ) -> Found<'o, Self::Header>;
 
     /// What tells the driver; `None` where it does not want to know.

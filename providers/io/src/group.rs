@@ -507,7 +507,7 @@ impl GroupOptions {
 
 /// The upper six bits of the destination QP number, which is in the second word of a datagram; of messages to QP 1 those of
 /// the communication id that they answer. Behind BTH and DETH (IBTA 9.2, 9.3.1) comes the management datagram, with its
-/// class in the second octet and what it is in the ninth pair (IBTA 13.4.3), and behind its header the message, which
+/// class in the second byte and what it is in the ninth pair (IBTA 13.4.3), and behind its header the message, which
 /// begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that is given to the
 /// first socket.
 const STEERING: [libc::sock_filter; 17] = [
@@ -533,9 +533,9 @@ const STEERING: [libc::sock_filter; 17] = [
     instruction(libc::BPF_RET | libc::BPF_K, 0),
 ];
 
-/// Octets in front of a management datagram: BTH and DETH.
+/// Bytes in front of a management datagram: BTH and DETH.
 const MAD: u32 = 12 + 8;
-/// Octets of its header.
+/// Bytes of its header.
 const MAD_HEADER: u32 = 24;
 /// The queue pair of general services.
 const GSI_QP: u32 = 1;
@@ -575,7 +575,7 @@ const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
 
-/// Octets of the longest message: a datagram and what goes before it.
+/// Bytes of the longest message: a datagram and what goes before it.
 const LETTER: usize = 66_000;
 /// Messages that are taken from an inbox before other things get their turn.
 const LETTERS: usize = 64;

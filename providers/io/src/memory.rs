@@ -25,30 +25,30 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::SEAL);
 
 impl SharedMemory {
-    /// So many octets of zeros.
+    /// So many bytes of zeros.
     ///
     /// # Errors
     /// The system has none, or does not give as much.
-    pub(crate) fn new(octets: u64) -> io::Result<Self> {
+    pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         // Longer files than the limit would end the process by a signal.
         if getrlimit(Resource::Fsize)
             .current
-            .is_some_and(|most| most < octets)
+            .is_some_and(|most| most < bytes)
         {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let descriptor =
             memfd_create("polyverbs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&descriptor, octets)?;
+        ftruncate(&descriptor, bytes)?;
         fcntl_add_seals(&descriptor, SEALS)?;
         Ok(Self(descriptor))
     }
 
     /// What another process passed; `None` if it is something else.
-    pub(crate) fn of(descriptor: OwnedFd, octets: u64) -> Option<Self> {
+    pub(crate) fn of(descriptor: OwnedFd, bytes: u64) -> Option<Self> {
         let is_sealed = fcntl_get_seals(&descriptor).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&descriptor).ok()?.st_size;
-        (is_sealed && u64::try_from(size) == Ok(octets)).then_some(Self(descriptor))
+        (is_sealed && u64::try_from(size) == Ok(bytes)).then_some(Self(descriptor))
     }
 
     /// Where the next page is that somebody has touched.
@@ -108,7 +108,7 @@ impl Mapping {
     fn at(&self, offset: usize, length: usize) -> *mut u8 {
         assert!(
             offset <= self.length && length <= self.length - offset,
-            "{length} octets at {offset} of a mapping of {}",
+            "{length} bytes at {offset} of a mapping of {}",
             self.length
         );
         // SAFETY: within the mapping, as was just asserted.
@@ -142,7 +142,7 @@ impl Mapping {
         let _ = offset;
     }
 
-    /// Octets, to be copied.
+    /// Bytes, to be copied.
     pub(crate) fn span(&self, offset: usize, length: usize) -> Span<'_> {
         // SAFETY: mapped as long as `self`; nobody refers to it but through atomics and spans.
         unsafe { Span::new(self.at(offset, length), length) }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "8 octets at 4095")]
+    #[should_panic(expected = "8 bytes at 4095")]
     fn nothing_reaches_beyond_a_mapping() {
         let memory = SharedMemory::new(PAGE as u64).unwrap();
         memory.map(0, PAGE).unwrap().span(PAGE - 1, 8);

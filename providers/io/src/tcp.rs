@@ -42,12 +42,12 @@ pub use shared::Announcement;
 pub struct TcpLinkOptions {
     /// The largest payload of a frame that drivers are told to send.
     pub max_frame: usize,
-    /// Octets that may wait on a stream before it says that it has no room.
+    /// Bytes that may wait on a stream before it says that it has no room.
     pub backlog: usize,
     /// How long the peer may take for its end when this side has ended.
     pub linger: Duration,
     /// The frames of a connection with a process at the same address go through memory that both share, where both want
-    /// that, and nothing happens to octets that leave.
+    /// that, and nothing happens to bytes that leave.
     pub memory: bool,
     /// What happens to bytes that leave, by faults of streams except `delay`: `chunk` to those that arrive as well.
     /// `reset_after` counts the frames of this end.
@@ -176,7 +176,7 @@ struct Outgoing<C: StreamCodec> {
     is_full: bool,
     /// The reactor looks for room.
     wants_word: bool,
-    /// Octets that have left since the segment size was asked for.
+    /// Bytes that have left since the segment size was asked for.
     since: usize,
     held_until: Time,
     tampering: Tampering,
@@ -583,7 +583,7 @@ impl<C: StreamCodec> TcpLink<C> {
         has_some
     }
 
-    // Octets for its socket, or frames for which there is no room in memory.
+    // Bytes for its socket, or frames for which there is no room in memory.
     fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
         !outgoing.is_over && (!outgoing.queue.is_empty() || self.waits_for_room(stream))
     }
@@ -712,10 +712,10 @@ impl<C: StreamCodec> TcpLink<C> {
             let most = incoming.tampering.piece((buffer.len() - end).min(READ));
             let room = &mut buffer[end..end + most];
             step = match stream.socket.receive(room) {
-                Ok(Received::Octets(octets)) => {
-                    end += octets;
+                Ok(Received::Octets(bytes)) => {
+                    end += bytes;
                     // A read that is not filled has emptied the socket.
-                    if octets < most && !ended {
+                    if bytes < most && !ended {
                         Step::Empty
                     } else {
                         Step::More
@@ -744,18 +744,18 @@ impl<C: StreamCodec> TcpLink<C> {
         any || matches!(step, Step::End | Step::Lost | Step::More)
     }
 
-    // Delivers the frames that octets begin with; how many octets they take.
+    // Delivers the frames that bytes begin with; how many bytes they take.
     fn take_apart(
         &self,
         stream: &Arc<Stream<C>>,
         incoming: &mut Incoming<C>,
-        octets: &mut [u8],
+        bytes: &mut [u8],
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> usize {
         let mut at = 0;
-        while at < octets.len() {
-            let rest = &mut octets[at..];
+        while at < bytes.len() {
+            let rest = &mut bytes[at..];
             let length = rest.len();
             match self.codec.open(&mut incoming.receiver, stream.key, rest) {
                 Found::Partial if length < C::LONGEST => break,
@@ -778,14 +778,14 @@ impl<C: StreamCodec> TcpLink<C> {
                     stream.is_deaf.store(true, Ordering::Relaxed);
                     count(&self.counters.broken);
                     network.deliver(stream.frame(header, Payload::Empty, true), now);
-                    return octets.len();
+                    return bytes.len();
                 }
                 // Longer than any frame is: a codec that did not see it.
                 Found::Partial | Found::Frame { .. } => {
                     incoming.is_over = true;
                     count(&self.counters.broken);
                     self.lose(stream, StreamError::Reset);
-                    return octets.len();
+                    return bytes.len();
                 }
             }
         }
@@ -1168,7 +1168,7 @@ impl<T, S: Default> Default for Chore<T, S> {
 /// The inbox of the memory's lease.
 const INBOX: u64 = 1 << 62;
 
-/// Octets that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
+/// Bytes that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
 const READ: usize = 128 << 10;
 /// Reads of a stream in its turn, so that others have theirs.
 const ROUNDS: usize = 4;
@@ -1179,7 +1179,7 @@ const FORGOTTEN: u32 = 256;
 /// on to have something.
 const LOOKS: u32 = 16;
 const LATEST: u32 = 128;
-/// Octets that leave before the segment size is asked for again.
+/// Bytes that leave before the segment size is asked for again.
 const ASK_AGAIN: usize = 1 << 20;
 /// How long destroyed queue pairs or the end of the process wait for what is still to be written, and how often it is tried.
 const DRAIN: Duration = Duration::from_secs(1);

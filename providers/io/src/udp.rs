@@ -276,9 +276,9 @@ impl<C: DatagramCodec> UdpLink<C> {
             let envelope = envelope(from, datagram.to, datagram.segment);
             if let Some(tap) = &self.tap {
                 let class = route.traffic_class;
-                tap.datagram(Way::Out, &envelope, class, datagram.octets);
+                tap.datagram(Way::Out, &envelope, class, datagram.bytes);
             }
-            if let (true, Some(last)) = (frame.damaged, datagram.octets.last_mut()) {
+            if let (true, Some(last)) = (frame.damaged, datagram.bytes.last_mut()) {
                 // Its payload has been changed already: this makes the checksum wrong.
                 *last ^= 1;
             }
@@ -292,7 +292,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     fn seal(&self, from: SocketAddr, datagram: &mut Datagram<'_>) {
         let envelope = envelope(from, datagram.to, datagram.segment);
         self.codec
-            .seal(&envelope, datagram.payload_end, datagram.octets);
+            .seal(&envelope, datagram.payload_end, datagram.bytes);
     }
 
     // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
@@ -772,7 +772,7 @@ fn note(counters: &Counters, outcome: SendOutcome) {
     }
 }
 
-/// The largest path MTU that fits IP packets of so many octets, with headers and trailers of a codec.
+/// The largest path MTU that fits IP packets of so many bytes, with headers and trailers of a codec.
 pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
     let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
     let most = (ip_mtu as usize).checked_sub(headers + overhead)?;

@@ -168,17 +168,17 @@ struct Probe {
 }
 
 impl Probe {
-    fn octets(self) -> [u8; 24] {
-        let mut octets = [0; 24];
-        octets[4..8].copy_from_slice(&self.qpn.to_be_bytes());
-        octets[12..16].copy_from_slice(&self.communication.to_be_bytes());
-        octets[16..].copy_from_slice(&self.service.to_be_bytes());
-        octets
+    fn bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[4..8].copy_from_slice(&self.qpn.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.communication.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.service.to_be_bytes());
+        bytes
     }
 
-    fn read(octets: &[u8]) -> Option<Self> {
-        let octets = octets.first_chunk::<24>()?;
-        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|step| octets[at + step]));
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.first_chunk::<24>()?;
+        let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|step| bytes[at + step]));
         Some(Self {
             qpn: word(4),
             communication: word(12),
@@ -301,13 +301,13 @@ impl Prober {
     }
 
     fn send(&self, probe: Probe) {
-        self.socket.send_to(&probe.octets(), self.to).unwrap();
+        self.socket.send_to(&probe.bytes(), self.to).unwrap();
     }
 
     fn receive(&self) -> Option<(u8, Probe)> {
-        let mut octets = [0; 100];
-        let length = self.socket.recv(&mut octets).ok()?;
-        Some((octets[0], Probe::read(&octets[1..length])?))
+        let mut bytes = [0; 100];
+        let length = self.socket.recv(&mut bytes).ok()?;
+        Some((bytes[0], Probe::read(&bytes[1..length])?))
     }
 
     /// Sends a probe until it is answered: by which range.
@@ -478,12 +478,12 @@ fn strays_of_one_call_reach_their_ranges() {
     let prober = Prober::new(address);
     let socket = UdpSocket::bind("127.0.3.51:0".parse().unwrap(), &UdpOptions::default()).unwrap();
     let probes: Vec<_> = (0..20)
-        .map(|step| processes[step % 2].probes()[0].octets())
+        .map(|step| processes[step % 2].probes()[0].bytes())
         .collect();
-    let octets = probes.concat();
+    let bytes = probes.concat();
     let transmit = Transmit {
         segment: 24,
-        ..Transmit::new(address, &octets)
+        ..Transmit::new(address, &bytes)
     };
     socket.send(&[transmit]).unwrap();
     let (mut batch, mut answered) = (ReceiveBatch::new(8, 65_535), [0; 2]);
@@ -491,15 +491,12 @@ fn strays_of_one_call_reach_their_ranges() {
     while answered != [10, 10] {
         assert!(began.elapsed() < LONG, "{answered:?}");
         socket.receive(&mut batch).unwrap();
-        for octets in batch.messages().flat_map(|message| message.datagrams()) {
+        for bytes in batch.messages().flat_map(|message| message.datagrams()) {
             let which = processes
                 .iter()
-                .position(|process| process.range == octets[0]);
+                .position(|process| process.range == bytes[0]);
             let which = which.unwrap();
-            assert_eq!(
-                Probe::read(&octets[1..]),
-                Some(processes[which].probes()[0])
-            );
+            assert_eq!(Probe::read(&bytes[1..]), Some(processes[which].probes()[0]));
             answered[which] += 1;
         }
     }

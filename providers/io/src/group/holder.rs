@@ -60,11 +60,11 @@ fn ip_of(digits: &str) -> Option<IpAddr> {
     if digits.len() == 8 {
         return Some(Ipv4Addr::from(word(0)?.to_ne_bytes()).into());
     }
-    let mut octets = [0; 16];
-    for (place, four) in octets.chunks_exact_mut(4).enumerate() {
+    let mut bytes = [0; 16];
+    for (place, four) in bytes.chunks_exact_mut(4).enumerate() {
         four.copy_from_slice(&word(8 * place)?.to_ne_bytes());
     }
-    Some(Ipv6Addr::from(octets).into())
+    Some(Ipv6Addr::from(bytes).into())
 }
 
 #[cfg(test)]

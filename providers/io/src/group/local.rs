@@ -192,16 +192,16 @@ mod tests {
         let holder = LocalSocket::named(&name).unwrap();
         let asker = LocalSocket::anonymous().unwrap();
         asker.send(&name, &[IoSlice::new(b"please")]).unwrap();
-        let mut octets = [0; 100];
-        let letter = holder.receive(&admission, &mut octets).unwrap().unwrap();
-        assert_eq!(&octets[..letter.length], b"please");
+        let mut bytes = [0; 100];
+        let letter = holder.receive(&admission, &mut bytes).unwrap().unwrap();
+        assert_eq!(&bytes[..letter.length], b"please");
         let passed = [holder.as_fd(); DESCRIPTORS];
         holder.answer(&letter, b"here", &passed).unwrap();
         asker.wait(Duration::from_secs(5)).unwrap();
-        let letter = asker.receive(&admission, &mut octets).unwrap().unwrap();
-        assert_eq!(&octets[..letter.length], b"here");
+        let letter = asker.receive(&admission, &mut bytes).unwrap().unwrap();
+        assert_eq!(&bytes[..letter.length], b"here");
         assert_eq!(letter.descriptors.len(), DESCRIPTORS);
-        assert!(asker.receive(&admission, &mut octets).unwrap().is_none());
+        assert!(asker.receive(&admission, &mut bytes).unwrap().is_none());
     }
 
     #[test]

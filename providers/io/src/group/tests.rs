@@ -16,8 +16,8 @@ fn bth(qpn: u32) -> [u8; 12] {
     bth
 }
 
-fn send(flows: &FlowSockets, to: SocketAddr, octets: &[u8]) {
-    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, octets)]);
+fn send(flows: &FlowSockets, to: SocketAddr, bytes: &[u8]) {
+    let sent = flows.of(0).unwrap().send(&[Transmit::new(to, bytes)]);
     assert_eq!(sent.unwrap(), 1);
 }
 
@@ -60,8 +60,8 @@ fn each_range_has_its_own_datagrams() {
 fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
     let lease = Lease::join(options(47_002)).unwrap();
     let flows = flows(&lease);
-    for octets in [&bth(1)[..], &bth(0x3_ffff), b"", b"short"] {
-        send(&flows, lease.address(), octets);
+    for bytes in [&bth(1)[..], &bth(0x3_ffff), b"", b"short"] {
+        send(&flows, lease.address(), bytes);
     }
     assert_eq!(arrivals(lease.common()).len(), 4);
 }
@@ -192,14 +192,14 @@ fn nonsense_in_the_inbox_is_passed_over() {
     let lease = Lease::join(options.clone()).unwrap();
     let sender = LocalSocket::anonymous().unwrap();
     let name = options.range(lease.range());
-    for octets in [
+    for bytes in [
         &b""[..],
         &[VERSION],
         &[VERSION, HANDED],
         &[9, JOIN],
         &[VERSION, 200, 1],
     ] {
-        sender.send(&name, &[IoSlice::new(octets)]).unwrap();
+        sender.send(&name, &[IoSlice::new(bytes)]).unwrap();
     }
     lease.attend(&mut |_, _| panic!("a datagram")).unwrap();
 }
@@ -242,9 +242,9 @@ fn put(from: &Lease, to: &Lease) -> Put {
 }
 
 fn bells(lease: &Lease) -> usize {
-    let (admission, mut octets, mut bells) = (Admission::default(), [0; 10], 0);
-    while let Some(letter) = lease.inbox.receive(&admission, &mut octets).unwrap() {
-        bells += usize::from(octets[..letter.length] == [VERSION, BELL]);
+    let (admission, mut bytes, mut bells) = (Admission::default(), [0; 10], 0);
+    while let Some(letter) = lease.inbox.receive(&admission, &mut bytes).unwrap() {
+        bells += usize::from(bytes[..letter.length] == [VERSION, BELL]);
     }
     bells
 }

@@ -66,8 +66,8 @@ impl Reader {
         self.rare.send(&[transmit]).unwrap();
     }
 
-    fn send_rare(&self, octets: &[u8]) {
-        let transmit = Transmit::new(self.rare.local(), octets);
+    fn send_rare(&self, bytes: &[u8]) {
+        let transmit = Transmit::new(self.rare.local(), bytes);
         self.socket.send(&[transmit]).unwrap();
     }
 
@@ -149,7 +149,7 @@ impl IoHandler for Reader {
         let mut batch = lock(&self.batch);
         self.rare.receive(&mut batch).unwrap();
         let _ = self.attended.send(token);
-        assert!(batch.messages().all(|message| message.octets != b"panic"));
+        assert!(batch.messages().all(|message| message.bytes != b"panic"));
     }
 
     fn set_polled(&self, is_polled: bool) {
@@ -458,8 +458,8 @@ fn a_handler_that_panics_does_not_end_the_thread() {
         until(|| handler.calls() >= calls);
     }
     let (reader, told) = Reader::new();
-    for octets in [&b"panic"[..], b"calm", b"panic"] {
-        reader.send_rare(octets);
+    for bytes in [&b"panic"[..], b"calm", b"panic"] {
+        reader.send_rare(bytes);
         assert_eq!(told.recv_timeout(LONG), Ok(2));
     }
     reactor.stop();

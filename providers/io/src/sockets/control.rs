@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 #[derive(Debug, Default)]
 pub(crate) struct Control<const ROOM: usize>(ArrayVec<u8, ROOM>);
 
-/// Octets that a message with so many bytes of data takes.
+/// Bytes that a message with so many bytes of data takes.
 pub(crate) const fn space(data: usize) -> usize {
     aligned(aligned(HEADER) + data)
 }

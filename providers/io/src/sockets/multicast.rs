@@ -59,7 +59,7 @@ mod tests {
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(5) {
             if member.receive(&mut batch).unwrap() > 0 {
-                return Some(batch.messages().next().unwrap().octets.to_vec());
+                return Some(batch.messages().next().unwrap().bytes.to_vec());
             }
         }
         None
@@ -92,8 +92,8 @@ mod tests {
         let join = |group| join_group(group, local, &options).unwrap();
         let (one, two, elsewhere) = (join(group), join(group), join(other));
         let flows = FlowSockets::new(local, 1, options);
-        let send = |octets: &[u8]| {
-            let sent = flows.of(0).unwrap().send(&[Transmit::new(group, octets)]);
+        let send = |bytes: &[u8]| {
+            let sent = flows.of(0).unwrap().send(&[Transmit::new(group, bytes)]);
             assert_eq!(sent.unwrap(), 1);
         };
         send(b"to all");

@@ -12,8 +12,8 @@ use crate::sockets::{address, control};
 /// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
 pub struct ReceiveBatch {
     rooms: Box<[Room]>,
-    octets: Box<[u8]>,
-    /// Octets of each room.
+    bytes: Box<[u8]>,
+    /// Bytes of each room.
     each: usize,
     received: usize,
     /// How many messages the next call asks for: one that finds nothing more is wasted.
@@ -41,25 +41,25 @@ pub struct Message<'b> {
     pub from: SocketAddr,
     /// TOS or traffic class. The lower two bits are those of congestion notification (ECN).
     pub traffic_class: u8,
-    /// Octets of each datagram but the last, which may be shorter.
+    /// Bytes of each datagram but the last, which may be shorter.
     pub segment: usize,
-    /// All octets.
-    pub octets: &'b [u8],
+    /// All bytes.
+    pub bytes: &'b [u8],
 }
 
 impl<'b> Message<'b> {
-    /// The datagrams, in order. One without octets is one.
+    /// The datagrams, in order. One without bytes is one.
     pub fn datagrams(&self) -> impl Iterator<Item = &'b [u8]> + use<'b> {
-        let empty = self.octets.is_empty().then_some(self.octets);
+        let empty = self.bytes.is_empty().then_some(self.bytes);
         empty
             .into_iter()
-            .chain(self.octets.chunks(self.segment.max(1)))
+            .chain(self.bytes.chunks(self.segment.max(1)))
     }
 }
 
 impl ReceiveBatch {
-    /// Room for so many messages of so many octets each. A socket that joins datagrams gives up to 65,535.
-    pub fn new(messages: usize, octets: usize) -> Self {
+    /// Room for so many messages of so many bytes each. A socket that joins datagrams gives up to 65,535.
+    pub fn new(messages: usize, bytes: usize) -> Self {
         let messages = messages.clamp(1, AT_ONCE);
         let room = Room {
             name: [0; address::LONGEST],
@@ -68,8 +68,8 @@ impl ReceiveBatch {
         };
         Self {
             rooms: vec![room; messages].into(),
-            octets: vec![0; messages * octets.max(1)].into(),
-            each: octets.max(1),
+            bytes: vec![0; messages * bytes.max(1)].into(),
+            each: bytes.max(1),
             received: 0,
             wanted: 1,
             was_full: false,
@@ -80,8 +80,8 @@ impl ReceiveBatch {
     pub fn messages(&self) -> impl Iterator<Item = Message<'_>> {
         let rooms = self.rooms[..self.received].iter();
         rooms
-            .zip(self.octets.chunks(self.each))
-            .filter_map(|(room, octets)| room.message(octets))
+            .zip(self.bytes.chunks(self.each))
+            .filter_map(|(room, bytes)| room.message(bytes))
     }
 
     /// Whether there was room for no more messages, so that there may be more.
@@ -115,7 +115,7 @@ impl ReceiveBatch {
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
-            receive_one(fd, &mut room.incoming(&mut self.octets[..self.each]))?;
+            receive_one(fd, &mut room.incoming(&mut self.bytes[..self.each]))?;
             return Ok(1);
         }
         self.receive_together(fd)
@@ -123,11 +123,11 @@ impl ReceiveBatch {
 
     #[inline(never)]
     fn receive_together(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
-        let octets = self.octets.chunks_mut(self.each);
+        let bytes = self.bytes.chunks_mut(self.each);
         let mut messages: ArrayVec<_, AT_ONCE> = self.rooms[..self.wanted]
             .iter_mut()
-            .zip(octets)
-            .map(|(room, octets)| room.incoming(octets))
+            .zip(bytes)
+            .map(|(room, bytes)| room.incoming(bytes))
             .collect();
         receive_many(fd, &mut messages)
     }
@@ -143,17 +143,17 @@ impl Room {
         }
     }
 
-    fn message<'b>(&self, octets: &'b [u8]) -> Option<Message<'b>> {
+    fn message<'b>(&self, bytes: &'b [u8]) -> Option<Message<'b>> {
         let filled = &self.filled;
         if filled.truncated {
             return None;
         }
-        let octets = &octets[..filled.payload];
+        let bytes = &bytes[..filled.payload];
         let mut message = Message {
             from: address::read(&self.name[..filled.name])?,
             traffic_class: 0,
-            segment: octets.len(),
-            octets,
+            segment: bytes.len(),
+            bytes,
         };
         for (level, kind, data) in control::messages(&self.control[..filled.control]) {
             message.note(level, kind, data);
@@ -192,11 +192,11 @@ mod tests {
             from: ([127, 0, 0, 1], 1).into(),
             traffic_class: 0,
             segment: 3,
-            octets: b"abcdefgh",
+            bytes: b"abcdefgh",
         };
         let cut: Vec<_> = message.datagrams().collect();
         assert_eq!(cut, [&b"abc"[..], b"def", b"gh"]);
-        (message.octets, message.segment) = (b"", 0);
+        (message.bytes, message.segment) = (b"", 0);
         assert_eq!(message.datagrams().collect::<Vec<_>>(), [b""]);
     }
 }

@@ -86,7 +86,7 @@ impl From<StreamError> for io::Error {
 /// What was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many octets.
+    /// So many bytes.
     Octets(usize),
     /// None for now.
     Nothing,
@@ -195,7 +195,7 @@ impl TcpSocket {
         Ok(peer.try_into()?)
     }
 
-    /// Octets of a segment of this path, TCP's header not counted (`TCP_MAXSEG`): changes while connected.
+    /// Bytes of a segment of this path, TCP's header not counted (`TCP_MAXSEG`): changes while connected.
     ///
     /// # Errors
     /// The socket is of no use any more.
@@ -204,7 +204,7 @@ impl TcpSocket {
         Ok(usize::try_from(size).unwrap_or_default())
     }
 
-    /// Sends what the socket takes now; answers how many octets, 0 if it takes none.
+    /// Sends what the socket takes now; answers how many bytes, 0 if it takes none.
     ///
     /// # Errors
     /// The connection has ended.
@@ -227,9 +227,9 @@ impl TcpSocket {
                 self.note(Way::In, Passed::End);
                 Ok(Received::End)
             }
-            Ok((_, octets)) => {
-                self.note(Way::In, Passed::Octets(&into[..octets]));
-                Ok(Received::Octets(octets))
+            Ok((_, bytes)) => {
+                self.note(Way::In, Passed::Octets(&into[..bytes]));
+                Ok(Received::Octets(bytes))
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
             Err(errno) => Err(errno.into()),

@@ -27,8 +27,8 @@ use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
 /// Datagrams of one call with segmentation.
 pub(crate) const MAX_SEGMENTS: usize = 64;
-/// Octets of one call, with or without segmentation, IP and UDP headers not counted.
-pub(crate) const MAX_OCTETS: usize = 65_507;
+/// Bytes of one call, with or without segmentation, IP and UDP headers not counted.
+pub(crate) const MAX_BYTES: usize = 65_507;
 
 /// Time to live, or hop limit, of what is sent to one host without another: what systems begin with.
 pub(crate) const HOP_LIMIT: u8 = 64;
@@ -44,9 +44,9 @@ const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
 /// What a socket is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Octets that wait to be read, as the kernel counts them; it allows no more than `net.core.rmem_max`.
+    /// Bytes that wait to be read, as the kernel counts them; it allows no more than `net.core.rmem_max`.
     pub receive_buffer: usize,
-    /// Octets that wait to leave; no more than `net.core.wmem_max`.
+    /// Bytes that wait to leave; no more than `net.core.wmem_max`.
     pub send_buffer: usize,
     /// What the kernel is asked to do for us.
     pub offload: Offload,
@@ -109,7 +109,7 @@ pub struct Transmit<'a> {
     pub traffic_class: u8,
     /// Time to live, or hop limit; the socket's own if 0: 64, or 1 to a group.
     pub hop_limit: u8,
-    /// Octets of each datagram but the last, which may be shorter; one datagram if 0.
+    /// Bytes of each datagram but the last, which may be shorter; one datagram if 0.
     pub segment: u16,
     /// The bytes.
     pub bytes: &'a [u8],
@@ -240,12 +240,12 @@ impl UdpSocket {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel may join what arrives: a message then has up to 65,535 octets.
+    /// Whether the kernel may join what arrives: a message then has up to 65,535 bytes.
     pub fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Octets that wait to be read at most, with what the kernel itself needs for them.
+    /// Bytes that wait to be read at most, with what the kernel itself needs for them.
     ///
     /// # Errors
     /// The system does not say.

@@ -46,8 +46,8 @@ fn head_length(number: u32) -> usize {
     if number % 7 == 6 { LONG_HEAD } else { 4 }
 }
 
-fn sum(octets: &[u8]) -> u8 {
-    octets.iter().fold(0, |sum, octet| sum ^ octet)
+fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum ^ byte)
 }
 
 impl StreamCodec for Toy {
@@ -89,11 +89,11 @@ impl StreamCodec for Toy {
         };
         assert_eq!(number, *sender);
         *sender += 1;
-        let mut octets = (payload.len() as u32).to_be_bytes().to_vec();
-        octets.extend(number.to_be_bytes());
-        octets.extend(payload.to_vec());
-        octets.push(sum(&octets));
-        into.push(octets.len()).copy_from_slice(&octets);
+        let mut bytes = (payload.len() as u32).to_be_bytes().to_vec();
+        bytes.extend(number.to_be_bytes());
+        bytes.extend(payload.to_vec());
+        bytes.push(sum(&bytes));
+        into.push(bytes.len()).copy_from_slice(&bytes);
     }
 
     fn encode_header<'i>(&self, header: &Header, into: &'i mut [u8]) -> Option<&'i [u8]> {
@@ -131,11 +131,11 @@ impl StreamCodec for Toy {
         &self,
         receiver: &mut Receiver,
         key: u64,
-        octets: &'o mut [u8],
+        bytes: &'o mut [u8],
     ) -> Found<'o, Header> {
         let word = |at: usize| {
-            let octets = octets.get(at..at + 4)?;
-            Some(u32::from_be_bytes(octets.try_into().ok()?))
+            let bytes = bytes.get(at..at + 4)?;
+            Some(u32::from_be_bytes(bytes.try_into().ok()?))
         };
         let (Some(length), Some(number)) = (word(0), word(4)) else {
             return Found::Partial;
@@ -144,17 +144,17 @@ impl StreamCodec for Toy {
         if end + 1 > Self::LONGEST {
             return Found::Broken(Header::Broken(key));
         }
-        if octets.len() <= end {
+        if bytes.len() <= end {
             return Found::Partial;
         }
-        if sum(&octets[..=end]) != 0 {
+        if sum(&bytes[..=end]) != 0 {
             return Found::Broken(Header::Broken(key));
         }
         assert_eq!((key, number), (receiver.key, receiver.number));
         receiver.number += 1;
         Found::Frame {
             header: Header::Data { key, number },
-            payload: &octets[HEAD..end],
+            payload: &bytes[HEAD..end],
             taken: end + 1,
         }
     }

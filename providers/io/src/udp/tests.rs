@@ -19,11 +19,11 @@ struct Header {
 const UNSPEAKABLE: u32 = u32::MAX;
 const HEAD: usize = 9;
 
-fn sum(envelope: &Envelope, octets: &[u8]) -> [u8; 4] {
+fn sum(envelope: &Envelope, bytes: &[u8]) -> [u8; 4] {
     let text = format!("{envelope:?}");
-    let octets = text.bytes().chain(octets.iter().copied());
-    let fold = |sum: u32, octet| (sum ^ u32::from(octet)).wrapping_mul(0x0100_0193);
-    octets.fold(0x811c_9dc5, fold).to_be_bytes()
+    let bytes = text.bytes().chain(bytes.iter().copied());
+    let fold = |sum: u32, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    bytes.fold(0x811c_9dc5, fold).to_be_bytes()
 }
 
 impl DatagramCodec for Toy {
@@ -269,7 +269,7 @@ fn a_damaged_frame_arrives_as_one() {
     for (number, damaged) in [(1, false), (2, true), (3, false)] {
         let frame = Frame {
             damaged,
-            ..frame(&one, &other, number, b"octets")
+            ..frame(&one, &other, number, b"bytes")
         };
         one.send(frame, NOW);
     }
@@ -384,7 +384,7 @@ fn a_damaged_frame_arrives_as_one_by_memory_too() {
     let (one, other) = (link("127.0.3.167", 47_080), link("127.0.3.167", 47_080));
     let damaged = Frame {
         damaged: true,
-        ..frame(&one, &other, 1, b"octets")
+        ..frame(&one, &other, 1, b"bytes")
     };
     one.send(damaged, NOW);
     one.flush();
@@ -531,11 +531,11 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
             number: qpn,
             service,
         };
-        let mut octets = vec![0; 13];
-        Toy.encode_header(&header, 0, &mut octets).unwrap();
+        let mut bytes = vec![0; 13];
+        Toy.encode_header(&header, 0, &mut bytes).unwrap();
         let envelope = envelope(from.local(), one.lease().address(), segment as u16);
-        Toy.seal(&envelope, HEAD, &mut octets);
-        octets
+        Toy.seal(&envelope, HEAD, &mut bytes);
+        bytes
     };
     // A message to the common queue pair behind others, and others behind it.
     let (mine, its) = ((of(one), 0), (of(other), 0));
@@ -544,13 +544,13 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
         [its, mine, (1, 5)],
         [(1, 5), mine, its],
     ] {
-        let octets = call
+        let bytes = call
             .into_iter()
             .enumerate()
             .map(datagram)
             .collect::<Vec<_>>()
             .concat();
-        let mut transmit = crate::sockets::Transmit::new(one.lease().address(), &octets);
+        let mut transmit = crate::sockets::Transmit::new(one.lease().address(), &bytes);
         transmit.segment = 13;
         transmit.traffic_class = 2;
         from.send(&[transmit]).unwrap();
@@ -717,7 +717,7 @@ fn the_largest_frame_is_what_the_interface_carries() {
     assert_eq!(one.max_frame(), Some(1024));
     assert_eq!(link("127.0.3.97", 47_080).max_frame(), Some(4096));
     let (four, six) = (IpAddr::from([127, 0, 0, 1]), "::1".parse().unwrap());
-    // A link of 1,500 octets carries a path MTU of 1,024.
+    // A link of 1,500 bytes carries a path MTU of 1,024.
     assert_eq!(largest_frame(1500, four, 60), Some(Mtu::Mtu1024));
     assert_eq!(largest_frame(4096 + 88, four, 60), Some(Mtu::Mtu4096));
     assert_eq!(largest_frame(4096 + 88, six, 60), Some(Mtu::Mtu2048));

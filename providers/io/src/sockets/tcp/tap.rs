@@ -34,9 +34,9 @@ pub struct Ends {
 pub enum Passed<'o> {
     /// The request for a connection.
     Request,
-    /// Octets.
+    /// Bytes.
     Octets(&'o [u8]),
-    /// An end behind the last octets.
+    /// An end behind the last bytes.
     End,
     /// A reset.
     Reset,

@@ -84,7 +84,7 @@ fn the_traffic_class_arrives_whichever_came_first() {
 
 #[test]
 fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
-    let octets: Vec<u8> = (0..60_004_u32).map(|at| (at % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..60_004_u32).map(|at| (at % 251) as u8).collect();
     for local in [V4, V6] {
         for offload in [Offload::default(), Offload::NONE] {
             let (from, to) = (socket(local), with(local, offload));
@@ -93,18 +93,18 @@ fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
             let transmit = Transmit {
                 segment: 4156,
                 traffic_class: 2,
-                ..transmit(&to, &octets)
+                ..transmit(&to, &bytes)
             };
             from.send(&[transmit]).unwrap();
             let (mut arrived, mut lengths) = (Vec::new(), Vec::new());
             receive(&to, 15, |message, datagram| {
                 assert_eq!(message.traffic_class, 2);
-                let is_joined = message.octets.len() > message.segment;
+                let is_joined = message.bytes.len() > message.segment;
                 assert_eq!(is_joined, offload.joining);
                 arrived.extend_from_slice(datagram);
                 lengths.push(datagram.len());
             });
-            assert_eq!(arrived, octets);
+            assert_eq!(arrived, bytes);
             assert!(lengths[..14].iter().all(|&length| length == 4156));
         }
     }
@@ -133,13 +133,13 @@ fn an_empty_socket_answers_at_once() {
 #[test]
 fn what_does_not_fit_is_left_out_and_counted() {
     let (from, to) = (socket(V4), with(V4, Offload::NONE));
-    for octets in [&[1; 10][..], &[2; 11], &[3; 10]] {
-        from.send(&[transmit(&to, octets)]).unwrap();
+    for bytes in [&[1; 10][..], &[2; 11], &[3; 10]] {
+        from.send(&[transmit(&to, bytes)]).unwrap();
     }
     let mut batch = ReceiveBatch::new(3, 10);
     let (mut arrived, mut truncated) = (Vec::new(), 0);
     while to.receive(&mut batch).unwrap() > 0 {
-        arrived.extend(batch.messages().map(|message| message.octets[0]));
+        arrived.extend(batch.messages().map(|message| message.bytes[0]));
         truncated += batch.truncated();
     }
     assert_eq!((arrived, truncated), (vec![1, 3], 1));
@@ -148,25 +148,22 @@ fn what_does_not_fit_is_left_out_and_counted() {
 #[test]
 fn longer_than_a_datagram_can_be_is_refused() {
     let (from, to) = (socket(V4), socket(V4));
-    let octets = vec![0; MAX_OCTETS + 1];
+    let bytes = vec![0; MAX_BYTES + 1];
     assert!(matches!(
-        from.send(&[transmit(&to, &octets)]),
+        from.send(&[transmit(&to, &bytes)]),
         Err(SendError::TooLong)
     ));
-    assert_eq!(
-        from.send(&[transmit(&to, &octets[..MAX_OCTETS])]).unwrap(),
-        1
-    );
+    assert_eq!(from.send(&[transmit(&to, &bytes[..MAX_BYTES])]).unwrap(), 1);
 }
 
 #[test]
 fn a_refusal_tells_what_was_sent_before_it() {
     let (from, to) = (socket(V4), socket(V4));
-    let octets = vec![0; MAX_OCTETS + 1];
+    let bytes = vec![0; MAX_BYTES + 1];
     let transmits = [
-        transmit(&to, &octets[..4]),
-        transmit(&to, &octets),
-        transmit(&to, &octets[..4]),
+        transmit(&to, &bytes[..4]),
+        transmit(&to, &bytes),
+        transmit(&to, &bytes[..4]),
     ];
     assert_eq!(from.send(&transmits).unwrap(), 1);
 }
@@ -174,11 +171,11 @@ fn a_refusal_tells_what_was_sent_before_it() {
 #[test]
 fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
     let (from, to) = (socket(V4), socket(V4));
-    let octets = vec![0; 60_000];
+    let bytes = vec![0; 60_000];
     let unusable = Transmit {
-        // 60,000 octets in datagrams of 1: more than a call may have.
+        // 60,000 bytes in datagrams of 1: more than a call may have.
         segment: 1,
-        ..transmit(&to, &octets[..])
+        ..transmit(&to, &bytes[..])
     };
     assert!(matches!(
         from.send(&[unusable]),
@@ -268,11 +265,11 @@ fn the_identification_is_0_and_df_is_set() {
     )
     .expect("the right to open a raw socket");
     let (from, to) = (socket("127.0.3.2:0"), socket("127.0.3.2:0"));
-    let octets = [0; 3000];
+    let bytes = [0; 3000];
     for segment in [0, 0, 1000] {
         let transmit = Transmit {
             segment,
-            ..transmit(&to, &octets[..])
+            ..transmit(&to, &bytes[..])
         };
         from.send(&[transmit]).unwrap();
     }
