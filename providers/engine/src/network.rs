@@ -69,6 +69,11 @@ pub trait Progress: Send + Sync {
         true
     }
 
+    /// The same, but for acknowledges that this brings about: they wait for the next call, or a poller.
+    fn look(&self) -> bool {
+        self.progress()
+    }
+
     /// What waits to be sent leaves, acknowledges too.
     fn flush(&self) {}
 }
@@ -381,6 +386,15 @@ impl<M: Member> Progress for Network<M> {
 
     fn progress(&self) -> bool {
         Self::progress(self)
+    }
+
+    fn look(&self) -> bool {
+        let Some(link) = &self.link else { return true };
+        self.take_turns(|| {
+            while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() {
+                link.flush();
+            }
+        })
     }
 
     fn flush(&self) {

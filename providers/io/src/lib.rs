@@ -62,7 +62,7 @@ pub use codec::{
 pub use group::{Admission, GroupOptions, HandError, Holder, JoinError, Lease, QpnRange, Service};
 pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
-pub use shm::{Put, Record, RecordMeta, ShmPort};
+pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};
 // What the interfaces of this crate are made of.
 pub use sockets::{Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, source_of};
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};

@@ -331,6 +331,7 @@ impl Reactor {
             else {
                 return;
             };
+            let mut is_reminded = false;
             for event in &events[..count] {
                 match event.data.u64() {
                     DATA_TOKEN => is_due = true,
@@ -342,6 +343,7 @@ impl Reactor {
                     token => {
                         guarded(|| handler.attend(token));
                         is_due = true;
+                        is_reminded |= is_polled;
                     }
                 }
             }
@@ -350,6 +352,12 @@ impl Reactor {
             if is_left && self.is_polled() {
                 self.take_over(&*handler);
                 is_due = true;
+            }
+            if is_reminded {
+                // A program that watches memory is about to see what has come, to send something and to poll: with what it
+                // sends go acknowledges, and both ends poll from then on when something arrives.
+                guarded(|| _ = network.look());
+                thread::sleep(WAY);
             }
             again = false;
             if is_due && !progress(&*network) {

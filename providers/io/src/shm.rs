@@ -153,7 +153,6 @@ pub struct ShmPort {
     reminders: AtomicU64,
     /// To whom something waits for room, or somebody does.
     waiting: AtomicU64,
-    readers: Mutex<Box<[Option<Reader>]>>,
 }
 
 impl ShmPort {
@@ -170,7 +169,6 @@ impl ShmPort {
             looks: AtomicU32::new(0),
             reminders: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
-            readers: Mutex::new((0..RANGES).map(|_| None).collect()),
         };
         port.begin_anew();
         let door = port.shm.door(range);
@@ -443,7 +441,7 @@ impl ShmPort {
 
     /// Gives what lies there to `take`, some records of each sender at most; answers whether there was any.
     #[inline]
-    pub fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
+    pub fn receive(&self, readers: &mut Readers, take: &mut dyn FnMut(&Record<'_>)) -> bool {
         let senders = self.shm.door(self.range).writers.load(Ordering::Acquire);
         let looks = self.looks.load(Ordering::Relaxed).saturating_add(1);
         self.looks.store(looks, Ordering::Relaxed);
@@ -453,10 +451,9 @@ impl ShmPort {
         if senders == 0 {
             return false;
         }
-        let readers = &mut *lock(&self.readers);
         let mut any = false;
         for from in ranges(senders) {
-            let Some(reader) = reader(readers, &self.shm, from, self.range) else {
+            let Some(reader) = readers.of(&self.shm, from, self.range) else {
                 continue;
             };
             let read = reader.read(from, self.generation, take);
@@ -498,12 +495,11 @@ impl ShmPort {
 
     /// From now on whoever puts something down here, or makes room for what waits, rings the bell. Answers whether there is
     /// something to do already.
-    pub fn sleep(&self) -> bool {
+    pub fn sleep(&self, readers: &mut Readers) -> bool {
         let door = self.shm.door(self.range);
         door.sleep.sleep();
-        let readers = &mut *lock(&self.readers);
         let has_some = |from| {
-            let reader = reader(readers, &self.shm, from, self.range);
+            let reader = readers.of(&self.shm, from, self.range);
             reader.is_some_and(|reader| {
                 reader.next().is_some() || reader.is_waited_for(&self.shm.door(from))
             })
@@ -567,6 +563,11 @@ impl Writer {
         let ring = shm.ring(from, to)?;
         let head = ring.word(HEAD).load(Ordering::Acquire);
         let tail = published(&ring, head);
+        // What a writer before this one has written further on it has not published.
+        for ahead in tail.wrapping_sub(head)..ELEMENTS as u32 {
+            let number = head.wrapping_add(ahead);
+            ring.long(element(number)).store(0, Ordering::Relaxed);
+        }
         Ok(Self {
             ring,
             tail,
@@ -646,7 +647,7 @@ impl Writer {
                 return Put::Full;
             }
         }
-        let at = ELEMENT * (1 + self.tail as usize % ELEMENTS);
+        let at = element(self.tail);
         let behind = head.len().next_multiple_of(WORD);
         let is_inline = behind + length <= INLINE;
         let mut place = 0;
@@ -686,8 +687,7 @@ impl Writer {
 fn published(ring: &Mapping, head: u32) -> u32 {
     let mut tail = head;
     for _ in 0..ELEMENTS {
-        let at = ELEMENT * (1 + tail as usize % ELEMENTS);
-        if ring.long(at).load(Ordering::Acquire) as u32 != tail.wrapping_add(1) {
+        if ring.long(element(tail)).load(Ordering::Acquire) as u32 != tail.wrapping_add(1) {
             break;
         }
         tail = tail.wrapping_add(1);
@@ -708,7 +708,7 @@ impl Reader {
     // Where the next record lies, and how long its payload is, if there is one.
     #[inline]
     fn next(&self) -> Option<(usize, usize)> {
-        let at = ELEMENT * (1 + self.head as usize % ELEMENTS);
+        let at = element(self.head);
         let first = self.ring.long(at).load(Ordering::Acquire);
         let is_next = first as u32 == self.head.wrapping_add(1);
         is_next.then_some((at, (first >> 32) as usize))
@@ -779,21 +779,25 @@ impl Reader {
     }
 }
 
-// Where there is no room to map a ring, what is in it is lost.
-fn reader<'r>(
-    readers: &'r mut [Option<Reader>],
-    shm: &Shm,
-    from: QpnRange,
-    to: QpnRange,
-) -> Option<&'r mut Reader> {
-    let reader = &mut readers[from.index()];
-    if reader.is_none() {
-        let ring = shm.ring(from, to).ok()?;
-        let head = ring.word(HEAD).load(Ordering::Acquire);
-        let idle = 0;
-        *reader = Some(Reader { ring, head, idle });
+/// The ends at which a process reads what others put down for it: of whoever receives, one thread at a time.
+#[derive(Debug, Default)]
+pub struct Readers(Vec<Option<Reader>>);
+
+impl Readers {
+    // Where there is no room to map a ring, what is in it is lost.
+    fn of(&mut self, shm: &Shm, from: QpnRange, to: QpnRange) -> Option<&mut Reader> {
+        if self.0.is_empty() {
+            self.0.resize_with(RANGES, || None);
+        }
+        let reader = &mut self.0[from.index()];
+        if reader.is_none() {
+            let ring = shm.ring(from, to).ok()?;
+            let head = ring.word(HEAD).load(Ordering::Acquire);
+            let idle = 0;
+            *reader = Some(Reader { ring, head, idle });
+        }
+        reader.as_mut()
     }
-    reader.as_mut()
 }
 
 /// What goes before the head of a record, behind its number and the length of its payload.
@@ -842,6 +846,11 @@ fn ranges(bits: u64) -> impl Iterator<Item = QpnRange> {
     })
 }
 
+// Where the element lies behind so many others.
+const fn element(number: u32) -> usize {
+    ELEMENT * (1 + number as usize % ELEMENTS)
+}
+
 // Where a ring begins.
 const fn place(from: QpnRange, to: QpnRange) -> u64 {
     (FRONT + (to.index() * RANGES + from.index()) * RING) as u64
@@ -884,7 +893,7 @@ const AT_ONCE: usize = 64;
 /// So many looks take all that a sender had put down before.
 pub const LOOKS_FOR_ALL: usize = ELEMENTS.div_ceil(AT_ONCE);
 /// Looks that find nothing, some tens of microseconds, until whoever leaves something unread is reminded.
-const REMINDED: u32 = 1024;
+const REMINDED: u32 = 512;
 /// Looks that may find nothing before a sender has to say that he is there.
 const IDLE: u32 = 1000;
 

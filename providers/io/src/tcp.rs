@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::sockets::{Received, StreamError, TcpSocket};
-use crate::{IoHandler, Lease, QpnRange, Reactor, Ready, ShmPort, Source};
+use crate::{IoHandler, Lease, QpnRange, Reactor, Readers, Ready, ShmPort, Source};
 use polyverbs_engine::link::{Deliver, Frame, Input, Link, TrySend};
 use polyverbs_engine::lock::{Lock, LockClass};
 use polyverbs_engine::network::Progress;
@@ -201,6 +201,7 @@ struct Inbound<C: StreamCodec> {
     hot: VecDeque<(Arc<Stream<C>>, u32)>,
     /// Streams whose frames come by memory, and what came before its stream was attached.
     by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
+    readers: Readers,
     early: VecDeque<Early>,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
@@ -233,6 +234,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 resident: None,
                 hot: VecDeque::with_capacity(HOT),
                 by_memory: FxHashMap::default(),
+                readers: Readers::default(),
                 early: VecDeque::new(),
                 unfinished: Vec::new(),
                 looks: 0,
@@ -1060,7 +1062,8 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
     }
 
     fn sleep(&self) -> bool {
-        self.memory().is_some_and(ShmPort::sleep)
+        let sleep = |memory: &ShmPort| memory.sleep(&mut lock(&self.inbound).readers);
+        self.memory().is_some_and(sleep)
     }
 
     // Sends complete when the link has taken them.

@@ -3,6 +3,7 @@
 use std::io;
 use std::thread;
 
+use nix::sys::prctl::set_timerslack;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 /// Starts a thread that takes no signals. One that is sent to the process is for the program's threads, which may have blocked
@@ -17,8 +18,10 @@ pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     started.map(drop)
 }
 
-/// Has the calling thread come soon when it is woken, on a busy processor too, for the price of short turns.
+/// Has the calling thread come soon when it is woken, on a busy processor too, for the price of short turns, and in time when
+/// it has slept.
 pub(crate) fn prefer_short_turns() {
+    let _ = set_timerslack(1000);
     if let Ok(nice) = rustix::process::getpriority_process(None) {
         crate::sockets::sys::set_turn(SHORTEST_TURN, nice);
     }

@@ -16,8 +16,8 @@ use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
 };
 use crate::{
-    HandError, IoHandler, Lease, Put, QpnRange, Reactor, Record, RecordMeta, Service, ShmPort,
-    Source,
+    HandError, IoHandler, Lease, Put, QpnRange, Reactor, Readers, Record, RecordMeta, Service,
+    ShmPort, Source,
 };
 use polyverbs_engine::link::{Deliver, Frame, Input, Link};
 use polyverbs_engine::network::Progress;
@@ -134,6 +134,7 @@ struct TxQueue {
 /// What the own range gets.
 struct Inbound {
     batch: ReceiveBatch,
+    readers: Readers,
     looks: u32,
     /// Looks since something was in memory.
     idle: u32,
@@ -167,6 +168,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             lease.open_memory();
         }
         let inbound = Inbound {
+            readers: Readers::default(),
             batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
             looks: 0,
             idle: IDLE,
@@ -643,12 +645,18 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
         let mut inbound = lock(&self.inbound);
-        let Inbound { batch, looks, idle } = &mut *inbound;
+        let Inbound {
+            batch,
+            readers,
+            looks,
+            idle,
+        } = &mut *inbound;
         let own = self.lease.range();
         if let Some(memory) = self.lease.memory() {
             // What is put down now has to be flushed, as what comes of an arrival.
             delivered |= memory.waits() && memory.put_waiting(|_| {});
-            let found = memory.receive(&mut |record| self.deliver_record(record, now, network));
+            let mut take = |record: &Record<'_>| self.deliver_record(record, now, network);
+            let found = memory.receive(readers, &mut take);
             *idle = if found { 0 } else { idle.saturating_add(1) };
             delivered |= found;
         }
@@ -742,7 +750,8 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
     }
 
     fn sleep(&self) -> bool {
-        self.lease.memory().is_some_and(ShmPort::sleep)
+        let sleep = |memory: &ShmPort| memory.sleep(&mut lock(&self.inbound).readers);
+        self.lease.memory().is_some_and(sleep)
     }
 
     // What has arrived is acknowledged, though the program ends when it has seen it.

@@ -745,6 +745,19 @@ fn where_nobody_polls_it_leaves_before_progress_returns() {
 }
 
 #[test]
+fn a_look_by_the_links_thread_delivers_and_settles_nothing() {
+    let rig = settling();
+    rig.b.receive(1, 0, 64);
+    let send = wr::Send::new(rig.a.sge(0, 8)).signaled(1);
+    rig.a.qp.post_one(send).unwrap();
+    assert!(rig.network.look());
+    assert_eq!(rig.wire.answers(), 0);
+    assert!(rig.network.progress());
+    assert_eq!(rig.wire.answers(), 1);
+    assert_eq!(rig.b.done(), ok([1]));
+}
+
+#[test]
 fn with_one_poll_where_nobody_may_look_again_it_leaves_at_once() {
     let rig = settling();
     rig.wire.is_polled.store(false, Ordering::SeqCst);

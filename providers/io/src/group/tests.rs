@@ -1,6 +1,6 @@
 use super::*;
 use crate::sockets::{FlowSockets, Transmit};
-use crate::{Put, RecordMeta};
+use crate::{Put, Readers, RecordMeta};
 
 fn options(port: u16) -> GroupOptions {
     GroupOptions {
@@ -253,13 +253,17 @@ fn bells(lease: &Lease) -> usize {
 fn a_bell_is_rung_once_for_each_sleep() {
     let [one, other] = with_memory();
     for _ in 0..3 {
-        assert!(!other.memory().unwrap().sleep());
+        assert!(!other.memory().unwrap().sleep(&mut Readers::default()));
         for _ in 0..5 {
             assert_eq!(put(&one, &other), Put::Taken);
             one.ring_bells();
         }
         assert_eq!(bells(&other), 1);
-        while other.memory().unwrap().receive(&mut |_| {}) {}
+        while other
+            .memory()
+            .unwrap()
+            .receive(&mut Readers::default(), &mut |_| {})
+        {}
     }
     assert_eq!(bells(&one), 0);
 }
@@ -268,13 +272,13 @@ fn a_bell_is_rung_once_for_each_sleep() {
 fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
     let [one, other] = with_memory();
     while put(&one, &other) == Put::Taken {}
-    assert!(!one.memory().unwrap().sleep());
+    assert!(!one.memory().unwrap().sleep(&mut Readers::default()));
     // Killed: its inbox is gone, and its memory says nothing of that.
     let Lease { inbox, memory, .. } = one;
     drop(inbox);
     let _killed = memory;
     let memory = other.memory().unwrap();
-    while memory.receive(&mut |_| {}) {}
+    while memory.receive(&mut Readers::default(), &mut |_| {}) {}
     other.ring_bells();
-    assert!(!memory.sleep());
+    assert!(!memory.sleep(&mut Readers::default()));
 }

@@ -1,4 +1,5 @@
 use std::iter::repeat_with;
+use std::ops::Deref;
 use std::thread;
 
 use proptest::prelude::*;
@@ -21,29 +22,56 @@ fn range(index: usize) -> QpnRange {
     QpnRange::of_index(index).unwrap()
 }
 
-fn port(shm: &Arc<Shm>, index: usize) -> ShmPort {
-    ShmPort::new(Arc::clone(shm), range(index))
+/// A process, which also receives.
+struct End {
+    port: ShmPort,
+    readers: Mutex<Readers>,
+}
+
+impl Deref for End {
+    type Target = ShmPort;
+
+    fn deref(&self) -> &ShmPort {
+        &self.port
+    }
+}
+
+impl End {
+    fn receive(&self, take: &mut dyn FnMut(&Record<'_>)) -> bool {
+        self.port.receive(&mut lock(&self.readers), take)
+    }
+
+    fn sleep(&self) -> bool {
+        self.port.sleep(&mut lock(&self.readers))
+    }
+}
+
+fn port(shm: &Arc<Shm>, index: usize) -> End {
+    End {
+        port: ShmPort::new(Arc::clone(shm), range(index)),
+        readers: Mutex::default(),
+    }
 }
 
 /// Those of ranges 1, who writes, and 2, who reads.
-fn pair() -> (Arc<Shm>, [ShmPort; 2]) {
+fn pair() -> (Arc<Shm>, [End; 2]) {
     let shm = memory();
     let ports = [1, 2].map(|index| port(&shm, index));
     (shm, ports)
 }
 
-fn put(port: &ShmPort, head: &[u8], payload: &[u8]) -> Put {
+fn put(port: &End, head: &[u8], payload: &[u8]) -> Put {
     let write = |span: Span<'_>| span.write(payload);
     let meta = RecordMeta::default();
     port.put(range(2), meta, head, payload.len(), write)
 }
 
-fn put_number(port: &ShmPort, number: u32, length: usize) -> Put {
+fn put_number(port: &End, number: u32, length: usize) -> Put {
     put(port, &number.to_ne_bytes(), &vec![number as u8; length])
 }
 
 /// One look.
-fn look(port: &ShmPort) -> Vec<Found> {
+fn look(port: &End) -> Vec<Found> {
     let mut found = Vec::new();
     let any = port.receive(&mut |record| {
         let mut payload = vec![0; record.payload.len()];
@@ -60,7 +88,7 @@ fn look(port: &ShmPort) -> Vec<Found> {
 }
 
 /// Everything.
-fn look_long(port: &ShmPort) -> Vec<Found> {
+fn look_long(port: &End) -> Vec<Found> {
     let looks = repeat_with(|| look(port));
     looks
         .take_while(|found| !found.is_empty())
@@ -78,18 +106,18 @@ fn numbers(found: &[Found]) -> Vec<u32> {
 }
 
 /// Puts records down until there is no room: how many there are.
-fn fill(port: &ShmPort, length: usize) -> u32 {
+fn fill(port: &End, length: usize) -> u32 {
     let is_taken = |number: &u32| put_number(port, *number, length) == Put::Taken;
     (0..).take_while(is_taken).count() as u32
 }
 
-fn bells(port: &ShmPort) -> Vec<(usize, u32)> {
+fn bells(port: &End) -> Vec<(usize, u32)> {
     let bells = port.take_bells();
     bells.map(|(to, sleep)| (to.index(), sleep)).collect()
 }
 
 /// Rings them, as a lease does.
-fn ring(port: &ShmPort) -> Vec<usize> {
+fn ring(port: &End) -> Vec<usize> {
     let bells = bells(port);
     (bells.iter()).for_each(|(to, sleep)| port.rung(range(*to), *sleep));
     bells.into_iter().map(|(to, _)| to).collect()
@@ -592,7 +620,7 @@ proptest! {
     }
 }
 
-fn ring_all(writer: &ShmPort, reader: &ShmPort) {
+fn ring_all(writer: &End, reader: &End) {
     ring(writer);
     ring(reader);
 }

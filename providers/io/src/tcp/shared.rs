@@ -220,10 +220,13 @@ impl<C: StreamCodec> TcpLink<C> {
         };
         // What is put down now has to be flushed, as what comes of an arrival.
         let has_put = self.put_waiting();
+        let mut readers = std::mem::take(&mut inbound.readers);
         let mut take = |record: &Record<'_>| {
             self.deliver_record(inbound, record, now, network);
         };
-        memory.receive(&mut take) || has_put
+        let has_some = memory.receive(&mut readers, &mut take);
+        inbound.readers = readers;
+        has_some || has_put
     }
 
     /// Puts down what waits for room, as far as there is some; whether that was any.
