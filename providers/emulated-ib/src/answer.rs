@@ -77,6 +77,10 @@ pub(crate) fn send(
             // One for all that arrive together. And what a program answers goes first.
             let rest = &mut half.driver.rest;
             rest.owed = Some(psn);
+            if request.awaited {
+                rest.is_awaited = true;
+                cx.device.network().await_settling();
+            }
             if !std::mem::replace(&mut rest.is_noted, true) {
                 cx.device.network().settle_later(qp.downgrade());
             }
@@ -108,16 +112,19 @@ pub(crate) fn send(
 /// Sends the acknowledge that is owed.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
-    half.driver.rest.is_noted = false;
+    (half.driver.rest.is_noted, half.driver.rest.is_awaited) = (false, false);
     if let Some(psn) = half.driver.rest.owed {
         emit(qp, half, psn, Body::Acknowledge, None, Payload::Empty, cx);
     }
 }
 
-/// The acknowledge that is owed, for a request to the same peer, which takes it along.
+/// The acknowledge that is owed and awaited, for a request to the same peer, which takes it along.
 pub(crate) fn take_owed(qp: &Qp) -> Option<(Psn, Aeth)> {
     let half = &mut *qp.responder();
-    let psn = half.driver.rest.owed.take()?;
+    let rest = &mut half.driver.rest;
+    let psn = rest
+        .owed
+        .take_if(|_| std::mem::take(&mut rest.is_awaited))?;
     Some((psn, aeth(qp, half)))
 }
 

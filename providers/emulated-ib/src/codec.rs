@@ -65,6 +65,9 @@ impl DatagramCodec for RoceV2 {
 
     fn encode_record(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let headers = self.encode_header(header, payload, into)?;
+        // Each is acknowledged: the bit tells whether that is awaited.
+        let bits = into.get_mut(ACK_REQ_AT)?;
+        *bits = *bits & !ACK_REQ | if header.awaited { ACK_REQ } else { 0 };
         let Some((psn, aeth)) = header.acknowledges else {
             return Some(headers);
         };
@@ -123,10 +126,13 @@ impl DatagramCodec for RoceV2 {
             }
             None => None,
         };
+        let header = header_of(&packet, arrival)?;
         Some(Header {
+            awaited: header.ack_req,
+            ack_req: header.body.is_request(),
             joined: true,
             acknowledges,
-            ..header_of(&packet, arrival)?
+            ..header
         })
     }
 
@@ -590,6 +596,9 @@ impl Recoveries {
 
 /// The bit of a partition key that says full member.
 const FULL_MEMBER: u16 = 0x8000;
+/// Where BTH has AckReq (IBTA 9.2).
+const ACK_REQ_AT: usize = 8;
+const ACK_REQ: u8 = 0x80;
 /// Bits of FETH's placement type.
 const GLOBAL_VISIBILITY: u8 = 1;
 const PERSISTENCE: u8 = 2;

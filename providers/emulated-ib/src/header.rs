@@ -128,6 +128,8 @@ pub struct Header {
     pub ip: IpFields,
     /// The ICRC is right only for an IPv4 identification that could not be verified: accepted near the expected PSN only.
     pub icrc_unverified: bool,
+    /// Of a request: its sender waits for the acknowledge. In memory it is told of.
+    pub awaited: bool,
     /// What it carries may be several packets, whose numbers follow its own: it came by memory.
     pub joined: bool,
     /// Of a request that goes by memory: the acknowledge of what has come from its receiver, which would have followed it.
@@ -151,6 +153,7 @@ impl Header {
             aeth: Aeth::default(),
             ip: IpFields::default(),
             icrc_unverified: false,
+            awaited: false,
             joined: false,
             acknowledges: None,
             body,

@@ -458,6 +458,7 @@ fn header_of(
     };
     Header {
         ack_req: position.ends(),
+        awaited: position.ends() && qp.is_signaled(request.flags),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         xrc: qp.is_addressed.then_some(request.attribute),
         ip: half.driver.rest.ip,
@@ -875,7 +876,9 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
             let mut header = header_of(qp, half, &request, psn, position);
             let under_way = under_way(half, psn);
             let window = &half.driver.rest.window;
-            header.ack_req |= window.wants_ack(psn, count, under_way);
+            let wants_ack = window.wants_ack(psn, count, under_way);
+            header.ack_req |= wants_ack;
+            header.awaited |= wants_ack;
             let is_full = under_way + count >= window.size();
             let part = whole.part(wqe.sent as usize, length as usize);
             emit(qp, half, header, part, cx);
@@ -905,7 +908,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     let rest = &half.driver.rest;
-    if qp.device.network().is_unsettled()
+    if qp.device.network().is_awaited()
         && !qp.is_addressed
         && max_joined(qp, rest.peer_address, rest.peer_qpn).is_some()
     {

@@ -70,7 +70,9 @@ pub struct ResponderRest {
     pub msn: u32,
     /// An acknowledge up to this sequence number waits until nothing more arrives.
     pub(crate) owed: Option<Psn>,
-    /// The network settles that.
+    /// Its peer waits for that.
+    pub(crate) is_awaited: bool,
+    /// The network settles it.
     pub(crate) is_noted: bool,
     /// Until then the peer is not told again that what it sends meets congestion.
     pub notified_until: Time,

@@ -178,6 +178,25 @@ fn where_packets_are_joined_what_a_program_answers_takes_the_acknowledge_along()
 }
 
 #[test]
+fn an_acknowledge_that_nobody_waits_for_is_not_taken_along() {
+    let rig = Rig::new(Setup {
+        polled: true,
+        joined: Some(8192),
+        ..Setup::default()
+    });
+    rig.b.receive(1, 0, 64);
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)));
+    assert_eq!(poll(&rig.b.cq, 1), 1);
+    rig.a.receive(2, 0, 64);
+    rig.b.post(wr::Send::new(rig.b.sge(0, 8)));
+    assert_eq!(poll(&rig.b.cq, 40), 0);
+    let said: Vec<_> = (said(&rig).iter())
+        .map(|header| (header.body, header.acknowledges))
+        .collect();
+    assert_eq!(said, [(SEND, None), (Body::Acknowledge, None)]);
+}
+
+#[test]
 fn the_next_poll_that_finds_nothing_acknowledges() {
     let rig = seen(0..3);
     assert_eq!(poll_once(&rig.b.cq), 0);

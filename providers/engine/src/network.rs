@@ -48,6 +48,8 @@ pub struct Network<M: Member> {
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
     /// Looked at before that.
     has_unsettled: AtomicBool,
+    /// Somebody waits for that.
+    is_awaited: AtomicBool,
     /// Since they were settled: whether the program has sent something, and how many looks have found something; and how
     /// many have found nothing since one did.
     has_answered: AtomicBool,
@@ -102,6 +104,7 @@ impl<M: Member> Network<M> {
             has_to_serve: AtomicBool::new(false),
             unsettled: Mutex::default(),
             has_unsettled: AtomicBool::new(false),
+            is_awaited: AtomicBool::new(false),
             has_answered: AtomicBool::new(false),
             looks: AtomicU32::new(0),
             vain_looks: AtomicU32::new(0),
@@ -185,10 +188,21 @@ impl<M: Member> Network<M> {
         self.has_unsettled.store(true, Ordering::Release);
     }
 
-    /// Whether some queue pair may have something to settle.
     #[inline]
-    pub fn is_unsettled(&self) -> bool {
+    fn is_unsettled(&self) -> bool {
         self.has_unsettled.load(Ordering::Relaxed)
+    }
+
+    /// Somebody waits for what is unsettled now.
+    #[inline]
+    pub fn await_settling(&self) {
+        self.is_awaited.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody may wait for what is unsettled: what is sent to them can take it along.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
     }
 
     /// Settles what is unsettled. Call with no lock held. Answers whether there was any.
@@ -197,6 +211,7 @@ impl<M: Member> Network<M> {
             return false;
         }
         let mut qps = std::mem::take(&mut *self.unsettled.lock());
+        self.is_awaited.store(false, Ordering::Relaxed);
         self.has_answered.store(false, Ordering::Relaxed);
         self.looks.store(0, Ordering::Relaxed);
         // What comes behind this says so again.

@@ -49,6 +49,7 @@ fn header(service: QpType, body: Body) -> Header {
         aeth: Aeth::default(),
         ip: IpFields::default(),
         icrc_unverified: false,
+        awaited: false,
         joined: false,
         acknowledges: None,
         body,
@@ -344,6 +345,32 @@ proptest! {
             let built = packet(&codec, &header, &payload, &envelope);
             let again = codec.open(&arrival(&envelope, 0), &built).unwrap();
             prop_assert_eq!((again.header, again.payload), (header, &payload[..]));
+        }
+    }
+}
+
+#[test]
+fn a_record_tells_what_it_takes_along_and_whether_its_own_acknowledge_is_awaited() {
+    let codec = RoceV2::new();
+    let bodies = [
+        Body::Send(Position::Middle, Beside::Nothing),
+        Body::Write(Position::Only, remote(), 64, Some(*b"imm!")),
+    ];
+    let acknowledge = Some((Psn::new(0xff_ffff), Aeth::ack(7, Some(3))));
+    for (awaited, acknowledges) in [(false, None), (true, None), (true, acknowledge)] {
+        for body in bodies {
+            let header = Header {
+                awaited,
+                acknowledges,
+                ack_req: true,
+                joined: true,
+                ..header(QpType::Rc, body)
+            };
+            let mut room = [0xa5; 128];
+            let length = codec.encode_record(&header, 64, &mut room).unwrap();
+            let arrival = arrival(&envelope(false, 0), 0);
+            assert_eq!(codec.open_record(&arrival, &room[..length]), Some(header));
+            assert_eq!(codec.open_record(&arrival, &room[..length - 1]), None);
         }
     }
 }

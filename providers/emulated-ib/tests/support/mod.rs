@@ -324,6 +324,7 @@ impl Rig {
                 aeth: Aeth::ack(0, None),
                 ip: emulated_ib::header::IpFields::default(),
                 icrc_unverified: false,
+                awaited: false,
                 joined: false,
                 acknowledges: None,
                 body,
