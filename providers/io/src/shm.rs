@@ -302,6 +302,7 @@ impl ShmPort {
     /// Puts a record down as soon as there is room, behind others that wait. What waits for a process that has gone is lost.
     pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
         if let Some(mut writer) = self.writer(to) {
+            writer.later_bytes += payload.len();
             writer.later.push_back(Later {
                 generation: self.shm.door(to).generation.load(Ordering::Acquire),
                 meta,
@@ -321,10 +322,7 @@ impl ShmPort {
     /// How many records wait for room, and how many bytes of payloads.
     pub fn waiting(&self, to: QpnRange) -> (usize, usize) {
         let writer = self.waits().then(|| self.writer(to)).flatten();
-        writer.map_or((0, 0), |writer| {
-            let bytes = writer.later.iter().map(|later| later.payload.len());
-            (writer.later.len(), bytes.sum())
-        })
+        writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
     }
 
     #[inline]
@@ -367,6 +365,7 @@ impl ShmPort {
             let door = self.shm.door(to);
             let generation = door.generation.load(Ordering::Acquire);
             while let Some(later) = writer.later.pop_front() {
+                writer.later_bytes -= later.payload.len();
                 // What waits for a reader that has gone is nothing for its successor.
                 if !is_odd(generation) || later.generation != generation {
                     continue;
@@ -374,6 +373,7 @@ impl ShmPort {
                 let (head, payload) = (&later.head, &later.payload);
                 let write = |span: Span<'_>| span.write(payload);
                 if writer.put(generation, later.meta, head, payload.len(), write) == Put::Full {
+                    writer.later_bytes += later.payload.len();
                     writer.later.push_front(later);
                     break;
                 }
@@ -545,6 +545,7 @@ struct Writer {
     /// Up to this element the ring holds what another process has written, whose payloads lie anywhere.
     inherited: u32,
     later: VecDeque<Later>,
+    later_bytes: usize,
     sent: u64,
 }
 
@@ -576,6 +577,7 @@ impl Writer {
             ends: vec![0; ELEMENTS].into(),
             inherited: tail,
             later: VecDeque::new(),
+            later_bytes: 0,
             sent: 0,
         })
     }

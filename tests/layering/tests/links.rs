@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 #[test]
 fn each_link_between_documents_leads_to_a_file_and_a_heading() {
@@ -39,12 +38,20 @@ fn a_link_and_a_heading_are_found() {
     assert_eq!(headings(text).collect::<Vec<_>>(), ["some-code-and-more"]);
 }
 
-/// The documents that are kept.
-fn documents(root: &Path) -> Vec<PathBuf> {
-    let mut git = Command::new("git");
-    let listed = git.args(["ls-files", "*.md"]).current_dir(root).output();
-    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
-    listed.lines().map(|path| root.join(path)).collect()
+/// The documents below a folder; what is built or hidden has none.
+fn documents(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        !name.starts_with('.') && !name.starts_with("target") && !path.is_symlink()
+    };
+    let documents = paths.filter(is_ours).flat_map(|path| match path.is_dir() {
+        true => documents(&path),
+        false if path.extension().is_some_and(|kind| kind == "md") => vec![path],
+        false => Vec::new(),
+    });
+    documents.collect()
 }
 
 /// Where links of a text lead; what is code is none.
