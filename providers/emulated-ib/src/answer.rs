@@ -89,14 +89,14 @@ pub(crate) fn send(
         Answer::Nak(nak, psn) => (psn, Body::Acknowledge, Some(Syndrome::nak(nak))),
         Answer::Rnr(code, psn) => (psn, Body::Acknowledge, Some(Syndrome::rnr_nak(code))),
         Answer::Atomic(original) => (request.psn, Body::AtomicAcknowledge(original), None),
-        Answer::Extension(octets) => {
+        Answer::Extension(bytes) => {
             let Body::ExtensionRequest(extension, operation) = request.body else {
                 return;
             };
             let body = Body::ExtensionResponse(extension, operation);
-            let payload = match &octets[..] {
+            let payload = match &bytes[..] {
                 [] => Payload::Empty,
-                octets => Payload::Octets(octets),
+                bytes => Payload::Bytes(bytes),
             };
             return emit(qp, half, request.psn, body, None, payload, cx);
         }
@@ -215,7 +215,7 @@ fn emit(
         ip.traffic_class &= !IpFields::ECN;
     }
     let header = Header {
-        xrc: qp.is_addressed.then_some(0),
+        xrc: qp.carries_srqn.then_some(0),
         aeth,
         ip,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)

@@ -24,7 +24,7 @@ use verbs_api::{
     ids::{Gid, Psn},
 };
 
-use crate::header::{Beside, Body, Header};
+use crate::header::{Body, Header, SendExtra};
 
 /// The wire format of RoCEv2.
 #[derive(Default)]
@@ -98,9 +98,9 @@ impl DatagramCodec for RoceV2 {
         };
         let mut icrc = Icrc::new(&envelope, length, bth);
         icrc.update(behind);
-        let octets = icrc.finish();
+        let bytes = icrc.finish();
         if let Some(room) = datagram.last_chunk_mut() {
-            *room = octets;
+            *room = bytes;
         }
     }
 
@@ -175,11 +175,11 @@ fn bth_of(header: &Header, payload: usize) -> Option<Bth> {
 fn opcode_of(header: &Header) -> Option<Opcode> {
     let service = service(header)?;
     let operation = match header.body {
-        Body::Send(position, beside) => {
-            return Some(Opcode::send(service, position, send_extra(beside)));
+        Body::Send(position, extra) => {
+            return Some(Opcode::send(service, position, send_extra(extra)));
         }
-        Body::Datagram(_, beside, _) => {
-            return Some(Opcode::send(service, Position::Only, send_extra(beside)));
+        Body::Datagram(_, extra, _) => {
+            return Some(Opcode::send(service, Position::Only, send_extra(extra)));
         }
         Body::Write(position, _, _, immediate) => {
             return Some(Opcode::write(service, position, immediate.is_some()));
@@ -206,9 +206,9 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
         ..Headers::default()
     };
     match header.body {
-        Body::Send(position, beside) if position.ends() => put_send_extra(&mut headers, beside),
-        Body::Datagram(q_key, beside, _) => {
-            put_send_extra(&mut headers, beside);
+        Body::Send(position, extra) if position.ends() => put_send_extra(&mut headers, extra),
+        Body::Datagram(q_key, extra, _) => {
+            put_send_extra(&mut headers, extra);
             headers.deth = Some(Deth {
                 q_key,
                 src_qp: header.src_qp,
@@ -259,17 +259,17 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
     headers
 }
 
-fn put_send_extra(headers: &mut Headers, beside: Beside) {
-    match beside {
-        Beside::Nothing => {}
-        Beside::Immediate(octets) => headers.imm_dt = Some(imm_dt(octets)),
-        Beside::Invalidate(rkey) => headers.ieth = Some(Ieth { rkey }),
+fn put_send_extra(headers: &mut Headers, extra: SendExtra) {
+    match extra {
+        SendExtra::Nothing => {}
+        SendExtra::Immediate(bytes) => headers.imm_dt = Some(imm_dt(bytes)),
+        SendExtra::Invalidate(rkey) => headers.ieth = Some(Ieth { rkey }),
     }
 }
 
-const fn imm_dt(octets: [u8; 4]) -> ImmDt {
+const fn imm_dt(bytes: [u8; 4]) -> ImmDt {
     ImmDt {
-        immediate: Octets(octets),
+        immediate: Octets(bytes),
     }
 }
 
@@ -300,11 +300,11 @@ fn feth(placement: Access, whole: bool) -> Feth {
     }
 }
 
-const fn send_extra(beside: Beside) -> roce::SendExtra {
-    match beside {
-        Beside::Nothing => roce::SendExtra::Nothing,
-        Beside::Immediate(_) => roce::SendExtra::Immediate,
-        Beside::Invalidate(_) => roce::SendExtra::Invalidate,
+const fn send_extra(extra: SendExtra) -> roce::SendExtra {
+    match extra {
+        SendExtra::Nothing => roce::SendExtra::Nothing,
+        SendExtra::Immediate(_) => roce::SendExtra::Immediate,
+        SendExtra::Invalidate(_) => roce::SendExtra::Invalidate,
     }
 }
 
@@ -328,7 +328,7 @@ fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
     }
     let (service, dest_qp) = (qp_type(packet.facts.service), packet.bth.dest_qp());
     let psn = Psn::new(packet.bth.psn());
-    let send = Body::Send(packet.facts.position, Beside::Nothing);
+    let send = Body::Send(packet.facts.position, SendExtra::Nothing);
     let mut header = Header {
         ack_req: packet.bth.ack_req(),
         solicited: packet.bth.solicited(),
@@ -367,18 +367,18 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
         let eth = packet.get::<AtomicEth>()?;
         Some((RemoteAddress::new(eth.va(), RKey::new(eth.rkey())), eth))
     };
-    let beside = || match (immediate(), packet.get::<Ieth>()) {
-        (Some(octets), _) => Beside::Immediate(octets),
-        (None, Some(ieth)) => Beside::Invalidate(ieth.rkey()),
-        (None, None) => Beside::Nothing,
+    let extra = || match (immediate(), packet.get::<Ieth>()) {
+        (Some(bytes), _) => SendExtra::Immediate(bytes),
+        (None, Some(ieth)) => SendExtra::Invalidate(ieth.rkey()),
+        (None, None) => SendExtra::Nothing,
     };
     Some(match packet.facts.operation {
         Operation::Send if packet.facts.service == Service::Ud => {
             let q_key = packet.get::<Deth>()?.q_key();
             let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| group_of(to));
-            Body::Datagram(q_key, beside(), group)
+            Body::Datagram(q_key, extra(), group)
         }
-        Operation::Send => Body::Send(position, beside()),
+        Operation::Send => Body::Send(position, extra()),
         Operation::Write => {
             let (remote, length) = reth().unwrap_or_default();
             Body::Write(position, remote, length, immediate())
@@ -473,11 +473,11 @@ fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
 // The group of an address that datagrams to groups came to. Groups of IPv4 are written as the RDMA connection manager
 // does of those that are no RoCEv2 addresses: ff0e::ffff:a.b.c.d.
 fn group_of(address: IpAddr) -> Gid {
-    let Gid(mut octets) = address.into();
+    let Gid(mut bytes) = address.into();
     if address.is_ipv4() {
-        octets[..2].copy_from_slice(&[0xff, 0x0e]);
+        bytes[..2].copy_from_slice(&[0xff, 0x0e]);
     }
-    Gid(octets)
+    Gid(bytes)
 }
 
 // The address of a group.
@@ -486,7 +486,7 @@ fn address_of(group: Gid) -> IpAddr {
         [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] if a & 0xf0 == 0xe0 => {
             IpAddr::V4(Ipv4Addr::new(a, b, c, d))
         }
-        octets => IpAddr::V6(Ipv6Addr::from(octets)),
+        bytes => IpAddr::V6(Ipv6Addr::from(bytes)),
     }
 }
 

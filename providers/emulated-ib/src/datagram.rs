@@ -7,7 +7,7 @@ use polyverbs_engine::emulation::Station;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::request::{Beside, Op, Request};
+use polyverbs_engine::request::{Op, Request, SendExtra};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::net::{Ipv4, Ipv6, Udp, protocol};
@@ -41,7 +41,7 @@ pub fn send(
     let mut spans = Spans::new();
     let payload = qp.gather_request(request, cx, &mut spans);
     let payload = payload.map_err(Fault::local_status)?;
-    let (Some(destination), Op::Send(beside)) = (&request.destination, request.op) else {
+    let (Some(destination), Op::Send(extra)) = (&request.destination, request.op) else {
         return Err(WcStatus::LocQpOpErr);
     };
     let path = destination.ah().path();
@@ -52,7 +52,7 @@ pub fn send(
         qkey
     };
     let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
-    let body = Body::Datagram(qkey, beside, group);
+    let body = Body::Datagram(qkey, extra, group);
     let header = Header {
         solicited: request.flags.contains(SendFlags::SOLICITED),
         ip: IpFields {
@@ -110,7 +110,7 @@ pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
 
 // Wrong state, wrong Q_Key, no receive, no room: dropped and counted (IBTA 9.8.3.1).
 fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
-    let Body::Datagram(qkey, beside, group) = frame.header.body else {
+    let Body::Datagram(qkey, extra, group) = frame.header.body else {
         return;
     };
     if let Some(group) = group {
@@ -168,10 +168,10 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         return;
     }
     qp.note_arrival(half, cx);
-    scatter_at(&spans, 0, &Payload::Octets(&routing_header(frame)));
+    scatter_at(&spans, 0, &Payload::Bytes(&routing_header(frame)));
     scatter_at(&spans, Grh::LEN as u64, &frame.payload);
-    let (flags, imm) = match beside {
-        Beside::Immediate(imm) => (WcFlags::GRH | WcFlags::WITH_IMM, imm),
+    let (flags, imm) = match extra {
+        SendExtra::Immediate(imm) => (WcFlags::GRH | WcFlags::WITH_IMM, imm),
         _ => (WcFlags::GRH, [0; 4]),
     };
     half.counters.receives += 1;

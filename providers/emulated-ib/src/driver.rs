@@ -116,7 +116,7 @@ impl Driver for InfiniBand {
         let fits = |qp: &&Qp| {
             // Of these two the packet does not tell whether they are of XRC.
             let any_service = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
-            any_service || qp.qp_type == header.service && qp.is_addressed == header.xrc.is_some()
+            any_service || qp.qp_type == header.service && qp.carries_srqn == header.xrc.is_some()
         };
         let Some(qp) = device.pinned_qp(header.dest_qp, cx.pin).filter(fits) else {
             return;
@@ -131,7 +131,7 @@ impl Driver for InfiniBand {
             let believed = !header.icrc_unverified
                 || header.psn.distance_from(half.driver.expected).abs() <= UNVERIFIED_PSN_RANGE;
             // An XRC initiator receives no requests.
-            let takes = !qp.is_addressed || qp.extensions().is_target();
+            let takes = !qp.carries_srqn || qp.extensions().is_target();
             if !expected || !believed || !takes {
                 half.counters.dropped += 1;
                 return;

@@ -6,14 +6,14 @@ use verbs_api::{
     ids::{Gid, Psn},
 };
 
-pub use polyverbs_engine::request::Beside;
+pub use polyverbs_engine::request::SendExtra;
 pub use polyverbs_wire::roce::{Aeth, Nak, Position, Syndrome, SyndromeKind};
 
 /// What is specific to an opcode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
-    /// SEND; what travels beside it is in the last frame.
-    Send(Position, Beside),
+    /// SEND; its extra is in the last frame.
+    Send(Position, SendExtra),
     /// RDMA WRITE: address and total length in the first frame, immediate data in the last.
     Write(Position, RemoteAddress, u32, Option<[u8; 4]>),
     /// RDMA READ request: address and length.
@@ -36,8 +36,8 @@ pub enum Body {
     ExtensionRequest(u32, u16),
     /// The answer to one.
     ExtensionResponse(u32, u16),
-    /// UD SEND: the sender's Q_Key, what is beside, and the group where it goes to one.
-    Datagram(u32, Beside, Option<Gid>),
+    /// UD SEND: the sender's Q_Key, its extra, and the group where it goes to one.
+    Datagram(u32, SendExtra, Option<Gid>),
     /// Congestion notification (CNP): packets from its receiver met congestion on their way.
     Congestion,
 }

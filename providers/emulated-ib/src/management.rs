@@ -24,7 +24,7 @@ use verbs_api::qp::QpType;
 
 use crate::Device;
 use crate::codec::RoceV2;
-use crate::header::{Beside, Body, Header, IpFields};
+use crate::header::{Body, Header, IpFields, SendExtra};
 
 /// Queue pair 1 of a device.
 pub struct Management {
@@ -155,7 +155,7 @@ impl ManagementPort for Management {
     fn send(&self, to: IpAddr, datagram: &[u8]) {
         let Some(device) = self.device() else { return };
         let psn = Psn::new(self.next_psn.fetch_add(1, Ordering::Relaxed));
-        let body = Body::Datagram(GSI_Q_KEY, Beside::Nothing, None);
+        let body = Body::Datagram(GSI_Q_KEY, SendExtra::Nothing, None);
         let header = Header {
             ip: IpFields {
                 traffic_class: 0,
@@ -167,7 +167,7 @@ impl ManagementPort for Management {
             from: device.address(),
             to: LinkAddress::Ip(to),
             header,
-            payload: Payload::Octets(datagram),
+            payload: Payload::Bytes(datagram),
             damaged: false,
         };
         let network = device.network();

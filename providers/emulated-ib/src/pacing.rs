@@ -60,8 +60,8 @@ impl Default for SendWindow {
 impl SendWindow {
     /// Of a path with frames of `1 << mtu_shift` bytes, to another address or to the own one.
     pub(crate) fn new(mtu_shift: u8, at_home: bool) -> Self {
-        let frames = |(octets, frames): (u32, u32), least: bool| {
-            let carried = octets >> mtu_shift;
+        let frames = |(bytes, frames): (u32, u32), least: bool| {
+            let carried = bytes >> mtu_shift;
             if least {
                 carried.max(frames)
             } else {

@@ -11,7 +11,7 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
-use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::request::{Op, Request, SendExtra, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpState, QpType};
@@ -146,7 +146,7 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
         return send_at_once(qp, half, request, cx);
     }
     match attempt(qp, half, request, cx) {
-        Attempt::Done(status, octets) => Executed::Done(status, octets),
+        Attempt::Done(status, bytes) => Executed::Done(status, bytes),
         Attempt::Rnr(code) => begin_rnr_wait(qp, half, code, cx),
         Attempt::NoPeer => {
             begin_ack_wait(qp, half, cx);
@@ -252,8 +252,8 @@ fn find_peer(qp: &Qp, half: &Sending) -> Option<QpRef> {
     let device = qp.device.network().device(half.driver.rest.peer_address?)?;
     device
         .qp(half.driver.rest.peer_qpn)
-        .filter(|peer| peer.qp_type == qp.qp_type && peer.is_addressed == qp.is_addressed)
-        .filter(|peer| !qp.is_addressed || peer.extensions().is_target())
+        .filter(|peer| peer.qp_type == qp.qp_type && peer.carries_srqn == qp.carries_srqn)
+        .filter(|peer| !qp.carries_srqn || peer.extensions().is_target())
 }
 
 #[inline]
@@ -280,7 +280,7 @@ fn exchange(
         take_numbers(half, request.length);
         return Attempt::Done(WcStatus::Success, 0);
     }
-    let octets = match &answer {
+    let bytes = match &answer {
         Answer::Ack(_) => 0,
         Answer::Read(found) => place_read(found, &spans),
         Answer::Atomic(original) => place_original(*original, &spans),
@@ -297,7 +297,7 @@ fn exchange(
         request.length
     };
     take_turn(half, taken);
-    Attempt::Done(WcStatus::Success, octets)
+    Attempt::Done(WcStatus::Success, bytes)
 }
 
 #[cold]
@@ -313,7 +313,7 @@ fn exchange_extension(
         Ok(prepared) => prepared,
         Err(status) => return Attempt::Done(status, 0),
     };
-    let payload = Payload::Octets(&message);
+    let payload = Payload::Bytes(&message);
     let answer = match hand_over(qp, half, request, peer, &payload, cx) {
         Answer::Extension(answer) => answer,
         Answer::Nak(nak, _) => return Attempt::Done(status_of(nak), 0),
@@ -321,7 +321,7 @@ fn exchange_extension(
     };
     take_turn(half, 0);
     match extension::place(qp, operation, answer, &sink) {
-        Ok(octets) => Attempt::Done(WcStatus::Success, octets),
+        Ok(bytes) => Attempt::Done(WcStatus::Success, bytes),
         Err(status) => Attempt::Done(status, 0),
     }
 }
@@ -329,7 +329,7 @@ fn exchange_extension(
 // Whether a request that finds no receive is not tried again.
 #[inline]
 fn is_given_up(op: &Op) -> bool {
-    rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(Beside::Nothing))
+    rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(SendExtra::Nothing))
 }
 
 // Hands a request to a peer that is reached directly, if that is still connected.
@@ -413,7 +413,7 @@ fn place_read(found: &Spans<'_>, sink: &Spans<'_>) -> u32 {
 fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
     match sink.first().and_then(|span| span.store_u64(original)) {
         Some(()) => {}
-        None => scatter_at(sink, 0, &Payload::Octets(&original.to_ne_bytes())),
+        None => scatter_at(sink, 0, &Payload::Bytes(&original.to_ne_bytes())),
     }
     8
 }
@@ -440,7 +440,7 @@ fn header_of(
 ) -> Header {
     let length = request.length as u32;
     let body = match request.op {
-        Op::Send(beside) => Body::Send(position, beside),
+        Op::Send(extra) => Body::Send(position, extra),
         Op::Write(remote, imm) => Body::Write(position, remote, length, imm),
         Op::Read(remote, _) => Body::ReadRequest(remote, length),
         Op::CompareSwap(remote, compare, swap) => Body::CompareSwap(remote, compare, swap),
@@ -460,7 +460,7 @@ fn header_of(
         ack_req: position.ends(),
         awaited: position.ends() && qp.is_signaled(request.flags),
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
-        xrc: qp.is_addressed.then_some(request.attribute),
+        xrc: qp.carries_srqn.then_some(request.attribute),
         ip: half.driver.rest.ip,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     }
@@ -588,10 +588,10 @@ fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
         };
         let request = kept.request();
         let executed = execute(qp, half, &request, cx);
-        if let Executed::Done(status, octets) = executed {
+        if let Executed::Done(status, bytes) = executed {
             half.driver.rest.rnr_until = None;
             (half.driver.rest.ack_until, half.driver.rest.waits_since) = (None, None);
-            qp.complete(half, &request, status, octets, cx);
+            qp.complete(half, &request, status, bytes, cx);
         } else {
             half.queue.push_front(Wqe {
                 kept,
@@ -840,7 +840,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
         let header = header_of(qp, half, &request, psn, Position::Only);
-        emit(qp, half, header, Payload::Octets(&message), cx);
+        emit(qp, half, header, Payload::Bytes(&message), cx);
         wqe.phase = Phase::Sent;
     } else if request.op.is_read_or_atomic() {
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
@@ -909,7 +909,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
 fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &mut Cx<'_>) {
     let rest = &half.driver.rest;
     if qp.device.network().is_awaited()
-        && !qp.is_addressed
+        && !qp.carries_srqn
         && max_joined(qp, rest.peer_address, rest.peer_qpn).is_some()
     {
         header.acknowledges = answer::take_owed(qp);
@@ -1173,7 +1173,7 @@ fn extension_response(
     let placed = extension::prepare(qp, &request, operation, cx)
         .and_then(|(_, sink)| extension::place(qp, operation, payload.to_vec().into(), &sink));
     match placed {
-        Ok(octets) => half.queue[0].received = u64::from(octets),
+        Ok(bytes) => half.queue[0].received = u64::from(bytes),
         Err(status) => return fail_front(qp, half, status, cx),
     }
     progress_to(half, header.psn.plus(1), cx);

@@ -23,7 +23,7 @@ use verbs_api::{
 
 use crate::answer::{Answer, Refusal};
 use crate::frame::full_packet;
-use crate::header::{Beside, Body, Header, IpFields, Nak, Position, packets};
+use crate::header::{Body, Header, IpFields, Nak, Position, SendExtra, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
 use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
@@ -203,7 +203,7 @@ impl Incoming<'_> {
 
     #[inline]
     fn send<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
-        let Body::Send(position, beside) = self.header.body else {
+        let Body::Send(position, extra) = self.header.body else {
             return Err(Refusal::INVALID);
         };
         let received = match (half.driver.inbound, position.begins()) {
@@ -243,13 +243,13 @@ impl Incoming<'_> {
             return Ok(answer);
         }
         half.driver.inbound = Inbound::None;
-        let (flags, imm) = match beside {
-            Beside::Nothing => (WcFlags::empty(), [0; 4]),
-            Beside::Immediate(_) if rules::is_broken(Rule::SendImmediate) => {
+        let (flags, imm) = match extra {
+            SendExtra::Nothing => (WcFlags::empty(), [0; 4]),
+            SendExtra::Immediate(_) if rules::is_broken(Rule::SendImmediate) => {
                 (WcFlags::WITH_IMM, [0; 4])
             }
-            Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
-            Beside::Invalidate(key) => {
+            SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+            SendExtra::Invalidate(key) => {
                 if invalidate(self.qp, key).is_err() {
                     // The data has been delivered: the receive fails, the sender is not told (IBTA 9.9.6, class J).
                     half.current = Some(receive);
@@ -457,7 +457,7 @@ impl Incoming<'_> {
         }
         let in_order = self.header.psn == half.driver.expected;
         let begins = match self.header.body {
-            Body::Send(position, Beside::Nothing | Beside::Immediate(_))
+            Body::Send(position, SendExtra::Nothing | SendExtra::Immediate(_))
             | Body::Write(position, ..) => position.begins(),
             _ => return half.counters.dropped += 1,
         };
@@ -541,7 +541,7 @@ pub fn respond<'p>(
     if !header.body.is_read_or_atomic() && !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
-    let addressed = match qp.is_addressed {
+    let addressed = match qp.carries_srqn {
         true => address(qp, half, header),
         false => Ok(()),
     };
@@ -661,7 +661,7 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
 
 // A completion of a shared receive queue of XRC tells whose message it was.
 fn sender(qp: &Qp, half: &Receiving) -> Option<u32> {
-    qp.is_addressed.then_some(half.driver.rest.peer_qpn)
+    qp.carries_srqn.then_some(half.driver.rest.peer_qpn)
 }
 
 // First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,

@@ -2,7 +2,7 @@
 
 mod support;
 
-use emulated_ib::header::{Beside, Body, Header, Nak, Position};
+use emulated_ib::header::{Body, Header, Nak, Position, SendExtra};
 use polyverbs_engine::network::Progress;
 use support::*;
 use verbs_api::completion::Notify;
@@ -13,7 +13,7 @@ use verbs_api::*;
 
 use Position::Only;
 
-const SEND: Body = Body::Send(Only, Beside::Nothing);
+const SEND: Body = Body::Send(Only, SendExtra::Nothing);
 
 fn sends<const N: usize>(rig: &Rig, offsets: [u32; N]) -> [OwnFrame; N] {
     offsets.map(|offset| rig.request(offset, SEND, b"message"))

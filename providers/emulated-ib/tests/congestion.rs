@@ -4,12 +4,12 @@ mod support;
 
 use std::time::Duration;
 
-use emulated_ib::header::{Beside, Body, Position};
+use emulated_ib::header::{Body, Position, SendExtra};
 use support::*;
 use verbs_api::qp::QpType;
 use verbs_api::{capability::Mtu, ids::LinkAddress, wr};
 
-const SEND: Body = Body::Send(Position::Only, Beside::Nothing);
+const SEND: Body = Body::Send(Position::Only, SendExtra::Nothing);
 
 fn notifications(rig: &Rig) -> usize {
     let log = rig.wire.log();

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use emulated_ib::header::{Beside, Body, Position};
+use emulated_ib::header::{Body, Position, SendExtra};
 use support::*;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::*;
@@ -132,7 +132,11 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
         let b = &rig.b;
         let srq = b.srq.as_ref().unwrap();
         (0..4).for_each(|id| b.receive(id, 0, 4096));
-        let first = rig.request(0, Body::Send(Position::First, Beside::Nothing), &[1; 1024]);
+        let first = rig.request(
+            0,
+            Body::Send(Position::First, SendExtra::Nothing),
+            &[1; 1024],
+        );
         let mut expected = vec![(0, WcStatus::WrFlushErr)];
         match case {
             0 => {
@@ -158,7 +162,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
         assert_eq!(b.done(), expected, "case {case}");
         assert_eq!(b.events(), [EventType::QpLastWqeReached], "case {case}");
         b.go_to(QpState::Err);
-        rig.inject([rig.request(0, Body::Send(Position::Only, Beside::Nothing), b"x")]);
+        rig.inject([rig.request(0, Body::Send(Position::Only, SendExtra::Nothing), b"x")]);
         assert_eq!((b.done(), b.events()), (vec![], vec![]));
         // Those that were not taken are still there, for another queue pair.
         let left = 8 - if case == 3 { 4 } else { 3 };

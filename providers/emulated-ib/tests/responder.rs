@@ -2,7 +2,7 @@
 
 mod support;
 
-use emulated_ib::header::{Beside, Body, Nak, Position};
+use emulated_ib::header::{Body, Nak, Position, SendExtra};
 use polyverbs_engine::time::Time;
 use support::*;
 use verbs_api::qp::{QpState, QpType};
@@ -27,7 +27,7 @@ fn original(value: u64) -> Answer {
 }
 
 fn send(position: Position) -> Body {
-    Body::Send(position, Beside::Nothing)
+    Body::Send(position, SendExtra::Nothing)
 }
 
 fn write(rig: &Rig, position: Position, offset: usize, total: usize) -> Body {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use emulated_ib::header::{Beside, Body, Position};
+use emulated_ib::header::{Body, Position, SendExtra};
 use support::*;
 use verbs_api::qp::{BadModify, QpAttrMask, QpAttributes, QpState, QpType};
 use verbs_api::*;
@@ -461,7 +461,7 @@ fn in_err_everything_is_taken_and_flushed_in_order() {
     );
     // What arrives is dropped.
     rig.wire.pass();
-    let arrival = rig.answer(0, Body::Send(Position::Only, Beside::Nothing), b"x");
+    let arrival = rig.answer(0, Body::Send(Position::Only, SendExtra::Nothing), b"x");
     rig.inject([arrival]);
     assert_eq!((a.done(), b.done()), (vec![], vec![]));
 }

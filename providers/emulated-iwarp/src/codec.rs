@@ -222,14 +222,14 @@ impl StreamCodec for MpaCodec {
         &self,
         receiver: &mut Receiving,
         _key: u64,
-        octets: &'o mut [u8],
+        bytes: &'o mut [u8],
     ) -> Found<'o, Header> {
         let stream = receiver.stream;
         let broken = |reject: Reject| {
             let message = Message::Broken(reject.code());
             Found::Broken(Header { stream, message })
         };
-        let (ulpdu, taken) = match receiver.mpa.next(octets) {
+        let (ulpdu, taken) = match receiver.mpa.next(bytes) {
             Ok(Some(frame)) => (frame.ulpdu, frame.frame_len),
             Ok(None) => return Found::Partial,
             Err(reject) => return broken(reject),

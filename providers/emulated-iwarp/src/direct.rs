@@ -7,7 +7,7 @@ use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{self, StandardOperation};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::request::{Beside, Op, Request};
+use polyverbs_engine::request::{Op, Request, SendExtra};
 use verbs_api::qp::QpState;
 use verbs_api::{
     RemoteAddress, WcStatus, event::EventType, extension::ExtensionOperation, wr::SendFlags,
@@ -64,7 +64,7 @@ pub(crate) fn execute(
     };
     let carried_out = match request.op {
         Op::Write(remote, imm) => direct.write(remote, imm, cx),
-        Op::Send(beside) => direct.send(beside, cx),
+        Op::Send(extra) => direct.send(extra, cx),
         Op::Read(remote, _) => direct.read(remote, cx),
         Op::Extension(operation) => direct.extension(operation, cx),
         op => match atomic_of(&op) {
@@ -73,7 +73,7 @@ pub(crate) fn execute(
         },
     };
     match carried_out {
-        Ok(octets) => Executed::Done(WcStatus::Success, octets),
+        Ok(bytes) => Executed::Done(WcStatus::Success, bytes),
         Err(failure) => failed(qp, half, request, failure, cx),
     }
 }
@@ -91,7 +91,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
             execute(qp, half, &request, cx)
         };
         match executed {
-            Executed::Done(status, octets) => qp.complete(half, &request, status, octets, cx),
+            Executed::Done(status, bytes) => qp.complete(half, &request, status, bytes, cx),
             Executed::Keep | Executed::Sent { .. } => return half.queue.push_front(wqe),
         }
     }
@@ -153,10 +153,10 @@ impl Direct<'_, '_> {
     }
 
     #[inline]
-    fn send(&self, beside: Beside, cx: &mut Cx<'_>) -> Result<u32, Failure> {
+    fn send(&self, extra: SendExtra, cx: &mut Cx<'_>) -> Result<u32, Failure> {
         let mut spans = Spans::new();
         let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
-        let segment = send_header(self.request, beside, 0, 0, true);
+        let segment = send_header(self.request, extra, 0, 0, true);
         let about = |_| Message::Untagged(segment, Body::Data);
         self.at_peer(cx, |target| target.send(&segment, &payload), about)?;
         Ok(0)
@@ -192,7 +192,7 @@ impl Direct<'_, '_> {
             let body = Body::AtomicRequest(atomic_request(0, remote, op));
             untagged(Opcode::ATOMIC_REQUEST, body)
         })?;
-        scatter_at(&targets, 0, &Payload::Octets(&original.to_ne_bytes()));
+        scatter_at(&targets, 0, &Payload::Bytes(&original.to_ne_bytes()));
         Ok(8)
     }
 
@@ -207,11 +207,11 @@ impl Direct<'_, '_> {
             return self.atomic(remote, op, cx);
         }
         let sink = self.qp.gather_answer(self.request, operation, cx)?;
-        let octets = self.qp.gather_message(self.request, operation, cx)?;
+        let bytes = self.qp.gather_message(self.request, operation, cx)?;
         let header = extension::header(operation);
         let carry_out = |target: &mut Target<'_, '_>| {
             within_budget(target.half)?;
-            target.extension(header, &octets)
+            target.extension(header, &bytes)
         };
         let about = |_| untagged(Opcode::EXTENSION, Body::Extension(header));
         let answer = self.at_peer(cx, carry_out, about)?;

@@ -9,7 +9,7 @@ use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
 use polyverbs_engine::express;
 use polyverbs_engine::link::Frame;
-use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::request::{Op, Request, SendExtra, Source};
 use polyverbs_engine::time::Time;
 use verbs_api::provider::carrier::{Carrier, StreamPort};
 use verbs_api::qp::AddressVector;
@@ -189,7 +189,7 @@ impl Driver for Iwarp {
                 max: 1,
                 given: list.len(),
             }),
-            (Op::Send(Beside::Immediate(_)), _) => Err(PostReason::BaselineGap {
+            (Op::Send(SendExtra::Immediate(_)), _) => Err(PostReason::BaselineGap {
                 operation: Operations::SEND_WITH_IMM,
                 gaps: BaselineGaps::NO_SEND_WITH_IMMEDIATE,
             }),

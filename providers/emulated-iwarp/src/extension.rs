@@ -55,7 +55,7 @@ impl Target<'_, '_> {
     pub(crate) fn extension(
         &self,
         header: ExtensionHeader,
-        octets: &[u8],
+        bytes: &[u8],
     ) -> Result<Octets, Breach> {
         let qp = self.qp;
         let emulation = qp
@@ -66,7 +66,7 @@ impl Target<'_, '_> {
         let users = (qp.pd, qp.qpn);
         let memory = TargetMemory::new(keys, self.cx.pin, users, permitted, Aligned::Memory);
         let mut answer = Octets::new();
-        match operation::respond(emulation, octets, None, &memory, &mut answer) {
+        match operation::respond(emulation, bytes, None, &memory, &mut answer) {
             Ok(()) => Ok(answer),
             Err(Fault::NotPermitted | Fault::UnknownOperation) => Err(Breach::OPCODE),
             Err(fault) => Err(Breach::Atomic(fault)),

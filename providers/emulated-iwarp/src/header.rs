@@ -67,7 +67,7 @@ pub struct Header {
 pub enum Message {
     /// A segment that says where its bytes go (RFC 5041 section 5.1).
     Tagged(Tagged),
-    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). An extension's octets and a Terminate are
+    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). An extension's bytes and a Terminate are
     /// its payload, as the program's are.
     Untagged(Untagged, Body),
     /// A FIN: the sender is done, and all that it sent has arrived.

@@ -73,7 +73,7 @@ pub(crate) fn send_terminate(qp: &Qp, to: &Peer, terminate: &Terminate, cx: &mut
 fn send_control(qp: &Qp, to: &Peer, message: Message, payload: &[u8], cx: &mut Cx<'_>) {
     let network = qp.device.network();
     if network.link().is_some() {
-        return emit(qp, to, message, Payload::Octets(payload), cx);
+        return emit(qp, to, message, Payload::Bytes(payload), cx);
     }
     let frame = OwnedFrame {
         from: qp.device.address(),

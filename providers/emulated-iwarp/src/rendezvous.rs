@@ -325,7 +325,7 @@ impl StreamSink for InitiatorSink {
         }
     }
 
-    fn octets(&self, octets: &[u8]) {
+    fn octets(&self, bytes: &[u8]) {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
@@ -334,7 +334,7 @@ impl StreamSink for InitiatorSink {
         let Some(waiting) = state.waiting_mut(self.pair, self.epoch) else {
             return;
         };
-        waiting.arrived.extend_from_slice(octets);
+        waiting.arrived.extend_from_slice(bytes);
         let agreed = match start::decode(&waiting.arrived) {
             Ok(None) => return,
             Ok(Some((reply, len))) if reply.kind == Kind::Reply && !reply.header.reject => {
@@ -423,13 +423,13 @@ impl AcceptorSink {
 impl StreamSink for AcceptorSink {
     fn connected(&self) {}
 
-    fn octets(&self, octets: &[u8]) {
+    fn octets(&self, bytes: &[u8]) {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
         let streams = &rendezvous.streams;
         let mut arrived = self.lock();
-        arrived.extend_from_slice(octets);
+        arrived.extend_from_slice(bytes);
         let whole = match start::decode(&arrived) {
             Ok(None) => return,
             Ok(Some((request, len))) => (request.kind == Kind::Request && len == arrived.len())
@@ -490,12 +490,12 @@ fn encoded(kind: Kind, flags: StartHeader, private_data: &[u8]) -> Vec<u8> {
         rtr_read: false,
         ord: LEFT_TO_PROGRAM,
     };
-    let mut octets = [0; MAX_START_LEN];
+    let mut bytes = [0; MAX_START_LEN];
     let start = Start::new(kind, Some(enhanced), private_data);
     let len = start.and_then(|mut start| {
         let header = &mut start.header;
         (header.markers, header.crc, header.reject) = (flags.markers, flags.crc, flags.reject);
-        start.encode(&mut octets)
+        start.encode(&mut bytes)
     });
-    octets[..len.unwrap_or_default()].to_vec()
+    bytes[..len.unwrap_or_default()].to_vec()
 }

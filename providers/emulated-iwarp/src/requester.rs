@@ -16,7 +16,7 @@ use polyverbs_engine::link::TrySend;
 use polyverbs_engine::operation::StandardOperation;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
-use polyverbs_engine::request::{Beside, Op, Request, Source};
+use polyverbs_engine::request::{Op, Request, SendExtra, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_wire::iwarp::{Reject, SegmentHeader, terminate};
 use verbs_api::qp::QpState;
@@ -133,7 +133,7 @@ pub(crate) fn send_at_once(
         },
     };
     let started = match request.op {
-        Op::Send(beside) => outgoing.send(beside, cx),
+        Op::Send(extra) => outgoing.send(extra, cx),
         Op::Write(remote, None) => outgoing.write(remote, None, cx),
         _ => return Executed::Keep,
     };
@@ -256,7 +256,7 @@ impl Outgoing<'_, '_> {
             }
         }
         let started = match request.op {
-            Op::Send(beside) => self.send(beside, cx),
+            Op::Send(extra) => self.send(extra, cx),
             Op::Write(remote, imm) => self.write(remote, imm, cx),
             Op::Read(remote, _) => self.read(remote, cx),
             Op::Extension(operation) => self.extension(operation, cx),
@@ -268,7 +268,7 @@ impl Outgoing<'_, '_> {
         started.unwrap_or_else(|fault| Some((Phase::Done(fault.local_status()), 0)))
     }
 
-    fn send(&mut self, beside: Beside, cx: &mut Cx<'_>) -> Started {
+    fn send(&mut self, extra: SendExtra, cx: &mut Cx<'_>) -> Started {
         let mut spans = Spans::new();
         let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
         let progress = &mut *self.progress;
@@ -277,7 +277,7 @@ impl Outgoing<'_, '_> {
         }
         let (request, msn) = (self.request, progress.msn);
         let segment = |offset: usize, last| {
-            let header = send_header(request, beside, msn, offset as u32, last);
+            let header = send_header(request, extra, msn, offset as u32, last);
             Message::Untagged(header, Body::Data)
         };
         let whole = progress.offer(self.qp, self.peer, &payload, segment, cx);
@@ -311,8 +311,8 @@ impl Outgoing<'_, '_> {
         let opcode = Opcode::immediate(self.request.flags.contains(SendFlags::SOLICITED));
         let msn = self.half.driver.next_msn(queue::SEND);
         let message = Message::untagged(msn, opcode, Body::Immediate);
-        let octets = Payload::Octets(&[a, b, c, d, 0, 0, 0, 0]);
-        if !offer(self.qp, self.peer, message, octets, cx) {
+        let bytes = Payload::Bytes(&[a, b, c, d, 0, 0, 0, 0]);
+        if !offer(self.qp, self.peer, message, bytes, cx) {
             return Ok(None);
         }
         self.half.driver.count_message(queue::SEND);
@@ -339,22 +339,22 @@ impl Outgoing<'_, '_> {
             return self.atomic(remote, op, cx);
         }
         qp.gather_answer(request, operation, cx)?;
-        let octets = qp.gather_message(request, operation, cx)?;
+        let bytes = qp.gather_message(request, operation, cx)?;
         let body = Body::Extension(extension::header(operation));
-        Ok(self.send_request(Opcode::EXTENSION, |_| body, &octets, cx))
+        Ok(self.send_request(Opcode::EXTENSION, |_| body, &bytes, cx))
     }
 
     fn send_request(
         &mut self,
         opcode: Opcode,
         body: impl FnOnce(u32) -> Body,
-        octets: &[u8],
+        bytes: &[u8],
         cx: &mut Cx<'_>,
     ) -> Option<(Phase, u32)> {
         let tx = &mut self.half.driver;
         let msn = tx.next_msn(queue::REQUEST);
         let message = Message::untagged(msn, opcode, body(msn));
-        if !offer(self.qp, self.peer, message, Payload::Octets(octets), cx) {
+        if !offer(self.qp, self.peer, message, Payload::Bytes(bytes), cx) {
             return None;
         }
         tx.count_message(queue::REQUEST);
@@ -366,13 +366,13 @@ impl Outgoing<'_, '_> {
 /// DDP's header of a segment of a send.
 pub(crate) fn send_header(
     request: &Request<'_>,
-    beside: Beside,
+    extra: SendExtra,
     msn: u32,
     offset: u32,
     last: bool,
 ) -> Untagged {
-    let key = match beside {
-        Beside::Invalidate(key) => Some(key),
+    let key = match extra {
+        SendExtra::Invalidate(key) => Some(key),
         _ => None,
     };
     let solicited = request.flags.contains(SendFlags::SOLICITED);
@@ -535,16 +535,12 @@ impl Answered<'_, '_> {
         *responses = segment.msn;
         let wqe = &mut self.half.queue[self.at.ok_or(Breach::OPCODE)?];
         let request = wqe.kept.request();
-        let octets = match body {
+        let bytes = match body {
             Body::AtomicResponse(response)
                 if extension::is_atomic(qp, &request) && wqe.first == response.request_id =>
             {
                 let spans = result_spans(qp, &request, self.cx).map_err(Breach::Receive)?;
-                scatter_at(
-                    &spans,
-                    0,
-                    &Payload::Octets(&response.original.to_ne_bytes()),
-                );
+                scatter_at(&spans, 0, &Payload::Bytes(&response.original.to_ne_bytes()));
                 8
             }
             Body::Extension(header) => {
@@ -552,7 +548,7 @@ impl Answered<'_, '_> {
             }
             _ => return Err(Breach::OPCODE),
         };
-        wqe.received = octets.into();
+        wqe.received = bytes.into();
         Ok(Some(WcStatus::Success))
     }
 

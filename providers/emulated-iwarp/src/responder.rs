@@ -72,7 +72,7 @@ struct Pending {
     segment: Untagged,
     request: Body,
     // What follows the request, of an extension.
-    octets: Octets,
+    bytes: Octets,
     // Bytes of the answer to a read that have left.
     sent: usize,
     // The answer to anything else, which waits for room: a peer that does not read its answers must not fill memory.
@@ -138,7 +138,7 @@ pub(crate) fn serve(qp: &QpRef, now: Time) {
                     break;
                 }
                 Err(breach) => {
-                    let about = (&unanswered(&pending), pending.octets.len());
+                    let about = (&unanswered(&pending), pending.bytes.len());
                     target.terminate(breach, Some(about));
                 }
             }
@@ -292,7 +292,7 @@ impl Target<'_, '_> {
             due,
             segment: *segment,
             request,
-            octets: payload.to_vec().into(),
+            bytes: payload.to_vec().into(),
             sent: 0,
             answer: None,
         });
@@ -321,7 +321,7 @@ impl Target<'_, '_> {
         let Some(peer) = self.half.driver.peer else {
             return Ok(true);
         };
-        let (answer, octets) = match (pending.answer.take(), pending.request) {
+        let (answer, bytes) = match (pending.answer.take(), pending.request) {
             (Some(answer), _) => answer,
             (None, Body::ReadRequest(read)) => {
                 return self.answer_read(&peer, &read, &mut pending.sent);
@@ -335,17 +335,17 @@ impl Target<'_, '_> {
                 (self.response(Opcode::ATOMIC_RESPONSE, body), Octets::new())
             }
             (None, Body::Extension(request)) => {
-                let octets = self.extension(request, &pending.octets)?;
+                let bytes = self.extension(request, &pending.bytes)?;
                 let body = Body::Extension(ExtensionHeader {
                     is_response: true,
                     ..request
                 });
-                (self.response(Opcode::EXTENSION, body), octets)
+                (self.response(Opcode::EXTENSION, body), bytes)
             }
             _ => return Err(Breach::OPCODE),
         };
-        let is_sent = offer(self.qp, &peer, answer, Payload::Octets(&octets), self.cx);
-        pending.answer = (!is_sent).then_some((answer, octets));
+        let is_sent = offer(self.qp, &peer, answer, Payload::Bytes(&bytes), self.cx);
+        pending.answer = (!is_sent).then_some((answer, bytes));
         Ok(is_sent)
     }
 

@@ -337,21 +337,21 @@ impl Streams {
             sink.connected();
             return watched.err().map(|_| StreamEnd::Reset);
         }
-        let octets = match early.socket.receive(&mut buffer) {
+        let bytes = match early.socket.receive(&mut buffer) {
             Ok(Received::Nothing) => return None,
-            Ok(Received::Octets(octets)) => &buffer[..octets],
+            Ok(Received::Bytes(bytes)) => &buffer[..bytes],
             Ok(Received::End) => return Some(StreamEnd::Closed),
             Err(error) => return Some(end_of(&error)),
         };
         if early.agreed.is_some() {
-            early.rest.extend_from_slice(octets);
+            early.rest.extend_from_slice(bytes);
             if early.rest.len() >= MAX_REST {
                 self.unwatch(early);
             }
             return None;
         }
         drop(state);
-        sink.octets(octets);
+        sink.octets(bytes);
         if sink.has_asked()
             && let Some(early) = self.lock().early.get_mut(&number)
         {
@@ -632,10 +632,10 @@ impl StreamPort for Streams {
         Ok(Qpn::new(number))
     }
 
-    fn send(&self, stream: Qpn, octets: &[u8]) {
+    fn send(&self, stream: Qpn, bytes: &[u8]) {
         let mut state = self.lock();
         if let Some(early) = state.early.get_mut(&stream.value()) {
-            early.send(&self.link, octets);
+            early.send(&self.link, bytes);
         }
     }
 

@@ -196,10 +196,10 @@ pub struct QpExtensions {
 impl QpExtensions {
     /// Whether the queue pair does without the short way.
     pub(crate) fn watches(&self) -> bool {
-        !self.observers.is_empty() || self.is_addressed()
+        !self.observers.is_empty() || self.carries_srqn()
     }
 
-    pub(crate) fn is_addressed(&self) -> bool {
+    pub(crate) fn carries_srqn(&self) -> bool {
         !matches!(self.addressing, Addressing::None)
     }
 

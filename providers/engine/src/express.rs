@@ -96,20 +96,20 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         let carried = match request {
             WorkRequest::Write(write) => self
                 .write(write.data(), &write.remote)
-                .map(|octets| self.finish(write, octets)),
-            WorkRequest::Send(send) => self.send(send).map(|octets| self.finish(send, octets)),
+                .map(|bytes| self.finish(write, bytes)),
+            WorkRequest::Send(send) => self.send(send).map(|bytes| self.finish(send, bytes)),
             WorkRequest::Read(read) => self
                 .read(read.data(), &read.remote)
-                .map(|octets| self.finish(read, octets)),
+                .map(|bytes| self.finish(read, bytes)),
             WorkRequest::CompareSwap(swap) => {
                 let change = |now| (now == swap.compare).then_some(swap.swap);
                 self.atomic(swap.data(), &swap.remote, change)
-                    .map(|octets| self.finish(swap, octets))
+                    .map(|bytes| self.finish(swap, bytes))
             }
             WorkRequest::FetchAdd(add) => {
                 let change = |now: u64| Some(now.wrapping_add(add.add));
                 self.atomic(add.data(), &add.remote, change)
-                    .map(|octets| self.finish(add, octets))
+                    .map(|bytes| self.finish(add, bytes))
             }
             _ => None,
         };
@@ -125,9 +125,9 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
                 target(sge.length())?.copy_from(source);
                 sge.length()
             }
-            Data::Inline(octets) => {
-                target(octets.len() as u32)?.write(octets);
-                octets.len() as u32
+            Data::Inline(bytes) => {
+                target(bytes.len() as u32)?.write(bytes);
+                bytes.len() as u32
             }
             _ => return None,
         };
@@ -176,7 +176,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
     fn send(&mut self, request: &wr::Send<'_>) -> Option<u32> {
         let length = match request.data() {
             Data::Sge(sge) | Data::Sges([sge]) => sge.length(),
-            Data::Inline(octets) => octets.len() as u32,
+            Data::Inline(bytes) => bytes.len() as u32,
             _ => return None,
         };
         let room = self.peer.express_receive(self.responder, length, self.cx)?;
@@ -184,7 +184,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             Data::Sge(sge) | Data::Sges([sge]) => {
                 room.copy_from(self.local(sge, Access::empty())?);
             }
-            Data::Inline(octets) => room.write(octets),
+            Data::Inline(bytes) => room.write(bytes),
             _ => return None,
         }
         self.step(length);

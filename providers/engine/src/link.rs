@@ -60,7 +60,7 @@ impl<H: Clone> OwnedFrame<H> {
             from: self.from,
             to: self.to,
             header: self.header.clone(),
-            payload: Payload::Octets(&self.payload),
+            payload: Payload::Bytes(&self.payload),
             damaged: self.damaged,
         }
     }

@@ -37,7 +37,7 @@ impl<D: Driver> Qp<D> {
         spans: &'s mut Spans<'p>,
     ) -> Result<Payload<'s>, Fault> {
         let list = match request.source {
-            Source::Inline(bytes) => return Ok(Payload::Octets(bytes)),
+            Source::Inline(bytes) => return Ok(Payload::Bytes(bytes)),
             Source::Sges(list) => list.iter().map(RawSge::from),
         };
         let user = LocalUse {

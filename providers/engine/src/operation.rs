@@ -217,14 +217,14 @@ impl<'p> TargetMemory<'p> {
     ///
     /// # Errors
     /// The queue pair, the key or its range does not allow it; nothing was written.
-    pub fn write(&self, remote: RemoteAddress, octets: &[u8]) -> Result<(), Fault> {
-        if octets.is_empty() {
+    pub fn write(&self, remote: RemoteAddress, bytes: &[u8]) -> Result<(), Fault> {
+        if bytes.is_empty() {
             return Ok(());
         }
-        let region = self.region(remote, octets.len() as u64, Access::REMOTE_WRITE)?;
+        let region = self.region(remote, bytes.len() as u64, Access::REMOTE_WRITE)?;
         let mut spans = Spans::new();
         region.for_each(|span| spans.push(span));
-        scatter_at(&spans, 0, &Payload::Octets(octets));
+        scatter_at(&spans, 0, &Payload::Bytes(bytes));
         Ok(())
     }
 
@@ -272,7 +272,7 @@ pub fn respond(
 pub fn place(emulation: &dyn OperationEmulation, mut answer: Octets, sink: &Spans<'_>) -> u32 {
     emulation.complete(&mut answer);
     let room: usize = sink.iter().map(|span| span.len()).sum();
-    let octets = &answer[..answer.len().min(room)];
-    scatter_at(sink, 0, &Payload::Octets(octets));
-    octets.len() as u32
+    let bytes = &answer[..answer.len().min(room)];
+    scatter_at(sink, 0, &Payload::Bytes(bytes));
+    bytes.len() as u32
 }

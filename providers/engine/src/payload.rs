@@ -28,7 +28,7 @@ pub enum Payload<'p> {
         length: usize,
     },
     /// Ordinary bytes.
-    Octets(&'p [u8]),
+    Bytes(&'p [u8]),
 }
 
 impl<'p> Payload<'p> {
@@ -52,7 +52,7 @@ impl<'p> Payload<'p> {
             Self::Empty => 0,
             Self::Span(span) => span.len(),
             Self::Spans { length, .. } => *length,
-            Self::Octets(octets) => octets.len(),
+            Self::Bytes(bytes) => bytes.len(),
         }
     }
 
@@ -79,9 +79,9 @@ impl<'p> Payload<'p> {
                     length: length.min(all - offset),
                 }
             }
-            Self::Octets(octets) => {
-                let offset = offset.min(octets.len());
-                Self::Octets(&octets[offset..octets.len().min(offset.saturating_add(length))])
+            Self::Bytes(bytes) => {
+                let offset = offset.min(bytes.len());
+                Self::Bytes(&bytes[offset..bytes.len().min(offset.saturating_add(length))])
             }
         }
     }
@@ -92,7 +92,7 @@ impl<'p> Payload<'p> {
         match *self {
             Self::Empty => {}
             Self::Span(span) => target.copy_from(span),
-            Self::Octets(octets) => target.write(octets),
+            Self::Bytes(bytes) => target.write(bytes),
             Self::Spans {
                 spans,
                 offset,
@@ -109,23 +109,23 @@ impl<'p> Payload<'p> {
 
     /// The bytes as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut octets = vec![0; self.len()];
-        self.read(&mut octets);
-        octets
+        let mut bytes = vec![0; self.len()];
+        self.read(&mut bytes);
+        bytes
     }
 
-    /// Copies into `octets`, as many as both have.
-    pub fn read(&self, octets: &mut [u8]) {
-        let most = self.len().min(octets.len());
-        let octets = &mut octets[..most];
+    /// Copies into `bytes`, as many as both have.
+    pub fn read(&self, bytes: &mut [u8]) {
+        let most = self.len().min(bytes.len());
+        let bytes = &mut bytes[..most];
         match *self {
             Self::Empty => {}
-            Self::Span(span) => span.read(octets),
-            Self::Octets(source) => octets.copy_from_slice(&source[..most]),
+            Self::Span(span) => span.read(bytes),
+            Self::Bytes(source) => bytes.copy_from_slice(&source[..most]),
             Self::Spans { spans, offset, .. } => {
                 let mut done = 0;
                 for here in pieces(spans, offset, most) {
-                    here.read(&mut octets[done..done + here.len()]);
+                    here.read(&mut bytes[done..done + here.len()]);
                     done += here.len();
                 }
             }

@@ -36,7 +36,7 @@ use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
 use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveRing};
-use crate::request::{Beside, Op, QueuedRequest, Request};
+use crate::request::{Op, QueuedRequest, Request, SendExtra};
 use crate::rules::{self, Rule};
 use crate::slots::{Held, Slots};
 use crate::srq::{Srq, SrqFailed};
@@ -245,7 +245,7 @@ pub struct Qp<D: Driver> {
     // Somebody is told of what it completes: it does without `Driver::express`, on either side.
     is_watched: bool,
     /// Whether its requests say which shared receive queue they are for.
-    pub is_addressed: bool,
+    pub carries_srqn: bool,
     /// Service.
     pub qp_type: QpType,
     /// Its number.
@@ -286,7 +286,7 @@ impl<D: Driver> Qp<D> {
     ) -> QpRef<D> {
         let extensions = parts.extensions;
         let mut cap = init.cap;
-        if parts.srq.is_some() || extensions.is_addressed() {
+        if parts.srq.is_some() || extensions.carries_srqn() {
             cap.max_recv_wr = 0;
         }
         let (receives, consumer) = ReceiveRing::new(cap.max_recv_wr);
@@ -319,7 +319,7 @@ impl<D: Driver> Qp<D> {
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
             is_watched: is_traced || device.strict_signaling || extensions.watches(),
-            is_addressed: extensions.is_addressed(),
+            carries_srqn: extensions.carries_srqn(),
             qp_type: init.qp_type,
             qpn,
             pd,
@@ -520,8 +520,8 @@ impl<D: Driver> Qp<D> {
                     return Ok(());
                 }
                 match D::execute(self, requester, request, cx) {
-                    Executed::Done(status, octets) => {
-                        self.complete(requester, request, status, octets, cx)
+                    Executed::Done(status, bytes) => {
+                        self.complete(requester, request, status, bytes, cx)
                     }
                     Executed::Keep => requester.push(request),
                     Executed::Sent { first, count } => requester.push_sent(request, first, count),
@@ -639,7 +639,7 @@ impl<D: Driver> Qp<D> {
         requester: &mut Requester<D>,
         request: &Request<'_>,
         status: WcStatus,
-        octets: u32,
+        bytes: u32,
         cx: &mut Cx<'_, D>,
     ) {
         if self.is_watched {
@@ -653,7 +653,7 @@ impl<D: Driver> Qp<D> {
                 requester.retire(request.loan);
                 return;
             }
-            return self.push_send_completion(requester, request, status, octets, cx);
+            return self.push_send_completion(requester, request, status, bytes, cx);
         }
         self.complete_failed(requester, request, status, cx);
     }
@@ -691,7 +691,7 @@ impl<D: Driver> Qp<D> {
         requester: &mut Requester<D>,
         request: &Request<'_>,
         status: WcStatus,
-        octets: u32,
+        bytes: u32,
         cx: &mut Cx<'_, D>,
     ) {
         let loan = std::mem::take(&mut requester.loans);
@@ -699,7 +699,7 @@ impl<D: Driver> Qp<D> {
             wr_id: request.wr_id,
             status,
             opcode: request.op.wc_opcode(),
-            byte_len: octets,
+            byte_len: bytes,
             qpn: self.qpn,
             // Its own buffers first, then those of the requests it retires.
             loan: loans::join(request.loan, loan),
@@ -714,11 +714,11 @@ impl<D: Driver> Qp<D> {
         &self,
         requester: &mut Requester<D>,
         status: WcStatus,
-        octets: u32,
+        bytes: u32,
         cx: &mut Cx<'_, D>,
     ) {
         if let Some(wqe) = requester.queue.pop_front() {
-            self.complete(requester, &wqe.kept.request(), status, octets, cx);
+            self.complete(requester, &wqe.kept.request(), status, bytes, cx);
         }
     }
 
@@ -738,11 +738,11 @@ impl<D: Driver> Qp<D> {
     fn flush_requester(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         while let Some(wqe) = requester.queue.pop_front() {
             // What was over before the error keeps its own result.
-            let (status, octets) = match wqe.phase {
+            let (status, bytes) = match wqe.phase {
                 Phase::Done(status) if status.is_success() => (status, wqe.received as u32),
                 _ => (flushed(), 0),
             };
-            self.complete(requester, &wqe.kept.request(), status, octets, cx);
+            self.complete(requester, &wqe.kept.request(), status, bytes, cx);
         }
     }
 
@@ -957,7 +957,7 @@ impl<D: Driver> Qp<D> {
 
     /// The protection domain that the entries of receives belong to: the shared queue's, where there is one.
     pub fn receive_pd(&self) -> u32 {
-        if self.is_addressed {
+        if self.carries_srqn {
             return self.target_pd();
         }
         self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
@@ -973,7 +973,7 @@ impl<D: Driver> Qp<D> {
     /// The protection domain in which a peer's requests are carried out.
     #[inline]
     pub fn remote_pd(&self) -> u32 {
-        if self.is_addressed {
+        if self.carries_srqn {
             return self.target_pd();
         }
         self.pd
@@ -1011,7 +1011,7 @@ impl<D: Driver> Qp<D> {
 
     /// Whether receives come from a shared queue, or from several.
     pub fn has_srq(&self) -> bool {
-        self.srq.is_some() || self.is_addressed
+        self.srq.is_some() || self.carries_srqn
     }
 
     /// Receives posted on the queue pair's own queue, as far as can be told without a lock.
@@ -1021,7 +1021,7 @@ impl<D: Driver> Qp<D> {
 
     /// Whether a receive is posted, as far as can be told without a lock.
     pub fn has_receive(&self) -> bool {
-        if self.is_addressed {
+        if self.carries_srqn {
             let named = self.cold.extensions.named();
             return named.as_ref().is_some_and(|target| !target.srq.is_empty());
         }
@@ -1041,7 +1041,7 @@ impl<D: Driver> Qp<D> {
         if let Some(srq) = &self.srq {
             return self.take_shared(srq, waiting, effects);
         }
-        if self.is_addressed {
+        if self.carries_srqn {
             return self.take_named_receive(waiting, effects);
         }
         if let Some(receive) = self.receives.take(&mut responder.consumer) {
@@ -1438,7 +1438,7 @@ impl<D: Driver> Requester<D> {
     fn count(&mut self, op: &Op) {
         let others = &mut self.rare.counters;
         let counter = match op {
-            Op::Send(Beside::Invalidate(_)) => &mut others.sends_with_invalidate,
+            Op::Send(SendExtra::Invalidate(_)) => &mut others.sends_with_invalidate,
             Op::Send(_) => &mut self.counters.sends,
             Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
             Op::Read(_, invalidate) => {

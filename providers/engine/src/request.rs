@@ -15,7 +15,7 @@ use verbs_api::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// A message, with what it carries beside it.
-    Send(Beside),
+    Send(SendExtra),
     /// Bytes into remote memory, perhaps with four bytes beside.
     Write(RemoteAddress, Option<[u8; 4]>),
     /// Bytes from remote memory; with a local key to invalidate at the end.
@@ -40,7 +40,7 @@ pub enum Op {
 
 /// What a message carries beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Beside {
+pub enum SendExtra {
     /// Nothing.
     #[default]
     Nothing,
@@ -179,14 +179,14 @@ impl<'r> Request<'r> {
         let op = match request {
             WorkRequest::Send(send) => {
                 destination = send.destination.map(DestinationRef::Posted);
-                Op::Send(Beside::Nothing)
+                Op::Send(SendExtra::Nothing)
             }
             WorkRequest::SendWithImmediate(send) => {
                 destination = send.destination.map(DestinationRef::Posted);
-                Op::Send(Beside::Immediate(send.imm))
+                Op::Send(SendExtra::Immediate(send.imm))
             }
             WorkRequest::SendWithInvalidate(send) => {
-                Op::Send(Beside::Invalidate(send.rkey.value()))
+                Op::Send(SendExtra::Invalidate(send.rkey.value()))
             }
             WorkRequest::Write(write) => Op::Write(write.remote, None),
             WorkRequest::WriteWithImmediate(write) => Op::Write(write.remote, Some(write.imm)),
@@ -227,7 +227,7 @@ impl<'r> Request<'r> {
         let common = request.common();
         let data = request.data();
         let (source, private, loan) = match data {
-            Data::Inline(octets) => (Source::Inline(octets), false, Loan::NONE),
+            Data::Inline(bytes) => (Source::Inline(bytes), false, Loan::NONE),
             data => {
                 let sges = data.sges();
                 (Source::Sges(sges.list), sges.private, sges.loan)
@@ -288,7 +288,7 @@ impl Default for QueuedRequest {
             flags: SendFlags::empty(),
             private: false,
             loan: Loan::NONE,
-            op: Op::Send(Beside::Nothing),
+            op: Op::Send(SendExtra::Nothing),
             attribute: 0,
             source: KeptSource::Inline(Box::default()),
             length: 0,
@@ -306,7 +306,7 @@ impl QueuedRequest {
         let source = match request.source {
             Source::Sges([sge]) => KeptSource::One(*sge),
             Source::Sges(list) => KeptSource::Many(list.into()),
-            Source::Inline(octets) => KeptSource::Inline(octets.into()),
+            Source::Inline(bytes) => KeptSource::Inline(bytes.into()),
         };
         Self {
             wr_id: request.wr_id,
@@ -336,7 +336,7 @@ impl QueuedRequest {
             source: match &self.source {
                 KeptSource::One(sge) => Source::Sges(std::slice::from_ref(sge)),
                 KeptSource::Many(list) => Source::Sges(list),
-                KeptSource::Inline(octets) => Source::Inline(octets),
+                KeptSource::Inline(bytes) => Source::Inline(bytes),
             },
             length: self.length,
             pages: self.pages.as_ref(),

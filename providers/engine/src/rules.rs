@@ -134,8 +134,8 @@ pub fn is_any_broken() -> bool {
 pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
     static LATER: [u8; 1024] = [0xff; 1024];
     match (request.op, request.source) {
-        (Op::Write(..), Source::Inline(octets)) => Request {
-            source: Source::Inline(&LATER[..octets.len().min(LATER.len())]),
+        (Op::Write(..), Source::Inline(bytes)) => Request {
+            source: Source::Inline(&LATER[..bytes.len().min(LATER.len())]),
             ..*request
         },
         _ => *request,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use verbs_api::{Operations, WcStatus, wr::SendFlags};
 
-use crate::request::{Beside, Op, Request};
+use crate::request::{Op, Request, SendExtra};
 
 /// An operation that was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +41,9 @@ impl TracedOperation {
 
 fn operation(op: &Op) -> Operations {
     match op {
-        Op::Send(Beside::Nothing) => Operations::SEND,
-        Op::Send(Beside::Immediate(_)) => Operations::SEND_WITH_IMM,
-        Op::Send(Beside::Invalidate(_)) => Operations::SEND_WITH_INV,
+        Op::Send(SendExtra::Nothing) => Operations::SEND,
+        Op::Send(SendExtra::Immediate(_)) => Operations::SEND_WITH_IMM,
+        Op::Send(SendExtra::Invalidate(_)) => Operations::SEND_WITH_INV,
         Op::Write(_, None) => Operations::WRITE,
         Op::Write(_, Some(_)) => Operations::WRITE_WITH_IMM,
         Op::Read(_, None) => Operations::READ,

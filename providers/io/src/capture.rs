@@ -123,7 +123,7 @@ impl TcpTap for OctetCapture {
                 file.segment(back, ends, SYN | ACK, b"");
                 file.segment(way, ends, ACK, b"");
             }
-            Passed::Octets(bytes) => {
+            Passed::Bytes(bytes) => {
                 for bytes in bytes.chunks(SEGMENT) {
                     file.segment(way, ends, ACK | PSH, bytes);
                 }
@@ -411,13 +411,13 @@ mod tests {
         let [local, peer] = ["10.0.0.1:50000", "10.0.0.2:7471"]
             .map(|address| address.parse::<SocketAddr>().unwrap());
         let ends = Ends { local, peer };
-        capture.passed(Way::Out, &ends, Passed::Octets(b"of nobody"));
+        capture.passed(Way::Out, &ends, Passed::Bytes(b"of nobody"));
         capture.passed(Way::Out, &ends, Passed::Request);
-        capture.passed(Way::Out, &ends, Passed::Octets(&[7; SEGMENT + 3]));
-        capture.passed(Way::In, &ends, Passed::Octets(b"answer"));
+        capture.passed(Way::Out, &ends, Passed::Bytes(&[7; SEGMENT + 3]));
+        capture.passed(Way::In, &ends, Passed::Bytes(b"answer"));
         capture.passed(Way::In, &ends, Passed::End);
         capture.passed(Way::Out, &ends, Passed::Reset);
-        capture.passed(Way::Out, &ends, Passed::Octets(b"too late"));
+        capture.passed(Way::Out, &ends, Passed::Bytes(b"too late"));
         capture.flush().unwrap();
         let segment = |(way, packet): (u32, Vec<u8>)| {
             let (ip, tcp) = packet.split_at(20);

@@ -714,7 +714,7 @@ impl<C: StreamCodec> TcpLink<C> {
             let most = incoming.tampering.piece((buffer.len() - end).min(READ));
             let room = &mut buffer[end..end + most];
             step = match stream.socket.receive(room) {
-                Ok(Received::Octets(bytes)) => {
+                Ok(Received::Bytes(bytes)) => {
                     end += bytes;
                     // A read that is not filled has emptied the socket.
                     if bytes < most && !ended {
@@ -768,7 +768,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 } if taken > 0 => {
                     // By whoever reads.
                     count_alone(&self.counters.delivered, 1);
-                    network.deliver(stream.frame(header, Payload::Octets(payload), false), now);
+                    network.deliver(stream.frame(header, Payload::Bytes(payload), false), now);
                     at += taken.min(length);
                     if !std::mem::replace(&mut incoming.has_begun, true) {
                         self.let_go(stream);

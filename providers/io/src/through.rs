@@ -93,7 +93,7 @@ pub fn through_datagrams<C: DatagramCodec>(
         if let Some(opened) = codec.open(&arrival, &datagram) {
             let arrived = Frame {
                 header: opened.header,
-                payload: Payload::Octets(opened.payload),
+                payload: Payload::Bytes(opened.payload),
                 damaged: opened.damaged,
                 ..frame
             };
@@ -169,7 +169,7 @@ pub fn through_streams<C: StreamCodec>(
         if let Some((header, payload, damaged)) = found {
             let arrived = Frame {
                 header,
-                payload: Payload::Octets(payload),
+                payload: Payload::Bytes(payload),
                 damaged,
                 ..frame
             };

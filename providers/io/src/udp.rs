@@ -449,7 +449,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             // Of a datagram to a group too: which device has joined it the header says.
             to: LinkAddress::Ip(self.lease.address().ip()),
             header: opened.header,
-            payload: Payload::Octets(opened.payload),
+            payload: Payload::Bytes(opened.payload),
             damaged: opened.damaged,
         };
         let counter = match frame.damaged {

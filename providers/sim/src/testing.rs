@@ -56,7 +56,7 @@ pub(crate) fn frame(
         from,
         to,
         header,
-        payload: Payload::Octets(payload),
+        payload: Payload::Bytes(payload),
         damaged: false,
     }
 }

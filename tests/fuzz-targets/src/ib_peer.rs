@@ -185,7 +185,7 @@ impl Rig {
         assert!(!opened.damaged);
         let payload = match opened.payload {
             [] => Payload::Empty,
-            octets => Payload::Octets(octets),
+            octets => Payload::Bytes(octets),
         };
         let frame = Frame {
             from: PEER,

@@ -197,7 +197,7 @@ impl Rig {
         };
         let payload = match payload {
             [] => Payload::Empty,
-            octets => Payload::Octets(octets),
+            octets => Payload::Bytes(octets),
         };
         let frame = Frame {
             from: PEER,

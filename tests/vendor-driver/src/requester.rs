@@ -154,7 +154,7 @@ fn exchange(qp: &Qp, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attem
         Ok(Answer::Original(original)) => {
             match spans.first().and_then(|span| span.store_u64(original)) {
                 Some(()) => {}
-                None => scatter_at(&spans, 0, &Payload::Octets(&original.to_ne_bytes())),
+                None => scatter_at(&spans, 0, &Payload::Bytes(&original.to_ne_bytes())),
             }
             Attempt::Done(8)
         }

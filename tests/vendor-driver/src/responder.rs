@@ -5,7 +5,7 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::request::{Beside, Op, Request};
+use polyverbs_engine::request::{SendExtra, Op, Request};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, RemoteAddress, WcStatus,
@@ -221,7 +221,7 @@ fn send<'p>(
     peer: &Qp,
     half: &mut Responder,
     asked: &Asked<'_>,
-    beside: Beside,
+    beside: SendExtra,
     cx: &mut Cx<'p>,
 ) -> Result<Answer<'p>, Refusal> {
     take_receive(qp, peer, half, cx)?;
@@ -243,9 +243,9 @@ fn send<'p>(
     }
     scatter_at(&spans, 0, &asked.payload);
     let (flags, imm) = match beside {
-        Beside::Nothing => (WcFlags::empty(), [0; 4]),
-        Beside::Immediate(imm) => (WcFlags::WITH_IMM, imm),
-        Beside::Invalidate(key) => {
+        SendExtra::Nothing => (WcFlags::empty(), [0; 4]),
+        SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
+        SendExtra::Invalidate(key) => {
             if invalidate(peer, key).is_err() {
                 // The octets are there: the receive fails, and the sender is not told.
                 half.current = Some(receive);

@@ -57,23 +57,23 @@ fn header(service: QpType, body: Body) -> Header {
 }
 
 fn packet(codec: &RoceV2, header: &Header, payload: &[u8], envelope: &Envelope) -> Vec<u8> {
-    let mut octets = vec![0xa5; payload.len() + RoceV2::OVERHEAD];
+    let mut bytes = vec![0xa5; payload.len() + RoceV2::OVERHEAD];
     let length = payload.len();
-    let headers = codec.encode_header(header, length, &mut octets).unwrap();
+    let headers = codec.encode_header(header, length, &mut bytes).unwrap();
     let end = headers + length;
-    octets[headers..end].copy_from_slice(payload);
-    octets.truncate(end + codec.trailer(length));
-    codec.seal(envelope, end, &mut octets);
-    octets
+    bytes[headers..end].copy_from_slice(payload);
+    bytes.truncate(end + codec.trailer(length));
+    codec.seal(envelope, end, &mut bytes);
+    bytes
 }
 
 fn comes_back(header: Header, payload: &[u8]) {
     let codec = RoceV2::new();
     for v6 in [false, true] {
         let envelope = envelope(v6, 0);
-        let octets = packet(&codec, &header, payload, &envelope);
-        assert_eq!(octets.len() % 4, 0);
-        let opened = codec.open(&arrival(&envelope, 0), &octets).unwrap();
+        let bytes = packet(&codec, &header, payload, &envelope);
+        assert_eq!(bytes.len() % 4, 0);
+        let opened = codec.open(&arrival(&envelope, 0), &bytes).unwrap();
         assert_eq!(opened.header, header);
         assert_eq!((opened.payload, opened.damaged), (payload, false));
     }
@@ -87,21 +87,21 @@ fn remote() -> RemoteAddress {
 #[test]
 fn every_request_comes_back_from_the_wire_as_it_was() {
     use Position::{First, Last, Middle, Only};
-    let besides = [
-        Beside::Nothing,
-        Beside::Immediate([1, 2, 3, 4]),
-        Beside::Invalidate(0x77),
+    let extras = [
+        SendExtra::Nothing,
+        SendExtra::Immediate([1, 2, 3, 4]),
+        SendExtra::Invalidate(0x77),
     ];
     for length in 0..9 {
         let payload = &[0x5a; 8][..length];
-        for beside in besides {
-            let whole = Body::Send(Only, beside);
-            let last = Body::Send(Last, beside);
+        for extra in extras {
+            let whole = Body::Send(Only, extra);
+            let last = Body::Send(Last, extra);
             comes_back(header(QpType::Rc, whole), payload);
             comes_back(header(QpType::Rc, last), payload);
         }
-        comes_back(header(QpType::Uc, Body::Send(Only, besides[1])), payload);
-        let datagram = Body::Datagram(0x1111_1111, besides[length % 2], None);
+        comes_back(header(QpType::Uc, Body::Send(Only, extras[1])), payload);
+        let datagram = Body::Datagram(0x1111_1111, extras[length % 2], None);
         comes_back(header(QpType::Ud, datagram), payload);
         for immediate in [None, Some([4, 3, 2, 1])] {
             let only = Body::Write(Only, remote(), length as u32, immediate);
@@ -114,7 +114,7 @@ fn every_request_comes_back_from_the_wire_as_it_was() {
     let full = [7; 256];
     for service in [QpType::Rc, QpType::Uc] {
         for position in [First, Middle] {
-            let send = Body::Send(position, Beside::Nothing);
+            let send = Body::Send(position, SendExtra::Nothing);
             comes_back(header(service, send), &full);
         }
         let first = Body::Write(First, remote(), 300, None);
@@ -151,14 +151,14 @@ fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
         xrc: Some(number),
         ..header(QpType::Rc, body)
     };
-    let send = of_xrc(0xab_cdef, Body::Send(Position::Only, Beside::Nothing));
-    let octets = packet(&RoceV2::new(), &send, &[1; 4], &envelope(false, 0));
+    let send = of_xrc(0xab_cdef, Body::Send(Position::Only, SendExtra::Nothing));
+    let bytes = packet(&RoceV2::new(), &send, &[1; 4], &envelope(false, 0));
     // BTH, XRCETH, payload, ICRC.
-    assert_eq!((octets[0], octets.len()), (0xa4, 12 + 4 + 4 + 4));
-    assert_eq!(octets[12..16], [0, 0xab, 0xcd, 0xef]);
+    assert_eq!((bytes[0], bytes.len()), (0xa4, 12 + 4 + 4 + 4));
+    assert_eq!(bytes[12..16], [0, 0xab, 0xcd, 0xef]);
     for body in [
-        Body::Send(Position::Only, Beside::Immediate([1; 4])),
-        Body::Send(Position::Only, Beside::Invalidate(7)),
+        Body::Send(Position::Only, SendExtra::Immediate([1; 4])),
+        Body::Send(Position::Only, SendExtra::Invalidate(7)),
         Body::Write(Position::Only, remote(), 4, None),
         Body::ExtensionRequest(1, 2),
     ] {
@@ -177,8 +177,8 @@ fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
         Body::AtomicAcknowledge(9),
     ] {
         let answer = of_xrc(0, body);
-        let octets = packet(&RoceV2::new(), &answer, &[], &envelope(false, 0));
-        assert_eq!(octets[0] >> 5, 0b101, "the service");
+        let bytes = packet(&RoceV2::new(), &answer, &[], &envelope(false, 0));
+        assert_eq!(bytes[0] >> 5, 0b101, "the service");
         comes_back(answer, &[]);
     }
 }
@@ -217,7 +217,7 @@ fn an_operation_that_the_service_has_not_has_no_form() {
     let codec = RoceV2::new();
     for body in [
         Body::ReadRequest(remote(), 1),
-        Body::Send(Position::Only, Beside::Invalidate(1)),
+        Body::Send(Position::Only, SendExtra::Invalidate(1)),
         Body::Acknowledge,
     ] {
         let headers = codec.encode_header(&header(QpType::Uc, body), 0, &mut [0; 256]);
@@ -238,9 +238,9 @@ fn every_bit_counts() {
             if bit / 8 == 4 {
                 continue;
             }
-            let mut octets = whole.clone();
-            octets[bit / 8] ^= 1 << (bit % 8);
-            let opened = codec.open(&arrival(&envelope, 0), &octets);
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let opened = codec.open(&arrival(&envelope, 0), &bytes);
             assert!(opened.is_none_or(|opened| opened.damaged), "bit {bit}");
         }
     }
@@ -251,31 +251,31 @@ fn every_bit_counts() {
 fn what_is_of_another_partition_or_version_is_no_frame() {
     let codec = RoceV2::new();
     let envelope = envelope(true, 0);
-    let send = header(QpType::Rc, Body::Send(Position::Only, Beside::Nothing));
+    let send = header(QpType::Rc, Body::Send(Position::Only, SendExtra::Nothing));
     let whole = packet(&codec, &send, b"", &envelope);
     let opens = |change: fn(&mut Vec<u8>)| {
-        let mut octets = whole.clone();
-        change(&mut octets);
-        codec.open(&arrival(&envelope, 0), &octets).is_some()
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        codec.open(&arrival(&envelope, 0), &bytes).is_some()
     };
     assert!(opens(|_| {}));
     // A limited member of the partition: the ICRC covers that, so it is a frame, and a damaged one.
-    assert!(opens(|octets| octets[2] = 0x7f));
-    assert!(!opens(|octets| octets[3] = 0xfe));
-    assert!(!opens(|octets| octets[1] |= 1));
-    assert!(!opens(|octets| octets[1] |= 0x30));
-    assert!(!opens(|octets| octets[0] = 0x1f));
-    assert!(!opens(|octets| octets.truncate(15)));
+    assert!(opens(|bytes| bytes[2] = 0x7f));
+    assert!(!opens(|bytes| bytes[3] = 0xfe));
+    assert!(!opens(|bytes| bytes[1] |= 1));
+    assert!(!opens(|bytes| bytes[1] |= 0x30));
+    assert!(!opens(|bytes| bytes[0] = 0x1f));
+    assert!(!opens(|bytes| bytes.truncate(15)));
 }
 
 #[test]
 fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
     let codec = RoceV2::new();
-    let send = header(QpType::Rc, Body::Send(Position::Only, Beside::Nothing));
+    let send = header(QpType::Rc, Body::Send(Position::Only, SendExtra::Nothing));
     let check = |identification, segment| {
         let sent = envelope(false, identification);
-        let octets = packet(&codec, &send, b"counted", &sent);
-        let opened = codec.open(&arrival(&sent, segment), &octets).unwrap();
+        let bytes = packet(&codec, &send, b"counted", &sent);
+        let opened = codec.open(&arrival(&sent, segment), &bytes).unwrap();
         (opened.damaged, opened.header.icrc_unverified)
     };
     assert_eq!(check(0, 0), (false, false));
@@ -305,41 +305,41 @@ fn groups_have_addresses_in_both_families() {
         ..envelope(false, 0)
     };
     let group = Some(group_of(to.ip()));
-    let body = Body::Datagram(1, Beside::Nothing, group);
+    let body = Body::Datagram(1, SendExtra::Nothing, group);
     let sent = Header {
         dest_qp: MULTICAST_QP,
         ..header(QpType::Ud, body)
     };
     assert_eq!(codec.group(&sent), Some(to.ip()));
-    let octets = packet(&codec, &sent, b"all", &envelope);
-    let opened = codec.open(&arrival(&envelope, 0), &octets).unwrap();
+    let bytes = packet(&codec, &sent, b"all", &envelope);
+    let opened = codec.open(&arrival(&envelope, 0), &bytes).unwrap();
     assert_eq!(opened.header, sent);
 }
 
 proptest! {
     #[test]
     fn arbitrary_octets_are_taken_apart_without_a_panic(
-        octets in prop::collection::vec(any::<u8>(), 0..200), segment in any::<u16>(),
+        bytes in prop::collection::vec(any::<u8>(), 0..200), segment in any::<u16>(),
     ) {
         let codec = RoceV2::new();
         let envelope = envelope(false, 0);
-        let _ = codec.open(&arrival(&envelope, segment), &octets);
-        let _ = codec.common(&octets);
+        let _ = codec.open(&arrival(&envelope, segment), &bytes);
+        let _ = codec.common(&bytes);
     }
 
     #[test]
     fn what_opens_is_encoded_to_the_same_octets(
-        opcode in any::<u8>(), octets in prop::collection::vec(any::<u8>(), 40..120),
+        opcode in any::<u8>(), bytes in prop::collection::vec(any::<u8>(), 40..120),
     ) {
         let codec = RoceV2::new();
         let envelope = envelope(true, 0);
-        let mut octets = octets;
-        octets.truncate(octets.len() / 4 * 4);
-        octets[..4].copy_from_slice(&[opcode, 0x40, 0xff, 0xff]);
-        octets[4] = 0;
-        let end = octets.len() - 4;
-        codec.seal(&envelope, end, &mut octets);
-        if let Some(opened) = codec.open(&arrival(&envelope, 0), &octets) {
+        let mut bytes = bytes;
+        bytes.truncate(bytes.len() / 4 * 4);
+        bytes[..4].copy_from_slice(&[opcode, 0x40, 0xff, 0xff]);
+        bytes[4] = 0;
+        let end = bytes.len() - 4;
+        codec.seal(&envelope, end, &mut bytes);
+        if let Some(opened) = codec.open(&arrival(&envelope, 0), &bytes) {
             prop_assert!(!opened.damaged);
             let (header, payload) = (opened.header, opened.payload.to_vec());
             let built = packet(&codec, &header, &payload, &envelope);
@@ -353,7 +353,7 @@ proptest! {
 fn a_record_tells_what_it_takes_along_and_whether_its_own_acknowledge_is_awaited() {
     let codec = RoceV2::new();
     let bodies = [
-        Body::Send(Position::Middle, Beside::Nothing),
+        Body::Send(Position::Middle, SendExtra::Nothing),
         Body::Write(Position::Only, remote(), 64, Some(*b"imm!")),
     ];
     let acknowledge = Some((Psn::new(0xff_ffff), Aeth::ack(7, Some(3))));

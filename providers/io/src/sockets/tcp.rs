@@ -87,7 +87,7 @@ impl From<StreamError> for io::Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// So many bytes.
-    Octets(usize),
+    Bytes(usize),
     /// None for now.
     Nothing,
     /// The peer sends no more; what was sent before has been received.
@@ -213,7 +213,7 @@ impl TcpSocket {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
             sent => sent?,
         };
-        self.note(Way::Out, Passed::Octets(&bytes[..sent]));
+        self.note(Way::Out, Passed::Bytes(&bytes[..sent]));
         Ok(sent)
     }
 
@@ -228,8 +228,8 @@ impl TcpSocket {
                 Ok(Received::End)
             }
             Ok((_, bytes)) => {
-                self.note(Way::In, Passed::Octets(&into[..bytes]));
-                Ok(Received::Octets(bytes))
+                self.note(Way::In, Passed::Bytes(&into[..bytes]));
+                Ok(Received::Bytes(bytes))
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Nothing),
             Err(errno) => Err(errno.into()),

@@ -200,7 +200,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 continue;
             }
             for early in own {
-                let payload = Payload::Octets(&early.payload);
+                let payload = Payload::Bytes(&early.payload);
                 self.take_record(&stream, early.kind, &early.head, payload, now, network);
             }
             inbound.by_memory.insert(key, stream);
@@ -307,7 +307,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 count_alone(&self.counters.delivered, 1);
                 let payload = match rest.is_empty() {
                     true => payload,
-                    false => Payload::Octets(rest),
+                    false => Payload::Bytes(rest),
                 };
                 network.deliver(stream.frame(header, payload, false), now);
                 if !std::mem::replace(&mut incoming.has_begun, true) {
@@ -335,7 +335,7 @@ impl<C: StreamCodec> TcpLink<C> {
             Ok(Received::Nothing) => return false,
             Err(error) => error,
             // Nothing is sent there.
-            Ok(Received::End | Received::Octets(_)) => StreamError::Reset,
+            Ok(Received::End | Received::Bytes(_)) => StreamError::Reset,
         };
         // What it had put down before comes first, and no more: others may go on for ever.
         for _ in 0..=LOOKS_FOR_ALL {

@@ -238,7 +238,7 @@ impl Sink {
             from: ONE,
             to: OTHER,
             header: Header::Data { key, number },
-            payload: Payload::Octets(payload),
+            payload: Payload::Bytes(payload),
             damaged: false,
         };
         self.link.send(frame, self.now());
@@ -250,7 +250,7 @@ impl Sink {
             from: ONE,
             to: OTHER,
             header: Header::Data { key, number },
-            payload: Payload::Octets(payload),
+            payload: Payload::Bytes(payload),
             damaged: false,
         };
         match self.link.try_send(frame, self.now()) {
@@ -666,7 +666,7 @@ fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
     left.link.flush();
     let mut received = vec![0; 20];
     let began = Instant::now();
-    while other.receive(&mut received).unwrap() != Received::Octets(20) {
+    while other.receive(&mut received).unwrap() != Received::Bytes(20) {
         assert!(began.elapsed() < LONG);
     }
     let attachment = Attachment {

@@ -187,7 +187,7 @@ fn frame<'p>(
         payload: if payload.is_empty() {
             Payload::Empty
         } else {
-            Payload::Octets(payload)
+            Payload::Bytes(payload)
         },
         damaged: false,
     }
@@ -691,7 +691,7 @@ fn a_link_without_a_wire_is_tapped_where_its_frames_are_datagrams() {
             service: 0,
         };
         let [from, to] = [1, 2].map(LinkAddress::InProcess);
-        let (payload, damaged) = (Payload::Octets(b"1234"), false);
+        let (payload, damaged) = (Payload::Bytes(b"1234"), false);
         let frame = Frame {
             from,
             to,

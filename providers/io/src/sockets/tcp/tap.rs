@@ -35,7 +35,7 @@ pub enum Passed<'o> {
     /// The request for a connection.
     Request,
     /// Bytes.
-    Octets(&'o [u8]),
+    Bytes(&'o [u8]),
     /// An end behind the last bytes.
     End,
     /// A reset.

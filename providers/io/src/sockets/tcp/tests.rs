@@ -45,7 +45,7 @@ fn receive_exactly(socket: &TcpSocket, length: usize) -> Vec<u8> {
     let (mut all, mut buffer) = (Vec::new(), vec![0; 65_536]);
     until(|| {
         match socket.receive(&mut buffer).unwrap() {
-            Received::Octets(bytes) => all.extend_from_slice(&buffer[..bytes]),
+            Received::Bytes(bytes) => all.extend_from_slice(&buffer[..bytes]),
             Received::Nothing => {}
             Received::End => panic!("ended after {} bytes", all.len()),
         }

@@ -98,7 +98,7 @@ fn a_frame_longer_than_a_record_is_refused() {
             from: ONE,
             to: OTHER,
             header: Header::Data { key: 1, number: 0 },
-            payload: Payload::Octets(&payload),
+            payload: Payload::Bytes(&payload),
             damaged: false,
         };
         one.link.try_send(frame, one.now())
