@@ -5,7 +5,7 @@ use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::request::{SendExtra, Op, Request};
+use polyverbs_engine::request::{Op, Request, SendExtra};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, RemoteAddress, WcStatus,
