@@ -160,6 +160,15 @@ impl Header {
         }
     }
 
+    /// Whether so many bytes are a full packet on a path of this MTU, or several of them where packets are joined.
+    #[inline]
+    pub const fn is_full(&self, length: usize, mtu: usize) -> bool {
+        match self.joined {
+            true => length > 0 && length.is_multiple_of(mtu),
+            false => length == mtu,
+        }
+    }
+
     /// Whether everything up to its number has arrived, and it says nothing else.
     #[inline]
     pub const fn is_ack(&self) -> bool {

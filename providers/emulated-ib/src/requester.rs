@@ -1121,11 +1121,7 @@ fn read_response(
     let whole = message_length(wqe);
     let reached = wqe.received + payload.len() as u64;
     // All but the last are full: the numbers count on it.
-    let is_full = match header.joined {
-        true => payload.len().is_multiple_of(1 << shift),
-        false => payload.len() == 1 << shift,
-    };
-    let short = !position.ends() && !is_full;
+    let short = !position.ends() && !header.is_full(payload.len(), 1 << shift);
     let end = end_of_piece(qp, half, wqe.received, whole);
     if short || reached > end || position.ends() != (reached == end) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);

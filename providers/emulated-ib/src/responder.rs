@@ -192,6 +192,20 @@ impl Incoming<'_> {
         }
     }
 
+    // First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
+    // every message is an only frame of any length.
+    fn check_length(&self, half: &Receiving, position: Position) -> Result<(), Refusal> {
+        let (header, length) = (self.header, self.payload.len());
+        let admits = |mtu| match position.ends() {
+            false => header.is_full(length, mtu),
+            true => header.joined || position.payload().admits(length, mtu),
+        };
+        match full_packet(self.qp, half.driver.mtu_shift).is_none_or(admits) {
+            true => Ok(()),
+            false => Err(Refusal::INVALID),
+        }
+    }
+
     // A frame of a send or a write.
     #[inline]
     fn message<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
@@ -211,13 +225,7 @@ impl Incoming<'_> {
             (Inbound::Send { received }, false) => received,
             _ => return Err(Refusal::INVALID),
         };
-        check_length(
-            self.qp,
-            half,
-            position,
-            self.payload.len(),
-            self.header.joined,
-        )?;
+        self.check_length(half, position)?;
         if position.begins() && half.current.is_none() {
             half.current = self.qp.take_receive(half, self.direct, &mut cx.effects);
         }
@@ -296,13 +304,7 @@ impl Incoming<'_> {
         if !rules::is_broken(Rule::QueuePairWrite) {
             permit(half, Access::REMOTE_WRITE)?;
         }
-        check_length(
-            self.qp,
-            half,
-            position,
-            self.payload.len(),
-            self.header.joined,
-        )?;
+        self.check_length(half, position)?;
         check_total(total)?;
         let length = self.payload.len() as u32;
         let reached = received.saturating_add(length);
@@ -662,29 +664,6 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
 // A completion of a shared receive queue of XRC tells whose message it was.
 fn sender(qp: &Qp, half: &Receiving) -> Option<u32> {
     qp.carries_srqn.then_some(half.driver.rest.peer_qpn)
-}
-
-// First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
-// every message is an only frame of any length.
-fn check_length(
-    qp: &Qp,
-    half: &Receiving,
-    position: Position,
-    length: usize,
-    joined: bool,
-) -> Result<(), Refusal> {
-    let Some(mtu) = full_packet(qp, half.driver.mtu_shift) else {
-        return Ok(());
-    };
-    let admitted = match joined {
-        true => position.ends() || (length > 0 && length.is_multiple_of(mtu)),
-        false => position.payload().admits(length, mtu),
-    };
-    if admitted {
-        Ok(())
-    } else {
-        Err(Refusal::INVALID)
-    }
 }
 
 // No message is longer (IBTA 9.7.4.1.6); one that were could take more numbers than there are.
