@@ -463,6 +463,11 @@ fn a_graceful_end_is_told_behind_the_last_frame() {
     one.say(Header::Close(1));
     let frames = other.drive(2);
     assert_eq!(frames[1].header, Header::Ended(2));
+    the_other_direction_goes_on(&one, &other);
+}
+
+/// One has ended its direction: the other one carries a frame and its end, and then the stream is gone.
+fn the_other_direction_goes_on(one: &Sink, other: &Sink) {
     other.send(2, 0, b"the other direction goes on");
     other.say(Header::Close(2));
     let headers: Vec<_> = one.drive(2).iter().map(|frame| frame.header).collect();
