@@ -5,8 +5,9 @@
 //! come. When none has for the reactor's *patience*, two milliseconds on an ordinary machine, it owns the input again. A poller
 //! that is about to sleep hands it back at once. So a poller pays for no thread switch.
 //!
-//! A program that polls a queue and then watches memory that a peer writes claims the input and lets it lie: where the thread
-//! finds something after a short claim, the next one takes four times as many polls, and is not made before a while.
+//! A program that polls a queue and then watches memory that a peer writes claims the input and lets it lie. So the thread
+//! looks for the first time after a short while already; where no poller has come any more and something lies there, the next
+//! claim takes four times as many polls, and is not made before a while.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
 
@@ -122,11 +123,10 @@ struct Served {
     network: Weak<dyn Progress>,
 }
 
-/// Who has claimed the input, and when.
+/// When pollers may claim the input.
 #[derive(Debug)]
 struct Claims {
-    /// When pollers claimed it, and when one last looked at the clock.
-    claimed: Instant,
+    /// When one last looked at the clock.
     looked: Instant,
     /// How many looks at the clock in a row came soon after one another, and how many of them make a claim.
     soon: u32,
@@ -149,7 +149,6 @@ impl Reactor {
             is_polled: AtomicBool::new(false),
             polls: AtomicU32::new(0),
             claims: Mutex::new(Claims {
-                claimed: now,
                 looked: now,
                 soon: 0,
                 needed: 1,
@@ -283,19 +282,22 @@ impl Reactor {
         claims.soon += 1;
         // Where the input cannot be left to pollers, the thread goes on.
         if claims.soon >= claims.needed && self.heed_data(EventFlags::empty()).is_ok() {
-            claims.claimed = now;
             self.is_polled.store(true, Ordering::Release);
             self.tell_handler(true);
             self.ring();
         }
     }
 
-    fn release(&self, claims: &mut Claims) {
-        claims.soon = 0;
-        self.is_polled.store(false, Ordering::SeqCst);
-        self.tell_handler(false);
-        // Tells also what was there before. Nothing is known that could fail here.
-        let _ = self.heed_data(EventFlags::IN);
+    // Whether pollers still owned the input.
+    fn release(&self, claims: &mut Claims) -> bool {
+        let was_polled = self.is_polled.swap(false, Ordering::SeqCst);
+        if was_polled {
+            claims.soon = 0;
+            self.tell_handler(false);
+            // Tells also what was there before. Nothing is known that could fail here.
+            let _ = self.heed_data(EventFlags::IN);
+        }
+        was_polled
     }
 
     fn tell_handler(&self, is_polled: bool) {
@@ -313,13 +315,17 @@ impl Reactor {
     fn run(&self) {
         let mut again = false;
         let mut polls = 0;
+        // Whether pollers still came when the thread first looked after they had claimed the input.
+        let mut is_worth_it = false;
         loop {
             let is_polled = self.is_polled();
+            is_worth_it &= is_polled;
             let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
             let mut is_due = has_some || again;
             let time = match (is_due, is_polled) {
                 (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(self.patience),
+                (false, true) if is_worth_it => Some(self.patience),
+                (false, true) => Some(self.patience / FIRST),
                 (false, false) => None,
             };
             let mut events = [NO_EVENT; AT_ONCE];
@@ -348,10 +354,13 @@ impl Reactor {
                 }
             }
             let before = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
-            let is_left = is_polled && count == 0 && before == polls;
-            if is_left && self.is_polled() {
-                self.take_over(&*handler);
-                is_due = true;
+            if is_polled && count == 0 {
+                if before != polls {
+                    is_worth_it = true;
+                } else if self.is_polled() {
+                    self.take_over(&*handler, is_worth_it);
+                    is_due = true;
+                }
             }
             if is_reminded {
                 // A program that watches memory is about to see what has come, to send something and to poll: with what it
@@ -369,13 +378,14 @@ impl Reactor {
     }
 
     // No poller has come for long.
-    fn take_over(&self, handler: &dyn IoHandler) {
+    fn take_over(&self, handler: &dyn IoHandler, was_worth_it: bool) {
         // Without the lock: whoever delivers may hand the input back.
         let has_more = handler.sleep();
         let mut claims = self.claims();
-        let was_worth_it = claims.claimed.elapsed() > self.patience * WORTH;
         // Before that the handler may have nothing watched.
-        self.release(&mut claims);
+        if !self.release(&mut claims) {
+            return;
+        }
         if (has_more || self.has_data()) && !was_worth_it {
             // A program that does not poll while it waits for its peer does so for long as soon as that one is slow: so many
             // polls alone would say nothing.
@@ -438,8 +448,9 @@ impl Input for Reactor {
     fn hand_back(&self) {
         if self.is_polled() {
             let mut claims = self.claims();
-            self.release(&mut claims);
-            claims.needed = (claims.needed / 2).max(1);
+            if self.release(&mut claims) {
+                claims.needed = (claims.needed / 2).max(1);
+            }
             drop(claims);
             self.ring();
         }
@@ -484,8 +495,9 @@ const POLLS: u32 = 4;
 const SOON: Duration = Duration::from_micros(100);
 /// A claim takes so many times as many at most.
 const MOST_NEEDED: u32 = 256;
-/// A claim that lasted for so many times the patience was right, whatever was left at its end.
-const WORTH: u32 = 3;
+/// After so small a part of the patience the thread first looks whether pollers still come. A claim that lasts for longer was
+/// right, whatever lies there at its end.
+const FIRST: u32 = 8;
 
 /// How often a poller yields to whoever reads before it sleeps, and how long it then sleeps, as the thread does.
 const YIELDS: u32 = 100;
