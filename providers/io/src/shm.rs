@@ -57,6 +57,7 @@ impl Shm {
         Ok(Self { memory, front })
     }
 
+    #[inline]
     fn door(&self, range: QpnRange) -> Door<'_> {
         let at = range.index() * DOOR;
         Door {

@@ -135,6 +135,7 @@ struct TxQueue {
 struct Inbound {
     batch: ReceiveBatch,
     readers: Readers,
+    /// Looks since the socket was read.
     looks: u32,
     /// Looks since something was in memory.
     idle: u32,
@@ -672,8 +673,9 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.hand_on(range, &arrival, datagram);
             }
         };
-        *looks = looks.wrapping_add(1);
-        if *idle >= IDLE || looks.is_multiple_of(EVERY) {
+        *looks += if *idle == 0 { FOUND } else { 1 };
+        if *idle >= IDLE || *looks >= EVERY {
+            *looks = 0;
             self.read(self.lease.socket(), batch, &mut take);
         }
         if self.has_groups.load(Ordering::Acquire) {
@@ -821,10 +823,11 @@ const ROOM: u64 = 5;
 const MOST_WAITING: usize = 4096;
 /// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
 const BATCH: usize = 512 << 10;
-/// After so many looks that found nothing in memory each reads the socket again, and until then every so many: a look at
-/// memory is next to nothing beside one at the socket.
+/// After so many looks that found nothing in memory each reads the socket again, and until then one of so many, where one that
+/// finds something counts as several: a look at memory is next to nothing beside one at the socket.
 const IDLE: u32 = 1024;
-const EVERY: u32 = 128;
+const EVERY: u32 = 1024;
+const FOUND: u32 = 4;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
 /// How long a process that does not keep up is waited for, with pauses between.
