@@ -150,63 +150,43 @@ pub struct QpStatus {
     pub cap: QpCap,
 }
 
-/// What a queue pair counted since it was created.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[allow(missing_docs)]
-pub struct QpCounters {
-    pub sends: u64,
-    pub sends_with_invalidate: u64,
-    pub writes: u64,
-    pub reads: u64,
-    pub atomics: u64,
-    pub fast_registers: u64,
-    pub local_invalidates: u64,
-    pub binds: u64,
-    pub extensions: u64,
-    pub receives: u64,
-    pub retransmissions: u64,
-    pub rnr_naks: u64,
-    pub naks: u64,
-    pub duplicates: u64,
-    pub dropped: u64,
+macro_rules! qp_counters {
+    ($($name:ident)*) => {
+        /// What a queue pair counted since it was created.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        #[allow(missing_docs)]
+        pub struct QpCounters {
+            $(pub $name: u64,)*
+        }
+
+        impl QpCounters {
+            /// Names and values, in declaration order.
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+
+            /// Adds what another counted.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
 }
 
-impl QpCounters {
-    /// Names and values, in declaration order.
-    pub fn named(&self) -> Vec<(&'static str, u64)> {
-        vec![
-            ("sends", self.sends),
-            ("sends_with_invalidate", self.sends_with_invalidate),
-            ("writes", self.writes),
-            ("reads", self.reads),
-            ("atomics", self.atomics),
-            ("fast_registers", self.fast_registers),
-            ("local_invalidates", self.local_invalidates),
-            ("binds", self.binds),
-            ("receives", self.receives),
-            ("retransmissions", self.retransmissions),
-            ("rnr_naks", self.rnr_naks),
-            ("naks", self.naks),
-            ("duplicates", self.duplicates),
-            ("dropped", self.dropped),
-        ]
-    }
-
-    /// Adds what another counted.
-    pub fn add(&mut self, other: &Self) {
-        self.sends += other.sends;
-        self.sends_with_invalidate += other.sends_with_invalidate;
-        self.writes += other.writes;
-        self.reads += other.reads;
-        self.atomics += other.atomics;
-        self.fast_registers += other.fast_registers;
-        self.local_invalidates += other.local_invalidates;
-        self.binds += other.binds;
-        self.receives += other.receives;
-        self.retransmissions += other.retransmissions;
-        self.rnr_naks += other.rnr_naks;
-        self.naks += other.naks;
-        self.duplicates += other.duplicates;
-        self.dropped += other.dropped;
-    }
+qp_counters! {
+    sends
+    sends_with_invalidate
+    writes
+    reads
+    atomics
+    fast_registers
+    local_invalidates
+    binds
+    extensions
+    receives
+    retransmissions
+    rnr_naks
+    naks
+    duplicates
+    dropped
 }
