@@ -3,7 +3,7 @@
 use polyverbs_engine::time::Time;
 
 use polyverbs_sim::chance::Chance;
-use polyverbs_sim::fault::FaultSpec;
+use polyverbs_sim::fault::{Between, FaultSpec};
 
 /// The faults of one direction of a connection.
 #[derive(Debug)]
@@ -35,12 +35,19 @@ impl Tampering {
             .is_some_and(|most| self.frames > most)
     }
 
-    /// Until when the stream stands still before the next frame.
-    pub(super) fn hold(&mut self, now: Time) -> Option<Time> {
-        let stall = self.faults.stall?;
-        self.chance
-            .strikes(stall.rate)
-            .then(|| now.after(stall.time))
+    /// Until when the stream stands still before the next frame, which has others before it or not: those take it along.
+    pub(super) fn hold(&mut self, now: Time, is_first: bool) -> Option<Time> {
+        let FaultSpec { delay, stall, .. } = self.faults;
+        let chance = &mut self.chance;
+        let stall = stall.filter(|stall| chance.strikes(stall.rate));
+        let delay = (is_first && delay != Between::default()).then(|| chance.time(delay));
+        let time = stall.map(|stall| stall.time).max(delay)?;
+        Some(now.after(time))
+    }
+
+    /// Whether a stream may stand still.
+    pub(super) fn holds(faults: &FaultSpec) -> bool {
+        faults.stall.is_some() || faults.delay != Between::default()
     }
 
     /// Flips a bit of a frame, if it is this frame's turn: whether it was.

@@ -32,7 +32,7 @@ use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
 
-use shared::{Channel, Early};
+use shared::{Channel, EarlyRecords};
 
 pub use shared::Announcement;
 
@@ -49,7 +49,8 @@ pub struct TcpLinkOptions {
     /// The frames of a connection with a process at the same address go through memory that both share, where both want
     /// that, and nothing happens to bytes that leave.
     pub memory: bool,
-    /// What happens to bytes that leave, by faults of streams except `delay`: `chunk` to those that arrive as well.
+    /// What happens to bytes that leave, by faults of streams: `chunk` to those that arrive as well. With a `delay` what is sent
+    /// meanwhile leaves with the first.
     /// `reset_after` counts the frames of this end.
     pub faults: FaultSpec,
 }
@@ -202,7 +203,7 @@ struct Inbound<C: StreamCodec> {
     /// Streams whose frames come by memory, and what came before its stream was attached.
     by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
     readers: Readers,
-    early: VecDeque<Early>,
+    early: EarlyRecords,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -235,7 +236,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 hot: VecDeque::with_capacity(HOT),
                 by_memory: FxHashMap::default(),
                 readers: Readers::default(),
-                early: VecDeque::new(),
+                early: EarlyRecords::default(),
                 unfinished: Vec::new(),
                 looks: 0,
             }),
@@ -491,7 +492,8 @@ impl<C: StreamCodec> TcpLink<C> {
         if outgoing.tampering.is_spent() {
             return;
         }
-        if let Some(until) = outgoing.tampering.hold(now) {
+        let is_first = outgoing.queue.is_empty();
+        if let Some(until) = outgoing.tampering.hold(now, is_first) {
             outgoing.held_until = outgoing.held_until.max(until);
         }
         let (sender, queue) = (&mut outgoing.sender, &mut outgoing.queue);
@@ -1023,7 +1025,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 
     // The peer's end may come some milliseconds late.
     fn needs_precise_clock(&self) -> bool {
-        self.options.faults.stall.is_some()
+        Tampering::holds(&self.options.faults)
     }
 
     fn input(&self) -> Option<&dyn Input> {

@@ -98,12 +98,56 @@ impl Channel {
     }
 }
 
-/// A record that came before its stream was attached.
-pub(super) struct Early {
+/// Records that came before their streams were attached. Where they are too many, the stream of the oldest loses all of its.
+#[derive(Default)]
+pub(super) struct EarlyRecords {
+    records: VecDeque<EarlyRecord>,
+    /// Streams that have lost theirs: they are reset when they are attached.
+    lost: VecDeque<ChannelKey>,
+}
+
+struct EarlyRecord {
     key: ChannelKey,
     kind: u8,
     head: Box<[u8]>,
     payload: Vec<u8>,
+}
+
+impl EarlyRecords {
+    fn keep(&mut self, key: ChannelKey, record: &Record<'_>) {
+        if self.lost.contains(&key) {
+            return;
+        }
+        let mut payload = vec![0; record.payload.len()];
+        record.payload.read(&mut payload);
+        self.records.push_back(EarlyRecord {
+            key,
+            kind: record.meta.kind,
+            head: record.head.into(),
+            payload,
+        });
+        if self.records.len() > MOST_EARLY
+            && let Some(oldest) = self.records.pop_front()
+        {
+            self.records.retain(|record| record.key != oldest.key);
+            if self.lost.len() == MOST_LOST {
+                self.lost.pop_front();
+            }
+            self.lost.push_back(oldest.key);
+        }
+    }
+
+    // What there is for a stream, or that it has been lost.
+    fn take(&mut self, key: ChannelKey) -> Option<VecDeque<EarlyRecord>> {
+        if let Some(place) = self.lost.iter().position(|lost| *lost == key) {
+            self.lost.remove(place);
+            return None;
+        }
+        let records = std::mem::take(&mut self.records).into_iter();
+        let (own, others) = records.partition(|record| record.key == key);
+        self.records = others;
+        Some(own)
+    }
 }
 
 impl<C: StreamCodec> TcpLink<C> {
@@ -192,14 +236,16 @@ impl<C: StreamCodec> TcpLink<C> {
                 continue;
             };
             let key = channel.receives;
-            let early = std::mem::take(&mut inbound.early).into_iter();
-            let (own, others): (VecDeque<_>, _) = early.partition(|early| early.key == key);
-            inbound.early = others;
+            let early = inbound.early.take(key);
             if stream.is_gone() {
                 inbound.by_memory.remove(&key);
                 continue;
             }
-            for early in own {
+            let Some(early) = early else {
+                self.lose(&stream, StreamError::Reset);
+                continue;
+            };
+            for early in early {
                 let payload = Payload::Bytes(&early.payload);
                 self.take_record(&stream, early.kind, &early.head, payload, now, network);
             }
@@ -264,17 +310,7 @@ impl<C: StreamCodec> TcpLink<C> {
     ) {
         let key = (record.from, record.meta.stream);
         let Some(stream) = inbound.by_memory.get(&key) else {
-            if inbound.early.len() == MOST_EARLY {
-                inbound.early.pop_front();
-            }
-            let mut payload = vec![0; record.payload.len()];
-            record.payload.read(&mut payload);
-            return inbound.early.push_back(Early {
-                key,
-                kind: record.meta.kind,
-                head: record.head.into(),
-                payload,
-            });
+            return inbound.early.keep(key, record);
         };
         let payload = Payload::Span(record.payload);
         self.take_record(stream, record.meta.kind, record.head, payload, now, network);
@@ -356,8 +392,9 @@ impl<C: StreamCodec> TcpLink<C> {
 const WITH_HEAD: usize = 8;
 /// Bytes of the longest headers.
 pub(super) const HEADERS: usize = LONGEST_HEAD - WITH_HEAD;
-/// Records that wait for their streams at most: those of a moment.
+/// Records that wait for their streams at most, those of a moment; and streams that are known to have lost theirs.
 const MOST_EARLY: usize = 256;
+const MOST_LOST: usize = 1024;
 /// Kinds of records.
 const FRAME: u8 = 0;
 const END: u8 = 1;

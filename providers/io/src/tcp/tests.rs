@@ -642,20 +642,28 @@ fn a_connection_is_reset_after_so_many_frames() {
 fn a_stream_that_stands_still_goes_on_in_time() {
     let time = Duration::from_millis(30);
     let rate = Rate::ALWAYS;
-    let [one, other] = pair_with(faulty(FaultSpec {
-        stall: Some(Stall { rate, time }),
-        ..FaultSpec::default()
-    }));
-    one.send(1, 0, b"late");
-    one.link.flush();
-    assert!(one.link.next_due().is_some_and(|due| due > one.now()));
-    one.progress();
-    other.progress();
-    assert!(other.headers().is_empty());
-    let began = Instant::now();
-    other.drive_with(1, || _ = one.progress());
-    assert!(began.elapsed() >= Duration::from_millis(20));
-    assert_eq!(one.link.next_due(), None);
+    for faults in [
+        FaultSpec {
+            stall: Some(Stall { rate, time }),
+            ..FaultSpec::default()
+        },
+        FaultSpec {
+            delay: Between::exactly(time),
+            ..FaultSpec::default()
+        },
+    ] {
+        let [one, other] = pair_with(faulty(faults));
+        one.send(1, 0, b"late");
+        one.link.flush();
+        assert!(one.link.next_due().is_some_and(|due| due > one.now()));
+        one.progress();
+        other.progress();
+        assert!(other.headers().is_empty());
+        let began = Instant::now();
+        other.drive_with(1, || _ = one.progress());
+        assert!(began.elapsed() >= Duration::from_millis(20));
+        assert_eq!(one.link.next_due(), None);
+    }
 }
 
 #[test]

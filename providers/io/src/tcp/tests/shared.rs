@@ -163,6 +163,29 @@ fn what_came_before_its_stream_was_attached_is_delivered_then() {
 }
 
 #[test]
+fn a_stream_that_sends_too_much_before_it_is_attached_is_reset_and_others_are_not() {
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    let [[(left, one), (right, other)], mut second] = [announce(&sinks), announce(&sinks)];
+    let (few, announcement) = (Arc::clone(&second[0].0), second[0].1.take());
+    attach_announced(&sinks[0], 1, left, one);
+    attach_announced(&sinks[0], 3, few, announcement);
+    for number in 0..1000 {
+        sinks[0].send(1, number, b"many");
+        sinks[1].progress();
+    }
+    for number in 0..10 {
+        sinks[0].send(3, number, b"few");
+    }
+    sinks[1].progress();
+    let (few, announcement) = (Arc::clone(&second[1].0), second[1].1.take());
+    attach_announced(&sinks[1], 4, few, announcement);
+    assert!(numbers(&sinks[1].drive(10)).into_iter().eq(0..10));
+    attach_announced(&sinks[1], 2, right, other);
+    assert_eq!(sinks[1].drive(1)[0].header, Header::Lost(2));
+    assert_eq!(sinks[0].drive(1)[0].header, Header::Lost(1));
+}
+
+#[test]
 fn an_end_arrives_behind_the_last_frame_and_the_other_direction_goes_on() {
     let [one, other] = pair_by_memory();
     // More than there is room for.
