@@ -149,6 +149,8 @@ struct Early {
     order: u64,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
+    /// What is sent when the link has the stream.
+    last: Vec<u8>,
     /// Something has been sent.
     has_spoken: bool,
     announcement: Option<Announcement>,
@@ -158,12 +160,16 @@ struct Early {
 impl Early {
     // Sends what goes before frames. What is lost with the connection is told as its end.
     fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
-        if !bytes.is_empty() && !std::mem::replace(&mut self.has_spoken, true) {
-            self.announcement = link.announce(&self.socket);
+        if !bytes.is_empty() {
+            self.announce(link);
+            self.socket.send_first(bytes);
         }
-        // A request or a reply fits the buffer of a socket, which is empty.
-        if (self.socket.send(bytes)).is_ok_and(|sent| sent < bytes.len()) {
-            self.socket.abort();
+    }
+
+    // Before the first byte is sent.
+    fn announce(&mut self, link: &TcpLink<MpaCodec>) {
+        if !std::mem::replace(&mut self.has_spoken, true) {
+            self.announcement = link.announce(&self.socket);
         }
     }
 
@@ -300,6 +306,7 @@ impl Streams {
             order: state.inserted,
             agreed: None,
             rest: Vec::new(),
+            last: Vec::new(),
             has_spoken: false,
             announcement: None,
             claim: None,
@@ -492,6 +499,7 @@ impl Streams {
             sender: codec::Sending::new(framing(sends), self.options.max_segment),
             receiver: codec::Receiving::new(framing(receives), arriving, agreed.awaits),
             received: early.rest,
+            last: early.last,
             is_held: agreed.is_held,
             announcement: early.announcement,
         });
@@ -645,7 +653,13 @@ impl StreamPort for Streams {
             return;
         };
         // From here on, what arrives is frames.
-        early.send(&self.link, last);
+        match early.claim.is_some() && !last.is_empty() {
+            true => {
+                early.announce(&self.link);
+                early.last = last.to_vec();
+            }
+            false => early.send(&self.link, last),
+        }
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
         // At once: the peer may have answered and closed already, and then the queue pair has to see that.

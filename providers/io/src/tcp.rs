@@ -84,6 +84,8 @@ pub struct Attachment<C: StreamCodec> {
     pub receiver: C::Receiver,
     /// What has been received already, and is frames.
     pub received: Vec<u8>,
+    /// What goes before frames: sent when what the peer then sends will be delivered.
+    pub last: Vec<u8>,
     /// Whether frames that are offered wait until the peer has sent one.
     pub is_held: bool,
     /// Where its frames may go by memory.
@@ -294,6 +296,7 @@ impl<C: StreamCodec> TcpLink<C> {
             sender,
             receiver,
             received,
+            last,
             is_held,
             announcement,
         } = attachment;
@@ -355,7 +358,10 @@ impl<C: StreamCodec> TcpLink<C> {
         }
         if has_more || stream.channel.is_some() {
             // Not at once: whoever delivers may have called.
-            self.changed.push(stream);
+            self.changed.push(Arc::clone(&stream));
+        }
+        if !last.is_empty() {
+            stream.socket.send_first(&last);
         }
         Ok(())
     }

@@ -217,6 +217,14 @@ impl TcpSocket {
         Ok(sent)
     }
 
+    /// Sends what fits the buffer of a new connection; where it does not, the connection is over. What is lost with the
+    /// connection is told as its end.
+    pub fn send_first(&self, bytes: &[u8]) {
+        if self.send(bytes).is_ok_and(|sent| sent < bytes.len()) {
+            self.abort();
+        }
+    }
+
     /// Receives what is there.
     ///
     /// # Errors

@@ -330,6 +330,16 @@ fn attach_announced(
     socket: Arc<TcpSocket>,
     announcement: Option<Announcement>,
 ) {
+    attach_and_say(sink, key, socket, announcement, b"");
+}
+
+fn attach_and_say(
+    sink: &Sink,
+    key: u64,
+    socket: Arc<TcpSocket>,
+    announcement: Option<Announcement>,
+    last: &[u8],
+) {
     let attachment = Attachment {
         key,
         socket,
@@ -338,6 +348,7 @@ fn attach_announced(
         sender: 0,
         receiver: Receiver::new(key),
         received: Vec::new(),
+        last: last.to_vec(),
         is_held: false,
         announcement,
     };
@@ -690,6 +701,7 @@ fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
         sender: 0,
         receiver: Receiver::new(2),
         received,
+        last: Vec::new(),
         is_held: false,
         announcement: None,
     };
@@ -709,6 +721,7 @@ fn a_key_is_in_use_once() {
         sender: 0,
         receiver: Receiver::new(1),
         received: Vec::new(),
+        last: Vec::new(),
         is_held: false,
         announcement: None,
     };

@@ -163,6 +163,26 @@ fn what_came_before_its_stream_was_attached_is_delivered_then() {
 }
 
 #[test]
+fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
+    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
+    let [(left, one), (right, other)] = announce(&sinks);
+    attach_and_say(&sinks[1], 2, right, other, b"go on");
+    let mut room = [0; 8];
+    let began = Instant::now();
+    while !matches!(left.receive(&mut room), Ok(Received::Bytes(5))) {
+        assert!(began.elapsed() < LONG);
+    }
+    assert_eq!(&room[..5], b"go on");
+    attach_announced(&sinks[0], 1, left, one);
+    // Far more than may come before a stream is attached.
+    for number in 0..2000 {
+        sinks[0].send(1, number, b"many");
+    }
+    let frames = sinks[1].drive_with(2000, || _ = sinks[0].progress());
+    assert!(numbers(&frames).into_iter().eq(0..2000));
+}
+
+#[test]
 fn a_stream_that_sends_too_much_before_it_is_attached_is_reset_and_others_are_not() {
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     let [[(left, one), (right, other)], mut second] = [announce(&sinks), announce(&sinks)];
