@@ -314,19 +314,17 @@ impl Reactor {
 
     fn run(&self) {
         let mut again = false;
-        let mut polls = 0;
-        // Whether pollers still came when the thread first looked after they had claimed the input.
-        let mut is_worth_it = false;
+        let mut owners = None;
         loop {
             let is_polled = self.is_polled();
-            is_worth_it &= is_polled;
+            let polls = || self.polls.load(Ordering::Relaxed);
+            owners = is_polled.then(|| owners.unwrap_or_else(|| Pollers::new(polls())));
             let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
             let mut is_due = has_some || again;
-            let time = match (is_due, is_polled) {
-                (true, _) => Some(Duration::ZERO),
-                (false, true) if is_worth_it => Some(self.patience),
-                (false, true) => Some(self.patience / FIRST),
-                (false, false) => None,
+            let time = match &owners {
+                _ if is_due => Some(Duration::ZERO),
+                Some(pollers) => Some(pollers.time_left(self.patience)),
+                None => None,
             };
             let mut events = [NO_EVENT; AT_ONCE];
             let Ok(count) = wait(&self.all, &mut events, time) else {
@@ -353,14 +351,12 @@ impl Reactor {
                     }
                 }
             }
-            let before = std::mem::replace(&mut polls, self.polls.load(Ordering::Relaxed));
-            if is_polled && count == 0 {
-                if before != polls {
-                    is_worth_it = true;
-                } else if self.is_polled() {
-                    self.take_over(&*handler, is_worth_it);
-                    is_due = true;
-                }
+            if let Some(pollers) = &mut owners
+                && pollers.are_gone(polls(), self.patience)
+                && self.is_polled()
+            {
+                self.take_over(&*handler, pollers.are_worth_it);
+                is_due = true;
             }
             if is_reminded {
                 // A program that watches memory is about to see what has come, to send something and to poll: with what it
@@ -454,6 +450,46 @@ impl Input for Reactor {
             drop(claims);
             self.ring();
         }
+    }
+}
+
+/// Pollers that own the input, as the thread sees them.
+#[derive(Clone, Copy)]
+struct Pollers {
+    claimed: Instant,
+    polls: u32,
+    /// When there were no more of them yet.
+    since: Instant,
+    /// They still came a while after they had claimed the input.
+    are_worth_it: bool,
+}
+
+impl Pollers {
+    fn new(polls: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            claimed: now,
+            polls,
+            since: now,
+            are_worth_it: false,
+        }
+    }
+
+    fn are_gone(&mut self, polls: u32, patience: Duration) -> bool {
+        if std::mem::replace(&mut self.polls, polls) != polls {
+            self.since = Instant::now();
+            self.are_worth_it |= self.since - self.claimed >= patience / FIRST;
+        }
+        self.time_left(patience).is_zero()
+    }
+
+    // How long they may still stay away.
+    fn time_left(&self, patience: Duration) -> Duration {
+        let patience = match self.are_worth_it {
+            true => patience,
+            false => patience / FIRST,
+        };
+        patience.saturating_sub(self.since.elapsed())
     }
 }
 

@@ -261,6 +261,20 @@ fn pollers_that_stay_read_everything_themselves() {
     assert!(by_thread.iter().sum::<usize>() <= 1, "{by_thread:?}");
 }
 
+#[test]
+fn when_pollers_are_gone_the_thread_reads_though_it_is_woken_all_the_time() {
+    let (reader, told) = Reader::new();
+    reader.claim();
+    let released = reader.released();
+    reader.send();
+    until(|| {
+        reader.send_rare(b"rare");
+        until(|| told.try_recv().is_ok());
+        reader.released() > released
+    });
+    reader.await_arrival(1);
+}
+
 /// How long what is sent lies there where pollers have come for so long and come no more, the median of many; and the patience.
 fn wait_after(is_left: bool, polled: impl Fn(Duration) -> Duration) -> (Duration, Duration) {
     let (reader, _told) = Reader::with(is_left);
