@@ -1,4 +1,4 @@
-//! Measures what bare sockets give on this machine: the limits beside which a device with a wire is put.
+//! Measures what bare sockets and bare memory give on this machine: the limits beside which a device with a wire is put.
 
 use std::env::Args;
 use std::iter::Skip;
@@ -10,12 +10,12 @@ use comfy_table::{CellAlignment, Table};
 use polyverbs_benches::Outcome;
 use polyverbs_benches::command;
 use polyverbs_benches::partner::Partner;
-use polyverbs_benches::raw::{Peer, SEGMENT, SUPER, TcpPair, UdpPair, WRITE};
+use polyverbs_benches::raw::{Peer, Ring, SEGMENT, SUPER, TcpPair, UdpPair, WRITE};
 use polyverbs_benches::sample::{Samples, find_best_pace};
 use serde_json::{Value, json};
 
 const USAGE: &str = "\
-Measures bare sockets over loopback: half round trips of 64 octets, and streams.
+Measures bare sockets over loopback, half round trips of 64 octets and streams, and a stream by memory of two threads.
 
 usage: raw [--rounds N] [--only NAME] [--json]
 
@@ -40,7 +40,7 @@ struct Figure {
     measure: fn(&Partner, usize) -> Outcome<Samples>,
 }
 
-const FIGURES: [Figure; 7] = [
+const FIGURES: [Figure; 8] = [
     Figure {
         name: "udp-latency",
         title: "UDP, 64 B, half round trip, spinning",
@@ -104,6 +104,15 @@ const FIGURES: [Figure; 7] = [
         measure: |partner, rounds| {
             let pair = TcpPair::new()?;
             bandwidth(partner, rounds, |octets| pair.stream(partner, octets))
+        },
+    },
+    Figure {
+        name: "memory-stream",
+        title: "Memory, 64 KiB copied in by one and out by the other",
+        unit: "GB/s",
+        measure: |partner, rounds| {
+            let ring = Ring::new();
+            bandwidth(partner, rounds, |octets| ring.stream(partner, octets))
         },
     },
 ];
