@@ -29,6 +29,7 @@ mod provider;
 mod rendezvous;
 mod requester;
 mod responder;
+mod silent;
 mod streams;
 pub mod terminate;
 pub mod wire;

@@ -34,6 +34,7 @@ use crate::codec::{self, MpaCodec};
 use crate::header::{Body, End, Message, Opcode, ReadRequest, Stream, queue};
 use crate::peer::{self, Peer, begin_close, is_ready};
 use crate::requester::fail_later;
+use crate::silent::SilentStreams;
 use crate::{Cx, Device, QpRef, QpWeak};
 
 /// What a device on an IP network is made with.
@@ -95,6 +96,8 @@ struct State {
     inserted: u64,
     listeners_made: u64,
     early: HashMap<u32, Early>,
+    /// Those of `early` that are silent.
+    silent: SilentStreams,
     listeners: HashMap<u64, Listening>,
     /// Streams that queue pairs have, and who is told of their end.
     running: HashMap<u32, (Claim, Arc<dyn StreamSink>)>,
@@ -145,7 +148,7 @@ struct Early {
     is_connected: bool,
     /// The peer has connected it, and has not sent its whole MPA request.
     is_silent: bool,
-    /// Number of the stream, in the order of arrival.
+    /// The order of arrival.
     order: u64,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
@@ -171,10 +174,6 @@ impl Early {
         if !std::mem::replace(&mut self.has_spoken, true) {
             self.announcement = link.announce(&self.socket);
         }
-    }
-
-    fn may_be_dropped(&self) -> bool {
-        self.is_silent && self.agreed.is_none() && self.claim.is_none()
     }
 }
 
@@ -250,7 +249,7 @@ impl Streams {
             };
             // Connections that stay silent must not keep others out.
             let is_full = state.early.len() >= self.options.max_early;
-            let silent = is_full.then(|| state.longest_silent());
+            let silent = is_full.then(|| state.silent.longest());
             let number = state.next_number();
             drop(state);
             match silent {
@@ -313,7 +312,12 @@ impl Streams {
         };
         let watched = self.watch(&early, number);
         match watched {
-            Ok(()) => _ = state.early.insert(number, early),
+            Ok(()) => {
+                if early.is_silent {
+                    state.silent.insert(peer, early.order, number);
+                }
+                state.early.insert(number, early);
+            }
             Err(_) => early.socket.abort(),
         }
         watched
@@ -359,10 +363,8 @@ impl Streams {
         }
         drop(state);
         sink.octets(bytes);
-        if sink.has_asked()
-            && let Some(early) = self.lock().early.get_mut(&number)
-        {
-            early.is_silent = false;
+        if sink.has_asked() {
+            self.lock().not_silent(number);
         }
         None
     }
@@ -380,7 +382,7 @@ impl Streams {
     }
 
     fn take(&self, number: u32) -> Option<Early> {
-        let early = self.lock().early.remove(&number)?;
+        let early = self.lock().remove(number)?;
         self.unwatch(&early);
         Some(early)
     }
@@ -403,6 +405,7 @@ impl Streams {
             return fail_later(qp, cx);
         };
         early.claim = Some(Claim::new(qp, named));
+        state.not_silent(number);
         let streams = self.me.clone();
         cx.effects.later(move |effects| {
             if let Some(streams) = streams.upgrade() {
@@ -413,7 +416,9 @@ impl Streams {
 
     /// Reserves a stream for a queue pair, which gets it when MPA's start-up is over.
     pub(crate) fn claim_for(&self, stream: Qpn, claim: Claim) {
-        if let Some(early) = self.lock().early.get_mut(&stream.value()) {
+        let mut state = self.lock();
+        state.not_silent(stream.value());
+        if let Some(early) = state.early.get_mut(&stream.value()) {
             early.claim = Some(claim);
         }
     }
@@ -443,7 +448,7 @@ impl Streams {
         let Some((agreed, claim)) = complete else {
             return;
         };
-        let Some(early) = state.early.remove(&number) else {
+        let Some(early) = state.remove(number) else {
             return;
         };
         let sink = Arc::clone(&early.sink);
@@ -570,23 +575,18 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
 }
 
 impl State {
-    /// The oldest silent stream of the address that most silent streams come from.
-    fn longest_silent(&self) -> Option<u32> {
-        let mut of_peers = HashMap::<IpAddr, (usize, u64, u32)>::new();
-        for (&number, early) in self
-            .early
-            .iter()
-            .filter(|(_, early)| early.may_be_dropped())
+    /// The program has this stream, or is asked to take it.
+    fn not_silent(&mut self, number: u32) {
+        if let Some(early) = self.early.get_mut(&number)
+            && std::mem::take(&mut early.is_silent)
         {
-            let first = (0, early.order, number);
-            let (count, order, oldest) = of_peers.entry(early.peer).or_insert(first);
-            *count += 1;
-            if early.order < *order {
-                (*order, *oldest) = (early.order, number);
-            }
+            self.silent.remove(early.peer, early.order);
         }
-        let most = of_peers.into_values().max_by_key(|(count, ..)| *count);
-        most.map(|(.., number)| number)
+    }
+
+    fn remove(&mut self, number: u32) -> Option<Early> {
+        self.not_silent(number);
+        self.early.remove(&number)
     }
 
     fn next_number(&mut self) -> u32 {
@@ -649,6 +649,7 @@ impl StreamPort for Streams {
 
     fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]) {
         let mut state = self.lock();
+        state.not_silent(stream.value());
         let Some(early) = state.early.get_mut(&stream.value()) else {
             return;
         };
