@@ -36,6 +36,7 @@ pub mod probe;
 pub mod provider;
 pub mod qp;
 mod qp_attributes;
+mod random;
 mod receive;
 mod registry;
 mod service;

@@ -46,6 +46,7 @@ pub use crate::error::RegistryError;
 pub use crate::lifecycle::Outcome;
 pub use crate::mem::{MwType, RegionMemory};
 pub use crate::post::QpRules;
+pub use crate::random::random;
 pub use crate::registry::{Absent, LinkedProvider, Provider};
 pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};

@@ -2,6 +2,5 @@
 
 /// A number that peers cannot guess.
 pub(crate) fn random() -> u32 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    RandomState::new().build_hasher().finish() as u32
+    verbs_api::provider::random() as u32
 }

@@ -20,6 +20,7 @@ use polyverbs_wire::mad::cm::{self, Message, Rej, SidrRep};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP, MAD_LEN};
 use verbs_api::ids::{LinkAddress, Psn, Qpn};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
+use verbs_api::provider::random;
 use verbs_api::qp::QpType;
 
 use crate::Device;
@@ -43,7 +44,7 @@ impl Management {
             device: OnceLock::new(),
             sink: OnceLock::new(),
             arrived: Mutex::default(),
-            next_psn: AtomicU32::new(0),
+            next_psn: AtomicU32::new(random() as u32),
         })
     }
 

@@ -1,6 +1,5 @@
 //! A device on an IP network: RoCEv2 over UDP.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -79,9 +78,6 @@ impl OnWire {
             .min(range.first() + behind.saturating_sub(first));
         let options = DeviceOptions {
             qp_numbers: (range.first(), end),
-            // Peers may remember the queue pairs of a process that had the range before (UCX does, of datagrams): as on
-            // hardware a number is used again as late as can be.
-            qp_numbers_after: RandomState::new().hash_one(()) as u32,
             ..options
         };
         let management = Management::new(Arc::clone(&link));

@@ -19,6 +19,10 @@ impl Host for Still {
         Time(0)
     }
     fn wake_at(&self, _: Time) {}
+
+    fn random(&self) -> u64 {
+        0
+    }
 }
 
 #[test]

@@ -51,12 +51,10 @@ pub struct DeviceOptions {
     pub limits: Vec<(Limit, u64)>,
     /// Queue pair numbers: first, and the one behind the last.
     pub qp_numbers: (u32, u32),
-    /// How far behind the first number the one is that is given first.
-    pub qp_numbers_after: u32,
 }
 
 impl Default for DeviceOptions {
-    /// No latency, the linked extensions, every feature, every number from the first, the driver's own limits.
+    /// No latency, the linked extensions, every feature, every number, the driver's own limits.
     fn default() -> Self {
         Self {
             command_latency: Duration::ZERO,
@@ -65,7 +63,6 @@ impl Default for DeviceOptions {
             without: Features::empty(),
             limits: Vec::new(),
             qp_numbers: (0x11, 0xff_ffff),
-            qp_numbers_after: 0,
         }
     }
 }
@@ -157,7 +154,10 @@ impl<D: Driver> Device<D> {
             me: me.clone(),
             limits,
             features: attributes.features,
-            keys: KeyTable::new(limits.max_mr.saturating_add(limits.max_mw)),
+            keys: KeyTable::new(limits.max_mr.saturating_add(limits.max_mw), {
+                let timers = Arc::clone(network.timers());
+                move || timers.random()
+            }),
             attributes: Mutex::new(attributes),
             driver,
             emulations,
@@ -167,7 +167,7 @@ impl<D: Driver> Device<D> {
                 Arc::clone(network.timers()),
                 options.command_latency,
             ),
-            qpns: QpnPool::new(first, end, options.qp_numbers_after),
+            qpns: QpnPool::new(first, end, network.timers().random() as u32),
             pool: Pool::default(),
             qps: Directory::new(),
             groups: Mutex::default(),

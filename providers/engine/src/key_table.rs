@@ -376,14 +376,36 @@ pub struct Binding {
 /// Every key of one device.
 pub struct KeyTable {
     slots: Slab<Slot>,
+    /// What the indices in keys differ by from those of the slots.
+    mask: u32,
+    random: Random,
 }
 
+type Random = Box<dyn Fn() -> u64 + Send + Sync>;
+
 impl KeyTable {
-    /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing.
-    pub fn new(max: u32) -> Self {
+    /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing. Indices and key
+    /// bytes are as hard to guess as `random` is.
+    pub fn new(max: u32, random: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        let end = max.saturating_add(1).min(1 << 24);
+        // No slot's index is the mask, or it would have index 0 in its key.
+        let mask = random() as u32 & 0xff_ffff;
+        let mask = [mask, mask | 1 << 23].into_iter().find(|mask| *mask >= end);
         Self {
-            slots: Slab::new(1, max.saturating_add(1).min(1 << 24)),
+            slots: Slab::new(1, end),
+            mask: mask.unwrap_or_default(),
+            random: Box::new(random),
         }
+    }
+
+    #[inline]
+    fn index(&self, key: u32) -> u32 {
+        key >> 8 ^ self.mask
+    }
+
+    #[inline]
+    fn slot(&self, key: u32) -> Option<&Slot> {
+        self.slots.get(self.index(key))
     }
 
     /// Keys in use.
@@ -397,7 +419,8 @@ impl KeyTable {
         let index = self.slots.allocate()?;
         let slot = self.slots.get(index)?;
         let changed = slot.change(|fields| -> Result<u32, ()> {
-            let key = fields.key.wrapping_add(1);
+            let other = 1 + (self.random)() % 0xff;
+            let key = fields.key.wrapping_add(other as u8);
             *fields = KeyFields {
                 key,
                 state: KeyState::Free,
@@ -406,7 +429,7 @@ impl KeyTable {
                 aux: depth,
                 ..KeyFields::default()
             };
-            Ok(index << 8 | u32::from(key))
+            Ok((index ^ self.mask) << 8 | u32::from(key))
         });
         changed.ok()
     }
@@ -423,7 +446,7 @@ impl KeyTable {
         access: Access,
         private: bool,
     ) -> Result<(), Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let slot = self.slot(key).ok_or(Fault::Key)?;
         let (base, length) = (memory.address() as u64, memory.len() as u64);
         slot.change_memory(memory, |fields| {
             fields.check_unbound_region()?;
@@ -452,7 +475,7 @@ impl KeyTable {
         pd: Option<u32>,
         access: Option<Access>,
     ) -> Result<u32, Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let slot = self.slot(key).ok_or(Fault::Key)?;
         let place = translation
             .as_ref()
             .map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
@@ -488,7 +511,7 @@ impl KeyTable {
     /// # Errors
     /// The key is not in use, or windows are bound to the region; it stays as it was.
     pub fn disable(&self, key: u32) -> Result<(), Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let slot = self.slot(key).ok_or(Fault::Key)?;
         let mut keep = slot.keep.lock();
         let parent = slot.change(|fields| {
             if fields.state == KeyState::Unused {
@@ -517,17 +540,17 @@ impl KeyTable {
     /// # Errors
     /// The key was not disabled; it stays as it was.
     pub fn release(&self, key: u32) -> Result<(), Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let slot = self.slot(key).ok_or(Fault::Key)?;
         if !std::mem::take(&mut slot.keep.lock().is_disabled) {
             return Err(Fault::Key);
         }
-        self.slots.free(key >> 8);
+        self.slots.free(self.index(key));
         Ok(())
     }
 
     /// What a key says now, if its index is in use.
     pub fn fields(&self, key: u32) -> Option<KeyFields> {
-        let fields = self.slots.get(key >> 8)?.read();
+        let fields = self.slot(key)?.read();
         (fields.state != KeyState::Unused).then_some(fields)
     }
 
@@ -540,7 +563,7 @@ impl KeyTable {
     /// Whether `window` is bound to the region of `region`.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         let parent = self.fields(window).and_then(|fields| fields.parent());
-        parent == Some(u64::from(region >> 8))
+        parent == Some(u64::from(self.index(region)))
     }
 
     /// The same checks, where they all pass and the memory is one stretch of a region; `None` leaves it to
@@ -558,7 +581,7 @@ impl KeyTable {
         // Key byte, state, kind (a region of either sort), private, paged, rights: one comparison.
         const FIXED: u64 = 0xff | 3 << 8 | 6 << 10 | 1 << 13 | 1 << 14;
         let rights = u64::from(access.bits()) << 32;
-        let slot = self.slots.get(key >> 8)?;
+        let slot = self.slot(key)?;
         let sequence = slot.sequence.load(Ordering::Acquire);
         let [meta, pd_aux, base, iova, size] = std::array::from_fn(|at| slot.word(at));
         fence(Ordering::Acquire);
@@ -592,7 +615,7 @@ impl KeyTable {
         length: u64,
         user: LocalUse,
     ) -> Result<Region<'p>, Fault> {
-        let fields = self.slots.get(lkey >> 8).ok_or(Fault::Key)?.read();
+        let fields = self.slot(lkey).ok_or(Fault::Key)?.read();
         if fields.key != lkey as u8
             || fields.state != KeyState::Valid
             || fields.kind.is_window()
@@ -623,7 +646,7 @@ impl KeyTable {
         length: u64,
         user: RemoteUse,
     ) -> Result<Region<'p>, Fault> {
-        let fields = self.slots.get(rkey >> 8).ok_or(Fault::Key)?.read();
+        let fields = self.slot(rkey).ok_or(Fault::Key)?.read();
         if fields.key != rkey as u8 || !Self::answers_peers(&fields) || fields.private {
             return Err(Fault::Key);
         }
@@ -681,7 +704,7 @@ impl KeyTable {
         iova: u64,
         length: u64,
     ) -> Result<(), Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Operation)?;
+        let slot = self.slot(key).ok_or(Fault::Operation)?;
         let mut keep = slot.keep.lock();
         let held = keep.pages.as_ref().is_some_and(|held| held.is_same(pages));
         let fresh = (!held).then(|| Box::new(pages.clone()));
@@ -767,7 +790,7 @@ impl KeyTable {
         spares_regions: bool,
         check: impl FnOnce(&KeyFields) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        let slot = self.slots.get(key >> 8).ok_or(Fault::Key)?;
+        let slot = self.slot(key).ok_or(Fault::Key)?;
         let parent = slot.change(|fields| {
             if fields.state == KeyState::Unused || fields.key != key as u8 {
                 return Err(Fault::Key);
@@ -798,7 +821,7 @@ impl KeyTable {
     /// # Errors
     /// The window, its old key and the region stay as they were.
     pub fn bind(&self, key: u32, binding: &Binding) -> Result<(), Fault> {
-        let window = self.slots.get(key >> 8).ok_or(Fault::Bind)?;
+        let window = self.slot(key).ok_or(Fault::Bind)?;
         let old = window.read();
         let type_1 = old.kind == KeyKind::Window1;
         let stale = if type_1 {
@@ -869,7 +892,7 @@ impl KeyTable {
     /// Unbinds every type-2 window of a queue pair that is reset or destroyed.
     pub fn unbind_all_of(&self, keys: &[u32], qpn: u32) {
         for &key in keys {
-            let Some(slot) = self.slots.get(key >> 8) else {
+            let Some(slot) = self.slot(key) else {
                 continue;
             };
             let parent = slot.change(|fields| {
@@ -886,7 +909,7 @@ impl KeyTable {
 
     // Counts a window in at its region: the region cannot be changed or invalidated until it is counted out.
     fn link(&self, binding: &Binding) -> Result<(u64, KeyFields, u64), Fault> {
-        let index = binding.region >> 8;
+        let index = self.index(binding.region);
         let slot = self.slots.get(index).ok_or(Fault::Bind)?;
         slot.change(|region| {
             let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;

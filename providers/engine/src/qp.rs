@@ -18,7 +18,7 @@ use verbs_api::{
     completion::WcOpcode,
     event::{EventSubject, EventType},
     extension::ExtensionOperation,
-    ids::{Gid, Qpn},
+    ids::{Gid, Psn, Qpn},
     wr::{self, PostReason, ReceiveRequest, SendFlags, WorkRequest},
 };
 
@@ -1523,6 +1523,10 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
 
     fn qp_num(&self) -> Qpn {
         Qpn::new(self.qpn)
+    }
+
+    fn starting_psn(&self) -> Psn {
+        Psn::new(self.device.network().timers().random() as u32)
     }
 
     fn cap(&self) -> QpCap {

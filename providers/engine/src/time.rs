@@ -36,6 +36,9 @@ pub trait Host: Send + Sync + 'static {
     /// `at` is the next moment at which something is due ([`Time::NEVER`] is never passed): call `handle_timeout` then.
     /// Called often, from any thread, possibly with locks held: only note it.
     fn wake_at(&self, at: Time);
+
+    /// A number that peers cannot guess; where runs are to be repeated, one that follows from a seed.
+    fn random(&self) -> u64;
 }
 
 /// Acknowledge timeout: 4.096 µs x 2^code; `None` for 0, which never times out (IBTA 9.7.6.1.3).

@@ -42,6 +42,11 @@ impl Timers {
         self.host.soon()
     }
 
+    /// A number that peers cannot guess: [`Host::random`].
+    pub fn random(&self) -> u64 {
+        self.host.random()
+    }
+
     /// Runs `job` at `at`, or at the next look after it.
     pub fn add(&self, at: Time, job: Job) {
         let mut queue = self.queue.lock();

@@ -104,7 +104,7 @@ fn outlives_the_pin(
     register: impl FnOnce(&KeyTable, &Memory) -> u32,
     take_away: impl FnOnce(KeyTable, u32) -> Option<KeyTable>,
 ) {
-    let table = KeyTable::new(5);
+    let table = KeyTable::new(5, || 0);
     let (memory, address) = threes();
     let key = register(&table, &memory);
     drop(memory);
@@ -122,7 +122,7 @@ fn outlives_the_pin(
 
 /// A window opens its region's memory for as long as it is bound, whatever is tried with the region.
 fn a_bound_window_keeps_its_region() {
-    let table = KeyTable::new(5);
+    let table = KeyTable::new(5, || 0);
     let (memory, address) = threes();
     let region = register(&table, &memory);
     drop(memory);

@@ -9,7 +9,7 @@ use verbs_api::{Access, Memory, PageList};
 // covers 6.15
 #[test]
 fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
-    let table = KeyTable::new(5);
+    let table = KeyTable::new(5, || 0);
     let allocate = || table.allocate(KeyKind::Region, 1, 0);
     let all: Vec<_> = std::iter::from_fn(allocate).collect();
     assert_eq!((all.len(), table.in_use()), (5, 5));
@@ -35,7 +35,7 @@ fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
 
 #[test]
 fn only_an_ordinary_region_is_given_memory_of_its_own() {
-    let table = KeyTable::new(5);
+    let table = KeyTable::new(5, || 0);
     let memory = Memory::zeroed(4096).unwrap();
     let range = |at, length| memory.range(at, length).unwrap();
     let pages = PageList::gaps(&[range(2048, 64), range(0, 64)]).unwrap();
@@ -69,7 +69,7 @@ fn only_an_ordinary_region_is_given_memory_of_its_own() {
 // covers 6.15
 #[test]
 fn key_0_opens_nothing_whatever_its_low_byte() {
-    let table = KeyTable::new(5);
+    let table = KeyTable::new(5, || 0);
     let pin = pin();
     let user = LocalUse {
         pd: 0,
@@ -100,11 +100,43 @@ fn key_0_opens_nothing_whatever_its_low_byte() {
 fn more_than_24_bits_of_keys_are_cut_to_what_an_index_holds() {
     // Made on demand: a table costs what is in use.
     for max in [1 << 24, u32::MAX] {
-        let table = KeyTable::new(max);
+        let table = KeyTable::new(max, || 0);
         let key = table.allocate(KeyKind::FastRegion, 1, 4).unwrap();
         assert_eq!(key >> 8, 1);
         // The highest index there can be was never given out, and looking it up is harmless.
         assert!(table.fields(u32::MAX).is_none());
         assert!(table.fields(0x8000_0000).is_none());
+    }
+}
+
+#[test]
+fn indices_and_bytes_of_keys_follow_from_random_numbers() {
+    let first = |random: u64| {
+        let table = KeyTable::new(1000, move || random);
+        table.allocate(KeyKind::Region, 1, 0).unwrap()
+    };
+    let (one, other) = (first(0x12_3456), first(0x65_4321));
+    assert_ne!(one >> 8, other >> 8);
+    assert_ne!(one as u8, other as u8);
+    assert_eq!(one, first(0x12_3456));
+}
+
+#[test]
+fn whatever_the_random_numbers_no_key_is_given_twice_or_has_index_0() {
+    for random in (0..700).chain([0x7f_ffff, 0x80_0001, 0xff_ffff]) {
+        let table = KeyTable::new(300, move || random);
+        let allocate = || table.allocate(KeyKind::Region, 1, 0);
+        let mut keys: Vec<_> = std::iter::from_fn(allocate).collect();
+        for &key in &keys {
+            assert_eq!(table.fields(key).unwrap().key, key as u8);
+            table.disable(key).unwrap();
+            table.release(key).unwrap();
+        }
+        assert_eq!(table.in_use(), 0);
+        keys.iter_mut().for_each(|key| *key >>= 8);
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 300, "{random:#x}");
+        assert_ne!(keys[0], 0, "{random:#x}");
     }
 }

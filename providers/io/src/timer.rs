@@ -13,6 +13,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
+use verbs_api::provider::random;
 
 use crate::lock;
 
@@ -118,6 +119,10 @@ impl Host for RealHost {
         if era.note(at) {
             self.rouse(era, at);
         }
+    }
+
+    fn random(&self) -> u64 {
+        random()
     }
 }
 

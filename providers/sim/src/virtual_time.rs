@@ -1,7 +1,7 @@
 //! Virtual time: a clock that a test sets, and what drives networks by it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use polyverbs_engine::device::Device;
@@ -9,6 +9,8 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
 /// Networks that run in virtual time, on the thread of the caller.
@@ -37,6 +39,7 @@ struct VirtualHost {
     now: AtomicU64,
     /// The earliest moment that was noted and not taken yet; [`Time::NEVER`] for none.
     wake: AtomicU64,
+    random: Mutex<SmallRng>,
 }
 
 impl Host for VirtualHost {
@@ -46,6 +49,11 @@ impl Host for VirtualHost {
 
     fn wake_at(&self, at: Time) {
         self.wake.fetch_min(at.0, Ordering::SeqCst);
+    }
+
+    fn random(&self) -> u64 {
+        let random = &mut *self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        random.random()
     }
 }
 
@@ -75,11 +83,17 @@ pub enum SimulationError {
 const MOST_STEPS: u32 = 1_000_000;
 
 impl Simulation {
-    /// A simulation without networks, at time 0.
+    /// A simulation without networks, at time 0, in which keys, queue pair numbers and PSNs are those of seed 0.
     pub fn new() -> Self {
+        Self::with_seed(0)
+    }
+
+    /// The same with other keys, queue pair numbers and PSNs.
+    pub fn with_seed(seed: u64) -> Self {
         let host = VirtualHost {
             now: AtomicU64::new(0),
             wake: AtomicU64::new(Time::NEVER.0),
+            random: Mutex::new(SmallRng::seed_from_u64(seed)),
         };
         Self {
             host: Arc::new(host),
@@ -316,5 +330,16 @@ mod tests {
         }
         simulation.host.wake_at(Time(10));
         assert_eq!(simulation.step(), Ok(Some(Time(10))));
+    }
+
+    #[test]
+    fn random_numbers_follow_from_the_seed() {
+        let numbers = |seed| {
+            let host = Simulation::with_seed(seed).host;
+            [host.random(), host.random()]
+        };
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
+        assert_ne!(numbers(7)[0], numbers(7)[1]);
     }
 }

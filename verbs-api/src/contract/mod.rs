@@ -17,11 +17,12 @@ use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::control::Reply;
 use crate::error::{ArgumentReason, VerbError};
 use crate::event_type::{EventSubject, EventType};
-use crate::ids::{Gid, LKey, Port, Qpn, RKey};
+use crate::ids::{Gid, LKey, Port, Psn, Qpn, RKey};
 use crate::mem::{MwType, RegionMemory};
 use crate::object_id::ObjectId;
 use crate::post::PostReason;
 use crate::qp_attributes::{AddressVector, QpAttributes, QpCap, QpCounters, QpEndpoint, QpStatus};
+use crate::random::random;
 use crate::service::QpType;
 use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
@@ -382,6 +383,11 @@ pub trait QpOps: AsAny {
 
     /// Its number.
     fn qp_num(&self) -> Qpn;
+
+    /// The PSN that it begins to send with where the program names none: one that peers cannot guess.
+    fn starting_psn(&self) -> Psn {
+        Psn::new(random() as u32)
+    }
 
     /// Sizes: at least what was asked for.
     fn cap(&self) -> QpCap;

@@ -237,7 +237,7 @@ impl Qp {
         rules.max_inline_data = cap.max_inline_data;
         rules.max_send_sge = cap.max_send_sge;
         rules.max_sge_rd = rules.max_sge_rd.min(cap.max_send_sge);
-        let sq_psn = Psn::new(builder.id().generation.wrapping_mul(0x9e37_79b1) >> 8);
+        let sq_psn = ops.starting_psn();
         let attachments = Mutex::default();
         let extra = QpExtra {
             opened,

@@ -50,6 +50,10 @@ impl Host for Clock {
     }
 
     fn wake_at(&self, _: Time) {}
+
+    fn random(&self) -> u64 {
+        0
+    }
 }
 
 type Tamper = Box<dyn FnMut(&mut OwnedFrame<Header>) -> bool + Send>;

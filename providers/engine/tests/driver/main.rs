@@ -42,6 +42,10 @@ impl Host for Clock {
     }
 
     fn wake_at(&self, _: Time) {}
+
+    fn random(&self) -> u64 {
+        0
+    }
 }
 
 /// A link without delay that keeps frames back while it is told to.
