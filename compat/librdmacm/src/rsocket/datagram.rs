@@ -21,6 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, Ah, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, Transport,
+    capability::PortAttributes,
     completion::Notify,
     ids::{LinkAddress, Qpn},
     wr::{self, Data, ReceiveRequest, UdDestination},
@@ -44,7 +45,7 @@ struct State {
     udp: Option<UdpSocket>,
     peer: Option<SocketAddr>,
     ports: Vec<Port>,
-    routes: HashMap<SocketAddr, Route>,
+    routes: Routes,
     arrived: VecDeque<Arrived>,
     scratch: Vec<u8>,
     waiters: Arc<Waiters>,
@@ -55,6 +56,7 @@ struct State {
 // A datagram queue pair on a device.
 struct Port {
     device: Arc<Opened>,
+    attributes: PortAttributes,
     qp: Qp,
     cq: Cq,
     most: usize,
@@ -69,6 +71,34 @@ struct Port {
 struct Route {
     port: usize,
     to: Option<UdDestination>,
+}
+
+// The paths to peers: whoever sends a datagram has one. Of too many the oldest is forgotten, and found again over UDP.
+#[derive(Default)]
+struct Routes {
+    known: HashMap<SocketAddr, Route>,
+    by_age: VecDeque<SocketAddr>,
+}
+
+impl Routes {
+    fn get(&self, to: SocketAddr) -> Option<&Route> {
+        self.known.get(&to)
+    }
+
+    fn get_mut(&mut self, to: SocketAddr) -> Option<&mut Route> {
+        self.known.get_mut(&to)
+    }
+
+    // One to a peer that has none.
+    fn insert(&mut self, to: SocketAddr, route: Route) {
+        if self.by_age.len() >= MOST_ROUTES
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        self.by_age.push_back(to);
+        self.known.insert(to, route);
+    }
 }
 
 struct Arrived {
@@ -93,6 +123,8 @@ const QKEY: u32 = 0x0123_4567;
 const RECEIVE: u64 = 1 << 62;
 /// Most UDP datagrams that wait to be read; further ones are lost.
 const MOST_OVER_UDP: usize = 64;
+/// Most peers whose queue pairs are known.
+const MOST_ROUTES: usize = 1024;
 const GRH: usize = 40;
 /// Slots in each direction, if the device has as many.
 const SLOTS: u32 = 256;
@@ -208,7 +240,8 @@ fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> 
 
 impl Port {
     fn new(device: &Arc<Opened>, waiters: &Arc<Waiters>) -> Result<Self, Errno> {
-        let mtu = device.context.query_port(1)?.active_mtu.octets() as usize;
+        let attributes = device.context.query_port(1)?;
+        let mtu = attributes.active_mtu.octets() as usize;
         let slot = GRH + mtu;
         let limits = device.context.limits();
         let slots = SLOTS.min(limits.max_qp_wr).min(limits.max_cqe / 2);
@@ -232,6 +265,7 @@ impl Port {
         qp.activate(ConnectOptions::new().qkey(QKEY)).wait()?;
         let port = Self {
             device: Arc::clone(device),
+            attributes,
             qp,
             cq,
             most: mtu,
@@ -251,6 +285,17 @@ impl Port {
             // A removed device takes no receives.
             let _ = self.qp.post_receive(request);
         }
+    }
+
+    // Who has sent the message at `at`, and the length of the header that says so. The address has to be that of the packet.
+    fn sender(&self, done: &Completion, at: usize, length: usize) -> Option<(SocketAddr, usize)> {
+        let (mut grh, mut front) = ([0; GRH], [0; header::MOST]);
+        let front = &mut front[..length.min(header::MOST)];
+        self.sink.0.read(at - GRH, &mut grh).ok()?;
+        self.sink.0.read(at, front).ok()?;
+        let back = AddressVector::answering(&self.attributes, done, &grh).ok()?;
+        let said = header::take_direct(front)?;
+        (back.address == LinkAddress::Ip(said.0.ip())).then_some(said)
     }
 
     fn route(&self, ip: IpAddr, qp_num: u32) -> Result<UdDestination, Errno> {
@@ -300,7 +345,7 @@ impl Datagram {
             udp: None,
             peer: None,
             ports: Vec::new(),
-            routes: HashMap::new(),
+            routes: Routes::default(),
             arrived: VecDeque::new(),
             scratch: Vec::new(),
             waiters: Arc::clone(&waiting.waiters),
@@ -427,7 +472,7 @@ impl Datagram {
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         let ports = std::mem::take(&mut state.ports);
-        state.routes.clear();
+        state.routes = Routes::default();
         state.arrived.clear();
         state.udp = None;
         state.is_closed = true;
@@ -482,7 +527,7 @@ impl State {
 
     // The path to a peer, as far as it is known.
     fn route(&mut self, to: SocketAddr) -> Result<usize, Errno> {
-        if let Some(route) = self.routes.get(&to) {
+        if let Some(route) = self.routes.get(to) {
             return Ok(route.port);
         }
         let bound = self.udp.as_ref().and_then(|udp| udp.local_addr().ok());
@@ -534,10 +579,7 @@ impl State {
                 }
                 let at = slot as usize * port.slot + GRH;
                 let length = (done.byte_len as usize).saturating_sub(GRH);
-                let mut front = [0; header::MOST];
-                let front = &mut front[..length.min(header::MOST)];
-                let read = port.sink.0.read(at, front);
-                match header::take_direct(front).filter(|_| read.is_ok()) {
+                match port.sender(done, at, length) {
                     Some((from, header)) => self.arrived.push_back(Arrived {
                         from,
                         bytes: Octets::Slot {
@@ -587,7 +629,7 @@ impl State {
         let own = port.device.address;
         let own_number = port.qp.qp_num().value();
         if let Ok(to) = port.route(from.ip(), qp_num)
-            && let Some(route) = self.routes.get_mut(&from)
+            && let Some(route) = self.routes.get_mut(from)
         {
             route.to = Some(to);
         }
@@ -615,7 +657,7 @@ impl State {
         };
         let own = port.device.address;
         self.scratch.clear();
-        let known = self.routes.get(&to).and_then(|route| route.to.as_ref());
+        let known = self.routes.get(to).and_then(|route| route.to.as_ref());
         match known {
             Some(_) => {
                 let number = udp.local_addr().map_or(0, |local| local.port());
@@ -681,6 +723,19 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_too_many_peers_the_oldest_is_forgotten() {
+        let peer = |number: u32| SocketAddr::new(IpAddr::from(number.to_be_bytes()), 7);
+        let mut routes = Routes::default();
+        for number in 0..5000 {
+            routes.insert(peer(number), Route { port: 0, to: None });
+        }
+        assert_eq!(routes.known.len(), MOST_ROUTES);
+        assert_eq!(routes.by_age.len(), MOST_ROUTES);
+        assert!(routes.get(peer(5000 - MOST_ROUTES as u32)).is_some());
+        assert!(routes.get(peer(4999 - MOST_ROUTES as u32)).is_none());
+    }
 
     #[test]
     fn a_header_over_udp_names_its_kind() {

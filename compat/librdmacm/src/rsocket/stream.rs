@@ -607,7 +607,7 @@ impl Stream {
         // An accepted connection may not be established yet.
         let pd = self.until(false, Deadline::NEVER, |state| {
             let found = state.receiving().transpose()?;
-            Some(found.map(|qp| qp.device().pd.clone()))
+            Some(found.map(|qp| qp.pd().clone()))
         })?;
         let access = match is_remote {
             true => Access::LOCAL_WRITE | Access::REMOTE_WRITE,

@@ -1,13 +1,12 @@
 //! A connection's queue pair with its memory: carries out both directions of [`flow`](super::flow) by verbs.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
 use std::time::Instant;
 
 use polyverbs_libibverbs::errno::Errno;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
-    Access, Completion, Cq, Memory, Mr, Qp, QpOptions, RKey, RemoteAddress, Sge, Transport,
+    Access, Completion, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress, Sge, Transport,
     VerbError, WcStatus,
     completion::Notify,
     memory::OutOfRange,
@@ -26,9 +25,9 @@ struct Registered {
 }
 
 impl Registered {
-    fn new(device: &Opened, length: usize, access: Access) -> Result<Self, Errno> {
+    fn new(pd: &Pd, length: usize, access: Access) -> Result<Self, Errno> {
         let memory = Memory::zeroed(length)?;
-        let mr = device.pd.register(&memory, access).wait()?;
+        let mr = pd.register(&memory, access).wait()?;
         Ok(Self { memory, mr })
     }
 
@@ -72,7 +71,8 @@ pub(crate) enum End {
 
 /// One side of a connection.
 pub(crate) struct StreamQp {
-    device: Arc<Opened>,
+    // Of this connection alone: its peer's keys open nothing of another one's.
+    pd: Pd,
     qp: Qp,
     cq: Cq,
     send: Registered,
@@ -111,7 +111,7 @@ impl StreamQp {
     ///
     /// # Errors
     /// The device has no room for it.
-    pub(crate) fn new(device: &Arc<Opened>, sizes: &Sizes) -> Result<Self, Errno> {
+    pub(crate) fn new(device: &Opened, sizes: &Sizes) -> Result<Self, Errno> {
         let limits = device.context.limits();
         let most = limits.max_qp_wr.min(limits.max_cqe / 2);
         if most < FEWEST {
@@ -126,13 +126,13 @@ impl StreamQp {
         let maps = maps_told(sizes.maps);
         let list = TARGETS * Target::LEN + maps as usize * Map::LEN;
         let exposed = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let pd = device.context.alloc_pd().wait()?;
         let notices = separate.then(|| {
             let length = (receives * NOTICE) as usize;
-            Registered::new(device, length, Access::LOCAL_WRITE)
+            Registered::new(&pd, length, Access::LOCAL_WRITE)
         });
         let cq = device.context.create_cq(requests + receives).wait()?;
-        let qp = device
-            .pd
+        let qp = pd
             .create_qp(
                 QpOptions::rc(&cq)
                     .max_send_wr(requests)
@@ -148,12 +148,12 @@ impl StreamQp {
             .qp_access_flags(Access::REMOTE_WRITE);
         qp.modify(init).wait()?;
         let qp = Self {
-            device: Arc::clone(device),
+            pd,
             qp,
             cq,
-            send: Registered::new(device, sizes.send_ring as usize, Access::empty())?,
-            ring: Registered::new(device, sizes.ring as usize, exposed)?,
-            list: Registered::new(device, list, exposed)?,
+            send: Registered::new(&pd, sizes.send_ring as usize, Access::empty())?,
+            ring: Registered::new(&pd, sizes.ring as usize, exposed)?,
+            list: Registered::new(&pd, list, exposed)?,
             notices: notices.transpose()?,
             out: Sender::new(requests, sizes.send_ring, separate),
             incoming: Receiver::new(sizes.ring, credits as u16),
@@ -184,8 +184,8 @@ impl StreamQp {
         &self.cq
     }
 
-    pub(crate) fn device(&self) -> &Arc<Opened> {
-        &self.device
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
     }
 
     /// The parameters for the peer.
@@ -679,6 +679,7 @@ impl StreamQp {
         for mapped in self.mapped {
             let _ = mapped.mr.deregister().wait();
         }
+        let _ = self.pd.destroy().wait();
     }
 }
 
