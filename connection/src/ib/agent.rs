@@ -1,7 +1,6 @@
 //! The connection manager of one device: a [`Manager`] between a program's connectors and queue pair 1.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,6 +14,7 @@ use verbs_api::provider::backend::{
     PrivateDataLimits, Question, Sink, Token, ping_by_question,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
+use verbs_api::provider::random;
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{
     QpEndpoint, VerbError,
@@ -87,17 +87,12 @@ impl Agent {
 
     fn new(port: &Arc<dyn ManagementPort>) -> Arc<Self> {
         let (comm_id_base, comm_id_bits) = port.communication_ids();
-        let random = |what: u8| {
-            let mut hasher = RandomState::new().build_hasher();
-            hasher.write_u8(what);
-            hasher.finish()
-        };
         // A process that starts anew is another adapter: it has none of the queue pairs of the one before.
         let manager = Manager::new(ManagerOptions {
-            ca_guid: liveness::guid(random(0) as u32),
+            ca_guid: liveness::guid(random() as u32),
             comm_id_base,
             comm_id_bits,
-            seed: random(1),
+            seed: random(),
             liveness_interval: Some(LIVENESS_INTERVAL),
             ..ManagerOptions::default()
         });
@@ -109,7 +104,7 @@ impl Agent {
                 timewait: BTreeMap::new(),
                 listeners: BTreeMap::new(),
                 wakes_at: None,
-                next_port: FIRST_PORT.wrapping_add(random(2) as u16 & 0x3fff),
+                next_port: FIRST_PORT.wrapping_add(random() as u16 & 0x3fff),
                 notices: VecDeque::new(),
                 is_notifying: false,
             }),
@@ -141,7 +136,7 @@ impl Agent {
         let mut notifies = false;
         let mut panicked = FirstPanic::default();
         while let Some(notice) = self.send(port, now, &mut notifies) {
-            panicked.catch(|| self.deliver(notice));
+            panicked.catch(|| notice.deliver());
         }
         let mut state = self.lock();
         let due = state
@@ -182,26 +177,6 @@ impl Agent {
             port.progress();
         }
         notice
-    }
-
-    fn deliver(&self, notice: Notice) {
-        let request = match &notice {
-            Notice::Request(_, token, _) => Some(*token),
-            _ => None,
-        };
-        notice.deliver();
-        if let Some(token) = request {
-            self.delay(token);
-        }
-    }
-
-    // Sends an MRA while the program has not answered.
-    fn delay(&self, token: Token) {
-        // In any other state no answer is awaited.
-        let _ = self
-            .lock()
-            .manager
-            .delay(comm_id(token), SERVICE_TIMEOUT, &[]);
     }
 }
 
@@ -730,7 +705,7 @@ impl ManagementSink for Agent {
 
     fn traffic(&self, qp: Qpn) {
         let Ok(port) = self.port() else { return };
-        self.with(&*port, |state, _| state.manager.handle_traffic(qp));
+        self.with(&*port, |state, now| state.manager.handle_traffic(now, qp));
     }
 
     fn due(&self) {
@@ -787,5 +762,3 @@ const RETRIES: u8 = 7;
 const PACKET_LIFE_TIME: u8 = 10;
 /// Interval of liveness probes: a killed peer is detected after fifteen seconds.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(4);
-/// The time that an MRA asks for while the program has not answered: 4.3 s.
-const SERVICE_TIMEOUT: u8 = 20;

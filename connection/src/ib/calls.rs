@@ -37,7 +37,7 @@ impl Manager {
             max_cm_retries: request.max_cm_retries.min(15),
             ..Connection::new(State::ReqSent, request.path, request.service_id)
         };
-        let id = self.add(connection)?;
+        let id = self.add_own(connection)?;
         let transaction_id = self.transaction(id);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.transaction_id = transaction_id;
@@ -155,7 +155,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`CmError::Connected`] where it is established already; a state in which no REP has been sent.
-    pub fn established(&mut self, id: CommId) -> Result<(), CmError> {
+    pub fn established(&mut self, now: Time, id: CommId) -> Result<(), CmError> {
         if self.state(id) == Some(State::Established) {
             return Err(CmError::Connected);
         }
@@ -163,17 +163,20 @@ impl Manager {
         connection.state = State::Established;
         connection.repeated = None;
         let qpn = connection.local_qpn.value();
+        let (address, guid) = (connection.path.address, connection.remote_guid);
         remove_own(&mut self.unready, qpn, id.0);
         self.cancel(id.0);
+        self.prove(id.0);
+        self.watch_adapter(now, address, guid);
         self.tell(Event::EstablishedByTraffic { id });
         Ok(())
     }
 
     /// A queue pair has received traffic: where it still waits for the RTU, the connection is established.
-    pub fn handle_traffic(&mut self, qp: Qpn) {
+    pub fn handle_traffic(&mut self, now: Time, qp: Qpn) {
         if let Some(&id) = self.unready.get(&qp.value()) {
             // In any other state there is nothing to do.
-            let _ = self.established(CommId(id));
+            let _ = self.established(now, CommId(id));
         }
     }
 
@@ -356,7 +359,7 @@ impl Manager {
             max_cm_retries: max_cm_retries.min(15),
             ..Connection::new(State::SidrReqSent, path, service_id)
         };
-        let id = self.add(connection)?;
+        let id = self.add_own(connection)?;
         let transaction_id = self.transaction(id);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.transaction_id = transaction_id;

@@ -10,6 +10,7 @@ use verbs_api::{
     ids::{LinkAddress, Psn, Qpn},
 };
 
+use super::admission::Arrival;
 use super::types::{ListenerId, Path, State, Transport};
 
 /// A peer's address, the GUID of its adapter, and a number that the adapter assigned. Adapters with the same GUID at different
@@ -27,6 +28,10 @@ pub(super) struct Connection {
     pub(super) remote_comm_id: u32,
     pub(super) remote_guid: u64,
     pub(super) listener: Option<ListenerId>,
+    /// Where the peer asked for it.
+    pub(super) arrival: Option<Arrival>,
+    /// Messages that may still be sent to an address that has not proven to be the peer's.
+    pub(super) allowance: Option<u32>,
     pub(super) local_qpn: Qpn,
     pub(super) remote_qpn: Qpn,
     pub(super) sq_psn: Psn,
@@ -64,6 +69,8 @@ impl Connection {
             remote_comm_id: 0,
             remote_guid: 0,
             listener: None,
+            arrival: None,
+            allowance: None,
             local_qpn: Qpn::default(),
             remote_qpn: Qpn::default(),
             sq_psn: Psn::default(),

@@ -14,11 +14,11 @@ pub struct ManagerOptions {
     pub comm_id_base: u32,
     /// Lower bits of a communication ID that the manager chooses, 1 to 32.
     pub comm_id_bits: u32,
-    /// Where communication IDs begin. Hard to guess from outside.
+    /// What communication IDs follow from. Hard to guess from outside.
     pub seed: u64,
     /// How long the adapter takes to acknowledge: 4.096 µs x 2^n.
     pub target_ack_delay: u8,
-    /// Most connections, in any state.
+    /// Most connections that peers ask for, in any state; and most that the program asks for.
     pub max_connections: usize,
     /// Most requests of each listener that the program has not answered.
     pub backlog: usize,

@@ -62,7 +62,7 @@ impl Liveness {
 }
 
 impl Manager {
-    /// A connection with this adapter begins: probes it from now on.
+    /// There is a connection with this adapter: probes it from now on.
     pub(super) fn watch_adapter(&mut self, now: Time, address: LinkAddress, guid: u64) {
         let adapter = (address, guid);
         let is_full = self.liveness.len() >= self.options.max_connections;

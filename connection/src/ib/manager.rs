@@ -6,9 +6,12 @@ use std::time::Duration;
 use polyverbs_engine::time::Time;
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::{Message, Rej, reason};
+use rand::rngs::StdRng;
+use rand::{RngCore, SeedableRng};
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::{QpAttributes, QpState};
 
+use super::admission::Admission;
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
 use super::liveness::Liveness;
@@ -37,14 +40,13 @@ pub struct Manager {
     /// By the local queue pair: connections that wait for the RTU.
     pub(super) unready: BTreeMap<u32, u32>,
     pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
-    /// REQs and SIDR_REQs that the program has not answered.
-    pub(super) open: BTreeSet<(ListenerId, u32)>,
+    pub(super) admission: Admission,
     pub(super) counts: Counts,
     pub(super) liveness: Liveness,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
-    next_id: u32,
+    random: StdRng,
     next_listener: u32,
     next_service: u64,
     next_transaction: u32,
@@ -59,8 +61,8 @@ pub(super) struct Listening {
 impl Manager {
     /// A manager without connections.
     pub fn new(options: ManagerOptions) -> Self {
-        let seed = options.seed ^ options.seed >> 32;
         Self {
+            random: StdRng::seed_from_u64(options.seed),
             options,
             listeners: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -68,13 +70,12 @@ impl Manager {
             by_qpn: BTreeMap::new(),
             unready: BTreeMap::new(),
             questions: BTreeMap::new(),
-            open: BTreeSet::new(),
+            admission: Admission::default(),
             counts: Counts::default(),
             liveness: Liveness::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
-            next_id: seed as u32,
             next_listener: 0,
             next_service: LOCAL_SERVICES,
             next_transaction: 0,
@@ -110,24 +111,6 @@ impl Manager {
     pub fn unlisten(&mut self, listener: ListenerId) -> Result<(), CmError> {
         let removed = self.listeners.remove(&listener);
         removed.map(drop).ok_or(CmError::Unknown)
-    }
-
-    /// The requests of this listener that the program has not answered.
-    pub(super) fn unanswered(&self, listener: ListenerId) -> impl Iterator<Item = u32> {
-        let all = (listener, 0)..=(listener, u32::MAX);
-        self.open.range(all).map(|(_, id)| *id)
-    }
-
-    pub(super) fn has_backlog(&self, listener: ListenerId) -> bool {
-        self.unanswered(listener).count() >= self.options.backlog
-    }
-
-    /// The request does not wait for the program any more.
-    pub(super) fn close(&mut self, id: u32) {
-        let listener = self.connections.get(&id).and_then(|of| of.listener);
-        if let Some(listener) = listener {
-            self.open.remove(&(listener, id));
-        }
     }
 
     /// The state of a connection; `None` where there is none.
@@ -271,10 +254,18 @@ impl Manager {
     }
 
     pub(super) fn send(&mut self, id: u32, message: Message) {
-        if let Some(connection) = self.connections.get(&id) {
-            let (to, transaction_id) = (connection.path.address, connection.transaction_id);
-            self.send_to(to, transaction_id, message);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if let Some(allowance) = &mut connection.allowance {
+            let Some(left) = allowance.checked_sub(1) else {
+                self.counts.unsent += 1;
+                return;
+            };
+            *allowance = left;
         }
+        let (to, transaction_id) = (connection.path.address, connection.transaction_id);
+        self.send_to(to, transaction_id, message);
     }
 
     pub(super) fn send_to(&mut self, to: LinkAddress, transaction_id: u64, message: Message) {
@@ -353,10 +344,10 @@ impl Manager {
         }
     }
 
-    /// 4.096 µs x 2^code and twice the packet lifetime, but no longer than the longest patience.
+    /// 4.096 µs x 2^code and twice the packet lifetime, but no less than [`REPEAT`] and no longer than the longest patience.
     pub(super) fn response_time(&self, code: u8, packet_life_time: u8) -> Duration {
         let time = time::decoded(code) + time::decoded(packet_life_time) * 2;
-        time.min(self.options.patience)
+        time.max(REPEAT).min(self.options.patience)
     }
 
     /// The connection has ended: its communication ID stays reserved until all of its packets have left the network.
@@ -372,6 +363,7 @@ impl Manager {
         let time = time::timewait(connection.ack_timeout).min(patience);
         let qpn = connection.local_qpn.value();
         remove_own(&mut self.unready, qpn, id);
+        self.make_replaceable(id);
         self.wake(id, now.after(time));
     }
 
@@ -381,6 +373,9 @@ impl Manager {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
+        if let Some(arrival) = connection.arrival {
+            self.release(arrival, connection.path.address);
+        }
         let request = connection.peer_key(connection.remote_comm_id);
         remove_own(&mut self.by_request, request, id);
         let peer = connection.peer_key(connection.remote_qpn.value());
@@ -390,23 +385,29 @@ impl Manager {
         remove_own(&mut self.questions, asker, id);
     }
 
-    pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {
-        if self.connections.len() >= self.options.max_connections {
+    /// A connection that the program asks for.
+    pub(super) fn add_own(&mut self, connection: Connection) -> Result<u32, CmError> {
+        let own = self.connections.len() - self.admission.len();
+        if own >= self.options.max_connections {
             return Err(CmError::TooMany);
         }
+        self.add(connection)
+    }
+
+    pub(super) fn add(&mut self, connection: Connection) -> Result<u32, CmError> {
         let id = self.free_id().ok_or(CmError::TooMany)?;
         self.connections.insert(id, connection);
         Ok(id)
     }
 
-    /// A number that no connection has.
+    /// A number that no connection has, and that peers cannot guess: who knows it has received it.
     pub(super) fn free_id(&mut self) -> Option<u32> {
         let bits = self.options.comm_id_bits.clamp(1, 32);
         let mask = u32::MAX >> (32 - bits);
+        let first = self.random.next_u32();
         // Tries all numbers once; 0 is invalid.
-        for _ in 0..=self.connections.len() + 2 {
-            self.next_id = self.next_id.wrapping_add(1);
-            let id = self.options.comm_id_base & !mask | self.next_id & mask;
+        for step in 0..=self.connections.len() as u32 + 2 {
+            let id = self.options.comm_id_base & !mask | first.wrapping_add(step) & mask;
             if id != 0 && id != self.liveness.unused_id && !self.connections.contains_key(&id) {
                 return Some(id);
             }
@@ -431,3 +432,5 @@ pub(super) fn remove_own<K: Ord>(map: &mut BTreeMap<K, u32>, key: K, id: u32) {
 /// lose the processor, and listen only then.
 const LISTENS_BY: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(5);
+/// Least time until an unanswered message is repeated, whatever the peer says.
+const REPEAT: Duration = Duration::from_millis(100);

@@ -3,6 +3,7 @@
 //! Read [`types`], then [`Manager`]. A manager serves one address of one device; [`Agent`] carries its messages as management
 //! datagrams to and from queue pair 1.
 
+mod admission;
 mod agent;
 mod calls;
 mod connection;

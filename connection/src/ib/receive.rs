@@ -10,6 +10,7 @@ use verbs_api::{
     ids::{Gid, LinkAddress, Psn, Qpn},
 };
 
+use super::admission::ALLOWANCE;
 use super::connection::Connection;
 use super::manager::{Listening, Manager, remove_own};
 use super::time;
@@ -17,6 +18,10 @@ use super::types::{CommId, Event, ListenerId, Path, Replied, Requested, State, T
 
 /// APR's status where alternate paths are not supported (IBTA 12.8.2).
 const ALTERNATE_PATHS_UNSUPPORTED: u8 = 2;
+/// The time that an MRA asks for while the program has not answered a repeated REQ: 4.3 s.
+const SERVICE_TIMEOUT: u8 = 20;
+/// How often a REP is repeated at most, whatever the peer asks for.
+const MOST_RETRIES: u8 = 7;
 
 /// The sender of a message, and the transaction that the message belongs to.
 #[derive(Clone, Copy)]
@@ -43,7 +48,7 @@ impl Manager {
             Message::Mra(mra) => self.on_mra(now, from, mra),
             Message::Rej(rej) => self.on_rej(now, from, rej),
             Message::Rep(rep) => self.on_rep(now, from, rep),
-            Message::Rtu(rtu) => self.on_rtu(from, rtu),
+            Message::Rtu(rtu) => self.on_rtu(now, from, rtu),
             Message::Dreq(dreq) => self.on_dreq(from, dreq),
             Message::Drep(drep) => self.on_drep(now, from, drep),
             Message::SidrReq(question) => self.on_sidr_req(now, from, question),
@@ -62,7 +67,7 @@ impl Manager {
             self.refuse(from, req, reason::STALE_CONNECTION);
             return self.end_stale(now, old);
         }
-        match self.admit(from, req) {
+        match self.examine(from, req) {
             Ok((listener, connection)) => self.accept_req(now, listener, connection, req),
             Err(reason) => self.refuse(from, req, reason),
         }
@@ -70,11 +75,18 @@ impl Manager {
 
     fn on_duplicate_req(&mut self, now: Time, from: Sender, id: u32, req: &Req) {
         self.counts.duplicates += 1;
-        let Some(connection) = self.connections.get(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
+        if let Some(allowance) = &mut connection.allowance {
+            *allowance += ALLOWANCE;
+        }
         match connection.state {
-            State::ReqRcvd => self.wait_for_answer(now, id),
+            State::ReqRcvd => {
+                self.wait_for_answer(now, id);
+                // It cannot fail: the state allows it, and there is no private data.
+                let _ = self.delay(CommId(id), SERVICE_TIMEOUT, &[]);
+            }
             State::MraReqSent => {
                 self.wait_for_answer(now, id);
                 self.answer_again(id);
@@ -92,7 +104,7 @@ impl Manager {
         }
     }
 
-    fn admit(&mut self, from: Sender, req: &Req) -> Result<(ListenerId, Connection), u16> {
+    fn examine(&mut self, from: Sender, req: &Req) -> Result<(ListenerId, Connection), u16> {
         let transport = match (req.transport_type, req.extended_transport_type) {
             (0, _) => Transport::Rc,
             (1, _) => Transport::Uc,
@@ -103,7 +115,7 @@ impl Manager {
         let listener = self
             .listener_of(req.service_id)
             .ok_or(reason::INVALID_SERVICE_ID)?;
-        if self.has_backlog(listener) {
+        if !self.make_room(listener, from.address) {
             self.counts.refused += 1;
             return Err(reason::NO_RESOURCES);
         }
@@ -125,7 +137,7 @@ impl Manager {
             rnr_retry_count: req.rnr_retry_count,
             ack_timeout: req.primary_ack_timeout,
             response,
-            max_cm_retries: req.max_cm_retries,
+            max_cm_retries: req.max_cm_retries.min(MOST_RETRIES),
             ..Connection::new(State::ReqRcvd, path, req.service_id)
         };
         Ok((listener, connection))
@@ -186,8 +198,7 @@ impl Manager {
             Ok(id) => {
                 self.by_request.insert(named, id);
                 self.by_qpn.insert(peer, id);
-                self.watch_adapter(now, from.address, req.ca_guid);
-                self.open.insert((listener, id));
+                self.admit(listener, id);
                 self.wait_for_answer(now, id);
                 let id = CommId(id);
                 self.tell(Event::Requested {
@@ -213,21 +224,27 @@ impl Manager {
         self.send_to(from.address, from.transaction_id, rej.into());
     }
 
-    /// The connection of a message: both communication IDs and the address must match.
+    /// The connection of a message: both communication IDs and the address must match, and the address is proven thereby.
     fn find(&mut self, from: Sender, own: u32, remote: u32) -> Option<&mut Connection> {
-        let Some(connection) = self.connections.get_mut(&own) else {
-            self.counts.stray += 1;
-            return None;
-        };
-        if connection.remote_comm_id != remote {
-            self.counts.stray += 1;
+        if !self.is_of(from, own, remote) {
             return None;
         }
-        if connection.path.address != from.address {
-            self.counts.misdirected += 1;
-            return None;
+        self.prove(own);
+        self.connections.get_mut(&own)
+    }
+
+    fn is_of(&mut self, from: Sender, own: u32, remote: u32) -> bool {
+        match self.connections.get(&own) {
+            Some(of) if of.remote_comm_id == remote && of.path.address == from.address => true,
+            Some(of) if of.remote_comm_id == remote => {
+                self.counts.misdirected += 1;
+                false
+            }
+            _ => {
+                self.counts.stray += 1;
+                false
+            }
         }
-        Some(connection)
     }
 
     /// The same, also while the peer's communication ID is not known yet because the REQ is unanswered.
@@ -324,7 +341,7 @@ impl Manager {
         self.tell(Event::Replied { id, reply });
     }
 
-    fn on_rtu(&mut self, from: Sender, rtu: &Rtu) {
+    fn on_rtu(&mut self, now: Time, from: Sender, rtu: &Rtu) {
         let id = rtu.remote_comm_id;
         let Some(connection) = self.find(from, id, rtu.local_comm_id) else {
             return;
@@ -336,8 +353,10 @@ impl Manager {
         connection.state = State::Established;
         connection.repeated = None;
         let qpn = connection.local_qpn.value();
+        let (address, guid) = (connection.path.address, connection.remote_guid);
         remove_own(&mut self.unready, qpn, id);
         self.cancel(id);
+        self.watch_adapter(now, address, guid);
         self.tell(Event::Established {
             id: CommId(id),
             private_data: rtu.private_data.0.to_vec(),
@@ -418,7 +437,8 @@ impl Manager {
                 self.counts.stray += 1;
                 return None;
             };
-            return self.find(from, id, rej.local_comm_id).map(|_| id);
+            // No proof: the sender need not have received anything.
+            return self.is_of(from, id, rej.local_comm_id).then_some(id);
         }
         let id = rej.remote_comm_id;
         self.find_asking(from, id, rej.local_comm_id).map(|_| id)
@@ -552,17 +572,14 @@ impl Manager {
             listener: Some(listener),
             ..Connection::new(State::SidrReqRcvd, path, question.service_id)
         };
-        let is_full = self.has_backlog(listener);
-        let id = match self.add(connection) {
-            Ok(id) if !is_full => id,
-            added => {
-                self.counts.refused += 1;
-                added.into_iter().for_each(|id| self.forget(id));
-                return self.send_to(from.address, from.transaction_id, refuse(2).into());
-            }
+        let has_room = self.make_room(listener, from.address);
+        let added = has_room.then(|| self.add(connection).ok());
+        let Some(id) = added.flatten() else {
+            self.counts.refused += 1;
+            return self.send_to(from.address, from.transaction_id, refuse(2).into());
         };
         self.questions.insert(asker, id);
-        self.open.insert((listener, id));
+        self.admit(listener, id);
         self.wait_for_answer(now, id);
         self.tell(Event::ResolutionRequested {
             listener,

@@ -278,24 +278,172 @@ fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_deli
 
 // covers 7.04 7.47
 #[test]
-fn a_flood_of_requests_is_bounded_and_is_over_when_nobody_repeats_them() {
+fn a_flood_of_requests_that_nobody_answers_is_bounded_and_keeps_nobody_out() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=10_000 {
         lab.hear(peer((number % 200) as u8 + 2), req(number));
     }
-    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG);
+    // The oldest ones have made room, and nobody was refused.
+    assert_eq!(heard.asked.lock().unwrap().len(), 10_000);
+    assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000 - BACKLOG);
+    assert_eq!(lab.sent(), []);
+    lab.connected(&heard, peer(250), 77_777);
+    // When nobody repeats them they are over.
+    lab.pass(PATIENCE);
+    assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000);
+}
+
+// covers 7.47
+#[test]
+fn one_source_has_half_of_a_backlog_at_most() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    (1..=5000).for_each(|number| lab.hear(peer(2), req(number)));
+    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG / 2);
     let refused = |(_, message): &(IpAddr, Message)| matches!(message, Message::Rej(rej) if rej.reason == reason::NO_RESOURCES);
     assert_eq!(
         lab.sent().iter().filter(|sent| refused(sent)).count(),
-        10_000 - BACKLOG
+        5000 - BACKLOG / 2
     );
-    lab.hear(peer(250), req(77_777));
-    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG);
-    lab.pass(PATIENCE);
-    assert_eq!(*heard.withdrawn.lock().unwrap(), BACKLOG);
-    lab.hear(peer(250), req(77_778));
-    assert_eq!(heard.asked.lock().unwrap().len(), BACKLOG + 1);
+    lab.connected(&heard, peer(3), 1);
+    assert_eq!(*heard.withdrawn.lock().unwrap(), 0);
+}
+
+/// A request whose sender wants answers again and again, at once.
+fn impatient(number: u32) -> Req {
+    Req {
+        local_response_timeout: 0,
+        primary_ack_timeout: 0,
+        ..req(number)
+    }
+}
+
+// covers 7.13 7.47
+#[test]
+fn an_unproven_address_gets_three_messages_for_each_of_its_own_at_most() {
+    for (repeated, is_accepted) in [(0, true), (0, false), (1, true), (1, false), (9, true)] {
+        let lab = Lab::new();
+        let heard = lab.listen();
+        let (mut came, mut sent) = (0, 0);
+        for _ in 0..=repeated {
+            lab.hear(peer(2), impatient(5));
+            came += 1;
+            sent += lab.sent().len();
+            assert!(sent <= 3 * came, "{sent} for {came}");
+        }
+        let recorder = Arc::new(Recorder::default());
+        let token = heard.asked.lock().unwrap().pop().unwrap();
+        if is_accepted {
+            let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
+            lab.agent.accept(token, offer(), sink).unwrap();
+        }
+        (0..1000).for_each(|_| lab.pass(Duration::from_millis(10)));
+        lab.pass(PATIENCE);
+        sent += lab.sent().len();
+        assert!(sent <= 3 * came, "{sent} for {came}");
+        assert_eq!(*heard.withdrawn.lock().unwrap(), usize::from(!is_accepted));
+        let ended = if is_accepted {
+            &[CmEvent::TimedOut][..]
+        } else {
+            &[]
+        };
+        assert_eq!(recorder.events(), ended);
+    }
+}
+
+// covers 7.13 7.47
+#[test]
+fn a_proven_peer_chooses_neither_more_repeats_than_seven_nor_shorter_pauses_than_100_ms() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    lab.hear(peer(2), impatient(5));
+    let token = heard.asked.lock().unwrap().pop().unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
+    lab.agent.accept(token, offer(), sink).unwrap();
+    let proof = Mra {
+        local_comm_id: 5,
+        remote_comm_id: token.0 as u32,
+        message: 1,
+        ..Mra::default()
+    };
+    lab.hear(peer(2), proof);
+    assert_eq!(lab.sent().len(), 1);
+    let (mut pause, mut repeats) = (0, 0);
+    while recorder.0.lock().unwrap().is_empty() {
+        lab.pass(Duration::from_millis(1));
+        pause += 1;
+        let is_rep = |(_, message): &(IpAddr, Message)| matches!(message, Message::Rep(_));
+        if lab.sent().iter().any(is_rep) {
+            assert!(pause >= 100, "{pause} ms");
+            (pause, repeats) = (0, repeats + 1);
+        }
+    }
+    assert_eq!(repeats, 7);
+}
+
+/// Accepts what is asked for.
+fn accept(lab: &Lab, token: Token) -> Arc<Recorder> {
+    let recorder = Arc::new(Recorder::default());
+    let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
+    lab.agent.accept(token, offer(), sink).unwrap();
+    recorder
+}
+
+// covers 7.47
+#[test]
+fn a_flood_that_the_program_accepts_leaves_room_for_others_and_for_its_own_connections() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    for number in 1..=70_000 {
+        lab.hear(peer((number % 200) as u8 + 2), req(number));
+        let token = heard.asked.lock().unwrap().pop().expect("it is let in");
+        accept(&lab, token);
+        lab.port.sent.lock().unwrap().clear();
+    }
+    lab.connected(&heard, peer(250), 77_777);
+    lab.connect(peer(251));
+}
+
+// covers 7.47
+#[test]
+fn whoever_means_well_connects_within_a_second_while_2000_forged_requests_a_second_arrive() {
+    let lab = Lab::new();
+    let heard = lab.listen();
+    let (mut number, mut established) = (0, None);
+    for millisecond in 0..60_000 {
+        for _ in 0..2 {
+            number += 1;
+            let from = IpAddr::from((0x0b00_0000_u32 + number * 7919).to_be_bytes());
+            lab.hear(from, req(number));
+        }
+        if millisecond == 59_000 {
+            lab.hear(peer(2), req(5));
+        }
+        for token in std::mem::take(&mut *heard.asked.lock().unwrap()) {
+            // Of those that it does not answer now it hears no more.
+            if token.0 % 3 != 0 || millisecond >= 59_000 {
+                let recorder = accept(&lab, token);
+                let reps = lab.sent().into_iter();
+                let is_own = |(to, message): &(IpAddr, Message)| {
+                    *to == peer(2) && matches!(message, Message::Rep(_))
+                };
+                if reps.filter(is_own).count() > 0 {
+                    let rtu = Rtu {
+                        local_comm_id: 5,
+                        remote_comm_id: token.0 as u32,
+                        ..Rtu::default()
+                    };
+                    lab.hear(peer(2), rtu);
+                    established = Some(recorder);
+                }
+            }
+        }
+        lab.pass(Duration::from_millis(1));
+    }
+    let events = established.expect("it is let in").events();
+    assert_eq!(events, [CmEvent::Completed]);
 }
 
 // covers 7.10 7.47

@@ -1,6 +1,7 @@
 //! Peers that mean harm: to InfiniBand's connection manager, and to MPA over TCP.
 #![forbid(unsafe_code)]
 
+mod amplification;
 mod cm;
 mod mpa;
 mod segments;

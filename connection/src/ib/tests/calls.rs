@@ -25,7 +25,7 @@ fn call(manager: &mut Manager, name: &str, id: CommId) -> Result<(), CmError> {
     match name {
         "reply" => manager.reply(now, id, &reply),
         "ready" => manager.ready(id, b""),
-        "established" => manager.established(id),
+        "established" => manager.established(now, id),
         "delay" => manager.delay(id, 18, b""),
         "disconnect" => manager.disconnect(now, id, b""),
         _ => manager.confirm_disconnect(now, id, b""),

@@ -36,12 +36,15 @@ fn an_unanswered_message_is_repeated_as_often_as_agreed_and_given_up() {
 
 // covers 7.13
 #[test]
-fn an_unanswered_rep_is_given_up_with_a_rej() {
+fn a_rep_that_only_an_mra_answers_is_given_up_with_a_rej() {
     let mut pair = Pair::new();
     let (near, far, request) = pair.asked(0x11);
-    pair.loses = Box::new(|_, message| message.name() == "REP");
     pair.reply(far, &request);
+    pair.ends[NEAR].delay(near, 18, b"").unwrap();
+    pair.settle();
+    pair.loses = Box::new(|_, message| message.name() == "REP");
     pair.sent();
+    pair.events = [Vec::new(), Vec::new()];
     // The one who asked waits too, and would give up as well.
     while pair.state(FAR, far).is_some() {
         let due = pair.ends[FAR].next_due().unwrap();
@@ -131,10 +134,13 @@ fn traffic_establishes_a_connection_whose_rtu_is_lost() {
     pair.reply(far, &request);
     pair.ends[NEAR].ready(near, b"").unwrap();
     pair.settle();
-    pair.ends[FAR].established(far).unwrap();
+    pair.ends[FAR].established(pair.now, far).unwrap();
     pair.settle();
     assert_eq!(pair.events(FAR), [Event::EstablishedByTraffic { id: far }]);
-    assert_eq!(pair.ends[FAR].established(far), Err(CmError::Connected));
+    assert_eq!(
+        pair.ends[FAR].established(pair.now, far),
+        Err(CmError::Connected)
+    );
     assert_eq!(pair.ends[FAR].next_due(), None);
     // One that comes late says nothing new.
     let rtu = polyverbs_wire::mad::cm::Rtu {

@@ -46,11 +46,13 @@ fn a_repeated_req_is_answered_according_to_the_state() {
         }
         let answer = answer_to(&mut pair, FAR, &req);
         match (state, answer) {
-            (State::MraReqSent, Some(Message::Mra(_))) => {}
+            (State::ReqRcvd | State::MraReqSent, Some(Message::Mra(_))) => {}
             (State::TimeWait, Some(Message::Rej(rej))) => {
                 assert_eq!(rej.reason, reason::STALE_CONNECTION);
             }
-            (State::MraReqSent | State::TimeWait, other) => panic!("{state:?}: {other:?}"),
+            (State::ReqRcvd | State::MraReqSent | State::TimeWait, other) => {
+                panic!("{state:?}: {other:?}")
+            }
             (_, answer) => assert_eq!(answer, None, "{state:?}"),
         }
         assert_eq!(pair.ends[FAR].poll_event(), None);
