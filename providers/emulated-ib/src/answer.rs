@@ -129,7 +129,7 @@ pub(crate) fn take_owed(qp: &Qp) -> Option<(Psn, Aeth)> {
 }
 
 fn aeth(qp: &Qp, half: &Receiving) -> Aeth {
-    let receives = (!qp.has_srq()).then(|| qp.receives_waiting());
+    let receives = (!qp.has_srq()).then(|| qp.receives_waiting(half));
     Aeth::ack(half.driver.rest.msn, receives)
 }
 

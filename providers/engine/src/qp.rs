@@ -35,12 +35,12 @@ use crate::lock::{Lock, LockClass, LockGuard};
 use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
-use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveRing};
+use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveProducer, ReceiveRing, Taken};
 use crate::request::{Op, QueuedRequest, Request, SendExtra};
 use crate::rules::{self, Rule};
 use crate::slots::{Held, Slots};
 use crate::srq::{Srq, SrqFailed};
-use crate::sync::{Line, Mutex, prefetch};
+use crate::sync::{CacheLine, Line, Mutex, prefetch};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
@@ -208,6 +208,8 @@ pub struct Responder<D: Driver> {
 struct ResponderSide<D: Driver> {
     // The queue pair's state once more, for the peer: stored after the other.
     state: AtomicU8,
+    // Of the receives, for who posts them.
+    taken: Taken,
     lock: Lock<Responder<D>>,
 }
 
@@ -257,9 +259,10 @@ pub struct Qp<D: Driver> {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
-    receives: Box<ReceiveRing>,
     cold: Box<Cold<D>>,
     requester: Lock<Requester<D>>,
+    receives: ReceiveRing,
+    producer: CacheLine<Lock<ReceiveProducer>>,
     responder: Line<ResponderSide<D>>,
 }
 
@@ -289,7 +292,6 @@ impl<D: Driver> Qp<D> {
         if parts.srq.is_some() || extensions.carries_srqn() {
             cap.max_recv_wr = 0;
         }
-        let (receives, consumer) = ReceiveRing::new(cap.max_recv_wr);
         let requester = Requester {
             driver: D::Requester::default(),
             direct: None,
@@ -307,7 +309,7 @@ impl<D: Driver> Qp<D> {
             driver: D::Responder::default(),
             current: None,
             counters: ReceiveCounters::default(),
-            consumer,
+            consumer: ReceiveConsumer::default(),
             waiting: None,
             established: false,
             takes_express: false,
@@ -330,9 +332,11 @@ impl<D: Driver> Qp<D> {
             requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
+                taken: Taken::default(),
                 lock: Lock::new(LockClass::Responder, responder),
             }),
-            receives: Box::new(receives),
+            receives: ReceiveRing::new(cap.max_recv_wr, cap.max_recv_sge),
+            producer: CacheLine(Lock::new(LockClass::Receive, ReceiveProducer::default())),
             cold: Box::new(Cold {
                 is_traced,
                 extensions,
@@ -921,11 +925,11 @@ impl<D: Driver> Qp<D> {
         if self.state() == QpState::Reset {
             return Err((0, PostReason::InvalidState(QpState::Reset)));
         }
-        let mut producer = self.receives.producer();
+        let mut producer = self.producer.0.lock();
         let mut result = Ok(());
         for (index, request) in requests.iter().enumerate() {
-            let posted = self.receives.post(&mut producer, Receive::of(request));
-            if posted.is_err() {
+            let (taken, receive) = (&self.responder.0.taken, Receive::of(request));
+            if (self.receives.post(&mut producer, taken, receive)).is_err() {
                 let max = self.cold.cap.max_recv_wr;
                 result = Err((index, PostReason::QueueFull { max }));
                 break;
@@ -1014,20 +1018,22 @@ impl<D: Driver> Qp<D> {
         self.srq.is_some() || self.carries_srqn
     }
 
-    /// Receives posted on the queue pair's own queue, as far as can be told without a lock.
-    pub fn receives_waiting(&self) -> usize {
-        self.receives.len()
+    /// Receives posted on the queue pair's own queue.
+    pub fn receives_waiting(&self, responder: &Responder<D>) -> usize {
+        let producer = self.producer.0.lock();
+        producer.ahead_of(&responder.consumer) as usize
     }
 
-    /// Whether a receive is posted, as far as can be told without a lock.
+    /// Whether a receive is posted.
     pub fn has_receive(&self) -> bool {
         if self.carries_srqn {
             let named = self.cold.extensions.named();
             return named.as_ref().is_some_and(|target| !target.srq.is_empty());
         }
-        self.srq
-            .as_ref()
-            .map_or_else(|| !self.receives.is_empty(), |srq| !srq.is_empty())
+        match &self.srq {
+            Some(srq) => !srq.is_empty(),
+            None => self.receives.has_one(&self.responder().consumer),
+        }
     }
 
     /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
@@ -1044,15 +1050,21 @@ impl<D: Driver> Qp<D> {
         if self.carries_srqn {
             return self.take_named_receive(waiting, effects);
         }
-        if let Some(receive) = self.receives.take(&mut responder.consumer) {
+        if let Some(receive) = self.take_own(responder) {
             return Some(receive);
         }
         let waiting = waiting?;
         responder.waiting = Some(waiting.actions());
         if self.receives.set_starved_and_recheck(&responder.consumer) {
-            return self.receives.take(&mut responder.consumer);
+            return self.take_own(responder);
         }
         None
+    }
+
+    #[inline]
+    fn take_own(&self, responder: &mut Responder<D>) -> Option<Receive> {
+        let taken = &self.responder.0.taken;
+        self.receives.take(&mut responder.consumer, taken)
     }
 
     /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
@@ -1082,7 +1094,7 @@ impl<D: Driver> Qp<D> {
         solicited: bool,
         cx: &mut Cx<'_, D>,
     ) {
-        let wr_id = self.receives.pop_one(&mut responder.consumer);
+        let wr_id = (self.receives).pop_one(&mut responder.consumer, &self.responder.0.taken);
         let plain = Plain::new(self.qpn, WcOpcode::Recv, solicited);
         self.recv_cq
             .push_plain(wr_id, plain, byte_len, &mut cx.effects);
@@ -1177,7 +1189,7 @@ impl<D: Driver> Qp<D> {
         if let Some(receive) = responder.current.take() {
             self.complete_receive(&receive, flushed, cx);
         }
-        while let Some(receive) = self.receives.take(&mut responder.consumer) {
+        while let Some(receive) = self.take_own(responder) {
             self.complete_receive(&receive, flushed, cx);
         }
         let shares = self.srq.is_some() || self.cold.extensions.is_target();
@@ -1188,7 +1200,7 @@ impl<D: Driver> Qp<D> {
 
     fn drop_receives(&self, responder: &mut Responder<D>) {
         let current = responder.current.take();
-        let rest = std::iter::from_fn(|| self.receives.take(&mut responder.consumer));
+        let rest = std::iter::from_fn(|| self.take_own(responder));
         for receive in current.into_iter().chain(rest) {
             loans::release(Loan::from_bits(receive.loan));
         }

@@ -1,8 +1,9 @@
-//! The ring of posted receives, of a QP or of an SRQ.
+//! The ring of receives that are posted on a queue pair.
 //!
-//! A slot is one cache line: sequence number, request, up to two scatter entries; more spill into a box. Programs post
-//! under a lock of their own; the one consumer is a state that lives within the responder's half of the QP and so under
-//! its lock, or in a lock of its own for an SRQ. Who posts many receives ahead saves the consumer a cache miss for each.
+//! A slot takes half a cache line, a *segment*: its state, the request, one scatter entry; each further segment has two
+//! more, and there are as many as the queue pair was made for. Programs post under a lock; the one consumer is a state that
+//! lives within the responder's half of the queue pair and so under its lock. What the consumer writes lies with the rest of
+//! that half: it only reads slots, so that who posts many receives ahead saves it a cache miss for each.
 //!
 //! # Running dry
 //! A responder that finds no receive must not sleep through one that is being posted:
@@ -13,17 +14,12 @@
 //!
 //! Whichever fence comes first, one of the two sees the other. Read `lock` first.
 
-// Spilled scatter lists are owned by raw pointers in the slots.
-#![allow(unsafe_code)]
-
-use std::ptr;
 use std::sync::OnceLock;
 
 use smallvec::SmallVec;
 use verbs_api::{Sge, wr::ReceiveRequest};
 
-use crate::lock::{Lock, LockClass, LockGuard};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Line, Ordering, full_fence};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// A scatter/gather entry as numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +44,7 @@ impl From<&Sge> for RawSge {
 }
 
 /// A scatter list; up to two entries need no allocation.
-pub type SmallSges = SmallVec<[RawSge; INLINE]>;
+pub type SmallSges = SmallVec<[RawSge; 2]>;
 
 /// A posted receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,114 +74,99 @@ impl Receive {
 
 /// A ring of posted receives.
 pub struct ReceiveRing {
-    slots: OnceLock<Box<[Slot]>>,
+    segments: OnceLock<Box<[Segment]>>,
     capacity: u32,
+    /// A power of two.
+    slots: u32,
+    /// Segments of a slot.
+    length: u16,
     starved: AtomicBool,
-    producer: Line<ProducerSide>,
-    /// Receives ever taken; written by the consumer.
-    head: Line<AtomicU64>,
 }
 
 impl ReceiveRing {
-    /// Makes an empty ring for `capacity` receives, and its consumer. Slots are made at the first
-    /// post; a capacity of 0 takes none.
+    /// Makes an empty ring for `capacity` receives of `max_sge` entries at most. Slots are made at the first post; a
+    /// capacity of 0 takes none.
     ///
     /// # Panics
-    /// If `capacity` exceeds [`MAX_CAPACITY`].
-    pub fn new(capacity: u32) -> (Self, ReceiveConsumer) {
-        assert!(capacity <= MAX_CAPACITY);
-        let producer = ReceiveProducer { tail: 0, head: 0 };
-        let producer = ProducerSide {
-            lock: Lock::new(LockClass::Receive, producer),
-            tail: AtomicU64::new(0),
+    /// If `capacity` exceeds [`MAX_CAPACITY`], or `max_sge` what a slot can count.
+    pub fn new(capacity: u32, max_sge: u32) -> Self {
+        assert!(capacity <= MAX_CAPACITY && u64::from(max_sge) <= NUM_SGE);
+        let mut ring = Self {
+            segments: OnceLock::new(),
+            capacity,
+            slots: capacity.next_power_of_two(),
+            length: (max_sge + 1).div_ceil(2) as u16,
+            starved: AtomicBool::new(false),
         };
         // The model checker does not know `OnceLock`: under it the slots are there from the start.
-        let slots = if cfg!(loom) {
-            make_slots(capacity).into()
-        } else {
-            OnceLock::new()
-        };
-        let ring = Self {
-            slots,
-            capacity,
-            starved: AtomicBool::new(false),
-            producer: Line(producer),
-            head: Line(AtomicU64::new(0)),
-        };
-        (ring, ReceiveConsumer { head: 0 })
+        if cfg!(loom) {
+            ring.segments = ring.make_slots().into();
+        }
+        ring
     }
 
-    /// Takes the producer lock, for one post or a batch.
-    #[inline]
-    pub fn producer(&self) -> LockGuard<'_, ReceiveProducer> {
-        self.producer.lock.lock()
-    }
-
-    /// Adds a receive; `producer` is this ring's, locked.
+    /// Adds a receive. `producer` is this ring's, locked; `taken` is where its consumer tells how far it is.
     ///
     /// Call [`take_starved`](Self::take_starved) once after the batch, when the lock is dropped.
     ///
     /// # Errors
     /// The receive, if the ring is full.
+    ///
+    /// # Panics
+    /// If the receive has more entries than the ring was made for.
     #[inline]
-    pub fn post(&self, producer: &mut ReceiveProducer, receive: Receive) -> Result<(), Receive> {
-        let at = producer.tail;
-        if at - producer.head >= u64::from(self.capacity) {
-            producer.head = self.head.load(Ordering::Acquire);
-            if at - producer.head >= u64::from(self.capacity) {
+    pub fn post(
+        &self,
+        producer: &mut ReceiveProducer,
+        taken: &Taken,
+        receive: Receive,
+    ) -> Result<(), Receive> {
+        let at = producer.posted;
+        if at.wrapping_sub(producer.taken) >= self.capacity {
+            producer.taken = taken.0.load(Ordering::Acquire);
+            if at.wrapping_sub(producer.taken) >= self.capacity {
                 return Err(receive);
             }
         }
-        let slots = self.slots.get_or_init(|| make_slots(self.capacity));
-        slot_at(slots, at).write(at, receive);
-        producer.tail = at + 1;
-        self.producer.tail.store(at + 1, Ordering::Relaxed);
+        let segments = self.segments.get_or_init(|| self.make_slots());
+        self.slot(segments, at).write(self.lap(at), &receive);
+        producer.posted = at.wrapping_add(1);
         Ok(())
     }
 
-    /// Takes the oldest receive; `consumer` is this ring's.
+    /// Takes the oldest receive; `consumer` and `taken` are this ring's.
     #[inline]
-    pub fn take(&self, consumer: &mut ReceiveConsumer) -> Option<Receive> {
-        let at = consumer.head;
-        let slot = slot_at(self.slots.get()?, at);
-        let receive = slot.take(slot.holds(at)?);
-        consumer.head = at + 1;
-        // Release: the slot has been read when the poster sees this and writes it again.
-        self.head.store(at + 1, Ordering::Release);
+    pub fn take(&self, consumer: &mut ReceiveConsumer, taken: &Taken) -> Option<Receive> {
+        let receive = self.oldest(consumer)?.read();
+        consumer.step(taken);
         Some(receive)
     }
 
     /// The one entry of the oldest receive, if it has just one and no lent buffer; it stays.
     #[inline]
     pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
-        let slot = slot_at(self.slots.get()?, consumer.head);
-        (slot.holds(consumer.head)? as u32 == 1).then(|| slot.read_entry(0))
+        let slot = self.oldest(consumer)?;
+        (slot.state() == self.lap(consumer.taken) | 1).then(|| slot.entry(0))
     }
 
     /// Takes the receive that [`peek_one`](Self::peek_one) found; returns its number.
     #[inline]
-    pub fn pop_one(&self, consumer: &mut ReceiveConsumer) -> u64 {
-        let Some(slots) = self.slots.get() else {
+    pub fn pop_one(&self, consumer: &mut ReceiveConsumer, taken: &Taken) -> u64 {
+        let Some(segments) = self.segments.get() else {
             return 0;
         };
-        let wr_id = slot_at(slots, consumer.head).wr_id.load(Ordering::Relaxed);
-        consumer.head += 1;
-        crate::sync::prefetch(ptr::from_ref(slot_at(slots, consumer.head)).cast());
-        // Release: as in `take`.
-        self.head.store(consumer.head, Ordering::Release);
+        let slot = self.slot(segments, consumer.taken);
+        let wr_id = slot.word(WR_ID).load(Ordering::Relaxed);
+        consumer.step(taken);
+        let next = self.slot(segments, consumer.taken);
+        crate::sync::prefetch(next.0.as_ptr().cast());
         wr_id
     }
 
-    /// The number of receives that wait, as last published by both sides.
-    pub fn len(&self) -> usize {
-        let head = self.head.load(Ordering::Acquire);
-        let tail = self.producer.tail.load(Ordering::Relaxed);
-        tail.saturating_sub(head) as usize
-    }
-
-    /// Whether no receive waits, as last published by both sides.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Whether a receive waits.
+    #[inline]
+    pub fn has_one(&self, consumer: &ReceiveConsumer) -> bool {
+        self.oldest(consumer).is_some()
     }
 
     /// Consumer: notes that there was no receive, then looks again.
@@ -196,8 +177,7 @@ impl ReceiveRing {
     pub fn set_starved_and_recheck(&self, consumer: &ReceiveConsumer) -> bool {
         self.starved.store(true, Ordering::Relaxed);
         full_fence();
-        let next = self.slots.get().map(|slots| slot_at(slots, consumer.head));
-        if next.and_then(|slot| slot.holds(consumer.head)).is_none() {
+        if !self.has_one(consumer) {
             return false;
         }
         self.starved.store(false, Ordering::Relaxed);
@@ -213,153 +193,145 @@ impl ReceiveRing {
         full_fence();
         self.starved.load(Ordering::Relaxed) && self.starved.swap(false, Ordering::AcqRel)
     }
+
+    #[cold]
+    fn make_slots(&self) -> Box<[Segment]> {
+        let segments = self.slots as usize * usize::from(self.length);
+        (0..segments).map(|_| Segment::default()).collect()
+    }
+
+    /// The slot of the receive of this number, counted from the first one ever posted.
+    #[inline]
+    fn slot<'r>(&self, segments: &'r [Segment], number: u32) -> Slot<'r> {
+        let length = usize::from(self.length);
+        let first = (number & (self.slots - 1)) as usize * length;
+        Slot(&segments[first..first + length])
+    }
+
+    /// What the state of the receive of this number says of its lap.
+    #[inline]
+    const fn lap(&self, number: u32) -> u64 {
+        if number & self.slots == 0 { LAP } else { 0 }
+    }
+
+    #[inline]
+    fn oldest(&self, consumer: &ReceiveConsumer) -> Option<Slot<'_>> {
+        let slot = self.slot(self.segments.get()?, consumer.taken);
+        (slot.state() & LAP == self.lap(consumer.taken)).then_some(slot)
+    }
 }
 
 /// The state of the side that posts, under its lock.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ReceiveProducer {
     /// Receives ever posted.
-    tail: u64,
+    posted: u32,
     /// Receives ever taken, as last seen.
-    head: u64,
+    taken: u32,
+}
+
+impl ReceiveProducer {
+    /// Receives that wait.
+    pub const fn ahead_of(&self, consumer: &ReceiveConsumer) -> u32 {
+        self.posted.wrapping_sub(consumer.taken)
+    }
 }
 
 /// The state of the side that takes; there is one per ring. The responder keeps it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ReceiveConsumer {
     /// Receives ever taken.
-    head: u64,
+    taken: u32,
 }
 
-struct ProducerSide {
-    lock: Lock<ReceiveProducer>,
-    /// Receives ever posted, for `len`.
-    tail: AtomicU64,
+impl ReceiveConsumer {
+    #[inline]
+    fn step(&mut self, taken: &Taken) {
+        self.taken = self.taken.wrapping_add(1);
+        // Release: the slot has been read when the poster sees this and writes it again.
+        taken.0.store(self.taken, Ordering::Release);
+    }
 }
 
-/// One receive on one cache line. Every access is atomic, so that a producer or a consumer of
-/// another ring, passed by mistake, makes nonsense but no undefined behaviour.
+/// How far the consumer is, for the poster to see.
+#[derive(Debug, Default)]
+pub struct Taken(AtomicU32);
+
+/// A part of a slot.
 #[derive(Default)]
-#[repr(align(64))]
-struct Slot {
-    /// The sequence number above the number of entries and the flag. Stored last, with release.
-    state: AtomicU64,
-    wr_id: AtomicU64,
-    loan: AtomicU64,
-    /// Owned, or null. A box of a box, because the pointer to a slice is two words.
-    spilled: AtomicPtr<Box<[RawSge]>>,
-    /// For each entry the address, then length above key.
-    sges: [[AtomicU64; 2]; INLINE],
-}
+#[repr(align(32))]
+struct Segment([AtomicU64; WORDS]);
 
-impl Slot {
-    /// The state of the receive at `position`, if that is what the slot holds.
+/// A slot: its state, the request's number, and for each entry the address, then length above key. Every access is atomic,
+/// so that a producer or a consumer of another ring, passed by mistake, makes nonsense but no undefined behaviour.
+struct Slot<'r>(&'r [Segment]);
+
+impl Slot<'_> {
     #[inline]
-    fn holds(&self, position: u64) -> Option<u64> {
-        let state = self.state.load(Ordering::Acquire);
-        (state >> 32 == (position + 1) & SEQUENCE).then_some(state)
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.0[index / WORDS].0[index % WORDS]
     }
 
     #[inline]
-    fn write(&self, position: u64, receive: Receive) {
-        self.wr_id.store(receive.wr_id, Ordering::Relaxed);
-        self.loan.store(receive.loan.into(), Ordering::Relaxed);
-        let num_sge = match receive.sges.spilled() {
-            false => self.write_inline(&receive.sges),
-            true => {
-                let list = Box::new(receive.sges.into_boxed_slice());
-                self.spilled.store(Box::into_raw(list), Ordering::Release);
-                SPILLED
-            }
-        };
-        let state = ((position + 1) & SEQUENCE) << 32 | u64::from(num_sge);
-        self.state.store(
-            state | if receive.private { PRIVATE } else { 0 },
-            Ordering::Release,
-        );
+    fn state(&self) -> u64 {
+        self.word(STATE).load(Ordering::Acquire)
     }
 
     #[inline]
-    fn write_inline(&self, sges: &[RawSge]) -> u8 {
-        for (words, sge) in self.sges.iter().zip(sges) {
-            words[0].store(sge.addr, Ordering::Relaxed);
+    fn write(&self, lap: u64, receive: &Receive) {
+        self.word(WR_ID).store(receive.wr_id, Ordering::Relaxed);
+        for (index, sge) in receive.sges.iter().enumerate() {
+            let at = ENTRIES + 2 * index;
             let second = u64::from(sge.length) << 32 | u64::from(sge.lkey);
-            words[1].store(second, Ordering::Relaxed);
+            self.word(at).store(sge.addr, Ordering::Relaxed);
+            self.word(at + 1).store(second, Ordering::Relaxed);
         }
-        sges.len() as u8
+        let private = if receive.private { PRIVATE } else { 0 };
+        let state = lap | private | receive.sges.len() as u64 | u64::from(receive.loan) << 32;
+        // Release: who sees this sees what was stored before it.
+        self.word(STATE).store(state, Ordering::Release);
     }
 
     #[inline]
-    fn take(&self, state: u64) -> Receive {
-        let sges = match state as u8 {
-            SPILLED => self.take_spilled().into_vec().into(),
-            len => {
-                let entries = std::array::from_fn(|at| self.read_entry(at));
-                SmallSges::from_buf_and_len(entries, INLINE.min(len.into()))
-            }
-        };
+    fn read(&self) -> Receive {
+        let state = self.state();
+        let num_sge = (state & NUM_SGE) as usize;
         Receive {
-            wr_id: self.wr_id.load(Ordering::Relaxed),
-            loan: self.loan.load(Ordering::Relaxed) as u32,
+            wr_id: self.word(WR_ID).load(Ordering::Relaxed),
+            loan: (state >> 32) as u32,
             private: state & PRIVATE != 0,
-            sges,
+            sges: (0..num_sge).map(|index| self.entry(index)).collect(),
         }
     }
 
     #[inline]
-    fn read_entry(&self, at: usize) -> RawSge {
-        let [addr, second] = &self.sges[at];
-        let second = second.load(Ordering::Relaxed);
+    fn entry(&self, index: usize) -> RawSge {
+        let at = ENTRIES + 2 * index;
+        let second = self.word(at + 1).load(Ordering::Relaxed);
         RawSge {
-            addr: addr.load(Ordering::Relaxed),
+            addr: self.word(at).load(Ordering::Relaxed),
             length: (second >> 32) as u32,
             lkey: second as u32,
         }
     }
-
-    #[cold]
-    fn take_spilled(&self) -> Box<[RawSge]> {
-        let list = self.spilled.swap(ptr::null_mut(), Ordering::AcqRel);
-        if list.is_null() {
-            return Box::default();
-        }
-        // SAFETY: made by `Box::into_raw`; the exchange gave its ownership to this caller alone.
-        *unsafe { Box::from_raw(list) }
-    }
 }
 
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.take_spilled();
-    }
-}
-
-#[cold]
-fn make_slots(capacity: u32) -> Box<[Slot]> {
-    (0..capacity.next_power_of_two())
-        .map(|_| Slot::default())
-        .collect()
-}
-
-#[inline]
-fn slot_at(slots: &[Slot], position: u64) -> &Slot {
-    &slots[position as usize & (slots.len() - 1)]
-}
-
-/// The largest capacity: sequence numbers of one lap must differ.
+/// The largest capacity: a receive's number tells its lap by the bit above the slot.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
-/// Scatter entries that fit a slot.
-pub const INLINE: usize = 2;
+/// Words of a segment.
+const WORDS: usize = 4;
 
-/// The number of entries of a list that spilled.
-const SPILLED: u8 = u8::MAX;
+/// Where the parts of a slot begin.
+const STATE: usize = 0;
+const WR_ID: usize = 1;
+const ENTRIES: usize = 2;
 
-/// The bit of a slot's state that says that the buffer is private.
-const PRIVATE: u64 = 1 << 8;
-
-/// The bits of a position that a slot stores.
-const SEQUENCE: u64 = u32::MAX as u64;
+/// What a state says, below the number of the buffer that was lent: the number of entries; a bit that is set in every other
+/// lap, by which a slot is known to have been written; whether the buffer is private.
+const NUM_SGE: u64 = 0xffff;
+const LAP: u64 = 1 << 16;
+const PRIVATE: u64 = 1 << 17;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -382,60 +354,83 @@ mod tests {
         }
     }
 
-    fn post(ring: &ReceiveRing, receive: Receive) -> Result<(), Receive> {
-        ring.post(&mut ring.producer(), receive)
-    }
+    type Sides = (ReceiveProducer, ReceiveConsumer, Taken);
 
     #[test]
-    fn a_slot_is_one_line() {
-        assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
+    fn a_slot_for_one_entry_is_half_a_line_and_for_three_a_whole_one() {
+        let sizes = [0, 1, 2, 3, 4].map(|max_sge| {
+            let ring = ReceiveRing::new(1, max_sge);
+            size_of_val(&*ring.make_slots())
+        });
+        assert_eq!(sizes, [32, 32, 64, 64, 96]);
     }
 
     #[test]
     fn receives_come_back_as_posted() {
-        let (ring, mut consumer) = ReceiveRing::new(4);
-        assert_eq!(ring.take(&mut consumer), None);
+        let (mut producer, mut consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(3, 4);
+        assert_eq!(ring.take(&mut consumer, &taken), None);
         for n in 0..40 {
             let posted = receive(n, n as usize % 5);
-            post(&ring, posted.clone()).unwrap();
-            assert_eq!(ring.len(), 1);
-            assert_eq!(ring.take(&mut consumer), Some(posted));
-            assert_eq!(ring.take(&mut consumer), None);
+            ring.post(&mut producer, &taken, posted.clone()).unwrap();
+            assert_eq!(producer.ahead_of(&consumer), 1);
+            assert_eq!(ring.take(&mut consumer, &taken), Some(posted));
+            assert_eq!(ring.take(&mut consumer, &taken), None);
+        }
+    }
+
+    #[test]
+    fn a_single_entry_is_found_where_no_buffer_is_lent_with_it() {
+        let (mut producer, mut consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(4, 2);
+        let one = Receive {
+            loan: 0,
+            private: false,
+            ..receive(7, 1)
+        };
+        let private = Receive {
+            private: true,
+            ..one.clone()
+        };
+        for posted in [one.clone(), private, receive(2, 1), receive(2, 2)] {
+            ring.post(&mut producer, &taken, posted.clone()).unwrap();
+            let found = ring.peek_one(&consumer);
+            assert_eq!(found, (posted == one).then(|| one.sges[0]));
+            assert_eq!(ring.pop_one(&mut consumer, &taken), posted.wr_id);
         }
     }
 
     #[test]
     fn a_full_ring_hands_the_receive_back() {
-        let (ring, mut consumer) = ReceiveRing::new(3);
-        let mut producer = ring.producer();
+        let (mut producer, mut consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(3, 4);
         for n in 0..3 {
-            ring.post(&mut producer, receive(n, 1)).unwrap();
+            ring.post(&mut producer, &taken, receive(n, 1)).unwrap();
         }
-        assert_eq!(ring.post(&mut producer, receive(3, 4)), Err(receive(3, 4)));
-        ring.take(&mut consumer).unwrap();
-        ring.post(&mut producer, receive(4, 4)).unwrap();
-        assert_eq!(ring.len(), 3);
+        assert_eq!(
+            ring.post(&mut producer, &taken, receive(3, 4)),
+            Err(receive(3, 4))
+        );
+        ring.take(&mut consumer, &taken).unwrap();
+        ring.post(&mut producer, &taken, receive(4, 4)).unwrap();
+        assert_eq!(producer.ahead_of(&consumer), 3);
     }
 
     #[test]
     fn a_ring_without_capacity_refuses() {
-        let (ring, mut consumer) = ReceiveRing::new(0);
-        assert!(post(&ring, receive(0, 0)).is_err());
-        assert_eq!(ring.take(&mut consumer), None);
-    }
-
-    #[test]
-    fn spilled_lists_are_freed_with_the_ring() {
-        let (ring, _consumer) = ReceiveRing::new(8);
-        (0..8).for_each(|n| post(&ring, receive(n, 5)).unwrap());
+        let (mut producer, mut consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(0, 1);
+        assert!(ring.post(&mut producer, &taken, receive(0, 0)).is_err());
+        assert_eq!(ring.take(&mut consumer, &taken), None);
     }
 
     #[test]
     fn a_dry_ring_resumes_once() {
-        let (ring, consumer) = ReceiveRing::new(2);
+        let (mut producer, consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(2, 1);
         assert!(!ring.take_starved());
         assert!(!ring.set_starved_and_recheck(&consumer));
-        post(&ring, receive(0, 0)).unwrap();
+        ring.post(&mut producer, &taken, receive(0, 0)).unwrap();
         assert!(ring.take_starved() && !ring.take_starved());
         assert!(
             ring.set_starved_and_recheck(&consumer),
@@ -444,32 +439,34 @@ mod tests {
         assert!(!ring.take_starved());
     }
 
-    /// An SRQ: several consumers behind a lock of the caller's.
+    /// Several consumers behind a lock.
     #[test]
     fn many_threads_take_each_receive_once() {
         const COUNT: u64 = 30_000;
-        let (ring, consumer) = ReceiveRing::new(16);
+        let (mut producer, consumer, taken) = Sides::default();
+        let ring = ReceiveRing::new(16, 3);
         let consumer = Mutex::new(consumer);
-        let taken = AtomicU64::new(0);
+        let count = AtomicU64::new(0);
         let sum = AtomicU64::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..COUNT {
-                    while post(&ring, receive(n, n as usize % 4)).is_err() {
+                    let posted = receive(n, n as usize % 4);
+                    while ring.post(&mut producer, &taken, posted.clone()).is_err() {
                         thread::yield_now();
                     }
                 }
             });
             for _ in 0..2 {
                 scope.spawn(|| {
-                    while taken.load(Ordering::Relaxed) < COUNT {
-                        let Some(got) = ring.take(&mut consumer.lock().unwrap()) else {
+                    while count.load(Ordering::Relaxed) < COUNT {
+                        let Some(got) = ring.take(&mut consumer.lock().unwrap(), &taken) else {
                             thread::yield_now();
                             continue;
                         };
                         assert_eq!(got, receive(got.wr_id, got.wr_id as usize % 4));
                         sum.fetch_add(got.wr_id, Ordering::Relaxed);
-                        taken.fetch_add(1, Ordering::Relaxed);
+                        count.fetch_add(1, Ordering::Relaxed);
                     }
                 });
             }
@@ -501,21 +498,23 @@ mod loom_tests {
     #[test]
     fn what_is_taken_is_what_was_posted() {
         model(|| {
-            let (ring, mut consumer) = ReceiveRing::new(1);
-            let ring = Arc::new(ring);
+            let (mut producer, mut consumer) = Default::default();
+            let ring = Arc::new((ReceiveRing::new(1, 3), Taken::default()));
             let poster = {
                 let ring = ring.clone();
                 thread::spawn(move || {
+                    let (ring, taken) = &*ring;
                     for n in 1..=2 {
-                        while ring.post(&mut ring.producer(), receive(n)).is_err() {
+                        while ring.post(&mut producer, taken, receive(n)).is_err() {
                             relax();
                         }
                     }
                 })
             };
+            let (ring, taken) = &*ring;
             for n in 1..=2 {
                 let got = loop {
-                    match ring.take(&mut consumer) {
+                    match ring.take(&mut consumer, taken) {
                         Some(got) => break got,
                         None => relax(),
                     }
@@ -530,17 +529,20 @@ mod loom_tests {
     #[test]
     fn a_dry_responder_is_always_resumed() {
         model(|| {
-            let (ring, mut consumer) = ReceiveRing::new(1);
-            let ring = Arc::new(ring);
+            let (mut producer, mut consumer) = Default::default();
+            let ring = Arc::new((ReceiveRing::new(1, 1), Taken::default()));
             let poster = {
                 let ring = ring.clone();
                 thread::spawn(move || {
-                    ring.post(&mut ring.producer(), receive(1)).unwrap();
+                    let (ring, taken) = &*ring;
+                    ring.post(&mut producer, taken, receive(1)).unwrap();
                     ring.take_starved()
                 })
             };
-            let served = ring.take(&mut consumer).is_some()
-                || ring.set_starved_and_recheck(&consumer) && ring.take(&mut consumer).is_some();
+            let (ring, taken) = &*ring;
+            let served = ring.take(&mut consumer, taken).is_some()
+                || ring.set_starved_and_recheck(&consumer)
+                    && ring.take(&mut consumer, taken).is_some();
             let resumed = poster.join().unwrap();
             assert!(served || resumed);
         });

@@ -96,6 +96,11 @@ impl<T> std::ops::Deref for Line<T> {
     }
 }
 
+/// A value on one cache line of its own, for what is not written often enough to need two.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct CacheLine<T>(pub T);
+
 /// A sequentially consistent fence.
 ///
 /// On x86-64 a locked instruction on the stack, which takes half the time of `mfence` and orders
