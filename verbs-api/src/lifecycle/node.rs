@@ -52,17 +52,39 @@ impl From<User> for Holder {
 }
 
 struct Uses {
-    holders: Slab<User>,
-    requests: Slab<User>,
+    // Made for the first, and given back with the last: few of many queue pairs are in use at a time.
+    users: Option<Box<Users>>,
+    holdings: Holdings,
+}
+
+#[derive(Default)]
+struct Users {
+    // Holders, and control requests in flight.
+    listed: Slab<User>,
     unacked: u32,
     when_acked: Option<Box<dyn FnOnce() + Send>>,
-    holdings: Holdings,
+}
+
+impl Uses {
+    fn users(&mut self) -> &mut Users {
+        self.users.get_or_insert_default()
+    }
+
+    fn remove(&mut self, slot: u32) {
+        self.users().listed.remove(slot);
+        self.give_back();
+    }
+
+    fn give_back(&mut self) {
+        self.users
+            .take_if(|users| users.unacked == 0 && users.listed.is_empty());
+    }
 }
 
 /// What an object holds: its identity, and its parents.
 pub(crate) struct Holdings {
     reserved: Option<Reserved>,
-    holds: Vec<Hold>,
+    holds: Box<[Hold]>,
 }
 
 /// Why a destroy was not accepted.
@@ -80,10 +102,7 @@ impl Node {
         is_removed: bool,
     ) -> Self {
         let uses = Uses {
-            holders: Slab::new(),
-            requests: Slab::new(),
-            unacked: 0,
-            when_acked: None,
+            users: None,
             holdings,
         };
         Self {
@@ -171,8 +190,9 @@ impl Node {
             _ => return Err(Refusal::Dead(VerbError::InvalidHandle(self.kind))),
         };
         // After a removal every request has ended, whether the provider answered it or not.
-        let requests = uses.requests.iter().filter(|_| !removed);
-        let users = uses.holders.iter().chain(requests);
+        let is_over = |user: &&User| removed && user.kind == ObjectKind::Request;
+        let users = uses.users.iter().flat_map(|users| users.listed.iter());
+        let users = users.filter(|user| !is_over(user));
         let holders: Vec<Holder> = users.map(|user| (*user).into()).collect();
         if !holders.is_empty() {
             return Err(Refusal::Busy(holders));
@@ -204,10 +224,10 @@ impl Node {
         let mut uses = self.lock();
         self.state.store(DESTROYED, Ordering::Relaxed);
         let holdings = uses.holdings.take();
-        let waits = uses.unacked > 0;
+        let unacked = uses.users.as_mut().filter(|users| users.unacked > 0);
         let mut done = Some(done);
-        if waits {
-            uses.when_acked = done.take().map(|done| Box::new(done) as _);
+        if let Some(users) = unacked {
+            users.when_acked = done.take().map(|done| Box::new(done) as _);
         }
         drop(uses);
         drop(holdings);
@@ -218,11 +238,11 @@ impl Node {
 
     /// Adds a user to the holders of the object.
     pub(crate) fn add_holder(&self, user: User) -> u32 {
-        self.lock().holders.insert(user)
+        self.lock().users().listed.insert(user)
     }
 
     pub(crate) fn remove_holder(&self, slot: u32) {
-        self.lock().holders.remove(slot);
+        self.lock().remove(slot);
     }
 
     /// Replaces the hold on the first parent; returns the one to drop once no lock is held.
@@ -288,7 +308,7 @@ impl Hold {
         let node = parent.node();
         let mut uses = node.lock();
         node.check_live()?;
-        let slot = uses.holders.insert(user);
+        let slot = uses.users().listed.insert(user);
         drop(uses);
         Ok(Self { parent, slot })
     }
@@ -313,7 +333,7 @@ impl PendingRequest {
         let reserved = table.reserve(ObjectKind::Request)?;
         let mut uses = node.lock();
         node.check_live()?;
-        let slot = uses.requests.insert(reserved.user());
+        let slot = uses.users().listed.insert(reserved.user());
         drop(uses);
         Ok(Self {
             object,
@@ -325,7 +345,7 @@ impl PendingRequest {
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
-        self.object.node().lock().requests.remove(self.slot);
+        self.object.node().lock().remove(self.slot);
     }
 }
 
@@ -342,7 +362,7 @@ impl Ack {
         if !(node.is_live() || node.is_removed()) {
             return None;
         }
-        uses.unacked += 1;
+        uses.users().unacked += 1;
         drop(uses);
         Some(Self { object })
     }
@@ -355,12 +375,11 @@ impl Ack {
 impl Drop for Ack {
     fn drop(&mut self) {
         let mut uses = self.object.node().lock();
-        uses.unacked -= 1;
-        let done = if uses.unacked == 0 {
-            uses.when_acked.take()
-        } else {
-            None
-        };
+        let users = uses.users();
+        users.unacked -= 1;
+        let is_last = users.unacked == 0;
+        let done = users.when_acked.take_if(|_| is_last);
+        uses.give_back();
         drop(uses);
         if let Some(done) = done {
             done();
