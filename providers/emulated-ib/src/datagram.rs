@@ -122,7 +122,8 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
             address: qp.device.address(),
             qpn: qp.qpn,
         };
-        if !qp.extensions().takes_multicast(sender, receiver, group) {
+        let extensions = qp.extensions();
+        if !extensions.is_none_or(|all| all.takes_multicast(sender, receiver, group)) {
             return;
         }
     }

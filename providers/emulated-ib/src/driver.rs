@@ -131,7 +131,7 @@ impl Driver for InfiniBand {
             let believed = !header.icrc_unverified
                 || header.psn.distance_from(half.driver.expected).abs() <= UNVERIFIED_PSN_RANGE;
             // An XRC initiator receives no requests.
-            let takes = !qp.carries_srqn || qp.extensions().is_target();
+            let takes = !qp.carries_srqn || qp.is_target();
             if !expected || !believed || !takes {
                 half.counters.dropped += 1;
                 return;

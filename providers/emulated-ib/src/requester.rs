@@ -253,7 +253,7 @@ fn find_peer(qp: &Qp, half: &Sending) -> Option<QpRef> {
     device
         .qp(half.driver.rest.peer_qpn)
         .filter(|peer| peer.qp_type == qp.qp_type && peer.carries_srqn == qp.carries_srqn)
-        .filter(|peer| !qp.carries_srqn || peer.extensions().is_target())
+        .filter(|peer| !qp.carries_srqn || peer.is_target())
 }
 
 #[inline]

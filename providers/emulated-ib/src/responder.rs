@@ -655,9 +655,10 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
     if !half.driver.is_between() && number != half.driver.rest.srqn {
         return Err(Refusal::INVALID);
     }
-    let target = qp.extensions().target(number).ok_or(Refusal::INVALID)?;
+    let extensions = qp.extensions().ok_or(Refusal::INVALID)?;
+    let target = extensions.target(number).ok_or(Refusal::INVALID)?;
     half.driver.rest.srqn = number;
-    qp.extensions().take_receives_from(Some(target));
+    extensions.take_receives_from(Some(target));
     Ok(())
 }
 

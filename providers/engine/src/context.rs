@@ -151,7 +151,7 @@ impl<D: Driver> Pd<D> {
             events: &self.events,
         };
         let mut extensions = device.emulations.extend_qp(&init.extensions, &handle)?;
-        let mut sharing = extensions.sharing.take();
+        let mut sharing = extensions.as_mut().and_then(|all| all.sharing.take());
         if let Some(existing) = sharing.as_mut().and_then(|shared| shared.existing()) {
             return Ok(existing);
         }

@@ -347,13 +347,16 @@ impl Emulations {
         Ok(plugged)
     }
 
-    /// What the extensions of a queue pair make of it.
+    /// What the extensions of a queue pair make of it, where it has any.
     pub(crate) fn extend_qp(
         &self,
         extensions: &[QpExtension],
         handle: &QpHandle<'_>,
-    ) -> Result<QpExtensions, VerbError> {
-        let mut all = QpExtensions::default();
+    ) -> Result<Option<Box<QpExtensions>>, VerbError> {
+        if extensions.is_empty() {
+            return Ok(None);
+        }
+        let mut all = Box::<QpExtensions>::default();
         for extension in extensions {
             let emulation = self.named(extension.extension(), extension.feature())?;
             let hooks = emulation.extend_qp(extension, handle)?;
@@ -370,7 +373,7 @@ impl Emulations {
             all.sharing = hooks.sharing.or(all.sharing);
             all._held.extend(extension.held().cloned());
         }
-        Ok(all)
+        Ok(Some(all))
     }
 
     /// What the extension of a shared receive queue makes of it.

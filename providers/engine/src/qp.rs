@@ -27,7 +27,7 @@ use crate::cq::{Cq, Done, Plain};
 use crate::device::{Cx, Device};
 use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
-use crate::emulation::QpExtensions;
+use crate::emulation::{QpExtensions, Target};
 use crate::fault::Fault;
 use crate::key_table::Binding;
 use crate::loans;
@@ -216,7 +216,6 @@ struct ResponderSide<D: Driver> {
 /// What control verbs look at, and the data path never.
 struct Cold<D: Driver> {
     is_traced: bool,
-    extensions: QpExtensions,
     cap: QpCap,
     reserved_wr: u32,
     // Where they are not freed as soon as a request has completed.
@@ -259,6 +258,7 @@ pub struct Qp<D: Driver> {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     srq: Option<Arc<Srq>>,
+    extensions: Option<Box<QpExtensions>>,
     cold: Box<Cold<D>>,
     requester: Lock<Requester<D>>,
     receives: ReceiveRing,
@@ -275,7 +275,7 @@ pub(crate) struct QpParts {
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
-    pub(crate) extensions: QpExtensions,
+    pub(crate) extensions: Option<Box<QpExtensions>>,
     pub(crate) events: Arc<dyn EventSink>,
 }
 
@@ -288,8 +288,10 @@ impl<D: Driver> Qp<D> {
         parts: QpParts,
     ) -> QpRef<D> {
         let extensions = parts.extensions;
+        let carries_srqn = extensions.as_ref().is_some_and(|all| all.carries_srqn());
+        let is_observed = extensions.as_ref().is_some_and(|all| all.watches());
         let mut cap = init.cap;
-        if parts.srq.is_some() || extensions.carries_srqn() {
+        if parts.srq.is_some() || carries_srqn {
             cap.max_recv_wr = 0;
         }
         let requester = Requester {
@@ -320,8 +322,8 @@ impl<D: Driver> Qp<D> {
             state: AtomicU8::new(QpState::Reset as u8),
             sq_sig_all: init.sq_sig_all,
             is_direct: device.network().link().is_none(),
-            is_watched: is_traced || device.strict_signaling || extensions.watches(),
-            carries_srqn: extensions.carries_srqn(),
+            is_watched: is_traced || device.strict_signaling || is_observed,
+            carries_srqn,
             qp_type: init.qp_type,
             qpn,
             pd,
@@ -329,6 +331,7 @@ impl<D: Driver> Qp<D> {
             send_cq: parts.send_cq,
             recv_cq: parts.recv_cq,
             srq: parts.srq,
+            extensions,
             requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
@@ -339,7 +342,6 @@ impl<D: Driver> Qp<D> {
             producer: CacheLine(Lock::new(LockClass::Receive, ReceiveProducer::default())),
             cold: Box::new(Cold {
                 is_traced,
-                extensions,
                 cap,
                 reserved_wr: init.reserved_wr,
                 slots: device.strict_signaling.then(Box::default),
@@ -354,7 +356,9 @@ impl<D: Driver> Qp<D> {
             }),
         });
         qp.send_cq.attach(qpn, qp.actions());
-        qp.recv_cq.attach(qpn, qp.actions());
+        if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
+            qp.recv_cq.attach(qpn, qp.actions());
+        }
         qp
     }
 
@@ -874,7 +878,9 @@ impl<D: Driver> Qp<D> {
         if self.cold.is_traced && !request.op.is_local() {
             self.trace(request, status);
         }
-        self.cold.extensions.sent(status);
+        if let Some(extensions) = &self.extensions {
+            extensions.sent(status);
+        }
     }
 
     // What was flushed was not executed.
@@ -970,8 +976,8 @@ impl<D: Driver> Qp<D> {
     // Of the shared receive queue that the request under way names.
     #[cold]
     fn target_pd(&self) -> u32 {
-        let named = self.cold.extensions.named();
-        named.as_ref().map_or(self.pd, |target| target.srq.pd)
+        let named = self.named_target();
+        named.map_or(self.pd, |target| target.srq.pd)
     }
 
     /// The protection domain in which a peer's requests are carried out.
@@ -983,15 +989,24 @@ impl<D: Driver> Qp<D> {
         self.pd
     }
 
-    /// What extensions make of it.
+    /// What extensions make of it, where there are any.
     #[cold]
-    pub fn extensions(&self) -> &QpExtensions {
-        &self.cold.extensions
+    pub fn extensions(&self) -> Option<&QpExtensions> {
+        self.extensions.as_deref()
+    }
+
+    fn named_target(&self) -> Option<Arc<Target>> {
+        self.extensions()?.named()
+    }
+
+    /// Whether it is sent requests that name a shared receive queue.
+    pub fn is_target(&self) -> bool {
+        self.extensions().is_some_and(QpExtensions::is_target)
     }
 
     #[cold]
     fn take_named_receive(&self, waiting: Option<&Self>, effects: &mut Effects) -> Option<Receive> {
-        let target = self.cold.extensions.named()?;
+        let target = self.named_target()?;
         self.take_shared(&target.srq, waiting, effects)
     }
 
@@ -1027,8 +1042,8 @@ impl<D: Driver> Qp<D> {
     /// Whether a receive is posted.
     pub fn has_receive(&self) -> bool {
         if self.carries_srqn {
-            let named = self.cold.extensions.named();
-            return named.as_ref().is_some_and(|target| !target.srq.is_empty());
+            let named = self.named_target();
+            return named.is_some_and(|target| !target.srq.is_empty());
         }
         match &self.srq {
             Some(srq) => !srq.is_empty(),
@@ -1118,8 +1133,10 @@ impl<D: Driver> Qp<D> {
 
     #[cold]
     fn complete_watched(&self, done: &Done, cx: &mut Cx<'_, D>) {
-        self.cold.extensions.received(done.status);
-        let named = self.cold.extensions.named();
+        if let Some(extensions) = &self.extensions {
+            extensions.received(done.status);
+        }
+        let named = self.named_target();
         let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
         cq.push(done, &mut cx.effects);
         // The queue knows no targets: each finds out when it needs it, and is over as are the queue pairs on it.
@@ -1192,7 +1209,7 @@ impl<D: Driver> Qp<D> {
         while let Some(receive) = self.take_own(responder) {
             self.complete_receive(&receive, flushed, cx);
         }
-        let shares = self.srq.is_some() || self.cold.extensions.is_target();
+        let shares = self.srq.is_some() || self.is_target();
         if shares && !std::mem::replace(&mut responder.last_wqe_told, true) {
             self.event(EventType::QpLastWqeReached, &mut cx.effects);
         }
@@ -1260,7 +1277,7 @@ impl<D: Driver> Qp<D> {
         let limits = self.device.limits();
         let initiator = u64::from(limits.max_qp_init_rd_atom);
         let target = u64::from(limits.max_qp_rd_atom);
-        let variant = self.cold.extensions.variant;
+        let variant = self.extensions().and_then(|all| all.variant);
         let (requester, responder) = (&mut *self.requester(), &mut *self.responder());
         let from = self.state();
         let limits = (initiator, target, 1);
@@ -1344,7 +1361,9 @@ impl<D: Driver> Qp<D> {
         responder.takes_express = false;
         responder.last_wqe_told = false;
         responder.waiting = None;
-        self.cold.extensions.take_receives_from(None);
+        if let Some(extensions) = &self.extensions {
+            extensions.take_receives_from(None);
+        }
     }
 
     /// What was done through this queue pair.
