@@ -484,7 +484,7 @@ fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
 }
 
 fn take_rnr_retry(half: &mut Sending) -> bool {
-    half.rare.counters.rnr_naks += 1;
+    half.rare().counters.rnr_naks += 1;
     if half.driver.rest.rnr_retry == RNR_FOREVER {
         return true;
     }
@@ -818,6 +818,13 @@ fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     half.driver.rest.cursor = half.driver.rest.cursor.saturating_sub(gone);
 }
 
+// A frame with this number leaves: once more, or for the first time.
+fn note_sent_again(half: &mut Sending, psn: Psn) {
+    if half.driver.rest.sent.distance_from(psn) > 0 {
+        half.rare().counters.retransmissions += 1;
+    }
+}
+
 fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Result<(), WcStatus> {
     let request = wqe.kept.request();
     if request.op.is_local() {
@@ -835,7 +842,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         return Ok(());
     }
     let psn = psn_at(wqe, wqe.sent, half.driver.mtu_shift);
-    half.rare.counters.retransmissions += u64::from(half.driver.rest.sent.distance_from(psn) > 0);
+    note_sent_again(half, psn);
     let mut spans = Spans::new();
     if let Op::Extension(operation) = request.op {
         let (message, _) = extension::prepare(qp, &request, operation, cx)?;
@@ -891,8 +898,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
                 break;
             }
             psn = psn_at(wqe, wqe.sent, shift);
-            half.rare.counters.retransmissions +=
-                u64::from(half.driver.rest.sent.distance_from(psn) > 0);
+            note_sent_again(half, psn);
         }
     }
     let reached = if wqe.phase == Phase::Sent {
@@ -1054,7 +1060,7 @@ fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
 }
 
 fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
-    half.rare.counters.naks += 1;
+    half.rare().counters.naks += 1;
     acknowledge(qp, half, psn, cx);
     if nak != Nak::SEQUENCE_ERROR {
         // What was before it and has no answer cannot get one any more.

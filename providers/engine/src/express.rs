@@ -84,7 +84,7 @@ struct Lane<'l, 'p, D: Driver> {
     qp: &'l Qp<D>,
     driver: &'l mut D::Requester,
     counters: &'l mut SendCounters,
-    rare: &'l mut Rare,
+    rare: &'l mut Option<Box<Rare>>,
     peer: &'l Qp<D>,
     responder: &'l mut Responder<D>,
     cx: &'l mut Cx<'p, D>,
@@ -144,7 +144,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         let sink = self.read_sink(sge, D::READ_SINK)?;
         sink.copy_from(self.remote(remote, sge.length(), Access::REMOTE_READ)?);
         self.step(sge.length());
-        self.rare.counters.reads += 1;
+        self.rare.get_or_insert_default().counters.reads += 1;
         Some(sge.length())
     }
 
@@ -168,7 +168,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
             .update_u64(change)?;
         sink.store_u64(original);
         self.step(8);
-        self.rare.counters.atomics += 1;
+        self.rare.get_or_insert_default().counters.atomics += 1;
         Some(8)
     }
 

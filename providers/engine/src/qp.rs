@@ -177,8 +177,8 @@ pub struct Requester<D: Driver> {
     pub counters: SendCounters,
     /// The transport's own state.
     pub driver: D::Requester,
-    /// What is seldom touched.
-    pub rare: Box<Rare>,
+    /// What is seldom touched, made when it first is.
+    pub(crate) rare: Option<Box<Rare>>,
 }
 
 /// The receiving half, under its lock. In the order of use, as the sending half: a peer that writes touches nothing
@@ -299,7 +299,7 @@ impl<D: Driver> Qp<D> {
             direct: None,
             queue: SendQueue::default(),
             counters: SendCounters::default(),
-            rare: Box::default(),
+            rare: None,
             loans: Loan::NONE,
             first_half_failed: false,
             draining: false,
@@ -895,10 +895,11 @@ impl<D: Driver> Qp<D> {
 
     /// Asks for [`Driver::handle_timeout`] at `at`, unless an earlier one is under way.
     pub fn wake_at(&self, requester: &mut Requester<D>, at: Time) {
-        if requester.rare.timer.is_some_and(|timer| timer <= at) {
+        let timer = &mut requester.rare().timer;
+        if timer.is_some_and(|timer| timer <= at) {
             return;
         }
-        requester.rare.timer = Some(at);
+        *timer = Some(at);
         let me = self.cold.me.clone();
         let job = Box::new(move |now| {
             if let Some(qp) = me.upgrade() {
@@ -911,7 +912,7 @@ impl<D: Driver> Qp<D> {
     fn timeout(&self, now: Time) {
         Cx::run(&self.device, Some(now), |cx| {
             let mut requester = self.requester();
-            requester.rare.timer = None;
+            requester.rare().timer = None;
             if matches!(self.state(), QpState::Rts | QpState::Sqd) {
                 D::handle_timeout(self, &mut requester, now, cx);
                 self.check_drained(&mut requester, cx);
@@ -1345,9 +1346,9 @@ impl<D: Driver> Qp<D> {
             loans::release(wqe.kept.loan);
         }
         loans::release(std::mem::take(&mut requester.loans));
-        self.device
-            .keys()
-            .unbind_all_of(&std::mem::take(&mut requester.rare.windows), self.qpn);
+        let windows = requester.rare.as_mut().map(|rare| &mut rare.windows);
+        let windows = windows.map(std::mem::take).unwrap_or_default();
+        self.device.keys().unbind_all_of(&windows, self.qpn);
         requester.direct = None;
         requester.first_half_failed = false;
         requester.draining = false;
@@ -1370,7 +1371,8 @@ impl<D: Driver> Qp<D> {
     pub fn counters(&self) -> QpCounters {
         let (send, others) = {
             let requester = self.requester();
-            (requester.counters, requester.rare.counters)
+            let others = requester.rare.as_ref().map(|rare| rare.counters);
+            (requester.counters, others.unwrap_or_default())
         };
         let receive = self.responder().counters;
         QpCounters {
@@ -1459,28 +1461,34 @@ impl<D: Driver> Requester<D> {
     }
 
     fn note_window(&mut self, window: u32) {
-        let windows = &mut self.rare.windows;
+        let windows = &mut self.rare().windows;
         if !windows.iter().any(|known| known >> 8 == window >> 8) {
             windows.push(window);
         }
     }
 
+    /// What is seldom touched.
+    #[inline]
+    pub fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
     #[inline]
     fn count(&mut self, op: &Op) {
-        let others = &mut self.rare.counters;
         let counter = match op {
-            Op::Send(SendExtra::Invalidate(_)) => &mut others.sends_with_invalidate,
+            Op::Send(SendExtra::Invalidate(_)) => &mut self.rare().counters.sends_with_invalidate,
             Op::Send(_) => &mut self.counters.sends,
             Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
             Op::Read(_, invalidate) => {
+                let others = &mut self.rare().counters;
                 others.local_invalidates += u64::from(invalidate.is_some());
                 &mut others.reads
             }
-            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut others.atomics,
-            Op::FastRegister(..) => &mut others.fast_registers,
-            Op::LocalInvalidate(_) => &mut others.local_invalidates,
-            Op::Bind(..) => &mut others.binds,
-            Op::Extension(_) => &mut others.extensions,
+            Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.rare().counters.atomics,
+            Op::FastRegister(..) => &mut self.rare().counters.fast_registers,
+            Op::LocalInvalidate(_) => &mut self.rare().counters.local_invalidates,
+            Op::Bind(..) => &mut self.rare().counters.binds,
+            Op::Extension(_) => &mut self.rare().counters.extensions,
         };
         *counter += 1;
     }
