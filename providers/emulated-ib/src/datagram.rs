@@ -142,7 +142,7 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
         half.counters.dropped += 1;
         return;
     }
-    if qp.device.network().link().is_some() && !half.driver.rest.recent.is_new(frame) {
+    if qp.device.network().link().is_some() && !half.driver.rest.is_new(frame) {
         half.counters.duplicates += 1;
         return;
     }

@@ -78,9 +78,24 @@ pub struct ResponderRest {
     pub notified_until: Time,
     // The shared receive queue that the message under way is for, of XRC.
     srqn: u32,
-    framed: Framed,
-    /// Datagrams that came last, of a link.
-    pub(crate) recent: Recent,
+    framed: Option<Box<Framed>>,
+}
+
+impl ResponderRest {
+    // Takes memory from the first frame that has to be noted on.
+    fn framed(&mut self) -> &mut Framed {
+        self.framed.get_or_insert_default()
+    }
+
+    // The first request that waits to be served.
+    fn next_waiting(&self) -> Option<Header> {
+        self.framed.as_ref()?.waiting.front().copied()
+    }
+
+    /// Notes a datagram of a link. `false` where it came before.
+    pub(crate) fn is_new(&mut self, datagram: &Frame<'_, Header>) -> bool {
+        self.framed().recent.is_new(datagram)
+    }
 }
 
 impl Responder {
@@ -114,13 +129,14 @@ enum Inbound {
     Broken,
 }
 
-/// What only a link needs: reads and atomics that wait to be served, and those that were.
+/// What only a link needs: reads and atomics that wait to be served, and those that were; datagrams that came last.
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
     /// Bytes of the first one's answer that have left.
     left: usize,
     served: VecDeque<Served>,
+    recent: Recent,
 }
 
 impl Framed {
@@ -133,11 +149,11 @@ impl Framed {
 
 /// Datagrams that came last: a second copy of one of them is not delivered.
 #[derive(Debug, Default)]
-pub(crate) struct Recent(VecDeque<(LinkAddress, Header, u64)>);
+struct Recent(VecDeque<(LinkAddress, Header, u64)>);
 
 impl Recent {
     /// Notes a datagram. `false` where it came before: the same number, and the same in everything else.
-    pub(crate) fn is_new(&mut self, frame: &Frame<'_, Header>) -> bool {
+    fn is_new(&mut self, frame: &Frame<'_, Header>) -> bool {
         let mut hasher = DefaultHasher::new();
         frame.payload.to_vec().hash(&mut hasher);
         let datagram = (frame.from, frame.header, hasher.finish());
@@ -410,8 +426,9 @@ impl Incoming<'_> {
             return Err(Refusal::INVALID);
         }
         // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
-        if half.driver.rest.framed.waiting.len() >= usize::from(half.driver.rest.max_dest_rd_atomic)
-        {
+        let rest = &half.driver.rest;
+        let waiting = rest.framed.as_ref().map_or(0, |all| all.waiting.len());
+        if waiting >= usize::from(rest.max_dest_rd_atomic) {
             return Err(Refusal::INVALID);
         }
         if self.direct.is_some() {
@@ -422,7 +439,7 @@ impl Incoming<'_> {
         // Served when what has arrived with it has been looked at, and before anything later is carried out.
         check_served(self.qp, self.header.body, cx)?;
         self.arrived(half, length.into());
-        half.driver.rest.framed.waiting.push_back(*self.header);
+        half.driver.rest.framed().waiting.push_back(*self.header);
         if let Some(me) = self.qp.shared() {
             self.qp
                 .device
@@ -604,7 +621,8 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
     if !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
-    let served = half.driver.rest.framed.served.iter().find(|served| {
+    let framed = half.driver.rest.framed.iter();
+    let served = framed.flat_map(|framed| &framed.served).find(|served| {
         let offset = header.psn.distance_from(served.psn);
         offset >= 0 && (offset as u32) < served.packets
     });
@@ -709,18 +727,18 @@ enum Progress {
 
 /// The same; of the answer to a read so many frames leave.
 fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
-    if half.driver.rest.framed.waiting.is_empty() {
+    if half.driver.rest.next_waiting().is_none() {
         return Progress::All;
     }
     if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err) {
-        half.driver.rest.framed.clear();
+        half.driver.rest.framed().clear();
         return Progress::Refused;
     }
-    while let Some(&header) = half.driver.rest.framed.waiting.front() {
+    while let Some(header) = half.driver.rest.next_waiting() {
         let addressed = address(qp, half, &header);
         match addressed.and_then(|()| serve(qp, header.body, cx)) {
             Ok((answer, original)) => {
-                let begun = std::mem::take(&mut half.driver.rest.framed.left);
+                let begun = std::mem::take(&mut half.driver.rest.framed().left);
                 if begun == 0 {
                     note(half, &header, original, Octets::new());
                 }
@@ -728,16 +746,16 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
                     let whole = Payload::of_spans(spans);
                     let left = answer::read_response(qp, half, &header, &whole, begun, frames, cx);
                     if left < whole.len() {
-                        half.driver.rest.framed.left = left;
+                        half.driver.rest.framed().left = left;
                         return Progress::Some;
                     }
                 } else {
                     answer::send(qp, half, &header, answer, cx);
                 }
-                half.driver.rest.framed.waiting.pop_front();
+                half.driver.rest.framed().waiting.pop_front();
             }
             Err(refusal) => {
-                half.driver.rest.framed.clear();
+                half.driver.rest.framed().clear();
                 let answer = refuse(qp, half, &header, refusal, cx);
                 answer::send(qp, half, &header, answer, cx);
                 return Progress::Refused;
@@ -748,8 +766,9 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
 }
 
 /// Whether an answer is under way, whose next frames have their time.
-const fn is_paced(half: &Receiving) -> bool {
-    half.driver.rest.framed.left > 0
+fn is_paced(half: &Receiving) -> bool {
+    let framed = half.driver.rest.framed.as_ref();
+    framed.is_some_and(|framed| framed.left > 0)
 }
 
 // Serves the reads and atomics of a queue pair that wait.
@@ -778,8 +797,9 @@ fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
         Body::ReadRequest(_, length) => length,
         _ => 0,
     };
-    let served = &mut half.driver.rest.framed.served;
-    if served.len() >= usize::from(half.driver.rest.max_dest_rd_atomic).max(1) {
+    let most = usize::from(half.driver.rest.max_dest_rd_atomic).max(1);
+    let served = &mut half.driver.rest.framed().served;
+    if served.len() >= most {
         served.pop_front();
     }
     served.push_back(Served {
