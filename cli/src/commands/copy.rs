@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polyverbs::Device;
 use polyverbs::emulated::{self, EmulatedOptions, FaultSpec};
@@ -130,16 +132,21 @@ pub(crate) fn copy(
         total,
         "{bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left",
     );
-    let (shown, whole) = (bar.clone(), total);
+    // The bar is full when it is cleared.
+    let done = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&done);
     let what = to.display().to_string();
     interrupt::says(Ending::ByItself, move || {
-        let copied = format_bytes(shown.position());
+        let copied = format_bytes(counted.load(Ordering::Relaxed));
         format!(
             "{copied} of {} copied, and {what} is as it was",
-            format_bytes(whole)
+            format_bytes(total)
         )
     });
-    let copied = transfer::copy(device, from, to, options, |bytes| bar.set_position(bytes));
+    let copied = transfer::copy(device, from, to, options, |bytes| {
+        done.store(bytes, Ordering::Relaxed);
+        bar.set_position(bytes);
+    });
     bar.finish_and_clear();
     let copied = copied.map_err(anyhow::Error::from_boxed)?;
     let counted = |(name, after): (&'static str, u64)| {

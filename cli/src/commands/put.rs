@@ -3,6 +3,8 @@
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 
@@ -46,15 +48,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         total,
         "{bar:32.cyan/dim} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left",
     );
-    let shown = bar.clone();
+    // The bar is full when it is cleared.
+    let sent = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&sent);
     interrupt::says(Ending::ByItself, move || {
-        let sent = format_bytes(shown.position());
-        format!(
-            "{sent} of {} sent, and nothing is stored",
-            format_bytes(total)
-        )
+        let sent = counted.load(Ordering::Relaxed);
+        // The answer may be on its way.
+        let stored = match sent < total {
+            true => "nothing is stored",
+            false => "it may be stored",
+        };
+        let (sent, total) = (format_bytes(sent), format_bytes(total));
+        format!("{sent} of {total} sent, and {stored}")
     });
     let copied = network::put(&device, &arguments.file, to, |bytes| {
+        sent.store(bytes, Ordering::Relaxed);
         bar.set_position(bytes);
     });
     bar.finish_and_clear();
