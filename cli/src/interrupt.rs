@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
+use crate::commands::network::flush_capture;
 use crate::output::complain;
 use crate::transfer::INTERRUPTED;
 
@@ -83,6 +84,7 @@ pub(crate) fn report() -> i32 {
             thread::park();
         }
     }
+    flush_capture();
     let done = command().as_ref().map(|(_, done)| done());
     match done {
         Some(done) => complain(&format!("interrupted: {done}")),

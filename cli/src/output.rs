@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use polyverbs::Device;
 
 use crate::NAME;
+use crate::transfer::{is_command, printable};
 
 pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
@@ -36,6 +37,7 @@ impl std::error::Error for AlreadyReported {}
 
 pub(crate) fn complain(what: &str) {
     let line = what.split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = printable(line);
     // A failure cannot be reported.
     let _ = writeln!(anstream::stderr(), "{BAD}{NAME}:{BAD:#} {line}");
 }
@@ -46,10 +48,28 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string_pretty(value)?;
+    let mut text = escaped(&serde_json::to_string_pretty(value)?);
     text.push('\n');
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// A JSON object in one line.
+pub(crate) fn json_line(value: &serde_json::Value) -> String {
+    escaped(&value.to_string())
+}
+
+// JSON leaves some characters as they are that are commands to a terminal.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for letter in json.chars() {
+        match letter {
+            '\n' => text.push(letter),
+            _ if is_command(letter) => text.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            _ => text.push(letter),
+        }
+    }
+    text
 }
 
 /// The registered device of this name.

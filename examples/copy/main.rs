@@ -9,14 +9,17 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use polyverbs::connection::Connector;
 use polyverbs::emulated::{self, EmulatedOptions};
 
 mod transfer;
 
-use transfer::network::{self, Store};
-use transfer::{CopyOptions, Digest, Error, requirements};
+use transfer::files;
+use transfer::network::{self, Store, Stored};
+use transfer::peers::Peers;
+use transfer::{CopyOptions, Digest, Error, printable, requirements};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -62,21 +65,28 @@ fn run(from: &str, to: &str, name: Option<&str>) -> Result<(), Error> {
 
 fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
     let at: SocketAddr = at.parse()?;
-    network::clean(Path::new(folder))?;
+    files::clean(Path::new(folder))?;
     let device = emulated::device_at(device, at.ip(), &EmulatedOptions::default())?;
     let store = Store {
         device,
         folder: PathBuf::from(folder),
         options: CopyOptions::default(),
+        limit: u64::MAX,
     };
     let context = store.device.open(&requirements())?;
     let listener = Connector::of(&context)?.listen(at, 0)?;
-    loop {
-        let stored = store.take(listener.next().wait()?, |_| ())?;
-        let (path, copied) = (stored.path.display(), stored.copied);
-        println!("{path}: {} octets", copied.bytes);
-        println!("server {}", hexadecimal(&copied.server_digest));
-    }
+    let peers = Peers::new(16, Duration::from_secs(30));
+    peers.serve(&listener, u64::MAX, |incoming, peer| {
+        match store.take(incoming, peer, |_| ()) {
+            Ok(Stored { path, copied }) => {
+                let digest = hexadecimal(&copied.server_digest);
+                let path = printable(path.display());
+                println!("{path}: {} octets, {digest}", copied.bytes);
+            }
+            // It does not end the others.
+            Err(error) => eprintln!("copy: {error}"),
+        }
+    })
 }
 
 fn put(file: &str, to: &str, device: &str) -> Result<(), Error> {

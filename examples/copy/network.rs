@@ -3,21 +3,27 @@
 //! A connection is made by address and port, whichever transport the device has. What is different from two sides in one
 //! process is that either may vanish: a side that hears nothing looks whether the other is there, and says so if not.
 
-use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
+use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Completion, ConnectOptions, Device};
 
+use super::files::{Part, UNFINISHED};
+use super::peers::{BUSY, Peer};
 use super::{
-    Copied, CopyOptions, Failed, LOOK, Message, Result, Side, WINDOWS, cannot, open_source,
-    open_to_reads, send_file, store_file,
+    Copied, CopyOptions, Failed, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
+    check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
 };
+
+/// How long a client goes on asking a server that has no place for it.
+const INSISTS: Duration = Duration::from_secs(10);
+/// How long a server waits for the end of a connection over which all has been said.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Sends the file `from` to whoever stores files at `to`, under its own name.
 ///
@@ -36,14 +42,7 @@ pub(crate) fn put(
     let client = Side::open(device, 4 * WINDOWS + 2, WINDOWS)?;
     client.prepare()?;
     let windows = client.windows()?;
-    let connector = Connector::of(&client.context)?;
-    let options = ConnectionOptions::new().qp(open_to_reads());
-    let asked = connector.connect(&client.context, &client.qp, to, options);
-    let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-    let connection = connected.map_err(|error| Failed {
-        what: to.to_string(),
-        cause: error.into(),
-    })?;
+    let connection = client.connect(to)?;
     client.watch(&connection);
 
     let begun = Instant::now();
@@ -63,11 +62,23 @@ pub(crate) fn put(
     Ok(copied)
 }
 
+/// What a server answered that refused a connection.
+pub(crate) fn refusal(error: &ConnectError) -> Option<String> {
+    let ConnectError::Refused { private_data } = error else {
+        return None;
+    };
+    let reason = private_data.split(|byte| *byte == 0).next()?;
+    let reason = String::from_utf8_lossy(reason);
+    (!reason.is_empty()).then(|| printable(reason))
+}
+
 /// Stores the files that others send, in a folder.
 pub(crate) struct Store {
     pub(crate) device: Device,
     pub(crate) folder: PathBuf,
     pub(crate) options: CopyOptions,
+    /// Bytes of the largest file.
+    pub(crate) limit: u64,
 }
 
 /// A file that has been stored.
@@ -77,20 +88,36 @@ pub(crate) struct Stored {
 }
 
 impl Store {
-    /// Takes one file from whoever asks. One that does not arrive whole is not there afterwards.
-    pub(crate) fn take(&self, incoming: Incoming, progress: impl Fn(u64)) -> Result<Stored> {
+    /// Takes one file from whoever asks. One that does not arrive whole, or cannot be stored, is not there afterwards, and the
+    /// other side is told why.
+    pub(crate) fn take(
+        &self,
+        incoming: Incoming,
+        peer: &Arc<Peer>,
+        progress: impl Fn(u64),
+    ) -> Result<Stored> {
         let depth = self.options.depth;
-        let server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
+        let mut server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
+        server.peer = Some(Arc::clone(peer));
         server.prepare()?;
-        let sinks = server.sinks(self.options)?;
-        let accepted = incoming.accept(
-            &server.context,
-            &server.qp,
-            ConnectionOptions::new().qp(open_to_reads()),
-        );
-        let connection = accepted.wait()?;
+        let connection = server.accept(incoming, peer)?;
         server.watch(&connection);
+        let stored = self.store(&server, peer, progress);
+        if let Err(error) = &stored {
+            // Of the reason alone: where the folder is does not concern the other side.
+            let reason = match error.downcast_ref::<Failed>() {
+                Some(Failed { cause, .. }) => cause.to_string(),
+                None => error.to_string(),
+            };
+            // Over a connection that has broken nothing is said.
+            let _ = server.say(&Message::Failed { reason }, LOOK);
+        }
+        // The other side ends the connection when it has the last message; one that does not is not waited for.
+        server.wait_for_end();
+        stored
+    }
 
+    fn store(&self, server: &Side, peer: &Peer, progress: impl Fn(u64)) -> Result<Stored> {
         let begun = Instant::now();
         let mut slots: [Completion; 1] = Default::default();
         let name = loop {
@@ -103,97 +130,39 @@ impl Store {
             return Err("who asked did not say which file it is".into());
         };
         slots[0].take_buffers().for_each(drop);
+        peer.acts();
         server.post_receives()?;
         let path = self.path_of(&name)?;
-        let part = Part::create(&path)?;
-        let moved = store_file(&server, &sinks, &part.file, &path, progress)?;
+        let part = Part::within(&self.folder)?;
+        let sinks = server.sinks(self.options)?;
+        let moved = store_file(server, &sinks, part.file(), &path, self.limit, progress)?;
+        peer.waits();
+        let moved = finish(server, moved, || part.keep(&path))?;
+        peer.acts();
+        let Moved {
+            bytes,
+            requests,
+            digest,
+            peer_digest,
+        } = moved;
         let copied = Copied {
-            bytes: moved.bytes,
+            bytes,
             windows: 0,
-            pieces: moved.requests,
-            client_digest: moved.peer_digest,
-            server_digest: moved.digest,
+            pieces: requests,
+            client_digest: peer_digest,
+            server_digest: digest,
             elapsed: begun.elapsed(),
         };
-        if copied.is_intact() {
-            part.keep(&path)?;
-        }
-        // The other side ends the connection when it has the last message; one that does not is not waited for.
-        server.wait_for_end();
         Ok(Stored { path, copied })
     }
 
     // A name, and not a way out of the folder.
     fn path_of(&self, name: &str) -> Result<PathBuf> {
-        let is_plain = !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
+        let is_plain = !matches!(name, "" | "." | ".." | UNFINISHED) && !name.contains(['/', '\0']);
         if !is_plain {
             return Err(format!("{name:?} is not the name of a file").into());
         }
         Ok(self.folder.join(name))
-    }
-}
-
-/// What the names of unfinished files end with.
-const PART: &str = ".part";
-
-/// Removes what servers left in a folder that were killed. A file that is being written is locked by whoever writes it.
-pub(crate) fn clean(folder: &Path) -> Result<()> {
-    let entries = fs::read_dir(folder).map_err(|error| cannot("read", folder, error))?;
-    for path in entries.flatten().map(|entry| entry.path()) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is_part = name.starts_with('.') && name.ends_with(PART);
-        // What cannot be opened or removed is somebody else's.
-        if is_part && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            let _ = fs::remove_file(&path);
-        }
-    }
-    Ok(())
-}
-
-/// A file that is being written: gone if it is not kept.
-pub(super) struct Part {
-    pub(super) file: File,
-    path: PathBuf,
-    is_kept: bool,
-}
-
-impl Part {
-    // Beside the file that it will be, under a name of its own.
-    pub(super) fn create(whole: &Path) -> Result<Self> {
-        let name = whole.file_name().unwrap_or_default().to_string_lossy();
-        for attempt in 0..1000 {
-            let id = std::process::id();
-            let path = whole.with_file_name(format!(".{name}.{id}.{attempt}{PART}"));
-            match File::create_new(&path) {
-                Ok(file) => {
-                    // As long as this process lives: see `clean`.
-                    file.lock().map_err(|error| cannot("lock", &path, error))?;
-                    return Ok(Self {
-                        file,
-                        path,
-                        is_kept: false,
-                    });
-                }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(cannot("write", whole, error).into()),
-            }
-        }
-        Err(format!("too many unfinished copies of {name}").into())
-    }
-
-    pub(super) fn keep(mut self, whole: &Path) -> Result<()> {
-        fs::rename(&self.path, whole).map_err(|error| cannot("write", whole, error))?;
-        self.is_kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // Nothing is left to be told where this fails.
-            let _ = fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -215,8 +184,52 @@ impl Side {
         });
     }
 
+    // A server that is busy is asked again for a while.
+    fn connect(&self, to: SocketAddr) -> Result<Connection> {
+        let connector = Connector::of(&self.context)?;
+        let begun = Instant::now();
+        loop {
+            let options = ConnectionOptions::new().qp(open_to_reads());
+            let asked = connector.connect(&self.context, &self.qp, to, options);
+            let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
+            let error = match connected {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            let reason = refusal(&error);
+            let is_busy = reason.as_deref() == Some(BUSY);
+            if is_busy && begun.elapsed() < INSISTS {
+                check_interrupted()?;
+                thread::sleep(PAUSE);
+                continue;
+            }
+            let cause = match reason {
+                Some(reason) => format!("{error}: {reason}").into(),
+                None => error.into(),
+            };
+            let what = to.to_string();
+            return Err(Failed { what, cause }.into());
+        }
+    }
+
+    fn accept(&self, incoming: Incoming, peer: &Peer) -> Result<Connection> {
+        let options = ConnectionOptions::new().qp(open_to_reads());
+        let mut accepted = incoming.accept(&self.context, &self.qp, options);
+        loop {
+            if let Some(connection) = accepted.wait_for(PAUSE)? {
+                return Ok(connection);
+            }
+            check_interrupted()?;
+            peer.check()?;
+        }
+    }
+
     fn wait_for_end(&self) {
-        let mut slots: [Completion; 4] = Default::default();
-        while self.ended.get().is_none() && self.wait(&mut slots).is_ok() {}
+        let begun = Instant::now();
+        let is_up = |done: Option<Completion>| done.is_none_or(|done| done.status.is_success());
+        while self.ended.get().is_none()
+            && begun.elapsed() < GOODBYE
+            && self.cq.next().wait_for(PAUSE).is_ok_and(is_up)
+        {}
     }
 }

@@ -17,7 +17,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -32,10 +32,15 @@ use polyverbs::{
 };
 use sha2::{Digest as _, Sha256};
 
+#[path = "files.rs"]
+pub(crate) mod files;
 #[path = "network.rs"]
 pub(crate) mod network;
+#[path = "peers.rs"]
+pub(crate) mod peers;
 
-use network::Part;
+use files::Target;
+use peers::Peer;
 
 /// Anything that went wrong, in words.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -47,6 +52,8 @@ pub(crate) type Digest = [u8; 32];
 pub(crate) const WINDOW: u32 = 1 << 20;
 /// Buffers of the client: windows that are with the server at one time.
 const WINDOWS: u32 = 8;
+/// Octets of the longest name of a file.
+const LONGEST: usize = 255;
 /// After so long without a completion a side looks whether the other is still there.
 const SILENCE: Duration = Duration::from_secs(1);
 /// How long it sleeps at a time.
@@ -56,6 +63,13 @@ const LOOK: u64 = u64::MAX;
 
 /// Set where the program is to end: a side that waits fails then, and puts away what it has made.
 pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+fn check_interrupted() -> Result<()> {
+    match INTERRUPTED.load(Ordering::Relaxed) {
+        true => Err("interrupted".into()),
+        false => Ok(()),
+    }
+}
 
 /// How a file is copied.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +154,9 @@ pub(crate) fn copy(
     let (sent, stored) = thread::scope(|scope| {
         let sending =
             scope.spawn(|| send_file(&client, &windows, &source, from, |_| ()).map_err(&fail));
-        let stored = store_file(&server, &sinks, target.file(), to, progress).map_err(&fail);
+        let stored = store_file(&server, &sinks, target.file(), to, u64::MAX, progress)
+            .and_then(|stored| finish(&server, stored, || target.keep()))
+            .map_err(&fail);
         (sending.join(), stored)
     });
     let elapsed = begun.elapsed();
@@ -153,18 +169,14 @@ pub(crate) fn copy(
     if sent.bytes != stored.bytes {
         return Err(format!("{} octets were sent, {} arrived", sent.bytes, stored.bytes).into());
     }
-    let copied = Copied {
+    Ok(Copied {
         bytes: sent.bytes,
         windows: sent.requests,
         pieces: stored.requests,
         client_digest: sent.digest,
         server_digest: stored.digest,
         elapsed,
-    };
-    if copied.is_intact() {
-        target.keep()?;
-    }
-    Ok(copied)
+    })
 }
 
 /// What went through one side, and in how many requests.
@@ -194,9 +206,27 @@ impl std::error::Error for Failed {}
 
 fn cannot(verb: &str, path: &Path, cause: impl Into<Error>) -> Failed {
     Failed {
-        what: format!("cannot {verb} {}", path.display()),
+        what: format!("cannot {verb} {}", printable(path.display())),
         cause: cause.into(),
     }
+}
+
+/// A text from elsewhere as it may be shown on a terminal.
+pub(crate) fn printable(text: impl fmt::Display) -> String {
+    let mut shown = String::new();
+    for letter in text.to_string().chars() {
+        match is_command(letter) {
+            true => shown.extend(letter.escape_default()),
+            false => shown.push(letter),
+        }
+    }
+    shown
+}
+
+/// Whether a terminal does something else with it than to show it, or shows what follows in another order.
+pub(crate) fn is_command(letter: char) -> bool {
+    let reorders = matches!(letter, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    letter.is_control() || reorders
 }
 
 fn open_source(from: &Path) -> Result<File> {
@@ -222,50 +252,6 @@ fn open_files(from: &Path, to: &Path) -> Result<(File, Target)> {
     Ok((source, Target::open(to)?))
 }
 
-/// What is written to.
-enum Target {
-    /// A file that takes the place of another when it is whole.
-    File(Part, PathBuf),
-    /// What cannot be put in place so: a device file, a pipe.
-    Stream(File),
-}
-
-impl Target {
-    fn open(to: &Path) -> Result<Self> {
-        let there = fs::metadata(to).ok();
-        if there.as_ref().is_some_and(|there| !there.is_file()) {
-            let stream = File::create(to).map_err(|error| cannot("write", to, error))?;
-            return Ok(Self::Stream(stream));
-        }
-        if there.is_some() {
-            let opened = fs::OpenOptions::new().write(true).open(to);
-            opened.map_err(|error| cannot("write", to, error))?;
-        }
-        // Behind a symbolic link, where there is one.
-        let whole = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
-        let part = Part::create(&whole)?;
-        if let Some(there) = there {
-            let kept = part.file.set_permissions(there.permissions());
-            kept.map_err(|error| cannot("write", to, error))?;
-        }
-        Ok(Self::File(part, whole))
-    }
-
-    fn file(&self) -> &File {
-        match self {
-            Self::File(part, _) => &part.file,
-            Self::Stream(file) => file,
-        }
-    }
-
-    fn keep(self) -> Result<()> {
-        match self {
-            Self::File(part, whole) => part.keep(&whole),
-            Self::Stream(_) => Ok(()),
-        }
-    }
-}
-
 /// One side of the connection: an open device of its own, and what is made from it.
 struct Side {
     context: Context,
@@ -277,6 +263,8 @@ struct Side {
     words: BufferPool,
     // Whether the other side ended the connection.
     ended: Arc<OnceLock<()>>,
+    // The other side, where it is one of many.
+    peer: Option<Arc<Peer>>,
 }
 
 impl Side {
@@ -302,6 +290,7 @@ impl Side {
             messages,
             words,
             ended: Arc::default(),
+            peer: None,
         })
     }
 
@@ -318,11 +307,12 @@ impl Side {
         let mut is_looking = false;
         let mut silence = Duration::ZERO;
         loop {
-            if INTERRUPTED.load(Ordering::Relaxed) {
-                return Err("interrupted".into());
-            }
+            check_interrupted()?;
             let mut filled = self.cq.poll(slots)?.len();
             if filled == 0 {
+                if let Some(peer) = &self.peer {
+                    peer.check()?;
+                }
                 match self.cq.next().wait_for(PAUSE)? {
                     Some(done) => {
                         slots[0] = done;
@@ -555,7 +545,7 @@ fn lend(side: &Side, index: usize, window: &Lent, length: u32, offset: u64) -> R
 
 // Which window the server has done with. Its message has closed it, or else the client does.
 fn given_back(side: &Side, windows: &[Lent], done: &Completion) -> Result<usize> {
-    let Message::Back { rkey } = Message::decode(done.buffer())? else {
+    let Message::Back { rkey } = Message::of_server(done)? else {
         return Err("a message out of turn".into());
     };
     let is_it = |window: &Lent| window.access.remote().rkey == rkey;
@@ -578,7 +568,7 @@ fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()>
     loop {
         for done in side.wait(slots)? {
             if done.opcode.is_receive() {
-                let Message::End { digest, .. } = Message::decode(done.buffer())? else {
+                let Message::End { digest, .. } = Message::of_server(done)? else {
                     return Err("a message out of turn".into());
                 };
                 done.take_buffers().for_each(drop);
@@ -589,12 +579,13 @@ fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()>
     }
 }
 
-// The server: fetches what it is lent, and writes it.
+// The server: fetches what it is lent, and writes it, up to `limit` bytes.
 fn store_file(
     side: &Side,
     sinks: &[Filled],
     target: &File,
     to: &Path,
+    limit: u64,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..sinks.len()).collect();
@@ -606,6 +597,7 @@ fn store_file(
     let mut digest = Sha256::new();
     let mut moved = Moved::default();
     let mut total = None;
+    let mut announced = 0;
     while total.is_none() || !lent.is_empty() || !fetching.is_empty() {
         while let Some(window) = lent.front_mut()
             && let Some(sink) = free.pop()
@@ -630,6 +622,13 @@ fn store_file(
                         offset,
                         is_for_one_use,
                     } => {
+                        if offset != announced || total.is_some() {
+                            return Err("a window out of turn".into());
+                        }
+                        announced += u64::from(length);
+                        if announced > limit {
+                            return Err(format!("a file may have {limit} bytes there").into());
+                        }
                         lent.push_back(Window {
                             remote,
                             length,
@@ -641,7 +640,7 @@ fn store_file(
                         total = Some(bytes);
                         moved.peer_digest = digest;
                     }
-                    Message::File { .. } | Message::Back { .. } => {
+                    Message::File { .. } | Message::Back { .. } | Message::Failed { .. } => {
                         return Err("a message out of turn".into());
                     }
                 }
@@ -664,6 +663,9 @@ fn store_file(
             free.push(piece.sink);
             moved.bytes += u64::from(piece.length);
             moved.requests += 1;
+            if let Some(peer) = &side.peer {
+                peer.moves(piece.length.into());
+            }
             progress(moved.bytes);
             if let Some(rkey) = piece.ends {
                 // A receive for the client's next message has to be there before it may send one.
@@ -678,6 +680,14 @@ fn store_file(
         return Err(format!("{} octets arrived of {}", moved.bytes, total.unwrap_or(0)).into());
     }
     moved.digest = digest.finalize().into();
+    Ok(moved)
+}
+
+// A file that has arrived whole is kept, and only then the client is told that it is there.
+fn finish(side: &Side, moved: Moved, keep: impl FnOnce() -> Result<()>) -> Result<Moved> {
+    if moved.digest == moved.peer_digest {
+        keep()?;
+    }
     let (bytes, digest) = (moved.bytes, moved.digest);
     side.say(&Message::End { bytes, digest }, LOOK)?;
     Ok(moved)
@@ -742,13 +752,15 @@ enum Message {
     },
     /// The server has done with the window of this key.
     Back { rkey: RKey },
-    /// That was all, and its digest; and, from the server, it has arrived, and this is what did.
+    /// That was all, and its digest; and, from the server, it is stored, and this is what arrived.
     End { bytes: u64, digest: Digest },
+    /// The server will not or cannot store it.
+    Failed { reason: String },
 }
 
 impl Message {
-    /// Octets of the longest, which has a name.
-    const MOST: usize = 4 + 255;
+    /// Octets of the longest, which has a name or a reason.
+    const MOST: usize = 4 + LONGEST;
     /// Octets of that which gives a key back.
     const SHORTEST: usize = 4 + 4;
 
@@ -780,12 +792,26 @@ impl Message {
                 octets.extend(3u32.to_be_bytes());
                 octets.extend(name.as_bytes());
             }
+            Self::Failed { reason } => {
+                octets.extend(5u32.to_be_bytes());
+                octets.extend(reason.bytes().take(LONGEST));
+            }
         }
         octets
     }
 
     fn decode(octets: &[u8]) -> Result<Self> {
         Self::read(octets).ok_or_else(|| "a message that makes no sense".into())
+    }
+
+    // Of a server that gives up, its reason is an error of this side.
+    fn of_server(done: &Completion) -> Result<Self> {
+        match Self::decode(done.buffer())? {
+            Self::Failed { reason } => {
+                Err(format!("the server does not store it: {}", printable(reason)).into())
+            }
+            message => Ok(message),
+        }
     }
 
     fn read(mut octets: &[u8]) -> Option<Self> {
@@ -816,6 +842,11 @@ impl Message {
             4 => Self::Back {
                 rkey: RKey::new(short(octets)?),
             },
+            5 => {
+                let reason = String::from_utf8_lossy(std::mem::take(octets));
+                let reason = reason.into_owned();
+                Self::Failed { reason }
+            }
             _ => return None,
         };
         octets.is_empty().then_some(message)

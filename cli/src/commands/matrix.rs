@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -12,6 +11,7 @@ use polyverbs::Device;
 
 use crate::interrupt::{self, Ending};
 use crate::output::{AlreadyReported, progress, width};
+use crate::transfer::files::Target;
 
 /// Show what each device can do, side by side
 ///
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let text = given
             .unwrap_or_else(|| Format::by_ending(path))
             .of(&matrix, false)?;
-        write(path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        write(path, &text)?;
     }
     match matrix.mismatches().next() {
         None => Ok(()),
@@ -147,17 +147,10 @@ fn none_of(providers: &[String]) -> String {
 
 // A file is replaced once all of it is written.
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Ok(std::fs::write(path, text)?);
-    }
-    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let folder = path.parent().filter(|folder| folder != &Path::new(""));
-    let mut file = tempfile::Builder::new()
-        .permissions(std::fs::Permissions::from_mode(0o666))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    file.write_all(text.as_bytes())?;
-    file.persist(path)?;
-    Ok(())
+    let target = Target::open(path).map_err(anyhow::Error::from_boxed)?;
+    let written = target.file().write_all(text.as_bytes());
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    target.keep().map_err(anyhow::Error::from_boxed)
 }
 
 fn use_colours() -> bool {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context as _;
 
@@ -14,6 +15,8 @@ use polyverbs::connection::{devices_at, source_of};
 use polyverbs::emulated::{self, EmulatedOptions, FaultSpec, OctetCapture, Tap};
 
 use super::ping;
+use crate::output::complain;
+use crate::transfer::peers::Peers;
 
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,6 +190,31 @@ impl DeviceOptions {
     }
 }
 
+/// Whom a command serves that listens
+#[derive(clap::Args)]
+pub(crate) struct Limits {
+    /// Peers that are served at one time, of one address at most half of them; others are refused
+    #[arg(long, value_name = "N", requires = "listen", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) max_connections: u16,
+    /// Seconds after which a peer is let go that does nothing
+    #[arg(long, value_name = "SECONDS", requires = "listen", default_value = "30", value_parser = parse_seconds)]
+    pub(crate) timeout: Duration,
+}
+
+impl Limits {
+    pub(crate) fn peers(&self) -> Peers {
+        Peers::new(self.max_connections.into(), self.timeout)
+    }
+}
+
+/// A number of seconds: `1`, `0.2`.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .map_err(|_| "a number of seconds is like 1 or 0.2")?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "no such time".to_owned())
+}
+
 /// The address of this machine from which another is reached.
 pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))
@@ -210,6 +238,13 @@ pub(crate) fn captured(
     let result = work();
     capture.flush().with_context(cannot)?;
     result
+}
+
+/// Writes what has been captured, before the process ends by a signal.
+pub(crate) fn flush_capture() {
+    if let Some(Err(error)) = CAPTURE.get().map(|capture| capture.flush()) {
+        complain(&format!("cannot write the capture: {error}"));
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use polyverbs::connection::{ConnectError, Connector};
 use polyverbs::{Context, Device, Requirements, Transport};
 use serde_json::json;
 
-use super::network::{DeviceOptions, Host, addresses_of, way_to};
+use super::network::{DeviceOptions, Host, addresses_of, parse_seconds, way_to};
 use crate::interrupt::{self, Ending};
 use crate::output::{AlreadyReported, say, seconds};
 
@@ -47,13 +47,6 @@ pub(crate) struct Arguments {
     /// Print a JSON object in each line, the last one of all
     #[arg(long)]
     json: bool,
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text
-        .parse()
-        .map_err(|_| "a number of seconds is like 1 or 0.2")?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| "no such time".to_owned())
 }
 
 /// The port of RoCEv2, and of Polyverbs' iWARP devices.

@@ -2,25 +2,30 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
 
-use polyverbs::connection::{ConnectError, Connector, Incoming, Listener};
+use polyverbs::connection::{Connector, Incoming};
 use serde_json::json;
 
 use super::copy::{hexadecimal, parse_piece};
-use super::network::{DeviceOptions, Endpoint};
+use super::network::{DeviceOptions, Endpoint, Limits};
 use crate::interrupt::{self, Ending};
-use crate::output::{BOLD, GOOD, complain, count, format_bytes, rate, say, seconds};
-use crate::transfer::network::{Store, Stored, clean};
-use crate::transfer::{CopyOptions, requirements};
+use crate::output::{
+    BOLD, GOOD, complain, count, format_bytes, json_line, parse_bytes, rate, say, seconds,
+};
+use crate::transfer::files::clean;
+use crate::transfer::network::{Store, Stored};
+use crate::transfer::peers::Peer;
+use crate::transfer::{CopyOptions, printable, requirements};
 
 /// Store the files that `polyverbs put` sends
 ///
-/// They come from other processes and machines. The first line says where it listens. A file that does not arrive whole is not there afterwards; what a server that was
-/// killed has left in the folder, the next one removes.
+/// They come from other processes and machines. The first line says where it listens. A file is at its name when it is whole and on the
+/// disk, and only then the client is told; one that does not arrive whole is not there. Unfinished files are in a subfolder,
+/// .polyverbs-unfinished; what a server that was killed has left there, the next one removes.
+///
+/// While all places are taken, a client that has sent nothing for a second gives way to another. Memory: --piece times --depth for each.
 #[derive(clap::Args)]
 #[command(
     override_usage = "polyverbs serve --device NAME --listen HOST:PORT --dir DIR [OPTIONS]",
@@ -41,6 +46,11 @@ pub(crate) struct Arguments {
     /// End after so many connections
     #[arg(long, value_name = "N")]
     files: Option<u64>,
+    #[command(flatten)]
+    limits: Limits,
+    /// Refuse files with more bytes
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    max_bytes: Option<u64>,
     /// Bytes of one read: up to 1M
     #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
@@ -63,14 +73,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = arguments.device.at(listen.ip())?;
     let context = device.open(&requirements())?;
     let listener = Connector::of(&context)?.listen(listen, 0)?;
-    let store = Arc::new(Store {
+    let store = Store {
         device,
         folder: arguments.dir.clone(),
         options: CopyOptions {
             piece: arguments.piece,
             depth: arguments.depth,
         },
-    });
+        limit: arguments.max_bytes.unwrap_or(u64::MAX),
+    };
     if arguments.json {
         say!("{}", json!({ "listening": listener.address() }))?;
     } else {
@@ -86,47 +97,29 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     interrupt::says(Ending::ByItself, move || {
         format!("{} stored", count(counted.load(Ordering::SeqCst), "file"))
     });
-    let mut failures = 0;
-    let mut running = Vec::new();
-    for _ in 0..arguments.files.unwrap_or(u64::MAX) {
-        let Some(incoming) = next(&listener)? else {
-            break;
-        };
-        let (store, stored) = (Arc::clone(&store), Arc::clone(&stored));
-        let is_json = arguments.json;
-        running.push(thread::spawn(move || {
-            let is_stored = take(&store, incoming, is_json);
-            stored.fetch_add(is_stored.into(), Ordering::SeqCst);
-            is_stored
-        }));
-        running.retain(|thread| arguments.files.is_some() || !thread.is_finished());
-    }
-    for thread in running {
-        failures += u64::from(!thread.join().unwrap_or(false));
-    }
+    let failures = AtomicU64::new(0);
+    let count_of = |is_stored| if is_stored { &*stored } else { &failures };
+    arguments
+        .limits
+        .peers()
+        .serve(
+            &listener,
+            arguments.files.unwrap_or(u64::MAX),
+            |incoming, peer| {
+                let is_stored = take(&store, incoming, peer, arguments.json);
+                count_of(is_stored).fetch_add(1, Ordering::SeqCst);
+            },
+        )
+        .map_err(anyhow::Error::from_boxed)?;
     anyhow::ensure!(!interrupt::is_interrupted(), "interrupted");
+    let failures = failures.into_inner();
     anyhow::ensure!(failures == 0, "{} did not arrive", count(failures, "file"));
     Ok(())
 }
 
-// The next request; `None` if the command was interrupted.
-fn next(listener: &Listener) -> Result<Option<Incoming>, ConnectError> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    listener.next().on_done(move |incoming| {
-        // If this fails the receiver is gone.
-        let _ = sender.send(incoming);
-    });
-    while !interrupt::is_interrupted() {
-        if let Ok(incoming) = receiver.recv_timeout(Duration::from_millis(100)) {
-            return incoming.map(Some);
-        }
-    }
-    Ok(None)
-}
-
 // A failure is reported at once, and does not end the others.
-fn take(store: &Store, incoming: Incoming, is_json: bool) -> bool {
-    let stored = store.take(incoming, |_| ());
+fn take(store: &Store, incoming: Incoming, peer: &Arc<Peer>, is_json: bool) -> bool {
+    let stored = store.take(incoming, peer, |_| ());
     let told = match &stored {
         Ok(stored) => tell(stored, is_json),
         Err(error) => {
@@ -151,7 +144,7 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
             },
             "seconds": copied.elapsed.as_secs_f64(),
         });
-        say!("{line}")?;
+        say!("{}", json_line(&line))?;
     } else {
         let verdict = if copied.is_intact() {
             format!("{GOOD}equal{GOOD:#}")
@@ -161,7 +154,7 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
         let speed = copied.bytes as f64 / copied.elapsed.as_secs_f64();
         say!(
             "{}  {} in {}, {}\n  sha256 {} {verdict}",
-            path.display(),
+            printable(path.display()),
             format_bytes(copied.bytes),
             seconds(copied.elapsed),
             rate(speed),

@@ -146,9 +146,28 @@ fn an_interrupted_put_leaves_no_file_on_either_side() {
             false => "interrupted: 0 files stored\n",
         };
         assert!(told.ends_with(expected), "{told}");
+        assert!(!told.contains("1.00 GiB of"), "{told}");
         // The server hears of the end, and has nothing left.
         until(|| names(&stored).is_empty());
     }
+}
+
+#[test]
+fn an_interrupted_capture_has_what_was_captured() {
+    let folder = Folder::new();
+    let packets = folder.path("packets");
+    let _answers = super::network::Server::new("ib0", "127.0.42.3:0", &[]);
+    let ping = ["ping", "127.0.42.3", "--device", "ib0", "--count", "1000"];
+    let mut running = Running::new(&[&["capture", path(&packets)][..], &ping].concat());
+    let mut line = String::new();
+    let mut lines = BufReader::new(running.0.stdout.take().unwrap());
+    while !line.contains("answers") {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it has ended");
+    }
+    running.interrupt(Signal::SIGINT);
+    let told = super::text(&["dissect", path(&packets)]);
+    assert!(told.contains("RoCEv2"), "{told}");
 }
 
 #[test]

@@ -11,26 +11,35 @@ use sha2::{Digest as _, Sha256};
 use super::{Folder, complaint, json, text};
 
 /// Devices that reach other processes.
-const DEVICES: [&str; 2] = ["ib0", "iw0"];
+pub(super) const DEVICES: [&str; 2] = ["ib0", "iw0"];
 /// A broken connection is told of within this.
-const SOON: Duration = Duration::from_secs(10);
+pub(super) const SOON: Duration = Duration::from_secs(10);
 
 /// A process that is gone when this is.
-struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Running {
-    fn new(arguments: &[&str]) -> Self {
+    pub(super) fn new(arguments: &[&str]) -> Self {
+        Self::with(arguments, &[])
+    }
+
+    pub(super) fn with(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_polyverbs"));
         command.args(arguments).stdin(Stdio::null());
+        command.envs(environment.iter().copied());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(command.spawn().unwrap())
     }
 
     /// What it ended with, and its standard error.
-    fn end(mut self) -> (bool, String) {
+    pub(super) fn end(self) -> (bool, String) {
+        self.end_within(SOON)
+    }
+
+    pub(super) fn end_within(mut self, patience: Duration) -> (bool, String) {
         let began = Instant::now();
         while self.0.try_wait().unwrap().is_none() {
-            assert!(began.elapsed() < SOON, "it does not end");
+            assert!(began.elapsed() < patience, "it does not end");
             std::thread::sleep(Duration::from_millis(10));
         }
         let status = self.0.wait().unwrap();
@@ -46,22 +55,32 @@ impl Drop for Running {
     }
 }
 
-struct Server {
-    process: Running,
-    lines: BufReader<ChildStdout>,
-    address: String,
-    folder: Folder,
+pub(super) struct Server {
+    pub(super) process: Running,
+    pub(super) lines: BufReader<ChildStdout>,
+    pub(super) address: String,
+    pub(super) folder: Folder,
 }
 
 impl Server {
-    fn new(device: &str, address: &str, more: &[&str]) -> Self {
-        let folder = Folder::new();
+    pub(super) fn new(device: &str, address: &str, more: &[&str]) -> Self {
+        Self::within(Folder::new(), device, address, more, &[])
+    }
+
+    /// It stores in `stored`, within the folder.
+    pub(super) fn within(
+        folder: Folder,
+        device: &str,
+        address: &str,
+        more: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let stored = folder.path("stored");
-        std::fs::create_dir(&stored).unwrap();
+        std::fs::create_dir_all(&stored).unwrap();
         let mut arguments = vec!["serve", "--device", device, "--listen", address, "--json"];
         arguments.extend(["--dir", stored.to_str().unwrap()]);
         arguments.extend(more);
-        let mut process = Running::new(&arguments);
+        let mut process = Running::with(&arguments, environment);
         let mut lines = BufReader::new(process.0.stdout.take().unwrap());
         let first = next(&mut lines);
         let address = first["listening"].as_str().unwrap().to_owned();
@@ -73,27 +92,32 @@ impl Server {
         }
     }
 
-    fn stored(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.folder.path("stored")).unwrap();
-        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
-        entries
-            .map(|entry| name(entry).into_string().unwrap())
-            .collect()
+    pub(super) fn stored(&self) -> Vec<String> {
+        names(&self.folder.path("stored"))
     }
 }
 
-fn next(lines: &mut BufReader<ChildStdout>) -> Value {
+/// What is in a folder.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+    entries
+        .map(|entry| name(entry).into_string().unwrap())
+        .collect()
+}
+
+pub(super) fn next(lines: &mut BufReader<ChildStdout>) -> Value {
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
     serde_json::from_str(&line).unwrap()
 }
 
-fn path(path: &Path) -> &str {
+pub(super) fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 #[track_caller]
-fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> Value {
+pub(super) fn arrives(server: &mut Server, device: &str, length: usize, more: &[&str]) -> Value {
     let folder = Folder::new();
     let file = folder.file(length);
     let mut arguments = vec!["put", path(&file), &server.address, "--device", device];
@@ -352,7 +376,7 @@ fn a_server_removes_what_a_killed_one_left() {
     server.process.0.kill().unwrap();
     server.process.0.wait().unwrap();
     let left = server.stored();
-    assert!(left[0].ends_with(".part"), "{left:?}");
+    assert_eq!(left, [".polyverbs-unfinished"]);
     let stored = server.folder.path("stored");
     let arguments = ["serve", "--device", "ib0", "--listen", "127.0.38.2:0"];
     let next_one = Running::new(&[&arguments[..], &["--dir", path(&stored), "--json"]].concat());

@@ -1,0 +1,181 @@
+//! Files that take their place when they are whole and on the disk.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::{Result, cannot};
+
+/// The subfolder that has the unfinished files of a folder. It is there only while there are any.
+pub(crate) const UNFINISHED: &str = ".polyverbs-unfinished";
+const PREFIX: &str = "part-";
+
+/// A file that is being written: gone if it is not kept.
+pub(crate) struct Part {
+    file: NamedTempFile,
+    // Behind the file: it is removed when it is empty.
+    _apart: Option<Apart>,
+}
+
+impl Part {
+    /// In a subfolder of `folder`, so that it has no name that another file could have.
+    pub(super) fn within(folder: &Path) -> Result<Self> {
+        loop {
+            let apart = Apart(folder.join(UNFINISHED));
+            match apart.make().and_then(|()| locked(&apart.0)) {
+                Ok(Some(file)) => {
+                    let _apart = Some(apart);
+                    return Ok(Self { file, _apart });
+                }
+                // Another server removed the file before it was locked, or the subfolder before the file was there.
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => {}
+                Err(error) => return Err(cannot("write", &apart.0, error).into()),
+            }
+        }
+    }
+
+    // Beside the file that it is going to be.
+    fn beside(whole: &Path) -> Result<Self> {
+        let file = create(folder_of(whole)).map_err(|error| cannot("write", whole, error))?;
+        Ok(Self { file, _apart: None })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.file.as_file()
+    }
+
+    /// When this returns the file is at its name, and on the disk. What was there is replaced.
+    pub(super) fn keep(self, whole: &Path) -> Result<()> {
+        let Self { file, _apart } = self;
+        let synced = file.as_file().sync_all();
+        let named = synced.and_then(|()| Ok(file.persist(whole)?));
+        let kept = named.and_then(|_| File::open(folder_of(whole))?.sync_all());
+        Ok(kept.map_err(|error| cannot("write", whole, error))?)
+    }
+}
+
+struct Apart(PathBuf);
+
+impl Apart {
+    fn make(&self) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(&self.0) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && is_own(&self.0)? => Ok(()),
+            made => made,
+        }
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // Others may have files there.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+// Whether it is a folder as this program makes it. What is behind a link is somebody else's.
+fn is_own(apart: &Path) -> io::Result<bool> {
+    let there = fs::symlink_metadata(apart)?;
+    Ok(there.is_dir() && there.mode() & 0o077 == 0)
+}
+
+fn create(folder: &Path) -> io::Result<NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix(PREFIX)
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+}
+
+// Locked for as long as this process has it open: see `clean`. None where another server removed it before that.
+fn locked(apart: &Path) -> io::Result<Option<NamedTempFile>> {
+    let file = create(apart)?;
+    file.as_file().lock()?;
+    let has_name = file.as_file().metadata()?.nlink() == 1;
+    Ok(has_name.then_some(file))
+}
+
+fn folder_of(file: &Path) -> &Path {
+    let folder = file.parent().filter(|folder| folder != &Path::new(""));
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Removes the unfinished files that killed servers left in a folder.
+pub(crate) fn clean(folder: &Path) -> Result<()> {
+    let apart = Apart(folder.join(UNFINISHED));
+    if !is_own(&apart.0).unwrap_or(false) {
+        return Ok(());
+    }
+    let cannot = |error| cannot("clean", &apart.0, error);
+    for entry in fs::read_dir(&apart.0).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let is_part = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_file && is_part {
+            remove_left(&entry.path()).map_err(cannot)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_left(path: &Path) -> io::Result<()> {
+    let removed = File::open(path).and_then(|file| {
+        let is_left = file.try_lock().is_ok() && file.metadata()?.nlink() == 1;
+        if is_left {
+            fs::remove_file(path)
+        } else {
+            Ok(())
+        }
+    });
+    match removed {
+        // Another server was faster.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// What is written to.
+pub(crate) enum Target {
+    /// A file that takes the place of another when it is whole.
+    File(Part, PathBuf),
+    /// What cannot be put in place so: a device file, a pipe.
+    Stream(File),
+}
+
+impl Target {
+    pub(crate) fn open(to: &Path) -> Result<Self> {
+        let there = fs::metadata(to).ok();
+        if there.as_ref().is_some_and(|there| !there.is_file()) {
+            let stream = File::create(to).map_err(|error| cannot("write", to, error))?;
+            return Ok(Self::Stream(stream));
+        }
+        if there.is_some() {
+            let opened = fs::OpenOptions::new().write(true).open(to);
+            opened.map_err(|error| cannot("write", to, error))?;
+        }
+        // Behind a symbolic link, where there is one.
+        let whole = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
+        let part = Part::beside(&whole)?;
+        if let Some(there) = there {
+            let kept = part.file().set_permissions(there.permissions());
+            kept.map_err(|error| cannot("write", to, error))?;
+        }
+        Ok(Self::File(part, whole))
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        match self {
+            Self::File(part, _) => part.file(),
+            Self::Stream(file) => file,
+        }
+    }
+
+    pub(crate) fn keep(self) -> Result<()> {
+        match self {
+            Self::File(part, whole) => part.keep(&whole),
+            Self::Stream(_) => Ok(()),
+        }
+    }
+}
