@@ -145,7 +145,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         end.completed(WcOpcode::RdmaRead)?;
         let text = end.pong.text(length)?;
         if arguments.is_verbose {
-            println!("server ping data: {}", String::from_utf8_lossy(&text));
+            println!("server ping data: {}", shown(&text));
         }
         end.say(&end.pong, 0)?;
         let Some(target) = end.advertised()? else {
@@ -186,7 +186,7 @@ fn ping(arguments: &Arguments) -> Result<()> {
         }
         if arguments.is_verbose {
             let text = end.pong.text(arguments.size)?;
-            println!("ping data: {}", String::from_utf8_lossy(&text));
+            println!("ping data: {}", shown(&text));
         }
     }
     connection.disconnect(&end.context, &end.qp).wait()?;
@@ -208,6 +208,11 @@ fn text_of(number: u64, first: u8, size: usize) -> Vec<u8> {
 
 const fn after(letter: u8) -> u8 {
     if letter == b'z' { b'A' } else { letter + 1 }
+}
+
+// Without what a terminal would take for commands.
+fn shown(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).replace(char::is_control, "?")
 }
 
 // What the peer may do with the memory that it is told of.

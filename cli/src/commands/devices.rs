@@ -6,6 +6,7 @@ use capability_matrix::DeviceReport;
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 
 use crate::output::{BOLD, DIM, print_json, say, width, wrapped};
+use crate::transfer::printable;
 
 /// List the devices
 #[derive(clap::Args)]
@@ -42,6 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn print_absent() -> anyhow::Result<()> {
     for (provider, absent) in polyverbs::registry()?.absent() {
         let said = format!("not there: {}, {}", absent.what, absent.why);
+        let said = printable(said);
         let said = wrapped(said.split(' '), " ", INDENT, width());
         say!("{BOLD}{provider}{BOLD:#} {DIM}{said}{DIM:#}")?;
     }

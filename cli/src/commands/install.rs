@@ -14,6 +14,7 @@ use clap_complete::Shell;
 use super::completions;
 use crate::libraries::{CM, Libraries, REDIRECT, VERBS};
 use crate::output::say;
+use crate::transfer::printable;
 
 /// Install this command, its libraries, man pages and completions
 ///
@@ -58,10 +59,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if !arguments.dry_run {
             put(target, content).with_context(|| format!("cannot write {}", target.display()))?;
         }
+        let target = printable(target.display());
         match content {
-            Content::File(from) => say!("{} (from {})", target.display(), from.display())?,
-            Content::Link(to) => say!("{} -> {to}", target.display())?,
-            Content::Text(_) => say!("{}", target.display())?,
+            Content::File(from) => say!("{target} (from {})", printable(from.display()))?,
+            Content::Link(to) => say!("{target} -> {to}")?,
+            Content::Text(_) => say!("{target}")?,
         }
     }
     Ok(())
