@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 
-use super::network::{DeviceOptions, Endpoint};
+use super::network::{DeviceOptions, Endpoint, Limits};
 use crate::interrupt::{self, Ending};
 use crate::output::{device, parse_bytes, print_json, progress};
 use tests::Job;
@@ -51,6 +51,11 @@ pub(crate) struct Arguments {
     /// End after so many connections
     #[arg(long, value_name = "N", requires = "listen")]
     connections: Option<u64>,
+    #[command(flatten)]
+    limits: Limits,
+    /// Bytes of memory for all measurements at one time; those for which nothing is left are refused
+    #[arg(long, value_name = "BYTES", requires = "listen", default_value = "1G", value_parser = parse_bytes)]
+    max_bytes: u64,
     /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     from: Option<IpAddr>,
@@ -171,7 +176,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(listen) = &arguments.listen {
         let at = listen.own()?;
         let device = options.at(at.ip())?;
-        return remote::listen(&device, at, arguments.connections, arguments.json);
+        return remote::listen(
+            &device,
+            at,
+            arguments.connections,
+            &arguments.limits.peers(),
+            arguments.max_bytes,
+            arguments.json,
+        );
     }
     let Some(test) = arguments.test else {
         anyhow::bail!("nothing says what is measured");

@@ -3,10 +3,10 @@
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Qp, QpOptions,
-    Requirements,
+    RemoteAddress, Requirements,
     capability::BaselineGaps,
     portable::read_sink_access,
-    wr::{ReceiveRequest, WorkRequest},
+    wr::{self, ReceiveRequest, WorkRequest},
 };
 
 /// Requests of each queue.
@@ -17,6 +17,8 @@ pub(super) struct Side {
     pub(super) qp: Qp,
     pub(super) cq: Cq,
     pub(super) region: Mr,
+    memory: Memory,
+    beats_at: usize,
 }
 
 impl Side {
@@ -30,13 +32,21 @@ impl Side {
         let cq = context.create_cq(2 * DEPTH).wait()?;
         let options = QpOptions::rc(&cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
         let qp = pd.create_qp(options).wait()?;
-        let memory = Memory::zeroed(size.max(8) as usize)?;
+        // Behind what is measured with: how often the other side has said that it measures.
+        let beats_at = (size.max(8) as usize).next_multiple_of(8);
+        let memory = Memory::zeroed(beats_at + 8)?;
         let mut rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         rights |= read_sink_access(context).access;
         let has_atomics = !context.attributes().gaps.contains(BaselineGaps::NO_ATOMICS);
         rights.set(Access::REMOTE_ATOMIC, has_atomics);
         let region = pd.register(&memory, rights).wait()?;
-        Ok(Self { qp, cq, region })
+        Ok(Self {
+            qp,
+            cq,
+            region,
+            memory,
+            beats_at,
+        })
     }
 
     /// Whether the queue pair supports this operation.
@@ -48,6 +58,18 @@ impl Side {
         self.qp
             .post_one(request)
             .map_err(|rejected| anyhow::anyhow!("{rejected}"))
+    }
+
+    /// How often the other side has said that it measures.
+    pub(super) fn beats(&self) -> anyhow::Result<u64> {
+        Ok(self.memory.load_u64(self.beats_at)?)
+    }
+
+    /// Says to the other side, whose memory this is, that this one measures.
+    pub(super) fn beat(&self, count: u64, remote: RemoteAddress) -> anyhow::Result<()> {
+        self.memory.write(self.beats_at, &count.to_ne_bytes())?;
+        let count = self.region.sge(self.beats_at, 8)?;
+        self.post(wr::Write::new(count, remote.plus(self.beats_at as u64)))
     }
 
     /// Posts a receive of this many bytes.

@@ -1,7 +1,8 @@
 //! Measurements between two processes: one listens, the other measures.
 //!
 //! The connection request carries the measurement and its size, the reply carries the target memory. On iWARP a send without a
-//! receive would end the stream: a sender keeps to the receives that the other side has posted.
+//! receive would end the stream: a sender keeps to the receives that the other side has posted. One-sided operations do not show
+//! at the listening side, which polls for its device to make progress: the measuring side counts in its memory, now and then.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -23,19 +24,23 @@ use super::pair::{DEPTH, RIGHTS, Side, check};
 use super::player::Player;
 use super::tests::Job;
 use crate::interrupt::{self, Ending};
-use crate::output::{complain, count, say};
+use crate::output::{complain, count, format_bytes, say};
+use crate::transfer::network::refusal;
+use crate::transfer::peers::{Peer, Peers, refuse};
 
 /// Prefix of the private data of a request.
-const MAGIC: &[u8; 8] = b"polyperf";
+const MAGIC: &[u8; 8] = b"polyprf2";
 /// Operations in flight while bytes or messages are counted.
 const IN_FLIGHT: u64 = 64;
 /// How many messages each report to the sender covers.
 const CREDIT: u64 = 32;
 /// The connection has ended after this long without anything from the other side.
 const SILENCE: Duration = Duration::from_secs(20);
-/// How long a side polls without a pause while nothing arrives, and the pause after that.
+/// How long a side polls without a pause while nothing arrives, how long while the other only counts, and the pauses after that.
 const BUSY: Duration = Duration::from_millis(5);
+const BUSY_UNTOLD: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// How often a side checks that the other is still there while nothing arrives.
 const LOOK: Duration = Duration::from_secs(1);
 const LOOKED: u64 = u64::MAX;
@@ -85,7 +90,7 @@ impl End {
             if silent > SILENCE {
                 anyhow::bail!("the other side does not answer");
             }
-            rest(silent);
+            rest(silent, BUSY);
         }
     }
 
@@ -122,9 +127,41 @@ impl Silence {
     }
 }
 
-fn rest(silent: Duration) {
-    if silent > BUSY {
-        thread::sleep(PAUSE);
+fn rest(silent: Duration, busy: Duration) {
+    if silent > busy {
+        thread::sleep((silent / 16).clamp(PAUSE, LONGEST_PAUSE));
+    }
+}
+
+/// Tells the listening side now and then that it is measured with.
+struct Beats<'e> {
+    side: &'e Side,
+    remote: RemoteAddress,
+    every: u64,
+    operations: u64,
+}
+
+impl<'e> Beats<'e> {
+    // So many operations, or so many bytes, take a few milliseconds.
+    const OPERATIONS: u64 = 1000;
+    const BYTES: u64 = 16 << 20;
+
+    fn new(side: &'e Side, remote: RemoteAddress, size: u32) -> Self {
+        Self {
+            side,
+            remote,
+            every: (Self::BYTES / u64::from(size)).clamp(1, Self::OPERATIONS),
+            operations: 0,
+        }
+    }
+
+    /// Called before each operation.
+    fn count(&mut self) -> anyhow::Result<()> {
+        self.operations += 1;
+        if self.operations % self.every == 1 % self.every {
+            self.side.beat(self.operations, self.remote)?;
+        }
+        Ok(())
     }
 }
 
@@ -137,9 +174,10 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
     request.extend(job.size.to_be_bytes());
     let options = options().private_data(&request);
     let asked = connector.connect(&end.context, &end.side.qp, to, options);
-    let accepted = asked
-        .wait()
-        .map_err(|error| anyhow::anyhow!("{to}: {error}"))?;
+    let accepted = asked.wait().map_err(|error| match refusal(&error) {
+        Some(reason) => anyhow::anyhow!("{to}: {error}: {reason}"),
+        None => anyhow::anyhow!("{to}: {error}"),
+    })?;
     let remote = remote_of(accepted.private_data())
         .ok_or_else(|| anyhow::anyhow!("{to}: who listens there is no `polyverbs perf`"))?;
     let connection = accepted.complete().wait()?;
@@ -164,16 +202,19 @@ fn run(
     let side = &end.side;
     let local = side.region.sge(0, job.size)?;
     let mut slots: [Completion; 1] = Default::default();
+    let mut beats = Beats::new(side, remote, job.size);
     match job.test {
         Test::SendLatency => {
             let mut player = Player::new(side, job.size);
             latency(job, 2, bar, || player.ask(|slots| end.next(slots)))
         }
         Test::WriteLatency => latency(job, 1, bar, || {
+            beats.count()?;
             side.post(wr::Write::new(local, remote).signaled(0))?;
             end.take(&mut slots, 1)
         }),
         Test::ReadLatency => latency(job, 1, bar, || {
+            beats.count()?;
             side.post(wr::Read::new(local, remote).signaled(0))?;
             end.take(&mut slots, 1)
         }),
@@ -182,14 +223,17 @@ fn run(
                 anyhow::bail!("{} has no atomic operations", job.device.name());
             }
             latency(job, 1, bar, || {
+                beats.count()?;
                 side.post(wr::FetchAdd::new(local, remote, 1).signaled(0))?;
                 end.take(&mut slots, 1)
             })
         }
         Test::Bandwidth | Test::MessageRate => in_flight(job, end, bar, || {
+            beats.count()?;
             side.post(wr::Write::new(local, remote).signaled(0))
         }),
         Test::ReadBandwidth => in_flight(job, end, bar, || {
+            beats.count()?;
             side.post(wr::Read::new(local, remote).signaled(0))
         }),
         Test::SendBandwidth => sends(job, end, bar),
@@ -217,7 +261,7 @@ fn in_flight(
     job: &Job<'_>,
     end: &End,
     bar: &ProgressBar,
-    post: impl Fn() -> anyhow::Result<()>,
+    mut post: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<Figures> {
     let mut slots: [Completion; 1] = Default::default();
     let mut under_way = 0;
@@ -278,6 +322,8 @@ pub(super) fn listen(
     device: &Device,
     at: SocketAddr,
     connections: Option<u64>,
+    peers: &Peers,
+    memory: u64,
     is_json: bool,
 ) -> anyhow::Result<()> {
     let context = device.open(&Requirements::new())?;
@@ -294,63 +340,137 @@ pub(super) fn listen(
         let connections = count(counted.load(Ordering::Relaxed), "connection");
         format!("{connections} taken")
     });
-    let mut running = Vec::new();
-    for _ in 0..connections.unwrap_or(u64::MAX) {
-        let incoming = listener.next().wait()?;
-        taken.fetch_add(1, Ordering::Relaxed);
-        let device = device.clone();
-        running.push(thread::spawn(move || {
-            if let Err(error) = attend(&device, incoming) {
+    let memory = Memory::new(memory);
+    let served = peers.serve(
+        &listener,
+        connections.unwrap_or(u64::MAX),
+        |incoming, peer| {
+            taken.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = attend(device, &memory, incoming, peer) {
                 complain(&format!("a measurement ended: {error}"));
             }
-        }));
-        running.retain(|thread| !thread.is_finished());
-    }
-    for thread in running {
-        // The error has been reported.
-        drop(thread.join());
-    }
-    Ok(())
+        },
+    );
+    served.map_err(anyhow::Error::from_boxed)
 }
 
-fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
+/// Bytes of memory that measurements may have.
+struct Memory {
+    left: AtomicU64,
+}
+
+struct Share<'m> {
+    memory: &'m Memory,
+    bytes: u64,
+}
+
+impl Memory {
+    const fn new(bytes: u64) -> Self {
+        let left = AtomicU64::new(bytes);
+        Self { left }
+    }
+
+    fn share(&self, bytes: u64) -> Option<Share<'_>> {
+        let rest = |left: u64| left.checked_sub(bytes);
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
+        let memory = self;
+        taken.is_ok().then_some(Share { memory, bytes })
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.memory.left.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+fn attend(
+    device: &Device,
+    memory: &Memory,
+    incoming: Incoming,
+    peer: &Arc<Peer>,
+) -> anyhow::Result<()> {
     let Some((test, size)) = asked(incoming.private_data()) else {
-        incoming.reject(b"").ok();
+        refuse(incoming, "that is no measurement of this version");
         anyhow::bail!("who asked did not say what to measure");
+    };
+    let Some(_share) = memory.share(size.into()) else {
+        refuse(
+            incoming,
+            "it has no memory left for measurements of that size",
+        );
+        anyhow::bail!("there was no memory left for {}", format_bytes(size.into()));
     };
     let end = End::new(device, size)?;
     let remote = end.side.region.remote(0);
     let mut answer = MAGIC.to_vec();
     answer.extend(remote.to_bytes());
     let options = options().private_data(&answer);
-    let connection = incoming
-        .accept(&end.context, &end.side.qp, options)
-        .wait()?;
+    let mut accepted = incoming.accept(&end.context, &end.side.qp, options);
+    let connection = loop {
+        if let Some(connection) = accepted.wait_for(LOOK)? {
+            break connection;
+        }
+        peer.check().map_err(anyhow::Error::from_boxed)?;
+    };
     end.watch(&connection);
+    let attended = answer_each(&end, test, size, peer);
+    end.side.hang_up();
+    attended
+}
+
+// Until the other side ends the connection.
+fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<()> {
     let mut slots: [Completion; 1] = Default::default();
     let mut player = Player::new(&end.side, size);
     let mut silence = Silence::default();
-    let mut counted = 0;
+    let (mut counted, mut beats) = (0, 0);
+    let mut looked = Duration::ZERO;
+    let busy = match test.sends_messages() {
+        true => BUSY,
+        false => BUSY_UNTOLD,
+    };
     loop {
         let found = end.side.cq.poll(&mut slots)?.len();
         if end.is_over.load(Ordering::Relaxed) {
-            break;
+            return Ok(());
         }
         if found == 0 {
             let silent = silence.goes_on();
-            if silent > LOOK {
-                // A peer that is gone does not answer this.
+            if silent.is_zero() {
+                continue;
+            }
+            let told = end.side.beats()?;
+            if told != beats {
+                beats = told;
                 silence = Silence::default();
+                peer.acts();
+                continue;
+            }
+            if silent <= busy {
+                continue;
+            }
+            peer.check().map_err(anyhow::Error::from_boxed)?;
+            // Of another silence, or a second ago.
+            if silent < looked || silent > looked + LOOK {
+                looked = silent;
+                // A peer that is gone does not answer this.
                 let look = wr::Write::new((), RemoteAddress::default()).signaled(LOOKED);
                 end.side.post(look)?;
-            } else if test.sends_messages() {
-                rest(silent);
             }
+            rest(silent, busy);
             continue;
         }
         check(&slots[0])?;
         if !slots[0].opcode.is_receive() {
             continue;
+        }
+        counted += 1;
+        // Of those that come at once only a few are told of.
+        if silence.since.is_some() || counted % CREDIT == 0 {
+            peer.acts();
         }
         silence = Silence::default();
         if test == Test::SendLatency {
@@ -358,13 +478,10 @@ fn attend(device: &Device, incoming: Incoming) -> anyhow::Result<()> {
             continue;
         }
         end.side.receive(size)?;
-        counted += 1;
         if test == Test::SendBandwidth && counted % CREDIT == 0 {
             end.side.post(wr::Send::new(()).signaled(0))?;
         }
     }
-    end.side.hang_up();
-    Ok(())
 }
 
 // On a busy machine the other side may not be scheduled for a while: that is a result, not a failure.
@@ -395,7 +512,7 @@ mod tests {
             let asked = asked(&request(test.number(), 64));
             assert_eq!(asked, Some((test, 64)));
         }
-        let none: [&[u8]; 4] = [b"", b"polyperf", b"polyperf\0\0\0", b"otherper\0\0\0\0\x40"];
+        let none: [&[u8]; 4] = [b"", b"polyprf2", b"polyprf2\0\0\0", b"otherper\0\0\0\0\x40"];
         assert!(none.iter().all(|request| asked(request).is_none()));
         assert_eq!(asked(&request(0, 0)), None);
         assert_eq!(asked(&request(0, u32::MAX)), None);
