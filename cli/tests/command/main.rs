@@ -9,10 +9,12 @@ use serde_json::Value;
 mod copy;
 mod dissect;
 mod errors;
+mod hostile;
 mod interrupted;
 mod network;
 mod run;
 mod shown;
+mod stored;
 mod terminal;
 
 const DEVICES: [&str; 2] = ["ib0", "iw0"];

@@ -1,0 +1,576 @@
+//! Peers that are silent, send rubbish or are many, and servers that are killed: nothing is lost, and the others are served.
+//!
+//! `POLYVERBS_RUNS=50` makes 1,000 clients of each kind and files of 100 MB, and kills 200 servers: what `.ci/run` asks for.
+
+use std::any::Any;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use polyverbs::connection::{Accepted, ConnectError, ConnectionOptions, Connector};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::{ConnectOptions, Context, Cq, Pd, Qp, QpOptions, Requirements, wr};
+
+use super::network::{DEVICES, Running, Server, arrives, names, next, path};
+use super::stored::{failing, until, until_within};
+use super::{Folder, complaint, text};
+
+/// How often more than a few times.
+fn runs() -> usize {
+    std::env::var("POLYVERBS_RUNS").map_or(1, |runs| runs.parse().unwrap())
+}
+
+/// Whoever speaks to a server without `polyverbs put`.
+struct Client {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    connector: Connector,
+}
+
+/// A queue pair of it, connected as far as it goes for as long as this is there.
+struct Line {
+    qp: Qp,
+    _connected: Box<dyn Any + Send>,
+}
+
+impl Client {
+    fn new(device: &str, at: &str) -> Self {
+        let at: IpAddr = at.parse().unwrap();
+        let device = emulated::device_at(device, at, &EmulatedOptions::default()).unwrap();
+        let context = device.open(&Requirements::new()).unwrap();
+        Self {
+            pd: context.alloc_pd().wait().unwrap(),
+            cq: context.create_cq(4096).wait().unwrap(),
+            connector: Connector::of(&context).unwrap(),
+            context,
+        }
+    }
+
+    /// Asks, and does not go on when it is let in.
+    fn ask(&self, to: SocketAddr) -> Result<Line, ConnectError> {
+        let (qp, accepted) = self.begin(to, b"")?;
+        let _connected = Box::new(accepted);
+        Ok(Line { qp, _connected })
+    }
+
+    fn begin(&self, to: SocketAddr, says: &[u8]) -> Result<(Qp, Accepted), ConnectError> {
+        let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
+        let qp = self.pd.create_qp(options.max_inline_data(64)).wait()?;
+        let options = ConnectionOptions::new().qp(ConnectOptions::new());
+        let asked = self
+            .connector
+            .connect(&self.context, &qp, to, options.private_data(says));
+        Ok((qp, asked.wait()?))
+    }
+
+    fn connect(&self, to: SocketAddr, says: &[u8]) -> Result<Line, ConnectError> {
+        let (qp, accepted) = self.begin(to, says)?;
+        let _connected = Box::new(accepted.complete().wait()?);
+        Ok(Line { qp, _connected })
+    }
+}
+
+impl Line {
+    fn say(&self, message: &[u8]) {
+        // The server may have ended it.
+        let _ = self.qp.post_one(wr::Send::new(message));
+    }
+}
+
+/// What `put` begins with.
+fn file_message(name: &str) -> Vec<u8> {
+    [&3u32.to_be_bytes()[..], name.as_bytes()].concat()
+}
+
+/// What `perf write-latency` asks for.
+fn measurement(size: u32) -> Vec<u8> {
+    [&b"polyprf2"[..], &[1], &size.to_be_bytes()].concat()
+}
+
+/// Tells threads that the scope ends in which they are, also where it fails.
+struct SetAtEnd<'b>(&'b AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn address(of: &str) -> SocketAddr {
+    of.parse().unwrap()
+}
+
+struct Listener {
+    process: Running,
+    address: String,
+}
+
+impl Listener {
+    fn new(device: &str, at: &str, more: &[&str]) -> Self {
+        let listen = ["perf", "--listen", at, "--device", device, "--json"];
+        let mut process = Running::new(&[&listen[..], more].concat());
+        let mut lines = std::io::BufReader::new(process.0.stdout.take().unwrap());
+        let address = next(&mut lines)["listening"].as_str().unwrap().to_owned();
+        Self { process, address }
+    }
+}
+
+#[test]
+fn silent_clients_give_way_to_those_that_send() {
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.20:0", &["--max-connections", "4"]);
+        let (client, to) = (Client::new(device, "127.0.24.21"), address(&server.address));
+        let lines = [client.ask(to).unwrap(), client.connect(to, b"").unwrap()];
+        // Of the same address.
+        arrives(&mut server, device, 5000, &["--from", "127.0.24.21"]);
+        drop(lines);
+    }
+}
+
+#[test]
+fn a_client_that_names_a_file_and_is_silent_gives_way() {
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.22:0", &["--max-connections", "1"]);
+        let client = Client::new(device, "127.0.24.23");
+        let line = client.connect(address(&server.address), b"").unwrap();
+        line.say(&file_message("silent"));
+        until(|| !server.stored().is_empty());
+        arrives(&mut server, device, 5000, &[]);
+        assert_eq!(server.stored(), ["file"]);
+        drop(line);
+    }
+}
+
+#[test]
+fn a_silent_client_is_let_go_after_a_while() {
+    for device in DEVICES {
+        let more = ["--files", "1", "--timeout", "0.3"];
+        let server = Server::new(device, "127.0.24.24:0", &more);
+        let client = Client::new(device, "127.0.24.25");
+        let _line = client.connect(address(&server.address), b"").unwrap();
+        let (succeeded, told) = server.process.end();
+        assert!(!succeeded && told.contains("nothing came"), "{told}");
+    }
+}
+
+#[test]
+fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
+    let folder = Folder::new();
+    let endless = folder.path("endless");
+    fs::File::create(&endless)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    for device in DEVICES {
+        let more = ["--max-connections", "2"];
+        let mut server = Server::new(device, "127.0.24.26:0", &more);
+        let put = ["put", path(&endless), &server.address, "--device", device];
+        let from = ["--from", "127.0.24.27"];
+        let running = Running::new(&[&put[..], &from].concat());
+        until(|| !server.stored().is_empty());
+        let refused = complaint(&[&put[..], &from].concat());
+        assert!(
+            refused.ends_with("refused: it serves as many as it may at one time"),
+            "{refused}"
+        );
+        arrives(&mut server, device, 5000, &["--from", "127.0.24.28"]);
+        drop(running);
+    }
+}
+
+#[test]
+fn a_thread_that_is_not_to_be_had_ends_no_server() {
+    for device in DEVICES {
+        let folder = Folder::new();
+        let (file, fails, mark) = (folder.file(5000), failing(&folder), folder.path("mark"));
+        let environment = [("LD_PRELOAD", path(&fails)), ("FAILS_WHILE", path(&mark))];
+        let at = "127.0.24.29:0";
+        let server = Server::within(Folder::new(), device, at, &["--files", "1"], &environment);
+        fs::write(&mark, "").unwrap();
+        let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
+        until(|| fs::metadata(&mark).unwrap().len() > 0);
+        fs::remove_file(&mark).unwrap();
+        // It was refused, and asks again.
+        assert_eq!(put.end(), (true, String::new()));
+        assert_eq!(server.process.end(), (true, String::new()));
+    }
+}
+
+#[test]
+fn messages_out_of_turn_end_their_own_connection_only() {
+    let window = |offset: u64, length: u32| {
+        let mut message = 1u32.to_be_bytes().to_vec();
+        message.extend([0; 16]);
+        message.extend(offset.to_be_bytes());
+        message.extend(length.to_be_bytes());
+        message.extend(1u32.to_be_bytes());
+        message
+    };
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.30:0", &[]);
+        let client = Client::new(device, "127.0.24.31");
+        let to = address(&server.address);
+        let lines = [
+            vec![b"rubbish".to_vec()],
+            vec![file_message("../file")],
+            vec![file_message("")],
+            vec![file_message("far"), window(1 << 62, 100)],
+            vec![file_message("long"), window(0, u32::MAX)],
+            vec![file_message("unreadable"), window(0, 100)],
+        ]
+        .map(|messages| {
+            let line = client.connect(to, b"").unwrap();
+            messages.iter().for_each(|message| line.say(message));
+            line
+        });
+        arrives(&mut server, device, 5000, &[]);
+        until(|| server.stored() == ["file"]);
+        drop(lines);
+    }
+}
+
+/// A listener that refuses, and says what a terminal would obey.
+#[test]
+fn what_a_server_says_is_no_command_to_a_terminal() {
+    for device in DEVICES {
+        let client = Client::new(device, "127.0.24.32");
+        let listener = client
+            .connector
+            .listen(address("127.0.24.32:0"), 0)
+            .unwrap();
+        let to = listener.address().to_string();
+        let folder = Folder::new();
+        let file = folder.file(10);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _end = SetAtEnd(&is_over);
+            scope.spawn(|| {
+                let mut next = listener.next();
+                while !is_over.load(Ordering::Relaxed) {
+                    if let Some(incoming) = next.wait_for(Duration::from_millis(10)).unwrap() {
+                        incoming.reject("no\u{1b}[2J\u{9b}way".as_bytes()).unwrap();
+                        next = listener.next();
+                    }
+                }
+            });
+            for refused in [
+                &["put", path(&file), &to, "--device", device][..],
+                &["perf", "write-latency", &to, "--device", device],
+            ] {
+                let told = complaint(refused);
+                assert!(told.contains("refused: no"), "{told}");
+                assert!(!told.contains(char::is_control), "{told:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_listener_is_at_rest_while_its_peer_does_nothing() {
+    for device in DEVICES {
+        let listener = Listener::new(device, "127.0.24.33:0", &[]);
+        let client = Client::new(device, "127.0.24.34");
+        let _line = client
+            .connect(address(&listener.address), &measurement(8))
+            .unwrap();
+        let began = Instant::now();
+        until(|| began.elapsed() > Duration::from_millis(300));
+        let (before, since) = (processor_time(&listener.process.0), Instant::now());
+        until(|| since.elapsed() > Duration::from_secs(1));
+        let used = processor_time(&listener.process.0) - before;
+        assert!(used < Duration::from_millis(300), "{device}: {used:?}");
+    }
+}
+
+// The time that a process has used.
+fn processor_time(process: &Child) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    let ticks = fields.split(' ').skip(11).take(2);
+    let ticks: u64 = ticks.map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
+    for device in DEVICES {
+        let more = ["--max-connections", "2", "--max-bytes", "1M"];
+        let listener = Listener::new(device, "127.0.24.35:0", &more);
+        let to = &listener.address;
+        let perf = |size, from| {
+            let perf = ["perf", "bandwidth", to, "--device", device, "--iters", "20"];
+            [&perf[..], &["--size", size, "--from", from]].concat()
+        };
+        let large = complaint(&perf("2M", "127.0.24.36"));
+        assert!(
+            large.ends_with("refused: it has no memory left for measurements of that size"),
+            "{large}"
+        );
+        text(&perf("512k", "127.0.24.36"));
+        // One that does nothing has the place of its address, and gives way when it is asked for.
+        let client = Client::new(device, "127.0.24.37");
+        let line = client.connect(address(to), &measurement(8)).unwrap();
+        let since = Instant::now();
+        until(|| since.elapsed() > Duration::from_secs(1));
+        let refused = complaint(&perf("512k", "127.0.24.37"));
+        assert!(
+            refused.ends_with("refused: it serves as many as it may at one time"),
+            "{refused}"
+        );
+        text(&perf("512k", "127.0.24.36"));
+        until(|| super::run(&perf("512k", "127.0.24.37")).status.success());
+        drop(line);
+    }
+}
+
+#[test]
+fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
+    let seed = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
+    let seed = std::env::var("POLYVERBS_SEED").map_or(seed, |seed| seed.parse().unwrap());
+    println!("POLYVERBS_SEED={seed}");
+    let mut random = Random(seed | 1);
+    let folder = Folder::new();
+    let file = folder.file((3 << 20) + 12345);
+    let bytes = fs::read(&file).unwrap();
+    let mut stored = Folder::new();
+    // How long one takes that is not killed.
+    let mut whole = Duration::from_millis(500);
+    for kill in 0..4 * runs() {
+        let device = DEVICES[kill % 2];
+        let mut server = Server::within(stored, device, "127.0.24.38:0", &[], &[]);
+        let within = server.folder.path("stored");
+        let left: Vec<_> = server.stored();
+        assert!(left.iter().all(|name| name == "file"), "{left:?}");
+        let began = Instant::now();
+        let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
+        let after = random.below(whole.mul_f64(1.5));
+        until(|| began.elapsed() >= after);
+        server.process.0.kill().unwrap();
+        server.process.0.wait().unwrap();
+        let (succeeded, _) = put.end();
+        if succeeded {
+            whole = whole.min(began.elapsed());
+        }
+        let mut said = String::new();
+        server.lines.read_to_string(&mut said).unwrap();
+        let is_said = succeeded || said.ends_with('\n');
+        match fs::read(within.join("file")) {
+            Ok(there) => assert!(there == bytes, "a part of it, {} bytes", there.len()),
+            Err(error) => assert!(!is_said, "{error}, and said to be stored: {said}"),
+        }
+        // In some runs there is one to be replaced.
+        if random.next() % 2 == 0 {
+            let _ = fs::remove_file(within.join("file"));
+        }
+        stored = server.folder;
+    }
+    let mut server = Server::within(stored, "ib0", "127.0.24.38:0", &[], &[]);
+    arrives(&mut server, "ib0", 1, &[]);
+    until(|| server.stored() == ["file"]);
+}
+
+/// What a server occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Occupied {
+    descriptors: usize,
+    threads: usize,
+    abstract_sockets: usize,
+}
+
+impl Occupied {
+    fn by(process: &Child) -> Self {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+        // One may be closed meanwhile.
+        let targets = descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+        let targets: Vec<_> = targets.map(|target| target.display().to_string()).collect();
+        let table = fs::read_to_string(format!("/proc/{}/net/unix", process.id())).unwrap();
+        let is_own = |line: &&str| {
+            let inode = line.split_whitespace().nth(6).unwrap();
+            line.contains('@') && targets.contains(&format!("socket:[{inode}]"))
+        };
+        Self {
+            descriptors: targets.len(),
+            threads: status(process, "Threads"),
+            abstract_sockets: table.lines().filter(is_own).count(),
+        }
+    }
+}
+
+impl Occupied {
+    /// When nothing has changed for a while.
+    fn settled(process: &Child) -> Self {
+        let (mut occupied, mut since) = (Self::by(process), Instant::now());
+        until_within(Duration::from_secs(60), || {
+            let now = Self::by(process);
+            if now != occupied {
+                (occupied, since) = (now, Instant::now());
+            }
+            since.elapsed() > Duration::from_secs(3)
+        });
+        occupied
+    }
+}
+
+/// A number of the status of a process; of memory, in KiB.
+fn status(process: &Child, field: &str) -> usize {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let number = line.unwrap().trim_start_matches(':').split_whitespace();
+    number.map(|word| word.parse().unwrap()).next().unwrap()
+}
+
+/// So many that transfer a file each, at one time; how long they take.
+fn put_all(files: &[PathBuf], to: &str, device: &str) -> Duration {
+    let began = Instant::now();
+    let from = ["--device", device, "--from", "127.0.24.43"];
+    let running = files
+        .iter()
+        .map(|file| Running::new(&[&["put", path(file), to][..], &from].concat()));
+    for put in running.collect::<Vec<_>>() {
+        let (succeeded, told) = put.end_within(Duration::from_secs(300));
+        assert!(succeeded, "{told}");
+    }
+    began.elapsed()
+}
+
+/// Each kind of silence, and of rubbish, in turn; what is to be kept of it.
+fn disturb(client: &Client, to: SocketAddr, number: usize, rubbish: &[u8]) -> Option<Box<dyn Any>> {
+    let line = |line: Result<Line, ConnectError>, says: &[u8]| {
+        let line = line.ok()?;
+        line.say(says);
+        Some(Box::new(line) as _)
+    };
+    match number % 6 {
+        // Silent.
+        0 => client.ask(to).ok().map(|line| Box::new(line) as _),
+        1 => client.connect(to, b"").ok().map(|line| Box::new(line) as _),
+        2 => line(
+            client.connect(to, b""),
+            &file_message(&format!("silent-{number}")),
+        ),
+        // Rubbish.
+        3 => line(client.connect(to, b""), rubbish),
+        4 => line(client.connect(to, rubbish.get(..40)?), &[3, 0, 0, 0]),
+        _ => {
+            let datagrams = UdpSocket::bind("127.0.24.44:0").unwrap();
+            let _ = datagrams.send_to(rubbish, (to.ip(), 4791));
+            let mut stream = TcpStream::connect(to).ok()?;
+            let _ = stream.write_all(rubbish);
+            Some(Box::new(stream))
+        }
+    }
+}
+
+#[test]
+fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
+    let (disturbers, length) = (40 * runs(), 2_000_000 * runs());
+    let folder = Folder::new();
+    let files = (0..8).map(|number| {
+        let named = folder.path(&format!("file-{number}"));
+        fs::rename(folder.file(length), &named).unwrap();
+        named
+    });
+    let files: Vec<_> = files.collect();
+    let clients = |device| ["127.0.24.42", "127.0.24.43"].map(|at| Client::new(device, at));
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.41:0", &[]);
+        let (to, clients) = (address(&server.address), clients(device));
+        // What it says is read, so that it can go on.
+        let stderr = server.process.0.stderr.take().unwrap();
+        let readers = [
+            thread::spawn(move || drop(std::io::read_to_string(stderr))),
+            thread::spawn(move || drop(std::io::read_to_string(server.lines))),
+        ];
+        let process = &server.process.0;
+        let empty = status(process, "VmRSS");
+        let alone = put_all(&files, &server.address, device);
+        let before = Occupied::settled(process);
+        let resident = status(process, "VmRSS");
+        let (is_over, most_threads) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let crowded = thread::scope(|scope| {
+            let _end = SetAtEnd(&is_over);
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    most_threads.fetch_max(status(process, "Threads"), Ordering::Relaxed);
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let (come, comes) = mpsc::channel();
+            for (index, client) in clients.iter().enumerate() {
+                let (come, is_over) = (come.clone(), &is_over);
+                scope.spawn(move || {
+                    let mut random = Random(17 + index as u64);
+                    let mut kept = Vec::new();
+                    for number in (index..disturbers).step_by(2) {
+                        kept.push(disturb(client, to, number / 2, &random.bytes(200)));
+                        come.send(()).unwrap();
+                    }
+                    while !is_over.load(Ordering::Relaxed) {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                });
+            }
+            // They begin when a tenth of the others are there.
+            comes.iter().take(disturbers / 10).count();
+            let crowded = put_all(&files, &server.address, device);
+            comes.iter().take(disturbers - disturbers / 10).count();
+            crowded
+        });
+        println!("{device}: alone {alone:?}, in the crowd {crowded:?}");
+        let at_least = Duration::from_secs(5);
+        assert!(crowded <= 2 * alone.max(at_least), "{crowded:?} {alone:?}");
+        // The places, and threads that there are without them.
+        let threads = most_threads.into_inner();
+        assert!(
+            threads <= before.threads + 64,
+            "{threads} threads, {before:?}"
+        );
+        let peak = status(process, "VmHWM") - empty;
+        println!("{device}: {threads} threads, {peak} KiB at most");
+        assert!(peak < 64 * 3 << 10, "{peak} KiB");
+        until_within(Duration::from_secs(60), || Occupied::by(process) == before);
+        let left = status(process, "VmRSS").saturating_sub(resident);
+        println!("{device}: {left} KiB are left");
+        assert!(left < 32 << 10, "{left} KiB are left");
+        let mut stored = names(&server.folder.path("stored"));
+        stored.sort();
+        let named: Vec<_> = (0..8).map(|number| format!("file-{number}")).collect();
+        assert_eq!(stored, named);
+        drop(server.process);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    }
+}
+
+/// Xorshift.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, most: Duration) -> Duration {
+        most.mul_f64((self.next() >> 11) as f64 / (1u64 << 53) as f64)
+    }
+
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        std::iter::repeat_with(|| self.next() as u8)
+            .take(count)
+            .collect()
+    }
+}
