@@ -148,7 +148,6 @@ impl StreamQp {
             .qp_access_flags(Access::REMOTE_WRITE);
         qp.modify(init).wait()?;
         let qp = Self {
-            pd,
             qp,
             cq,
             send: Registered::new(&pd, sizes.send_ring as usize, Access::empty())?,
@@ -169,6 +168,7 @@ impl StreamQp {
             peer_sends: true,
             end: None,
             last_traffic: Instant::now(),
+            pd,
         };
         for place in 0..receives {
             qp.post_receive(place)?;
