@@ -192,7 +192,9 @@ impl Manager {
             connection.retries_left -= 1;
         }
         let (message, response) = (connection.repeated.clone(), connection.response);
-        if let Some(message) = message {
+        // The last message that an unproven address may be sent says that the connection is given up.
+        let may_repeat = connection.allowance != Some(1);
+        if let Some(message) = message.filter(|_| may_repeat) {
             self.counts.retries += 1;
             self.send(id, *message);
         }
