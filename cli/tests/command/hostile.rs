@@ -369,7 +369,7 @@ fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
             Err(error) => assert!(!is_said, "{error}, and said to be stored: {said}"),
         }
         // In some runs there is one to be replaced.
-        if random.next() % 2 == 0 {
+        if random.next().is_multiple_of(2) {
             let _ = fs::remove_file(within.join("file"));
         }
         stored = server.folder;
@@ -537,7 +537,7 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
         );
         let peak = status(process, "VmHWM") - empty;
         println!("{device}: {threads} threads, {peak} KiB at most");
-        assert!(peak < 64 * 3 << 10, "{peak} KiB");
+        assert!(peak < (64 * 3) << 10, "{peak} KiB");
         until_within(Duration::from_secs(60), || Occupied::by(process) == before);
         let left = status(process, "VmRSS").saturating_sub(resident);
         println!("{device}: {left} KiB are left");
