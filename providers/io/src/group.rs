@@ -21,16 +21,17 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use self::local::{DESCRIPTORS, Letter, LocalSocket};
+use self::local::{Connection, DESCRIPTORS, Inbox};
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
-use crate::sockets::udp::{UdpOptions, UdpSocket};
+use crate::sockets::udp::{UdpOptions, UdpSocket, is_passing};
 use crate::{Arrival, lock};
 
 mod handed;
@@ -102,6 +103,8 @@ pub enum JoinError {
 struct PortGroup {
     options: GroupOptions,
     shared: Shared,
+    /// Connections of users who are not admitted.
+    strangers: AtomicU64,
 }
 
 /// What the processes on a port have in common.
@@ -118,7 +121,9 @@ struct Shared {
 pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
-    inbox: LocalSocket,
+    inbox: Inbox,
+    /// To the inboxes of others, and this one: a bell is one system call.
+    connections: Mutex<BTreeMap<QpnRange, Connection>>,
     memory: OnceLock<ShmPort>,
 }
 
@@ -126,8 +131,8 @@ pub struct Lease {
 #[derive(Debug)]
 pub struct Service {
     id: u64,
-    inbox: LocalSocket,
-    admission: Admission,
+    inbox: Inbox,
+    group: Arc<PortGroup>,
 }
 
 /// The ports that this process has joined.
@@ -157,10 +162,14 @@ impl Lease {
         let deadline = Instant::now() + options.patience;
         loop {
             if let Some((shared, _making)) = find_or_make(&options).map_err(system)? {
-                return Self::in_group(Arc::new(PortGroup { options, shared }));
+                return Self::in_group(Arc::new(PortGroup {
+                    options,
+                    shared,
+                    strangers: AtomicU64::new(0),
+                }));
             }
             if Instant::now() >= deadline {
-                return Err(JoinError::Taken(address, Holder::of(address)));
+                return Err(JoinError::Taken(address, Holder::of(&options)));
             }
             std::thread::sleep(PAUSE);
         }
@@ -171,11 +180,12 @@ impl Lease {
         let system = |error| JoinError::System(address, error);
         for range in QpnRange::leased_from(std::process::id()) {
             let name = group.options.range(range);
-            if let Some(inbox) = held(LocalSocket::named(&name)).map_err(system)? {
+            if let Some(inbox) = held(Inbox::named(&name)).map_err(system)? {
                 let lease = Self {
                     group,
                     range,
                     inbox,
+                    connections: Mutex::default(),
                     memory: OnceLock::new(),
                 };
                 if lease.group.options.has_sockets {
@@ -187,7 +197,13 @@ impl Lease {
                 return Ok(lease);
             }
         }
-        Err(JoinError::Full(address))
+        let names = QpnRange::leased_from(0).map(|range| group.options.range(range));
+        Err(
+            match names.filter_map(|name| group.stranger(&name)).next() {
+                Some(user) => JoinError::Taken(address, Holder::User(user)),
+                None => JoinError::Full(address),
+            },
+        )
     }
 
     // What lies in the socket was meant for whoever had the range before.
@@ -248,7 +264,7 @@ impl Lease {
     fn ring(&self, memory: &ShmPort) {
         let ring = |to| {
             let bell = [IoSlice::new(&[VERSION, BELL])];
-            self.inbox.send(&self.group.options.range(to), &bell)
+            self.send(to, &bell)
         };
         for to in memory.take_reminders() {
             // Who is gone needs none.
@@ -256,7 +272,7 @@ impl Lease {
         }
         for (to, sleep) in memory.take_bells() {
             // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
-            match ring(to).map_err(HandError::from) {
+            match ring(to) {
                 Ok(()) | Err(HandError::Full | HandError::Nobody) => memory.rung(to, sleep),
                 Err(HandError::System(_)) => {}
             }
@@ -269,18 +285,21 @@ impl Lease {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
-        let admission = &self.group.options.admission;
-        read(&self.inbox, admission, take, |letter| self.let_in(letter))
+        self.group
+            .read(&self.inbox, take, |asker| self.let_in(asker))
+    }
+
+    /// How many connections of users who are not let in were refused, at this address so far.
+    pub fn strangers(&self) -> u64 {
+        self.group.strangers.load(Ordering::Relaxed)
     }
 
     // Who is gone by now, or cannot be given so many, asks another or once more.
-    fn let_in(&self, letter: &Letter) {
+    fn let_in(&self, asker: &Connection) {
         let Shared { sockets, shm } = &self.group.shared;
         let passed = sockets.iter().map(AsFd::as_fd);
         let passed: Vec<_> = passed.chain(shm.iter().map(AsFd::as_fd)).collect();
-        let _ = self
-            .inbox
-            .answer(letter, &[VERSION, DESCRIPTORS_PASSED], &passed);
+        let _ = asker.send(&[IoSlice::new(&[VERSION, DESCRIPTORS_PASSED])], &passed);
     }
 
     /// Hands a datagram to the holder of a range.
@@ -293,7 +312,23 @@ impl Lease {
         arrival: &Arrival,
         datagram: &[u8],
     ) -> Result<(), HandError> {
-        self.hand(&self.group.options.range(range), arrival, datagram)
+        self.send(range, &message(&handed::head(arrival), datagram))
+    }
+
+    // By the connection that there is; where its other end has gone, there may be a new holder.
+    fn send(&self, range: QpnRange, message: &[IoSlice<'_>]) -> Result<(), HandError> {
+        let mut connections = lock(&self.connections);
+        if let Some(connection) = connections.get(&range) {
+            match connection.send(message, &[]).map_err(HandError::from) {
+                Err(HandError::Nobody) => connections.remove(&range),
+                sent => return sent,
+            };
+        }
+        let options = &self.group.options;
+        let connection = Connection::to(&options.range(range), &options.admission)?;
+        connection.send(message, &[])?;
+        connections.insert(range, connection);
+        Ok(())
     }
 
     /// Hands a datagram to whoever answers for a service.
@@ -306,12 +341,9 @@ impl Lease {
         arrival: &Arrival,
         datagram: &[u8],
     ) -> Result<(), HandError> {
-        self.hand(&self.group.options.service(service), arrival, datagram)
-    }
-
-    fn hand(&self, name: &str, arrival: &Arrival, datagram: &[u8]) -> Result<(), HandError> {
-        let parts = [&[VERSION, HANDED], &handed::head(arrival)[..], datagram];
-        Ok(self.inbox.send(name, &parts.map(IoSlice::new))?)
+        let options = &self.group.options;
+        let connection = Connection::to(&options.service(service), &options.admission)?;
+        Ok(connection.send(&message(&handed::head(arrival), datagram), &[])?)
     }
 
     /// Answers for a service from now on.
@@ -319,10 +351,15 @@ impl Lease {
     /// # Errors
     /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub fn serve(&self, service: u64) -> io::Result<Service> {
+        let name = self.group.options.service(service);
+        let inbox = Inbox::named(&name).map_err(|error| match self.group.stranger(&name) {
+            Some(user) => io::Error::new(error.kind(), format!("user {user} holds its name")),
+            None => error,
+        })?;
         Ok(Service {
             id: service,
-            inbox: LocalSocket::named(&self.group.options.service(service))?,
-            admission: self.group.options.admission.clone(),
+            inbox,
+            group: Arc::clone(&self.group),
         })
     }
 }
@@ -345,7 +382,7 @@ impl Service {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
-        read(&self.inbox, &self.admission, take, |_| {})
+        self.group.read(&self.inbox, take, |_| {})
     }
 }
 
@@ -355,38 +392,43 @@ impl AsFd for Service {
     }
 }
 
-// Reads some of what lies in an inbox.
-fn read(
-    inbox: &LocalSocket,
-    admission: &Admission,
-    take: &mut dyn FnMut(Arrival, &[u8]),
-    let_in: impl Fn(&Letter),
-) -> io::Result<()> {
-    let mut bytes = vec![0; LETTER];
-    for _ in 0..LETTERS {
-        let Some(letter) = inbox.receive(admission, &mut bytes)? else {
-            break;
-        };
-        match &bytes[..letter.length] {
-            [VERSION, JOIN] => let_in(&letter),
+impl PortGroup {
+    // Reads some of what lies in an inbox.
+    fn read(
+        &self,
+        inbox: &Inbox,
+        take: &mut dyn FnMut(Arrival, &[u8]),
+        let_in: impl Fn(&Connection),
+    ) -> io::Result<()> {
+        let mut take = |from: &Connection, message: &[u8]| match message {
+            [VERSION, JOIN] => let_in(from),
             [VERSION, HANDED, rest @ ..] => {
                 if let Some((arrival, datagram)) = handed::read(rest) {
                     take(arrival, datagram);
                 }
             }
             _ => {}
-        }
+        };
+        inbox.attend(&self.options.admission, &self.strangers, &mut take)
     }
-    Ok(())
+
+    // Who holds a name and is not admitted.
+    fn stranger(&self, name: &str) -> Option<u32> {
+        local::holder(name).filter(|user| !self.options.admission.admits(*user))
+    }
+}
+
+fn message<'m>(head: &'m [u8], datagram: &'m [u8]) -> [IoSlice<'m>; 3] {
+    [&[VERSION, HANDED], head, datagram].map(IoSlice::new)
 }
 
 // What the others share, or something new where there are none. Who makes it keeps the name until it has a lease, and so an inbox
 // that others find. `None` while somebody else is at it, or has the port.
-fn find_or_make(options: &GroupOptions) -> io::Result<Option<(Shared, Option<LocalSocket>)>> {
+fn find_or_make(options: &GroupOptions) -> io::Result<Option<(Shared, Option<Inbox>)>> {
     if let Some(shared) = ask(options)? {
         return Ok(Some((shared, None)));
     }
-    let Some(making) = held(LocalSocket::named(&options.making()))? else {
+    let Some(making) = held(Inbox::named(&options.making()))? else {
         return Ok(None);
     };
     let shared = match ask(options)? {
@@ -398,40 +440,45 @@ fn find_or_make(options: &GroupOptions) -> io::Result<Option<(Shared, Option<Loc
 
 // Asks everybody who may be there for the sockets; `None` if nobody gives any.
 fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
-    let asker = LocalSocket::anonymous()?;
-    let mut asked = false;
+    let mut asked = Vec::new();
     for range in QpnRange::leased_from(0) {
-        let name = options.range(range);
-        if asker.send(&name, &[IoSlice::new(&[VERSION, JOIN])]).is_ok() {
-            asked = true;
+        let Ok(connection) = Connection::to(&options.range(range), &options.admission) else {
+            continue;
+        };
+        if connection
+            .send(&[IoSlice::new(&[VERSION, JOIN])], &[])
+            .is_ok()
+        {
+            asked.push(connection);
             // Nearly always the first one answers; the others are asked only where he is slow.
-            if let Some(shared) = answer(&asker, options, HASTE)? {
+            if let Some(shared) = answer(&mut asked, options, HASTE)? {
                 return Ok(Some(shared));
             }
         }
     }
-    if asked {
-        answer(&asker, options, SLOWEST)
-    } else {
-        Ok(None)
+    match asked.is_empty() {
+        true => Ok(None),
+        false => answer(&mut asked, options, SLOWEST),
     }
 }
 
+// Of one of those who were asked. Who has gone is waited for no longer.
 fn answer(
-    asker: &LocalSocket,
+    asked: &mut Vec<Connection>,
     options: &GroupOptions,
     time: Duration,
 ) -> io::Result<Option<Shared>> {
-    asker.wait(time)?;
-    let mut bytes = [0; 2];
-    while let Some(letter) = asker.receive(&options.admission, &mut bytes)? {
-        let given = bytes[..letter.length] == [VERSION, DESCRIPTORS_PASSED];
-        let shared = given.then(|| accept(letter.descriptors, options));
-        if let Some(shared) = shared.flatten() {
-            return Ok(Some(shared));
+    Connection::wait(asked, time)?;
+    let mut given = None;
+    asked.retain(|connection| match connection.receive_descriptors() {
+        Ok(([VERSION, DESCRIPTORS_PASSED], descriptors)) => {
+            given = given.take().or_else(|| accept(descriptors, options));
+            false
         }
-    }
-    Ok(None)
+        Ok(_) => false,
+        Err(error) => is_passing(&error),
+    });
+    Ok(given)
 }
 
 // All of them are what they should be, or none is taken.
@@ -569,16 +616,12 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
 
-/// Bytes of the longest message: a datagram and what goes before it.
-const LETTER: usize = 66_000;
-/// Messages that are taken from an inbox before other things get their turn.
-const LETTERS: usize = 64;
 /// Messages that may lie in the socket of a range that was given up.
 const STALE: usize = 100_000;
 /// Between two attempts to join.

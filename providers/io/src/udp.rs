@@ -9,8 +9,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::sockets::{
     FlowSockets, ReceiveBatch, UdpOptions, UdpSocket, Way, interface_mtu, join_group,
@@ -91,6 +89,8 @@ counts! {
     handed,
     /// Meant for a process that is not there or does not keep up.
     lost,
+    /// Connections of processes of users who are not let in, refused.
+    strangers,
 }
 
 /// A link over UDP; see the [module](self).
@@ -111,8 +111,6 @@ pub struct UdpLink<C: DatagramCodec> {
     /// Read without the lock, as it was when the reading began: what is delivered may be why somebody joins or leaves.
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
-    /// Until then nobody is waited for.
-    impatient: Mutex<Option<Instant>>,
     reactor: Arc<Reactor>,
     counters: Counters,
 }
@@ -189,7 +187,6 @@ impl<C: DatagramCodec> UdpLink<C> {
             services: Mutex::default(),
             groups: Mutex::default(),
             has_groups: AtomicBool::new(false),
-            impatient: Mutex::default(),
             reactor,
             counters: Counters::default(),
             codec,
@@ -224,6 +221,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             counters.add_to(&mut counts);
         }
         counts.by_memory = self.lease.memory().map_or(0, ShmPort::sent);
+        counts.strangers = self.lease.strangers();
         counts
     }
 
@@ -505,27 +503,6 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.note_handed(&self.lease.hand_to_range(range, arrival, datagram));
     }
 
-    // The same where it is rare and matters: who does not keep up for a moment is waited for. An inbox has room for no
-    // more than ten datagrams where nobody has raised that. Who does not read at all is not waited for again and again.
-    fn hand_patiently(&self, hand: impl Fn() -> Result<(), HandError>) -> Result<(), HandError> {
-        let mut handed = hand();
-        let began = Instant::now();
-        while matches!(handed, Err(HandError::Full)) {
-            let mut impatient = lock(&self.impatient);
-            if impatient.is_some_and(|until| began < until) {
-                return handed;
-            }
-            if began.elapsed() > PATIENCE {
-                *impatient = Some(Instant::now() + IMPATIENCE);
-                return handed;
-            }
-            drop(impatient);
-            thread::sleep(PAUSE);
-            handed = hand();
-        }
-        handed
-    }
-
     fn note_handed(&self, handed: &Result<(), HandError>) {
         count(match handed {
             Ok(()) => &self.counters.handed,
@@ -546,12 +523,10 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
         match self.codec.common(datagram) {
             Common::Range(range) if range != self.lease.range() => {
-                let hand = || self.lease.hand_to_range(range, &arrival, datagram);
-                return self.note_handed(&self.hand_patiently(hand));
+                return self.hand_on(range, &arrival, datagram);
             }
             Common::Service(service) if !lock(&self.services).contains_key(&service) => {
-                let hand = || self.lease.hand_to_service(service, &arrival, datagram);
-                let handed = self.hand_patiently(hand);
+                let handed = self.lease.hand_to_service(service, &arrival, datagram);
                 if !matches!(handed, Err(HandError::Nobody)) {
                     return self.note_handed(&handed);
                 }
@@ -830,11 +805,6 @@ const EVERY: u32 = 1024;
 const FOUND: u32 = 4;
 /// Calls that one turn of reading makes at most, so that answers leave in between.
 const ROUNDS: usize = 8;
-/// How long a process that does not keep up is waited for, with pauses between.
-const PATIENCE: Duration = Duration::from_millis(50);
-const PAUSE: Duration = Duration::from_micros(50);
-/// How long nobody is waited for after that.
-const IMPATIENCE: Duration = Duration::from_secs(1);
 /// Datagrams that wait aside at most.
 const ASIDE: usize = 1024;
 

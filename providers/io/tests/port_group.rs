@@ -4,10 +4,12 @@
 //! range, and hands on what is meant for others.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, IoSlice, Lines, Read};
+use std::mem::MaybeUninit;
 use std::net::{SocketAddr, UdpSocket as StdSocket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +20,12 @@ use polyverbs_io::sockets::{FlowSockets, ReceiveBatch, Transmit, UdpOptions, Udp
 use polyverbs_io::{
     Admission, Arrival, GroupOptions, HandError, IoHandler, JoinError, Lease, QpnRange, Reactor,
     Service, Source,
+};
+use rustix::cmsg_space;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, bind, connect, listen, recv, sendmsg, sendmsg_addr,
+    socket_with,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -34,6 +42,8 @@ const REQUESTS: u64 = 4;
 
 /// Answers with a range that there is none of.
 const NOBODY: u8 = 0xff;
+/// The service that is answered with whether strangers were refused.
+const STRANGERS: u64 = u64::MAX;
 
 struct Member {
     lease: Lease,
@@ -73,7 +83,7 @@ fn member() {
     let reactor = Arc::new(Reactor::new().unwrap());
     let add = |source, token, kind| reactor.add(source, token, kind).unwrap();
     let lease = &member.lease;
-    add(lease.socket() as &dyn std::os::fd::AsFd, DATA, Source::Data);
+    add(lease.socket() as &dyn AsFd, DATA, Source::Data);
     add(lease.common(), COMMON, Source::Shared);
     add(lease, INBOX, Source::Rare);
     add(&member.service, REQUESTS, Source::Rare);
@@ -144,6 +154,7 @@ impl Member {
                 range if range == own => return answer(own.index() as u8),
                 range => self.lease.hand_to_range(range, &arrival, datagram),
             },
+            STRANGERS => return answer(u8::from(self.lease.strangers() > 0)),
             id if id == self.service.id() => return answer(own.index() as u8),
             id => self.lease.hand_to_service(id, &arrival, datagram),
         };
@@ -168,6 +179,14 @@ struct Probe {
 }
 
 impl Probe {
+    fn of_service(service: u64) -> Self {
+        Self {
+            qpn: 1,
+            service,
+            ..Self::default()
+        }
+    }
+
     fn bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[4..8].copy_from_slice(&self.qpn.to_be_bytes());
@@ -265,11 +284,7 @@ impl Process {
                 qpn,
                 ..Probe::default()
             },
-            Probe {
-                qpn: 1,
-                service: self.service.into(),
-                ..Probe::default()
-            },
+            Probe::of_service(self.service.into()),
             Probe {
                 qpn: 1,
                 communication,
@@ -399,12 +414,7 @@ fn eight_processes_that_start_at_once_share_the_port() {
         assert_eq!(ranges.len(), 8);
         let prober = Prober::new(address(port));
         all_answer(&prober, &processes);
-        let nobody = Probe {
-            qpn: 1,
-            service: 4711,
-            ..Probe::default()
-        };
-        assert_eq!(prober.ask(nobody), NOBODY);
+        assert_eq!(prober.ask(Probe::of_service(4711)), NOBODY);
     }
 }
 
@@ -529,4 +539,217 @@ fn another_user_is_let_in_where_he_is_named() {
     assert!(refused.starts_with("true"), "{refused}");
     assert!(refused.contains("is held by user 0: "), "{refused}");
     stranger.wait().unwrap();
+}
+
+// ---- a user who is not let in
+
+const ATTACK: &str = "POLYVERBS_TEST_ATTACK";
+const STRANGER: u32 = 65_533;
+
+/// Holds names, or sends letters with as many descriptors as the kernel passes, in both forms that inboxes have had.
+#[test]
+#[ignore = "a process of the other tests"]
+fn stranger() {
+    let (Ok(names), Ok(attack)) = (std::env::var(ADDRESS), std::env::var(ATTACK)) else {
+        return;
+    };
+    let names: Vec<_> = names.split_whitespace().collect();
+    let heard = match &*attack {
+        "hold" => hold(&names),
+        _ => {
+            println!("\nready");
+            flood(&names, attack.parse().unwrap());
+            processor_time("self").as_micros() as usize
+        }
+    };
+    println!("\nheard {heard}");
+}
+
+fn local(kind: SocketType) -> OwnedFd {
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap()
+}
+
+// How many messages came until the test has had enough.
+fn hold(names: &[&str]) -> usize {
+    let held = |kind| {
+        names.iter().filter_map(move |name| {
+            let socket = local(kind);
+            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            bind(&socket, &name).is_ok().then_some(socket)
+        })
+    };
+    let datagrams: Vec<_> = held(SocketType::DGRAM).collect();
+    let listeners: Vec<_> = held(SocketType::SEQPACKET).collect();
+    listeners.iter().for_each(|one| listen(one, 100).unwrap());
+    println!("\nready");
+    let _ = std::io::stdin().read(&mut [0]);
+    let messages = |socket: &OwnedFd| {
+        let received = || recv(socket, &mut [0; 100], RecvFlags::DONTWAIT);
+        std::iter::from_fn(|| received().ok().filter(|(_, length)| *length > 0)).count()
+    };
+    let accepted = |one| accept_with(one, SocketFlags::empty()).ok();
+    let connections = (listeners.iter()).flat_map(|one| std::iter::from_fn(move || accepted(one)));
+    let heard: usize = connections.map(|one| messages(&one)).sum();
+    heard + datagrams.iter().map(messages).sum::<usize>()
+}
+
+fn flood(names: &[&str], letters: usize) {
+    let passed = std::fs::File::open("/dev/null").unwrap();
+    let passed = [passed.as_fd(); 253];
+    let send = |socket: &OwnedFd, name: Option<&SocketAddrUnix>| {
+        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        control.push(SendAncillaryMessage::ScmRights(&passed));
+        let (bytes, flags) = ([IoSlice::new(b"letter")], SendFlags::NOSIGNAL);
+        match name {
+            Some(name) => sendmsg_addr(socket, name, &bytes, &mut control, flags),
+            None => sendmsg(socket, &bytes, &mut control, flags),
+        }
+    };
+    let datagrams = local(SocketType::DGRAM);
+    let mut sent = 0;
+    while sent < letters {
+        for name in names {
+            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            while send(&datagrams, Some(&name)).is_ok() {
+                sent += 1;
+            }
+            let connection = local(SocketType::SEQPACKET);
+            while connect(&connection, &name).is_ok() || send(&connection, None).is_ok() {
+                sent += 1;
+            }
+        }
+    }
+}
+
+/// Of all threads of a process.
+fn processor_time(process: &str) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let nanoseconds = tasks.map(|task| {
+        let text = std::fs::read_to_string(task.unwrap().path().join("schedstat"));
+        let text = text.unwrap_or_default();
+        text.split_whitespace()
+            .next()
+            .map_or(0, |first| first.parse().unwrap())
+    });
+    Duration::from_nanos(nanoseconds.sum())
+}
+
+struct Stranger {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Stranger {
+    fn start(names: &[String], attack: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "stranger", "--ignored", "--nocapture"])
+            .env(ADDRESS, names.join(" "))
+            .env(ATTACK, attack)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .uid(STRANGER)
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut stranger = Self { child, lines };
+        stranger.says("ready");
+        stranger
+    }
+
+    fn says(&mut self, what: &str) -> String {
+        let mut lines = (self.lines).by_ref().map_while(Result::ok);
+        let said = lines.find_map(|line| Some(line.strip_prefix(what)?.trim().to_owned()));
+        said.expect("a stranger that said nothing")
+    }
+
+    /// How many messages it got, or how many microseconds it worked.
+    fn heard(mut self) -> u64 {
+        drop(self.child.stdin.take());
+        self.says("heard").parse().unwrap()
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ranges_of(address: SocketAddr, which: impl Iterator<Item = u8>) -> Vec<String> {
+    which
+        .map(|range| format!("polyverbs/udp/{address}/range/{range}"))
+        .collect()
+}
+
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn nothing_is_handed_to_a_stranger_who_holds_a_name() {
+    let address = address(47_065);
+    let member = Process::start(address, 1);
+    let mut names = ranges_of(address, 1..=63);
+    names.push(format!("polyverbs/udp/{address}/service/{:016x}", 7));
+    let stranger = Stranger::start(&names, "hold");
+    let prober = Prober::new(address);
+    assert_eq!(prober.ask(Probe::of_service(7)), NOBODY);
+    for range in (1..=63).filter(|range| *range != member.range) {
+        let communication = Probe {
+            qpn: 1,
+            communication: u32::from(range) << 26 | 5,
+            ..Probe::default()
+        };
+        assert_eq!(prober.ask(communication), NOBODY, "{range}");
+    }
+    all_answer(&prober, std::slice::from_ref(&member));
+    // Who comes now finds no range, and is told why; and nobody else answers for the service.
+    let refused = word_of(&mut start(address, 2, As::default())).unwrap_err();
+    assert!(refused.contains("is held by user 65533: "), "{refused}");
+    assert_eq!(stranger.heard(), 0);
+}
+
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn ranges_that_a_stranger_holds_are_passed_over_at_once() {
+    let address = address(47_066);
+    let _stranger = Stranger::start(&ranges_of(address, 1..=61), "hold");
+    let began = Instant::now();
+    let processes = [1, 2].map(|service| Process::start(address, service));
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let mut ranges = processes.each_ref().map(|process| process.range);
+    ranges.sort_unstable();
+    assert_eq!(ranges, [62, 63]);
+    all_answer(&Prober::new(address), &processes);
+}
+
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn a_stranger_who_holds_the_lock_of_an_address_is_named() {
+    let address = address(47_067);
+    let stranger = Stranger::start(&[format!("polyverbs/udp/{address}/making")], "hold");
+    let refused = word_of(&mut start(address, 1, As::default())).unwrap_err();
+    assert!(refused.starts_with("true"), "{refused}");
+    assert!(refused.contains("is held by user 65533: "), "{refused}");
+    drop(stranger);
+    Process::start(address, 1);
+}
+
+#[test]
+#[ignore = "needs root: tests/foreign runs it"]
+fn letters_of_a_stranger_cost_less_than_half_of_what_they_cost_the_stranger() {
+    let address = address(47_068);
+    let member = Process::start(address, 1);
+    let names = ranges_of(address, std::iter::once(member.range));
+    let process = member.child.id().to_string();
+    let before = processor_time(&process);
+    let prober = Prober::new(address);
+    assert_eq!(prober.ask(Probe::of_service(STRANGERS)), 0);
+    let stranger = Stranger::start(&names, "10000");
+    let worked = Duration::from_micros(stranger.heard());
+    let took = processor_time(&process) - before;
+    println!("{took:?} for {worked:?} of the stranger's");
+    assert!(took < worked / 2, "{took:?} of {worked:?}");
+    assert_eq!(prober.ask(Probe::of_service(STRANGERS)), 1);
+    all_answer(&prober, std::slice::from_ref(&member));
 }

@@ -11,7 +11,7 @@ use crate::sockets::address::{self, LONGEST, Name};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HandError {
-    /// Nobody is there.
+    /// Nobody is there who is let in.
     #[error("nobody is there")]
     Nobody,
     /// Whoever is there does not keep up.
@@ -25,7 +25,10 @@ pub enum HandError {
 impl From<io::Error> for HandError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Self::Nobody,
+            io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::PermissionDenied => Self::Nobody,
             io::ErrorKind::WouldBlock => Self::Full,
             _ => Self::System(error),
         }

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rustix::process::geteuid;
 
+use super::{GroupOptions, local};
+
 /// Who holds a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -17,16 +19,19 @@ pub enum Holder {
 }
 
 impl Holder {
-    pub(super) fn of(address: SocketAddr) -> Self {
+    pub(super) fn of(options: &GroupOptions) -> Self {
+        let address = options.address;
         let table = match address {
             SocketAddr::V4(_) => "/proc/net/udp",
             SocketAddr::V6(_) => "/proc/net/udp6",
         };
         let text = fs::read_to_string(table).unwrap_or_default();
-        match user_at(&text, address) {
-            Some(user) if user != geteuid().as_raw() => Self::User(user),
-            _ => Self::Somebody,
-        }
+        let users = [local::holder(&options.making()), user_at(&text, address)];
+        let other = users
+            .into_iter()
+            .flatten()
+            .find(|user| *user != geteuid().as_raw());
+        other.map_or(Self::Somebody, Self::User)
     }
 }
 
@@ -38,7 +43,9 @@ impl fmt::Display for Holder {
                 "user {user}: an address is one user's at a time, and others take another (127.0.0.2, where nobody else is to \
                  be reached)"
             ),
-            Self::Somebody => f.write_str("something that does not share it"),
+            Self::Somebody => {
+                f.write_str("something that does not share it: `ss -uap` and `ss -xap` tell what")
+            }
         }
     }
 }

@@ -1,25 +1,32 @@
-//! Messages between the processes of one machine, addressed by name.
+//! Messages between the processes of one machine, over connections to a name.
 //!
 //! A name is that of an abstract unix socket. It exists once in a network namespace and vanishes with the process that
-//! holds it, however that ends: so holding a name is a lease that needs no keeper.
+//! holds it, however that ends: so holding a name is a lease that needs no keeper. Any user may take any name. So both ends
+//! of a connection ask the kernel for the other's user before they send or read anything.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use rustix::cmsg_space;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::set_socket_passcred;
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, sendmsg_addr, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recv, recvmsg, sendmsg, socket_with,
 };
 
-use crate::sockets::sys::{self, Local};
+use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
+use crate::{count, lock};
 
-/// Whose messages are read: the own user's and root's, and those of the users that are named.
+/// Whose messages are read, and who is sent any: the own user, root, and the users that are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
     /// Numbers of further users.
@@ -27,59 +34,42 @@ pub struct Admission {
 }
 
 impl Admission {
-    fn admits(&self, user: Option<u32>) -> bool {
+    pub(super) fn admits(&self, user: u32) -> bool {
         let own = rustix::process::geteuid().as_raw();
-        user.is_some_and(|user| user == own || user == 0 || self.users.contains(&user))
+        user == own || user == 0 || self.users.contains(&user)
     }
 }
 
-/// A socket with a name, or with one that the kernel chose.
+/// A connection to a process of a user who is admitted.
 #[derive(Debug)]
-pub(crate) struct LocalSocket(OwnedFd);
+pub(crate) struct Connection(OwnedFd);
 
-/// What came in, and how to answer.
-pub(crate) struct Letter {
-    pub(crate) length: usize,
-    pub(crate) descriptors: Vec<OwnedFd>,
-    sender: SocketAddrUnix,
-}
-
-impl LocalSocket {
-    /// Takes a name.
+impl Connection {
+    /// To whoever holds this name, without waiting.
     ///
     /// # Errors
-    /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
-    pub(crate) fn named(name: &str) -> io::Result<Self> {
-        Self::bound(&SocketAddrUnix::new_abstract_name(name.as_bytes())?)
-    }
-
-    /// Without a name that anybody knows.
-    pub(crate) fn anonymous() -> io::Result<Self> {
-        Self::bound(&SocketAddrUnix::new_unnamed())
-    }
-
-    fn bound(name: &SocketAddrUnix) -> io::Result<Self> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        // Before anything can arrive.
-        set_socket_passcred(&socket, true)?;
-        bind(&socket, name)?;
-        Ok(Self(socket))
-    }
-
-    /// Sends to whoever has this name, without waiting.
-    ///
-    /// # Errors
-    /// Nobody has it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), or its holder does not keep up
+    /// Nobody holds it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), its holder is not admitted
+    /// ([`PermissionDenied`](io::ErrorKind::PermissionDenied)) or does not keep up
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
-    pub(crate) fn send(&self, name: &str, bytes: &[IoSlice<'_>]) -> io::Result<()> {
-        let to = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-        self.send_to(&to, bytes, &[])
+    pub(crate) fn to(name: &str, admission: &Admission) -> io::Result<Self> {
+        Self::of(connected(name)?, admission)
     }
 
-    fn send_to(
+    fn of(socket: OwnedFd, admission: &Admission) -> io::Result<Self> {
+        match admission.admits(sys::peer_user(socket.as_fd())?) {
+            true => Ok(Self(socket)),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Sends a message without waiting.
+    ///
+    /// # Errors
+    /// The other process has gone ([`BrokenPipe`](io::ErrorKind::BrokenPipe),
+    /// [`ConnectionReset`](io::ErrorKind::ConnectionReset)), or does not keep up
+    /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
+    pub(crate) fn send(
         &self,
-        to: &SocketAddrUnix,
         bytes: &[IoSlice<'_>],
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
@@ -89,129 +79,231 @@ impl LocalSocket {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        sendmsg_addr(&self.0, to, bytes, &mut control, flags)?;
+        sendmsg(&self.0, bytes, &mut control, flags)?;
         Ok(())
     }
 
-    /// Answers a letter, with descriptors.
-    ///
-    /// # Errors
-    /// The sender is gone, or does not keep up.
-    pub(crate) fn answer(
-        &self,
-        letter: &Letter,
-        bytes: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> io::Result<()> {
-        self.send_to(&letter.sender, &[IoSlice::new(bytes)], descriptors)
+    /// The next message, and how long it is: perhaps longer than there is room for. 0 if the other process has gone. There
+    /// is no room for descriptors: the kernel drops what comes along.
+    fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        Ok(recv(&self.0, into, flags)?.1)
     }
 
-    /// The next letter of a user who is admitted; `None` where there is none.
-    ///
-    /// # Errors
-    /// The socket is of no use any more.
-    pub(crate) fn receive(
-        &self,
-        admission: &Admission,
-        into: &mut [u8],
-    ) -> io::Result<Option<Letter>> {
-        let mut sender = [0; LONGEST_NAME];
-        loop {
-            let local = match sys::receive_local(self.as_fd(), &mut sender, into) {
-                Ok(local) => local,
-                Err(error) if is_passing(&error) => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            let Local {
-                filled,
-                user,
-                descriptors,
-            } = local;
-            if admission.admits(user) && !filled.truncated {
-                return Ok(Some(Letter {
-                    length: filled.payload,
-                    descriptors,
-                    // Behind the family and the zero that an abstract name begins with.
-                    sender: SocketAddrUnix::new_abstract_name(
-                        sender[..filled.name].get(3..).unwrap_or_default(),
-                    )?,
-                }));
-            }
+    /// The next message, which is to have descriptors.
+    pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
+        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        let (mut control, mut bytes) = (RecvAncillaryBuffer::new(&mut room), [0; 2]);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let into = &mut [io::IoSliceMut::new(&mut bytes)];
+        if recvmsg(&self.0, into, &mut control, flags)?.bytes == 0 {
+            return Err(io::ErrorKind::BrokenPipe.into());
         }
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let descriptors = descriptors.flatten().collect();
+        Ok((bytes, descriptors))
     }
 
-    /// Waits until something can be read, so long at most.
-    pub(crate) fn wait(&self, time: Duration) -> io::Result<()> {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+    /// Waits until something can be read from one of several, so long at most.
+    pub(crate) fn wait(several: &[Self], time: Duration) -> io::Result<()> {
+        let fds = several.iter().map(|one| PollFd::new(&one.0, PollFlags::IN));
         let time = Timespec::try_from(time).ok();
-        match poll(&mut fds, time.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        match poll(&mut fds.collect::<Vec<_>>(), time.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-impl AsFd for LocalSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+/// The user of whoever holds a name, if anybody does.
+pub(super) fn holder(name: &str) -> Option<u32> {
+    sys::peer_user(connected(name).ok()?.as_fd()).ok()
+}
+
+fn connected(name: &str) -> io::Result<OwnedFd> {
+    let socket = unconnected()?;
+    connect(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    Ok(socket)
+}
+
+fn unconnected() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// A name, and what others send to it.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    /// Of the listener and of the connections.
+    ready: OwnedFd,
+    listener: OwnedFd,
+    accepted: Mutex<Accepted>,
+}
+
+#[derive(Debug)]
+struct Accepted {
+    /// By their tokens, in the order in which they were made.
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    bytes: Box<[u8]>,
+}
+
+impl Inbox {
+    /// Takes a name.
+    ///
+    /// # Errors
+    /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    pub(crate) fn named(name: &str) -> io::Result<Self> {
+        let listener = unconnected()?;
+        bind(
+            &listener,
+            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        )?;
+        listen(&listener, BACKLOG)?;
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
+        let accepted = Accepted {
+            connections: BTreeMap::new(),
+            next: LISTENER.u64() + 1,
+            bytes: vec![0; LONGEST].into(),
+        };
+        Ok(Self {
+            ready,
+            listener,
+            accepted: Mutex::new(accepted),
+        })
+    }
+
+    /// Gives messages to `take`, some of each connection. Closes connections of users who are not admitted, and counts them.
+    ///
+    /// # Errors
+    /// The inbox is of no use any more.
+    pub(crate) fn attend(
+        &self,
+        admission: &Admission,
+        strangers: &AtomicU64,
+        take: &mut dyn FnMut(&Connection, &[u8]),
+    ) -> io::Result<()> {
+        let mut events = [NO_EVENT; AT_ONCE];
+        let count = match epoll::wait(&self.ready, &mut events, Some(&Timespec::default())) {
+            Err(Errno::INTR) => return Ok(()),
+            count => count?,
+        };
+        let accepted = &mut *lock(&self.accepted);
+        for event in &events[..count] {
+            match event.data.u64() {
+                token if token == LISTENER.u64() => {
+                    self.accept(accepted, admission, strangers, take)?;
+                }
+                token => self.read(token, accepted, take),
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(
+        &self,
+        accepted: &mut Accepted,
+        admission: &Admission,
+        strangers: &AtomicU64,
+        take: &mut dyn FnMut(&Connection, &[u8]),
+    ) -> io::Result<()> {
+        for _ in 0..AT_ONCE {
+            // Where the process has no descriptor left, it is tried again when the next one connects.
+            let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else {
+                return Ok(());
+            };
+            let Ok(connection) = Connection::of(socket, admission) else {
+                count(strangers);
+                continue;
+            };
+            let token = accepted.next;
+            epoll::add(
+                &self.ready,
+                &connection.0,
+                EventData::new_u64(token),
+                EventFlags::IN,
+            )?;
+            accepted.next += 1;
+            accepted.connections.insert(token, connection);
+            if accepted.connections.len() > MOST
+                && let Some(oldest) = accepted.connections.keys().next().copied()
+            {
+                self.close(oldest, accepted);
+            }
+            // Whoever connects has something to say.
+            self.read(token, accepted, take);
+        }
+        // There may be more: tells so once more.
+        Ok(epoll::modify(
+            &self.ready,
+            &self.listener,
+            LISTENER,
+            CONNECTING,
+        )?)
+    }
+
+    fn read(&self, token: u64, accepted: &mut Accepted, take: &mut dyn FnMut(&Connection, &[u8])) {
+        let Accepted {
+            connections, bytes, ..
+        } = accepted;
+        let Some(connection) = connections.get(&token) else {
+            return;
+        };
+        for _ in 0..MESSAGES {
+            match connection.receive(bytes) {
+                Err(error) if is_passing(&error) => return,
+                Ok(0) | Err(_) => return self.close(token, accepted),
+                Ok(length) if length > LONGEST => {}
+                Ok(length) => take(connection, &bytes[..length]),
+            }
+        }
+    }
+
+    // A child of a fork may have the connection too: so it has to be taken out by itself.
+    fn close(&self, token: u64, accepted: &mut Accepted) {
+        if let Some(connection) = accepted.connections.remove(&token) {
+            let _ = epoll::delete(&self.ready, &connection.0);
+        }
     }
 }
 
-/// The most descriptors that an answer has.
-pub(crate) const DESCRIPTORS: usize = 65;
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
 
-/// Bytes of the longest `sockaddr_un`.
-const LONGEST_NAME: usize = 110;
+/// The most descriptors that a message has.
+pub(crate) const DESCRIPTORS: usize = 65;
+/// Bytes of the longest message: a datagram and what goes before it.
+const LONGEST: usize = 66_000;
+/// Connections that an inbox keeps: 63 other ranges have one each, and whoever joins or asks for a service has one for a moment.
+const MOST: usize = 128;
+/// Connections that are looked at, or made, before other things get their turn, and messages that are taken from each.
+const AT_ONCE: usize = 16;
+const MESSAGES: usize = 64;
+/// Connections that wait to be looked at; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+
+const LISTENER: EventData = EventData::new_u64(0);
+/// Told once: a process without a descriptor left is not told of the same connection for ever.
+const CONNECTING: EventFlags = EventFlags::IN.union(EventFlags::ET);
+const NO_EVENT: Event = Event {
+    flags: EventFlags::empty(),
+    data: LISTENER,
+};
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(of: &str) -> String {
-        format!("polyverbs-test/{}/{of}", std::process::id())
-    }
-
-    #[test]
-    fn a_name_is_held_by_one_and_free_when_he_is_gone() {
-        let name = name("held");
-        let holder = LocalSocket::named(&name).unwrap();
-        let second = LocalSocket::named(&name).unwrap_err();
-        assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
-        let letter = [IoSlice::new(b"hello")];
-        let sender = LocalSocket::anonymous().unwrap();
-        sender.send(&name, &letter).unwrap();
-        drop(holder);
-        let nobody = sender.send(&name, &letter).unwrap_err();
-        assert_eq!(nobody.kind(), io::ErrorKind::ConnectionRefused);
-        LocalSocket::named(&name).unwrap();
-    }
-
-    #[test]
-    fn descriptors_come_with_the_answer() {
-        let (name, admission) = (name("descriptors"), Admission::default());
-        let holder = LocalSocket::named(&name).unwrap();
-        let asker = LocalSocket::anonymous().unwrap();
-        asker.send(&name, &[IoSlice::new(b"please")]).unwrap();
-        let mut bytes = [0; 100];
-        let letter = holder.receive(&admission, &mut bytes).unwrap().unwrap();
-        assert_eq!(&bytes[..letter.length], b"please");
-        let passed = [holder.as_fd(); DESCRIPTORS];
-        holder.answer(&letter, b"here", &passed).unwrap();
-        asker.wait(Duration::from_secs(5)).unwrap();
-        let letter = asker.receive(&admission, &mut bytes).unwrap().unwrap();
-        assert_eq!(&bytes[..letter.length], b"here");
-        assert_eq!(letter.descriptors.len(), DESCRIPTORS);
-        assert!(asker.receive(&admission, &mut bytes).unwrap().is_none());
-    }
-
-    #[test]
-    fn strangers_are_not_admitted() {
-        let own = rustix::process::geteuid().as_raw();
-        let stranger = own.wrapping_add(4711);
-        let admission = Admission::default();
-        assert!(admission.admits(Some(own)) && admission.admits(Some(0)));
-        assert!(!admission.admits(Some(stranger)) && !admission.admits(None));
-        let users = vec![stranger];
-        assert!(Admission { users }.admits(Some(stranger)));
-    }
-}
+mod tests;

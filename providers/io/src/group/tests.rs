@@ -190,16 +190,17 @@ fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
 fn nonsense_in_the_inbox_is_passed_over() {
     let options = options(47_009);
     let lease = Lease::join(options.clone()).unwrap();
-    let sender = LocalSocket::anonymous().unwrap();
     let name = options.range(lease.range());
+    let sender = Connection::to(&name, &options.admission).unwrap();
     for bytes in [
-        &b""[..],
-        &[VERSION],
+        &[VERSION][..],
         &[VERSION, HANDED],
         &[9, JOIN],
         &[VERSION, 200, 1],
+        &[7; 100_000],
+        b"",
     ] {
-        sender.send(&name, &[IoSlice::new(bytes)]).unwrap();
+        sender.send(&[IoSlice::new(bytes)], &[]).unwrap();
     }
     lease.attend(&mut |_, _| panic!("a datagram")).unwrap();
 }
@@ -212,9 +213,7 @@ fn descriptors_of_something_else_are_not_taken() {
         UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default())
             .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
             .unwrap(),
-        LocalSocket::anonymous()
-            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
-            .unwrap(),
+        lease.as_fd().try_clone_to_owned().unwrap(),
     ];
     let right = || {
         let sockets = lease.group.shared.sockets.iter();
@@ -242,10 +241,10 @@ fn put(from: &Lease, to: &Lease) -> Put {
 }
 
 fn bells(lease: &Lease) -> usize {
-    let (admission, mut bytes, mut bells) = (Admission::default(), [0; 10], 0);
-    while let Some(letter) = lease.inbox.receive(&admission, &mut bytes).unwrap() {
-        bells += usize::from(bytes[..letter.length] == [VERSION, BELL]);
-    }
+    let (admission, mut bells) = (Admission::default(), 0);
+    let mut take = |_: &Connection, bytes: &[u8]| bells += usize::from(bytes == [VERSION, BELL]);
+    let attended = (lease.inbox).attend(&admission, &AtomicU64::new(0), &mut take);
+    attended.unwrap();
     bells
 }
 

@@ -1,5 +1,5 @@
 //! The system calls that the safe libraries do not have: messages with control messages of UDP, several at once; the
-//! program that steers a group; descriptors that arrive in a message.
+//! program that steers a group; the user at the other end of a connection.
 //!
 //! What is called for each message that arrives goes to the kernel past the C library's function, where a thread can be
 //! cancelled: to tell that to the library costs two locked operations a call, and none of these waits.
@@ -8,11 +8,11 @@
 
 use std::io::{self, IoSlice};
 use std::mem::zeroed;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::null_mut;
 
 use crate::sockets::address::Name;
-use crate::sockets::control::{self, Control};
+use crate::sockets::control::Control;
 
 /// How many messages one call sends or receives at most.
 pub(crate) const AT_ONCE: usize = 32;
@@ -109,8 +109,8 @@ pub(crate) struct Filled {
     pub(crate) truncated: bool,
 }
 
-/// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Descriptors that came along would stay
-/// open: see [`receive_local`].
+/// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Not from sockets by which descriptors may
+/// come: those would stay open.
 pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers and pieces of zeros name no memory.
@@ -157,52 +157,6 @@ pub(crate) fn receive_one(fd: BorrowedFd<'_>, message: &mut Incoming<'_>) -> io:
     Ok(())
 }
 
-/// A message from a process of this machine.
-#[derive(Debug)]
-pub(crate) struct Local {
-    /// Bytes of the sender's name, of the payload.
-    pub(crate) filled: Filled,
-    /// The sender's user, where the kernel tells it.
-    pub(crate) user: Option<u32>,
-    /// Descriptors that came along.
-    pub(crate) descriptors: Vec<OwnedFd>,
-}
-
-/// Receives one message over a unix socket.
-pub(crate) fn receive_local(
-    fd: BorrowedFd<'_>,
-    name: &mut [u8],
-    payload: &mut [u8],
-) -> io::Result<Local> {
-    let (mut control, mut filled) = ([0; LOCAL_CONTROL], Filled::default());
-    let mut message = Incoming {
-        name,
-        payload,
-        control: &mut control,
-        filled: &mut filled,
-    };
-    receive_one(fd, &mut message)?;
-    let mut local = Local {
-        filled,
-        user: None,
-        descriptors: Vec::new(),
-    };
-    for (level, kind, data) in control::messages(&control[..filled.control]) {
-        match (level, kind) {
-            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => local.user = control::number(&data[4..]),
-            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                let numbers = data.chunks_exact(size_of::<libc::c_int>());
-                let numbers = numbers.filter_map(control::number);
-                // SAFETY: the kernel has just made these descriptors for this message, and nobody else knows them.
-                let owned = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number as i32) });
-                local.descriptors.extend(owned);
-            }
-            _ => {}
-        }
-    }
-    Ok(local)
-}
-
 /// Sets an option whose value is a number.
 pub(crate) fn set_number(
     fd: BorrowedFd<'_>,
@@ -231,8 +185,28 @@ pub(crate) fn number(
     level: libc::c_int,
     option: libc::c_int,
 ) -> io::Result<libc::c_int> {
-    let mut value: libc::c_int = 0;
-    let mut length = size_of_val(&value) as libc::socklen_t;
+    read_option(fd, level, option, 0)
+}
+
+/// The user of the process at the other end of a connection between processes of this machine: who has connected, or
+/// was listening, when it was made.
+pub(crate) fn peer_user(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    let nobody = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    read_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, nobody).map(|peer| peer.uid)
+}
+
+// `T` is what the kernel writes for this option: numbers.
+fn read_option<T>(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`.
     let answer = unsafe {
         libc::getsockopt(
@@ -273,9 +247,6 @@ fn done(answer: libc::c_int) -> io::Result<()> {
         Err(io::Error::last_os_error())
     }
 }
-
-/// Room for the most descriptors that the kernel passes in one message (`SCM_MAX_FD`), and for credentials.
-const LOCAL_CONTROL: usize = 1152;
 
 const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
 

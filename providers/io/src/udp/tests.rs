@@ -1,3 +1,6 @@
+use std::thread;
+use std::time::{Duration, Instant};
+
 use crate::GroupOptions;
 use crate::sockets::Offload;
 use polyverbs_engine::link::OwnedFrame;
@@ -128,7 +131,7 @@ impl Sink {
         let began = Instant::now();
         while lock(&self.frames).len() < count {
             assert!(began.elapsed() < LONG, "{:?}", self.numbers());
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 }
@@ -496,7 +499,7 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
             from.send(of(5), NOW);
             from.flush();
         }
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     assert!(sinks[0].numbers().is_empty());
     // Nobody answers for it: whoever is woken does.
@@ -505,7 +508,7 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
     let began = Instant::now();
     while sinks.iter().all(|sink| !sink.numbers().contains(&6)) {
         assert!(began.elapsed() < LONG);
-        std::thread::yield_now();
+        thread::yield_now();
     }
     other.withdraw(5);
     one.serve(5).unwrap();
@@ -514,7 +517,7 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
     let began = Instant::now();
     while !sinks[0].numbers().contains(&5) {
         assert!(began.elapsed() < LONG);
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -568,7 +571,7 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
             "{:?}",
             sinks.each_ref().map(|sink| sink.numbers())
         );
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -727,7 +730,7 @@ fn the_largest_frame_is_what_the_interface_carries() {
 #[test]
 fn flows_keep_their_order_whoever_sends() {
     let (one, other) = (link("127.0.3.98", 47_080), link("127.0.3.99", 47_080));
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..4_u32 {
             let (one, other) = (&one, &other);
             scope.spawn(move || {

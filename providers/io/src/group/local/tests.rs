@@ -1,0 +1,118 @@
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+fn name(of: &str) -> String {
+    format!("polyverbs-test/{}/{of}", std::process::id())
+}
+
+/// What an inbox has.
+fn messages(inbox: &Inbox, admission: &Admission) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    let mut take = |_: &Connection, bytes: &[u8]| all.push(bytes.to_vec());
+    inbox
+        .attend(admission, &AtomicU64::new(0), &mut take)
+        .unwrap();
+    all
+}
+
+fn send(connection: &Connection, bytes: &[u8]) -> io::Result<()> {
+    connection.send(&[IoSlice::new(bytes)], &[])
+}
+
+#[test]
+fn a_name_is_held_by_one_and_free_when_he_is_gone() {
+    let (name, admission) = (name("held"), Admission::default());
+    let inbox = Inbox::named(&name).unwrap();
+    let second = Inbox::named(&name).unwrap_err();
+    assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(holder(&name), Some(own));
+    let connection = Connection::to(&name, &admission).unwrap();
+    send(&connection, b"hello").unwrap();
+    drop(inbox);
+    let gone = send(&connection, b"hello").unwrap_err();
+    // With a message that nobody has read.
+    assert_eq!(gone.kind(), io::ErrorKind::ConnectionReset);
+    let gone = send(&connection, b"hello").unwrap_err();
+    assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);
+    let nobody = Connection::to(&name, &admission).unwrap_err();
+    assert_eq!(nobody.kind(), io::ErrorKind::ConnectionRefused);
+    assert_eq!(holder(&name), None);
+    Inbox::named(&name).unwrap();
+}
+
+#[test]
+fn a_message_outlives_the_connection_that_it_came_by() {
+    let (name, admission) = (name("outlives"), Admission::default());
+    let inbox = Inbox::named(&name).unwrap();
+    for _ in 0..3 {
+        send(&Connection::to(&name, &admission).unwrap(), b"request").unwrap();
+    }
+    assert_eq!(messages(&inbox, &admission), [b"request"; 3]);
+    assert!(lock(&inbox.accepted).connections.is_empty());
+}
+
+#[test]
+fn descriptors_come_where_they_were_asked_for_and_nowhere_else() {
+    let (name, admission) = (name("descriptors"), Admission::default());
+    let inbox = Inbox::named(&name).unwrap();
+    let asker = Connection::to(&name, &admission).unwrap();
+    // One that tells when nobody has it any more.
+    let (mut told, unasked) = UnixStream::pair().unwrap();
+    let passed = [unasked.as_fd()];
+    asker.send(&[IoSlice::new(b"take")], &passed).unwrap();
+    drop(unasked);
+    let passed = [inbox.as_fd(); DESCRIPTORS];
+    let mut taken = 0;
+    let mut take = |connection: &Connection, bytes: &[u8]| {
+        assert_eq!(bytes, b"take");
+        taken += 1;
+        connection.send(&[IoSlice::new(b"ok")], &passed).unwrap();
+    };
+    inbox
+        .attend(&admission, &AtomicU64::new(0), &mut take)
+        .unwrap();
+    assert_eq!(taken, 1);
+    assert_eq!(told.read(&mut [0]).unwrap(), 0);
+    Connection::wait(std::slice::from_ref(&asker), Duration::from_secs(5)).unwrap();
+    let (bytes, descriptors) = asker.receive_descriptors().unwrap();
+    assert_eq!((&bytes, descriptors.len()), (b"ok", DESCRIPTORS));
+    let none = asker.receive_descriptors().unwrap_err();
+    assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn others_are_admitted_by_name() {
+    let own = rustix::process::geteuid().as_raw();
+    let stranger = own.wrapping_add(4711);
+    let admission = Admission::default();
+    assert!(admission.admits(own) && admission.admits(0));
+    assert!(!admission.admits(stranger));
+    let users = vec![stranger];
+    assert!(Admission { users }.admits(stranger));
+}
+
+#[test]
+fn an_inbox_keeps_no_more_connections_than_it_may() {
+    let (name, admission) = (name("most"), Admission::default());
+    let inbox = Inbox::named(&name).unwrap();
+    let connect = || Connection::to(&name, &admission).unwrap();
+    let all: Vec<_> = (0..MOST + 5).map(|_| connect()).collect();
+    while !messages(&inbox, &admission).is_empty() || is_ready(&inbox) {}
+    assert_eq!(lock(&inbox.accepted).connections.len(), MOST);
+    // The oldest have gone, and the others are read.
+    assert!(all[..5].iter().all(|gone| send(gone, b"!").is_err()));
+    all[5..].iter().for_each(|kept| send(kept, b"!").unwrap());
+    let mut read = 0;
+    while is_ready(&inbox) {
+        read += messages(&inbox, &admission).len();
+    }
+    assert_eq!(read, MOST);
+}
+
+fn is_ready(inbox: &Inbox) -> bool {
+    let mut asked = [PollFd::new(&inbox.ready, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
+}
