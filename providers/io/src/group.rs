@@ -103,6 +103,7 @@ pub enum JoinError {
 struct PortGroup {
     options: GroupOptions,
     shared: Shared,
+    process: u32,
     /// Connections of users who are not admitted.
     strangers: AtomicU64,
 }
@@ -147,7 +148,9 @@ impl Lease {
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
         // Held while joining: whoever makes the sockets in another thread is not asked in vain.
         let mut joined = lock(&JOINED);
-        if let Some(group) = joined.get(&options.address).and_then(Weak::upgrade) {
+        let group = joined.get(&options.address).and_then(Weak::upgrade);
+        // A child of a fork has none of its parent's sockets.
+        if let Some(group) = group.filter(|group| group.process == std::process::id()) {
             return Self::in_group(group);
         }
         let lease = Self::join_others(options)?;
@@ -165,6 +168,7 @@ impl Lease {
                 return Self::in_group(Arc::new(PortGroup {
                     options,
                     shared,
+                    process: std::process::id(),
                     strangers: AtomicU64::new(0),
                 }));
             }

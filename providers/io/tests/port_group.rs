@@ -2,6 +2,7 @@
 //!
 //! A member is this program again, told by its environment what to be. It answers each datagram with the number of its
 //! range, and hands on what is meant for others.
+#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IoSlice, Lines, Read};
@@ -34,6 +35,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
 const SERVICE: &str = "POLYVERBS_TEST_SERVICE";
 const ADMITTED: &str = "POLYVERBS_TEST_ADMITTED";
+const FORKS: &str = "POLYVERBS_TEST_FORKS";
 
 const DATA: u64 = 1;
 const COMMON: u64 = 2;
@@ -73,6 +75,18 @@ fn member() {
     };
     let service = lease.serve(number(SERVICE).unwrap().into()).unwrap();
     let flows = FlowSockets::new(lease.address(), 1, UdpOptions::default());
+    if std::env::var_os(FORKS).is_some() {
+        // SAFETY: the child calls nothing else, and an alarm ends it.
+        let child = unsafe {
+            let child = libc::fork();
+            while child == 0 {
+                libc::alarm(60);
+                libc::pause();
+            }
+            child
+        };
+        println!("\nforked {child}");
+    }
     println!("\nready {}", lease.range().index());
     let member = Arc::new(Member {
         lease,
@@ -220,7 +234,7 @@ struct As {
     admits: Option<u32>,
 }
 
-fn start(address: SocketAddr, service: u32, who: As) -> Child {
+fn member_command(address: SocketAddr, service: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "member", "--ignored", "--nocapture"])
@@ -228,6 +242,11 @@ fn start(address: SocketAddr, service: u32, who: As) -> Child {
         .env(SERVICE, service.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
+    command
+}
+
+fn start(address: SocketAddr, service: u32, who: As) -> Child {
+    let mut command = member_command(address, service);
     if let Some(user) = who.admits {
         command.env(ADMITTED, user.to_string());
     }
@@ -479,6 +498,26 @@ fn the_port_is_free_when_the_last_is_killed() {
     let processes = eight(address);
     drop(processes);
     StdSocket::bind(address).unwrap();
+}
+
+#[test]
+fn a_child_of_a_fork_does_not_keep_the_address() {
+    let address = address(47_069);
+    let mut command = member_command(address, 1);
+    let mut parent = command.env(FORKS, "1").spawn().unwrap();
+    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+    let forked = lines.find_map(|line| Some(line.unwrap().strip_prefix("forked ")?.to_owned()));
+    let child = Pid::from_raw(forked.unwrap().parse().unwrap()).unwrap();
+    let ready = lines.any(|line| line.unwrap().starts_with("ready"));
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    let bound = StdSocket::bind(address).map(drop);
+    let next = word_of(&mut start(address, 2, As::default()));
+    let was_there = kill_process(child, Signal::KILL);
+    assert!(ready);
+    bound.unwrap();
+    next.unwrap();
+    was_there.unwrap();
 }
 
 #[test]

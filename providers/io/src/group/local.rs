@@ -22,6 +22,7 @@ use rustix::net::{
     connect, listen, recv, recvmsg, sendmsg, socket_with,
 };
 
+use crate::fork::Unshared;
 use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
 use crate::{count, lock};
@@ -42,7 +43,7 @@ impl Admission {
 
 /// A connection to a process of a user who is admitted.
 #[derive(Debug)]
-pub(crate) struct Connection(OwnedFd);
+pub(crate) struct Connection(Unshared);
 
 impl Connection {
     /// To whoever holds this name, without waiting.
@@ -57,7 +58,7 @@ impl Connection {
 
     fn of(socket: OwnedFd, admission: &Admission) -> io::Result<Self> {
         match admission.admits(sys::peer_user(socket.as_fd())?) {
-            true => Ok(Self(socket)),
+            true => Ok(Self(Unshared::new(socket))),
             false => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
@@ -147,7 +148,7 @@ fn unconnected() -> io::Result<OwnedFd> {
 pub(crate) struct Inbox {
     /// Of the listener and of the connections.
     ready: OwnedFd,
-    listener: OwnedFd,
+    listener: Unshared,
     accepted: Mutex<Accepted>,
 }
 
@@ -180,7 +181,7 @@ impl Inbox {
         };
         Ok(Self {
             ready,
-            listener,
+            listener: Unshared::new(listener),
             accepted: Mutex::new(accepted),
         })
     }
@@ -271,7 +272,7 @@ impl Inbox {
         }
     }
 
-    // A child of a fork may have the connection too: so it has to be taken out by itself.
+    // Another process may have it for a moment, as a child that is about to execute a program: so it is taken out by itself.
     fn close(&self, token: u64, accepted: &mut Accepted) {
         if let Some(connection) = accepted.connections.remove(&token) {
             let _ = epoll::delete(&self.ready, &connection.0);

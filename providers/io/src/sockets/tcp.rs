@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use thiserror::Error;
 
+use crate::fork::Unshared;
 use crate::sockets::address;
 use crate::sockets::sys;
 
@@ -96,7 +97,7 @@ pub enum Received {
 
 /// A TCP socket.
 pub struct TcpSocket {
-    descriptor: OwnedFd,
+    descriptor: Unshared,
     tap: Option<Tapped>,
     is_accepted: bool,
 }
@@ -136,7 +137,7 @@ impl TcpSocket {
         sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_COUNT)?;
         sockopt::set_tcp_nodelay(&descriptor, true)?;
         Ok(Self {
-            descriptor,
+            descriptor: Unshared::new(descriptor),
             tap: None,
             is_accepted,
         })

@@ -19,6 +19,7 @@ use rustix::net::{
 };
 use thiserror::Error;
 
+use crate::fork::Unshared;
 use crate::sockets::address::{self, Name};
 use crate::sockets::control::{self, Control};
 use crate::sockets::interface::interface_of;
@@ -92,7 +93,7 @@ impl Default for Offload {
 /// A UDP socket.
 #[derive(Debug)]
 pub struct UdpSocket {
-    descriptor: OwnedFd,
+    descriptor: Unshared,
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
@@ -218,7 +219,7 @@ impl UdpSocket {
             local,
             segments: AtomicBool::new(segments),
             joins,
-            descriptor,
+            descriptor: Unshared::new(descriptor),
             class: OnceLock::new(),
         })
     }
