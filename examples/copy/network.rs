@@ -101,6 +101,7 @@ impl Store {
         server.peer = Some(Arc::clone(peer));
         server.prepare()?;
         let connection = server.accept(incoming, peer)?;
+        peer.steps();
         server.watch(&connection);
         let stored = self.store(&server, peer, progress);
         if let Err(error) = &stored {
@@ -130,7 +131,7 @@ impl Store {
             return Err("who asked did not say which file it is".into());
         };
         slots[0].take_buffers().for_each(drop);
-        peer.acts();
+        peer.steps();
         server.post_receives()?;
         let path = self.path_of(&name)?;
         let part = Part::within(&self.folder)?;
@@ -138,7 +139,7 @@ impl Store {
         let moved = store_file(server, &sinks, part.file(), &path, self.limit, progress)?;
         peer.waits();
         let moved = finish(server, moved, || part.keep(&path))?;
-        peer.acts();
+        peer.steps();
         let Moved {
             bytes,
             requests,

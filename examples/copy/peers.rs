@@ -15,10 +15,11 @@ use super::{INTERRUPTED, PAUSE, Result};
 
 /// Why a peer is refused while no place is free: it may ask again.
 pub(crate) const BUSY: &str = "it serves as many as it may at one time";
-/// A peer that has done nothing for so long gives way to another.
+/// A peer that has done nothing for so long gives way to another: one that has moved something, and one that has not yet.
 const GIVES_WAY: Duration = Duration::from_secs(1);
+const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
 /// What a peer has to move before that counts as something.
-const LEAST: u64 = 64 << 10;
+pub(crate) const LEAST: u64 = 64 << 10;
 
 /// How many peers are served at one time.
 pub(crate) struct Peers {
@@ -94,6 +95,7 @@ impl Peers {
             state: Mutex::new(State {
                 since: Some(Instant::now()),
                 moved: 0,
+                has_moved: false,
                 gives_way: false,
             }),
         });
@@ -142,15 +144,14 @@ struct State {
     // It has done nothing since; none while it waits for this side.
     since: Option<Instant>,
     moved: u64,
+    has_moved: bool,
     gives_way: bool,
 }
 
 impl Peer {
-    /// It has done something.
-    pub(crate) fn acts(&self) {
-        let mut state = locked(&self.state);
-        state.since = Some(Instant::now());
-        state.moved = 0;
+    /// It has come a step further.
+    pub(crate) fn steps(&self) {
+        locked(&self.state).since = Some(Instant::now());
     }
 
     /// It has moved so many bytes. A few are nothing.
@@ -160,6 +161,7 @@ impl Peer {
         if state.moved >= LEAST {
             state.since = Some(Instant::now());
             state.moved = 0;
+            state.has_moved = true;
         }
     }
 
@@ -175,8 +177,13 @@ impl Peer {
     }
 
     fn give_way(&self) {
-        let is_idle = self.idle() >= GIVES_WAY;
-        locked(&self.state).gives_way |= is_idle;
+        let idle = self.idle();
+        let mut state = locked(&self.state);
+        let patience = match state.has_moved {
+            true => GIVES_WAY,
+            false => GIVES_WAY_AT_FIRST,
+        };
+        state.gives_way |= idle >= patience;
     }
 
     /// Fails where it is not served any longer.

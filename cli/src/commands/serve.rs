@@ -25,7 +25,7 @@ use crate::transfer::{CopyOptions, printable, requirements};
 /// disk, and only then the client is told; one that does not arrive whole is not there. Unfinished files are in a subfolder,
 /// .polyverbs-unfinished; what a server that was killed has left there, the next one removes.
 ///
-/// While all places are taken, a client that has sent nothing for a second gives way to another. Memory: --piece times --depth for each.
+/// While all places are taken, a client that does nothing for a second gives way to another. Memory: --piece times --depth for each.
 #[derive(clap::Args)]
 #[command(
     override_usage = "polyverbs serve --device NAME --listen HOST:PORT --dir DIR [OPTIONS]",

@@ -36,6 +36,18 @@ impl Running {
         self.end_within(SOON)
     }
 
+    /// Whether it ends well by then; gone otherwise.
+    pub(super) fn ends_well_within(mut self, patience: Duration) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < patience {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
     pub(super) fn end_within(mut self, patience: Duration) -> (bool, String) {
         let began = Instant::now();
         while self.0.try_wait().unwrap().is_none() {

@@ -26,7 +26,7 @@ use super::tests::Job;
 use crate::interrupt::{self, Ending};
 use crate::output::{complain, count, format_bytes, say};
 use crate::transfer::network::refusal;
-use crate::transfer::peers::{Peer, Peers, refuse};
+use crate::transfer::peers::{LEAST, Peer, Peers, refuse};
 
 /// Prefix of the private data of a request.
 const MAGIC: &[u8; 8] = b"polyprf2";
@@ -446,7 +446,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
             if told != beats {
                 beats = told;
                 silence = Silence::default();
-                peer.acts();
+                peer.moves(LEAST);
                 continue;
             }
             if silent <= busy {
@@ -470,7 +470,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
         counted += 1;
         // Of those that come at once only a few are told of.
         if silence.since.is_some() || counted % CREDIT == 0 {
-            peer.acts();
+            peer.moves(LEAST);
         }
         silence = Silence::default();
         if test == Test::SendLatency {
