@@ -242,9 +242,14 @@ fn echo() {
         return;
     };
     let peer: u32 = std::env::var(PEER).unwrap().parse().unwrap();
-    let end = End::new(&address, LARGE, |wire| {
-        wire.link.memory = std::env::var_os(MEMORY).is_some();
-    });
+    let defaults = DeviceOptions::default();
+    let (first, _) = defaults.qp_numbers;
+    let options = DeviceOptions {
+        qp_numbers: (first, first + 1000),
+        ..defaults
+    };
+    let change = |wire: &mut WireOptions| wire.link.memory = std::env::var_os(MEMORY).is_some();
+    let end = End::with(&address, LARGE, change, options);
     println!("\nqp {}", end.qp.qp_num().value());
     let room = end.mr.sge(0, LARGE as u32).unwrap();
     end.connect_to(Qpn::new(peer));
