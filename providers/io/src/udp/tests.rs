@@ -522,6 +522,36 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
 }
 
 #[test]
+fn many_requests_wait_for_a_process_that_reads_none_and_hold_up_nobody() {
+    let [one, other] = [(); 2].map(|()| link("127.0.3.165", 47_081));
+    let from = link("127.0.3.166", 47_081);
+    other.serve(5).unwrap();
+    let header = Header {
+        qpn: 1,
+        number: 5,
+        service: 5,
+    };
+    for _ in 0..100 {
+        let request = frame(&from, &one, 0, b"request");
+        from.send(Frame { header, ..request }, NOW);
+    }
+    from.flush();
+    let (mut counts, began) = (one.counts(), Instant::now());
+    while counts.handed + counts.lost < 100 {
+        assert!(began.elapsed() < LONG, "{counts:?}");
+        one.attend(COMMON);
+        counts = one.counts();
+    }
+    assert_eq!((counts.handed, counts.lost), (100, 0));
+    let other_sink = Sink::of(&other);
+    while other_sink.numbers().len() < 100 {
+        assert!(began.elapsed() < LONG, "{:?}", other_sink.numbers());
+        other.attend(SERVICES);
+        other_sink.progress();
+    }
+}
+
+#[test]
 fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
     let processes = Processes::at("127.0.3.163");
     let ([one, other], sinks) = (&processes.links, &processes.sinks);
