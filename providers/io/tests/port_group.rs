@@ -79,9 +79,11 @@ fn member() {
         // SAFETY: the child calls nothing else, and an alarm ends it.
         let child = unsafe {
             let child = libc::fork();
-            while child == 0 {
+            if child == 0 {
                 libc::alarm(60);
-                libc::pause();
+                loop {
+                    libc::pause();
+                }
             }
             child
         };
