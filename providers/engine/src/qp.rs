@@ -162,27 +162,28 @@ pub struct ReceiveCounters {
     pub dropped: u64,
 }
 
-/// The sending half, under its lock. In the order of use: what each plain request touches lies on one line.
+/// The sending half, under its lock. What each plain request writes lies on the first line, with the lock, and what it only
+/// reads behind it.
 #[repr(C)]
 pub struct Requester<D: Driver> {
-    /// The peer, where it is reached directly.
-    pub direct: Option<QpRef<D>>,
-    /// Requests that wait or are under way. Empty where everything completes at once.
-    pub queue: SendQueue,
+    /// The transport's own state.
+    pub driver: D::Requester,
+    /// What was done most.
+    pub counters: SendCounters,
     loans: Loan,
     first_half_failed: bool,
     draining: bool,
     notify_drained: bool,
-    /// What was done most.
-    pub counters: SendCounters,
-    /// The transport's own state.
-    pub driver: D::Requester,
+    /// The peer, where it is reached directly.
+    pub direct: Option<QpRef<D>>,
+    /// Requests that wait or are under way. Empty where everything completes at once.
+    pub queue: SendQueue,
     /// What is seldom touched, made when it first is.
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// The receiving half, under its lock. In the order of use, as the sending half: a peer that writes touches nothing
-/// else of the queue pair, and so what it needs to know of it is here as well.
+/// The receiving half, under its lock. In the order of use: a peer that writes touches nothing else of the queue pair, and
+/// so what it needs to know of it is here as well.
 #[repr(C)]
 pub struct Responder<D: Driver> {
     /// Its device.
@@ -208,9 +209,9 @@ pub struct Responder<D: Driver> {
 struct ResponderSide<D: Driver> {
     // The queue pair's state once more, for the peer: stored after the other.
     state: AtomicU8,
-    // Of the receives, for who posts them.
-    taken: Taken,
     lock: Lock<Responder<D>>,
+    // Looked at by who posts receives: not on the line of the lock.
+    taken: Taken,
 }
 
 /// What control verbs look at, and the data path never.
@@ -261,6 +262,7 @@ pub struct Qp<D: Driver> {
     extensions: Option<Box<QpExtensions>>,
     cold: Box<Cold<D>>,
     requester: Lock<Requester<D>>,
+    // Read by the peer's thread: on no line that sending or posting receives writes.
     receives: ReceiveRing,
     producer: CacheLine<Lock<ReceiveProducer>>,
     responder: Line<ResponderSide<D>>,
@@ -335,8 +337,8 @@ impl<D: Driver> Qp<D> {
             requester: Lock::new(LockClass::Requester, requester),
             responder: Line(ResponderSide {
                 state: AtomicU8::new(QpState::Reset as u8),
-                taken: Taken::default(),
                 lock: Lock::new(LockClass::Responder, responder),
+                taken: Taken::default(),
             }),
             receives: ReceiveRing::new(cap.max_recv_wr, cap.max_recv_sge),
             producer: CacheLine(Lock::new(LockClass::Receive, ReceiveProducer::default())),

@@ -145,7 +145,7 @@ impl ReceiveRing {
     /// The one entry of the oldest receive, if it has just one and no lent buffer; it stays.
     #[inline]
     pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
-        let slot = self.oldest(consumer)?;
+        let slot = self.slot(self.segments.get()?, consumer.taken);
         (slot.state() == self.lap(consumer.taken) | 1).then(|| slot.entry(0))
     }
 
