@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use verbs_api::ids::LinkAddress;
 
+use super::connection::Arrival;
 use super::manager::Manager;
 use super::types::{CommId, Event, ListenerId, State};
 
@@ -21,9 +22,6 @@ pub(super) struct Admission {
     replaceable: BTreeSet<Arrival>,
     counts: BTreeMap<Share, usize>,
 }
-
-/// A connection that a peer has asked for: which one it was, and its communication ID.
-pub(super) type Arrival = (u64, u32);
 
 /// What has a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -10,8 +10,10 @@ use verbs_api::{
     ids::{LinkAddress, Psn, Qpn},
 };
 
-use super::admission::Arrival;
 use super::types::{ListenerId, Path, State, Transport};
+
+/// A connection that a peer has asked for: which one it was, and its communication ID.
+pub(super) type Arrival = (u64, u32);
 
 /// A peer's address, the GUID of its adapter, and a number that the adapter assigned. Adapters with the same GUID at different
 /// addresses are different adapters.
