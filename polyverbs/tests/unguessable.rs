@@ -16,7 +16,7 @@ fn numbers() -> [u32; 4] {
     let cq = context.create_cq(8).wait().unwrap();
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let memory = Memory::zeroed(64).unwrap();
-    let mr = pd.register(&memory, Access::LOCAL_WRITE).wait().unwrap();
+    let mr = pd.register(&memory, Access::REMOTE_READ).wait().unwrap();
     let psn = qp.endpoint().unwrap().sq_psn;
     let key = mr.rkey().value();
     [qp.qp_num().value(), psn.value(), key >> 8, key & 0xff]
