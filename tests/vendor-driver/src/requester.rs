@@ -77,7 +77,7 @@ pub(crate) fn execute(
         }
         Attempt::Failed(status) => Executed::Done(status, 0),
         Attempt::NoReceive(code) => {
-            half.rare.counters.rnr_naks += 1;
+            half.rare().counters.rnr_naks += 1;
             if !half.driver.take_rnr_retry() {
                 return Executed::Done(WcStatus::RnrRetryExcErr, 0);
             }
