@@ -168,19 +168,16 @@ fn a_silent_client_is_let_go_after_a_while() {
 #[test]
 fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
     let folder = Folder::new();
-    let endless = folder.path("endless");
-    fs::File::create(&endless)
-        .unwrap()
-        .set_len(1 << 40)
-        .unwrap();
+    let (large, small) = (folder.path("large"), folder.file(5000));
+    fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
     for device in DEVICES {
-        let more = ["--max-connections", "2"];
+        // In small pieces, so that it takes long and little room.
+        let more = ["--max-connections", "2", "--piece", "1k"];
         let mut server = Server::new(device, "127.0.24.26:0", &more);
-        let put = ["put", path(&endless), &server.address, "--device", device];
-        let from = ["--from", "127.0.24.27"];
-        let running = Running::new(&[&put[..], &from].concat());
+        let to = [&server.address, "--device", device, "--from", "127.0.24.27"];
+        let running = Running::new(&[&["put", path(&large)], &to[..]].concat());
         until(|| !server.stored().is_empty());
-        let refused = complaint(&[&put[..], &from].concat());
+        let refused = complaint(&[&["put", path(&small)], &to[..]].concat());
         assert!(
             refused.ends_with("refused: it serves as many as it may at one time"),
             "{refused}"
