@@ -418,8 +418,8 @@ impl KeyTable {
     pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
         let index = self.slots.allocate()?;
         let slot = self.slots.get(index)?;
+        let other = 1 + (self.random)() % 0xff;
         let changed = slot.change(|fields| -> Result<u32, ()> {
-            let other = 1 + (self.random)() % 0xff;
             let key = fields.key.wrapping_add(other as u8);
             *fields = KeyFields {
                 key,
