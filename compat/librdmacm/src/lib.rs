@@ -19,7 +19,6 @@ pub mod names;
 pub mod options;
 mod ports;
 pub mod qp;
-mod random;
 pub mod resolve;
 pub mod rsocket;
 pub mod state;

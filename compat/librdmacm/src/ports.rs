@@ -7,9 +7,9 @@ use std::sync::Mutex;
 
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
+use verbs_api::provider::random;
 
 use crate::device::Service;
-use crate::random::random;
 
 /// With which other identifiers an identifier shares its port.
 #[derive(Clone, Copy, Default)]
@@ -32,7 +32,7 @@ const EPHEMERAL: RangeInclusive<u16> = 61_000..=u16::MAX;
 /// The next port to assign.
 pub(crate) fn some_port() -> u16 {
     let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
-    EPHEMERAL.start() + (random() % count) as u16
+    EPHEMERAL.start() + (random() as u32 % count) as u16
 }
 
 // All ports that may be assigned, beginning with a different one each time.

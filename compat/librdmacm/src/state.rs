@@ -15,13 +15,13 @@ use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpInitAttr};
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::objects::ObjectId;
+use verbs_api::provider::random;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{Context, ids::Psn};
 
 use crate::abi::{RdmaCmId, event};
 use crate::device::CmDevice;
 use crate::ports::{Port, Sharing};
-use crate::random::random;
 
 /// What pending calls and events refer to.
 pub struct Inner {
@@ -279,5 +279,5 @@ impl Inner {
 
 // Peers must not guess it.
 fn some_psn() -> Psn {
-    Psn::new(random() & 0xff_ffff)
+    Psn::new(random() as u32 & 0xff_ffff)
 }
