@@ -3,6 +3,7 @@
 use std::env::Args;
 use std::iter::Skip;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use crate::Outcome;
 
@@ -32,4 +33,13 @@ pub fn run<O>(
             ExitCode::FAILURE
         }
     }
+}
+
+/// What an option says that counts something.
+///
+/// # Errors
+/// It is none, or 0.
+pub fn count<T: FromStr + PartialEq + From<u8>>(text: &str) -> Result<T, String> {
+    let count = text.parse().ok().filter(|count| *count != T::from(0));
+    count.ok_or(format!("{text} is no number above 0"))
 }

@@ -72,14 +72,10 @@ fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
-        let number = |text: String| match text.parse() {
-            Ok(0) | Err(_) => Err(format!("{text} is no number above 0")),
-            Ok(number) => Ok(number),
-        };
         match argument.as_str() {
             "--device" => options.device = value()?,
-            "--pairs" => options.pairs = number(value()?)?,
-            "--rounds" => options.rounds = number(value()?)?,
+            "--pairs" => options.pairs = command::count(&value()?)?,
+            "--rounds" => options.rounds = command::count(&value()?)?,
             "--only" => {
                 let wanted = value()?;
                 let part = PARTS.into_iter().find(|(name, _)| *name == wanted);

@@ -68,12 +68,7 @@ fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
         match argument.as_str() {
-            "--seconds" => {
-                let text = value()?;
-                let seconds = text.parse().ok().filter(|&seconds| seconds > 0);
-                let seconds = seconds.ok_or(format!("{text} is no number above 0"))?;
-                options.time = Duration::from_secs(seconds);
-            }
+            "--seconds" => options.time = Duration::from_secs(command::count(&value()?)?),
             "--json" => options.json = true,
             "--target" => options.target = Some([value()?, value()?, value()?]),
             "--help" | "-h" => return Ok(None),

@@ -135,11 +135,7 @@ fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
         match argument.as_str() {
-            "--rounds" => {
-                let text = value()?;
-                let rounds = text.parse().ok().filter(|&rounds| rounds > 0);
-                options.rounds = rounds.ok_or(format!("{text} is no number above 0"))?;
-            }
+            "--rounds" => options.rounds = command::count(&value()?)?,
             "--only" => {
                 let name = value()?;
                 if !FIGURES.iter().any(|figure| figure.name.starts_with(&name)) {
