@@ -126,9 +126,7 @@ impl Lab {
     fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Recorder>, u32) {
         self.hear(from, req(number));
         let token = heard.asked.lock().unwrap().pop().unwrap();
-        let recorder = Arc::new(Recorder::default());
-        let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
-        self.agent.accept(token, offer(), sink).unwrap();
+        let recorder = accept(self, token);
         let own = token.0 as u32;
         self.hear(
             from,
@@ -359,9 +357,7 @@ fn a_proven_peer_chooses_neither_more_repeats_than_seven_nor_shorter_pauses_than
     let heard = lab.listen();
     lab.hear(peer(2), impatient(5));
     let token = heard.asked.lock().unwrap().pop().unwrap();
-    let recorder = Arc::new(Recorder::default());
-    let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
-    lab.agent.accept(token, offer(), sink).unwrap();
+    let recorder = accept(&lab, token);
     let proof = Mra {
         local_comm_id: 5,
         remote_comm_id: token.0 as u32,
@@ -564,9 +560,7 @@ fn timeouts_that_a_peer_encodes_are_capped() {
     let heard = lab.listen();
     lab.hear(peer(2), req(5));
     let token = heard.asked.lock().unwrap().pop().unwrap();
-    let recorder = Arc::new(Recorder::default());
-    let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
-    lab.agent.accept(token, offer(), sink).unwrap();
+    let recorder = accept(&lab, token);
     lab.pass(PATIENCE);
     assert_eq!(recorder.events(), [CmEvent::TimedOut]);
 }
