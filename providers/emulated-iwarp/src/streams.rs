@@ -654,12 +654,10 @@ impl StreamPort for Streams {
             return;
         };
         // From here on, what arrives is frames.
-        match early.claim.is_some() && !last.is_empty() {
-            true => {
-                early.announce(&self.link);
-                early.last = last.to_vec();
-            }
-            false => early.send(&self.link, last),
+        // The peer goes on when it has this, and what it sends then must find the stream attached.
+        if !last.is_empty() {
+            early.announce(&self.link);
+            early.last = last.to_vec();
         }
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();

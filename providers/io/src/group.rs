@@ -620,7 +620,7 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

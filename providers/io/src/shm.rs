@@ -7,7 +7,7 @@
 //! | where | what |
 //! | --- | --- |
 //! | doors, 128 bytes for each range | `generation`, odd while somebody reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
-//! | connections, 4,096 words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
+//! | connections, 4,096 long words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
 //! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
 //! A record is one element of 128 bytes: its number and the length of its payload, which publish it in one store, the
@@ -67,11 +67,14 @@ impl Shm {
         }
     }
 
-    fn connection(&self, range: QpnRange, (local, peer): (u16, u16)) -> &AtomicU32 {
+    fn connection(&self, range: QpnRange, (local, peer): (u16, u16)) -> &AtomicU64 {
         let mixed = (u32::from(local) << 16 | u32::from(peer)).wrapping_mul(0x9e37_79b1);
-        let place = (mixed >> 16) as usize % CONNECTIONS;
-        let table = RANGES * DOOR + range.index() * CONNECTIONS * 4;
-        self.front.word(table + place * 4)
+        self.connection_at(range, (mixed >> 16) as usize % CONNECTIONS)
+    }
+
+    fn connection_at(&self, range: QpnRange, place: usize) -> &AtomicU64 {
+        let table = RANGES * DOOR + range.index() * CONNECTIONS * 8;
+        self.front.long(table + place * 8)
     }
 
     fn ring(&self, from: QpnRange, to: QpnRange) -> io::Result<Mapping> {
@@ -110,6 +113,30 @@ pub struct RecordMeta {
     pub kind: u8,
     /// The same.
     pub class: u8,
+}
+
+/// An end of a TCP connection whose frames may go by memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Its own port and its peer's.
+    pub ports: (u16, u16),
+    /// What the records that it receives carry as their [`stream`](RecordMeta::stream): no later connection of these ports
+    /// gets what is for this one.
+    pub stream: u32,
+}
+
+impl Connection {
+    fn word(self) -> u64 {
+        let (local, peer) = self.ports;
+        u64::from(local) << 48 | u64::from(peer) << 32 | u64::from(self.stream)
+    }
+
+    const fn of(word: u64) -> Self {
+        Self {
+            ports: ((word >> 48) as u16, (word >> 32) as u16),
+            stream: word as u32,
+        }
+    }
 }
 
 /// A record that has arrived.
@@ -183,8 +210,7 @@ impl ShmPort {
     fn begin_anew(&self) {
         let others = || (0..RANGES).filter_map(QpnRange::of_index);
         for connection in 0..CONNECTIONS {
-            let at = RANGES * DOOR + (self.range.index() * CONNECTIONS + connection) * 4;
-            let word = self.shm.front.word(at);
+            let word = self.shm.connection_at(self.range, connection);
             if word.load(Ordering::Relaxed) != 0 {
                 word.store(0, Ordering::Relaxed);
             }
@@ -213,34 +239,32 @@ impl ShmPort {
 
     // ---- connections
 
-    /// Says that this process would rather have a TCP connection, whose ports these are, here: the peer [finds](Self::announced)
-    /// it. `false` where another one has the place.
-    pub fn announce(&self, local: u16, peer: u16) -> bool {
-        let word = u32::from(local) << 16 | u32::from(peer);
-        let place = self.shm.connection(self.range, (local, peer));
-        let announced = place.compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
+    /// Says that this process would rather have a TCP connection here: the peer [finds](Self::announced) it. `false` where
+    /// another one has the place.
+    pub fn announce(&self, own: Connection) -> bool {
+        let place = self.shm.connection(self.range, own.ports);
+        let announced = place.compare_exchange(0, own.word(), Ordering::SeqCst, Ordering::SeqCst);
         announced.is_ok()
     }
 
     /// Takes that back.
-    pub fn withdraw(&self, local: u16, peer: u16) {
-        self.withdraw_for(self.range, local, peer);
+    pub fn withdraw(&self, own: Connection) {
+        self.withdraw_for(self.range, own);
     }
 
     /// The same for another process, which has been killed, or does not need it any more.
-    pub fn withdraw_for(&self, range: QpnRange, local: u16, peer: u16) {
-        let word = u32::from(local) << 16 | u32::from(peer);
-        let place = self.shm.connection(range, (local, peer));
-        let _ = place.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
+    pub fn withdraw_for(&self, range: QpnRange, of: Connection) {
+        let place = self.shm.connection(range, of.ports);
+        let _ = place.compare_exchange(of.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// The process that has the other end of a connection, if it [has said so](Self::announce).
-    pub fn announced(&self, local: u16, peer: u16) -> Option<QpnRange> {
-        let word = u32::from(peer) << 16 | u32::from(local);
+    /// The process that has the other end of a connection, if it [has said so](Self::announce), and what it has said.
+    pub fn announced(&self, (local, peer): (u16, u16)) -> Option<(QpnRange, Connection)> {
         let mut ranges = (1..RANGES).filter_map(QpnRange::of_index);
-        ranges.find(|range| {
-            let place = self.shm.connection(*range, (peer, local));
-            place.load(Ordering::SeqCst) == word && self.reaches(*range)
+        ranges.find_map(|range| {
+            let place = self.shm.connection(range, (peer, local));
+            let said = Connection::of(place.load(Ordering::SeqCst));
+            (said.ports == (peer, local) && self.reaches(range)).then_some((range, said))
         })
     }
 
@@ -864,7 +888,7 @@ const LINE: usize = 64;
 const DOOR: usize = 2 * LINE;
 /// Connections that a process may have announced.
 const CONNECTIONS: usize = 4096;
-const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 4).next_multiple_of(PAGE);
+const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 8).next_multiple_of(PAGE);
 /// The largest page that a system has.
 const PAGE: usize = 64 << 10;
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use rustc_hash::FxHashMap;
 use verbs_api::ids::LinkAddress;
+use verbs_api::provider::random;
 
 use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::ByteQueue;
@@ -32,7 +33,7 @@ use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
 
-use shared::{Channel, EarlyRecords};
+use shared::Channel;
 
 pub use shared::Announcement;
 
@@ -135,6 +136,8 @@ pub struct TcpLink<C: StreamCodec> {
     attend: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
     /// The memory that processes at this address share.
     lease: Option<Arc<Lease>>,
+    /// What the next stream of a connection is called that is announced there.
+    announced: AtomicU32,
     made: AtomicUsize,
     counters: Counters,
 }
@@ -202,10 +205,9 @@ struct Inbound<C: StreamCodec> {
     /// Streams that had something lately, which are read without asking epoll: the one that is read next first, and how often
     /// each has had nothing since.
     hot: VecDeque<(Arc<Stream<C>>, u32)>,
-    /// Streams whose frames come by memory, and what came before its stream was attached.
+    /// Streams whose frames come by memory.
     by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
     readers: Readers,
-    early: EarlyRecords,
     /// Streams that have more than was read in their turn, of which epoll tells nothing.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
@@ -238,7 +240,6 @@ impl<C: StreamCodec> TcpLink<C> {
                 hot: VecDeque::with_capacity(HOT),
                 by_memory: FxHashMap::default(),
                 readers: Readers::default(),
-                early: EarlyRecords::default(),
                 unfinished: Vec::new(),
                 looks: 0,
             }),
@@ -246,6 +247,7 @@ impl<C: StreamCodec> TcpLink<C> {
             reactor: Arc::new(reactor),
             attend: OnceLock::new(),
             lease,
+            announced: AtomicU32::new(random() as u32),
             made: AtomicUsize::new(0),
             counters: Counters::default(),
         }))

@@ -627,19 +627,32 @@ fn ring_all(writer: &End, reader: &End) {
 
 // ---- connections
 
+fn connection(ports: (u16, u16)) -> Connection {
+    Connection { ports, stream: 7 }
+}
+
 #[test]
 fn a_connection_is_found_by_its_other_end_until_it_is_withdrawn() {
     let (_, [one, other]) = pair();
-    assert_eq!(other.announced(6000, 5000), None);
-    assert!(one.announce(5000, 6000));
-    assert_eq!(other.announced(6000, 5000), Some(range(1)));
-    assert_eq!(other.announced(5000, 6000), None);
-    assert_eq!(other.announced(6000, 5001), None);
-    assert!(other.announce(6000, 5000));
-    assert_eq!(one.announced(5000, 6000), Some(range(2)));
-    one.withdraw(5000, 6000);
-    assert_eq!(other.announced(6000, 5000), None);
-    assert_eq!(one.announced(5000, 6000), Some(range(2)));
+    assert_eq!(other.announced((6000, 5000)), None);
+    assert!(one.announce(connection((5000, 6000))));
+    assert_eq!(
+        other.announced((6000, 5000)),
+        Some((range(1), connection((5000, 6000))))
+    );
+    assert_eq!(other.announced((5000, 6000)), None);
+    assert_eq!(other.announced((6000, 5001)), None);
+    assert!(other.announce(connection((6000, 5000))));
+    assert_eq!(
+        one.announced((5000, 6000)),
+        Some((range(2), connection((6000, 5000))))
+    );
+    one.withdraw(connection((5000, 6000)));
+    assert_eq!(other.announced((6000, 5000)), None);
+    assert_eq!(
+        one.announced((5000, 6000)),
+        Some((range(2), connection((6000, 5000))))
+    );
 }
 
 #[test]
@@ -649,31 +662,37 @@ fn of_two_connections_with_one_place_the_first_has_it() {
     let first = (5000, 6000);
     let peer = (0..u16::MAX).find(|peer| at((5001, *peer)) == at(first));
     let second = (5001, peer.unwrap());
-    assert!(one.announce(first.0, first.1));
-    assert!(!one.announce(second.0, second.1));
-    assert_eq!(other.announced(second.1, second.0), None);
-    one.withdraw(second.0, second.1);
-    assert_eq!(other.announced(first.1, first.0), Some(range(1)));
-    one.withdraw(first.0, first.1);
-    assert!(one.announce(second.0, second.1));
-    assert_eq!(other.announced(second.1, second.0), Some(range(1)));
+    assert!(one.announce(connection(first)));
+    assert!(!one.announce(connection(second)));
+    assert_eq!(other.announced((second.1, second.0)), None);
+    one.withdraw(connection(second));
+    assert_eq!(
+        other.announced((first.1, first.0)),
+        Some((range(1), connection(first)))
+    );
+    one.withdraw(connection(first));
+    assert!(one.announce(connection(second)));
+    assert_eq!(
+        other.announced((second.1, second.0)),
+        Some((range(1), connection(second)))
+    );
 }
 
 #[test]
 fn what_a_process_that_is_gone_has_announced_nobody_finds() {
     let (shm, [one, other]) = pair();
-    one.announce(5000, 6000);
+    one.announce(connection((5000, 6000)));
     drop(one);
-    assert_eq!(other.announced(6000, 5000), None);
+    assert_eq!(other.announced((6000, 5000)), None);
     let one = port(&shm, 1);
-    assert_eq!(other.announced(6000, 5000), None);
-    one.announce(5000, 6000);
+    assert_eq!(other.announced((6000, 5000)), None);
+    one.announce(connection((5000, 6000)));
     // Killed: whoever has its range next says so.
     let _killed = one;
     shm.leave(range(1));
-    assert_eq!(other.announced(6000, 5000), None);
+    assert_eq!(other.announced((6000, 5000)), None);
     let _one = port(&shm, 1);
-    assert_eq!(other.announced(6000, 5000), None);
+    assert_eq!(other.announced((6000, 5000)), None);
 }
 
 // ---- two at once

@@ -6,10 +6,9 @@
 //! both directions are in memory, in the rings of the two processes. The TCP connection stays and carries nothing: it tells
 //! when the other process is gone.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::shm::{LONGEST_HEAD, LOOKS_FOR_ALL};
+use crate::shm::{Connection, LONGEST_HEAD, LOOKS_FOR_ALL};
 use crate::sockets::TcpSocket;
 use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
 use verbs_api::memory::Span;
@@ -19,37 +18,36 @@ use super::*;
 /// A connection that may have its frames in memory, as long as this is there.
 pub struct Announcement {
     lease: Arc<Lease>,
-    local: u16,
-    peer: u16,
-    /// The process that has the other end, once that is known.
-    with: Option<QpnRange>,
+    own: Connection,
+    /// The process that has the other end, and what it calls the stream, once that is known.
+    with: Option<(QpnRange, Connection)>,
 }
 
 impl Announcement {
     // Of a connection whose first byte is still to be sent.
-    fn of(lease: &Arc<Lease>, socket: &TcpSocket) -> Option<Self> {
+    fn of(lease: &Arc<Lease>, socket: &TcpSocket, stream: u32) -> Option<Self> {
         let memory = lease.memory()?;
         let (local, peer) = (socket.local().ok()?, socket.peer().ok()?);
         let is_here = local.ip() == lease.address().ip() && peer.ip() == local.ip();
-        let (local, peer) = (local.port(), peer.port());
-        if !is_here || local == peer || socket.is_tapped() {
+        let ports = (local.port(), peer.port());
+        if !is_here || ports.0 == ports.1 || socket.is_tapped() {
             return None;
         }
+        let own = Connection { ports, stream };
         let with = match socket.is_accepted() {
-            true => Some(memory.announced(local, peer)?),
+            true => Some(memory.announced(ports)?),
             false => None,
         };
-        memory.announce(local, peer).then(|| Self {
+        memory.announce(own).then(|| Self {
             lease: Arc::clone(lease),
-            local,
-            peer,
+            own,
             with,
         })
     }
 
     // The process that has agreed.
-    fn agreed(&self) -> Option<QpnRange> {
-        let found = || self.lease.memory()?.announced(self.local, self.peer);
+    fn agreed(&self) -> Option<(QpnRange, Connection)> {
+        let found = || self.lease.memory()?.announced(self.own.ports);
         self.with.or_else(found)
     }
 }
@@ -57,10 +55,10 @@ impl Announcement {
 impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some(memory) = self.lease.memory() {
-            memory.withdraw(self.local, self.peer);
+            memory.withdraw(self.own);
             // A process that was killed takes nothing back.
-            if let Some(with) = self.with {
-                memory.withdraw_for(with, self.peer, self.local);
+            if let Some((with, other)) = self.with {
+                memory.withdraw_for(with, other);
             }
         }
     }
@@ -69,22 +67,21 @@ impl Drop for Announcement {
 /// Where the frames of a stream go.
 pub(super) struct Channel {
     to: QpnRange,
-    /// What its records carry, in either direction.
+    /// What the records carry that are sent.
     sends: u32,
+    /// Who sends those that are received, and what they carry.
     pub(super) receives: ChannelKey,
     _announcement: Announcement,
 }
 
 impl Channel {
     pub(super) fn of(mut announcement: Announcement) -> Option<Self> {
-        let to = announcement.agreed()?;
-        announcement.with = Some(to);
-        let (local, peer) = (announcement.local, announcement.peer);
-        let id = |from: u16, to: u16| u32::from(from) << 16 | u32::from(to);
+        let (to, other) = announcement.agreed()?;
+        announcement.with = Some((to, other));
         Some(Self {
             to,
-            sends: id(local, peer),
-            receives: (to, id(peer, local)),
+            sends: other.stream,
+            receives: (to, announcement.own.stream),
             _announcement: announcement,
         })
     }
@@ -95,58 +92,6 @@ impl Channel {
             kind,
             class: 0,
         }
-    }
-}
-
-/// Records that came before their streams were attached. Where they are too many, the stream of the oldest loses all of its.
-#[derive(Default)]
-pub(super) struct EarlyRecords {
-    records: VecDeque<EarlyRecord>,
-    /// Streams that have lost theirs: they are reset when they are attached.
-    lost: VecDeque<ChannelKey>,
-}
-
-struct EarlyRecord {
-    key: ChannelKey,
-    kind: u8,
-    head: Box<[u8]>,
-    payload: Vec<u8>,
-}
-
-impl EarlyRecords {
-    fn keep(&mut self, key: ChannelKey, record: &Record<'_>) {
-        if self.lost.contains(&key) {
-            return;
-        }
-        let mut payload = vec![0; record.payload.len()];
-        record.payload.read(&mut payload);
-        self.records.push_back(EarlyRecord {
-            key,
-            kind: record.meta.kind,
-            head: record.head.into(),
-            payload,
-        });
-        if self.records.len() > MOST_EARLY
-            && let Some(oldest) = self.records.pop_front()
-        {
-            self.records.retain(|record| record.key != oldest.key);
-            if self.lost.len() == MOST_LOST {
-                self.lost.pop_front();
-            }
-            self.lost.push_back(oldest.key);
-        }
-    }
-
-    // What there is for a stream, or that it has been lost.
-    fn take(&mut self, key: ChannelKey) -> Option<VecDeque<EarlyRecord>> {
-        if let Some(place) = self.lost.iter().position(|lost| *lost == key) {
-            self.lost.remove(place);
-            return None;
-        }
-        let records = std::mem::take(&mut self.records).into_iter();
-        let (own, others) = records.partition(|record| record.key == key);
-        self.records = others;
-        Some(own)
     }
 }
 
@@ -168,7 +113,8 @@ impl<C: StreamCodec> TcpLink<C> {
     /// Says that the frames of a connection may go by memory. To be called before its first byte is sent, and to be given to
     /// [`attach`](Self::attach); `None` where they may not.
     pub fn announce(&self, socket: &TcpSocket) -> Option<Announcement> {
-        Announcement::of(self.lease.as_ref()?, socket)
+        let stream = self.announced.fetch_add(1, Ordering::Relaxed);
+        Announcement::of(self.lease.as_ref()?, socket, stream)
     }
 
     // ---- out
@@ -229,27 +175,17 @@ impl<C: StreamCodec> TcpLink<C> {
     // ---- in
 
     // What is to be done for streams that were attached, or are gone.
-    fn settle(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) {
+    fn settle(&self, inbound: &mut Inbound<C>) {
         while let Some(stream) = self.changed.pop() {
             let Some(channel) = &stream.channel else {
                 inbound.unfinished.push(stream);
                 continue;
             };
             let key = channel.receives;
-            let early = inbound.early.take(key);
-            if stream.is_gone() {
-                inbound.by_memory.remove(&key);
-                continue;
-            }
-            let Some(early) = early else {
-                self.lose(&stream, StreamError::Reset);
-                continue;
+            match stream.is_gone() {
+                true => inbound.by_memory.remove(&key),
+                false => inbound.by_memory.insert(key, stream),
             };
-            for early in early {
-                let payload = Payload::Bytes(&early.payload);
-                self.take_record(&stream, early.kind, &early.head, payload, now, network);
-            }
-            inbound.by_memory.insert(key, stream);
         }
     }
 
@@ -260,7 +196,7 @@ impl<C: StreamCodec> TcpLink<C> {
         now: Time,
         network: &dyn Deliver<C::Header>,
     ) -> bool {
-        self.settle(inbound, now, network);
+        self.settle(inbound);
         let Some(memory) = self.memory() else {
             return false;
         };
@@ -309,8 +245,12 @@ impl<C: StreamCodec> TcpLink<C> {
         network: &dyn Deliver<C::Header>,
     ) {
         let key = (record.from, record.meta.stream);
+        if !inbound.by_memory.contains_key(&key) {
+            self.settle(inbound);
+        }
+        // Nobody sends before the other end has attached the stream: what else there is is for one that has gone.
         let Some(stream) = inbound.by_memory.get(&key) else {
-            return inbound.early.keep(key, record);
+            return count(&self.counters.homeless);
         };
         let payload = Payload::Span(record.payload);
         self.take_record(stream, record.meta.kind, record.head, payload, now, network);
@@ -392,9 +332,6 @@ impl<C: StreamCodec> TcpLink<C> {
 const WITH_HEAD: usize = 8;
 /// Bytes of the longest headers.
 pub(super) const HEADERS: usize = LONGEST_HEAD - WITH_HEAD;
-/// Records that wait for their streams at most, those of a moment; and streams that are known to have lost theirs.
-const MOST_EARLY: usize = 256;
-const MOST_LOST: usize = 1024;
 /// Kinds of records.
 const FRAME: u8 = 0;
 const END: u8 = 1;

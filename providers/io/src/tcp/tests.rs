@@ -305,8 +305,13 @@ impl Sink {
 
 fn connect() -> [Arc<TcpSocket>; 2] {
     let at = SocketAddr::new(ADDRESS, 0);
-    let listener = TcpListener::listen(at, 8).unwrap();
-    let one = TcpSocket::connect(at, listener.local()).unwrap();
+    connect_by((at, at))
+}
+
+/// The same, from one of these to the other.
+fn connect_by((from, to): (SocketAddr, SocketAddr)) -> [Arc<TcpSocket>; 2] {
+    let listener = TcpListener::listen(to, 8).unwrap();
+    let one = TcpSocket::connect(from, listener.local()).unwrap();
     let began = Instant::now();
     let other = loop {
         if let Some((socket, _)) = listener.accept().unwrap() {

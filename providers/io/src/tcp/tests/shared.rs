@@ -29,7 +29,13 @@ fn attach_both(
 
 /// The same, not attached yet.
 fn announce(sinks: &[Arc<Sink>; 2]) -> [(Arc<TcpSocket>, Option<Announcement>); 2] {
-    let [left, right] = connect();
+    announce_of(sinks, connect())
+}
+
+fn announce_of(
+    sinks: &[Arc<Sink>; 2],
+    [left, right]: [Arc<TcpSocket>; 2],
+) -> [(Arc<TcpSocket>, Option<Announcement>); 2] {
     // Who connects does so first.
     let one = sinks[0].link.announce(&left);
     let other = sinks[1].link.announce(&right);
@@ -141,28 +147,6 @@ fn who_has_no_memory_is_talked_to_by_tcp() {
 }
 
 #[test]
-fn what_came_before_its_stream_was_attached_is_delivered_then() {
-    let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
-    let [(left, one), (right, other)] = announce(&sinks);
-    attach_announced(&sinks[0], 1, left, one);
-    for number in 0..10 {
-        sinks[0].send(1, number, &vec![number as u8; 100 * number as usize]);
-    }
-    sinks[1].progress();
-    sinks[0].send(1, 10, b"later");
-    sinks[0].say(Header::Close(1));
-    sinks[1].progress();
-    assert!(sinks[1].headers().is_empty());
-    attach_announced(&sinks[1], 2, right, other);
-    let frames = sinks[1].drive(12);
-    assert!(numbers(&frames[..11]).into_iter().eq(0..11));
-    for (number, frame) in frames[..10].iter().enumerate() {
-        assert_eq!(frame.payload, vec![number as u8; 100 * number]);
-    }
-    assert_eq!(frames[11].header, Header::Ended(2));
-}
-
-#[test]
 fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     let [(left, one), (right, other)] = announce(&sinks);
@@ -183,26 +167,29 @@ fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
 }
 
 #[test]
-fn a_stream_that_sends_too_much_before_it_is_attached_is_reset_and_others_are_not() {
+fn what_is_for_a_connection_that_has_gone_does_not_reach_the_next_one_of_its_ports() {
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
-    let [[(left, one), (right, other)], mut second] = [announce(&sinks), announce(&sinks)];
-    let (few, announcement) = (Arc::clone(&second[0].0), second[0].1.take());
-    attach_announced(&sinks[0], 1, left, one);
-    attach_announced(&sinks[0], 3, few, announcement);
-    for number in 0..1000 {
-        sinks[0].send(1, number, b"many");
-        sinks[1].progress();
-    }
+    let announced = std::iter::repeat_with(|| announce(&sinks)).take(100);
+    let mut announced = announced.filter(|ends| ends.iter().all(|(_, said)| said.is_some()));
+    let first = announced.next().unwrap();
+    let ports = (first[0].0.local().unwrap(), first[1].0.local().unwrap());
+    attach_both(&sinks, [1, 2], first);
+    sinks[1].say(Header::Reset(2));
     for number in 0..10 {
-        sinks[0].send(3, number, b"few");
+        sinks[0].send(1, number, b"too late");
     }
-    sinks[1].progress();
-    let (few, announcement) = (Arc::clone(&second[1].0), second[1].1.take());
-    attach_announced(&sinks[1], 4, few, announcement);
-    assert!(numbers(&sinks[1].drive(10)).into_iter().eq(0..10));
-    attach_announced(&sinks[1], 2, right, other);
-    assert_eq!(sinks[1].drive(1)[0].header, Header::Lost(2));
-    assert_eq!(sinks[0].drive(1)[0].header, Header::Lost(1));
+    sinks[0].say(Header::Reset(1));
+    for sink in &sinks {
+        sink.progress();
+    }
+    let second = announce_of(&sinks, connect_by(ports));
+    attach_both(&sinks, [3, 4], second);
+    assert_eq!(by_memory(&sinks), [2, 2]);
+    sinks[0].send(3, 0, b"in time");
+    let frames = sinks[1].drive(1);
+    assert_eq!(frames[0].header, Header::Data { key: 4, number: 0 });
+    assert_eq!(frames[0].payload, b"in time");
+    assert_eq!(sinks[1].link.counts().homeless, 10);
 }
 
 #[test]
