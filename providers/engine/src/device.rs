@@ -154,9 +154,8 @@ impl<D: Driver> Device<D> {
             me: me.clone(),
             limits,
             features: attributes.features,
-            keys: KeyTable::new(limits.max_mr.saturating_add(limits.max_mw), {
-                let timers = Arc::clone(network.timers());
-                move || timers.random()
+            keys: KeyTable::new(limits.max_mr.saturating_add(limits.max_mw), || {
+                network.timers().random()
             }),
             attributes: Mutex::new(attributes),
             driver,

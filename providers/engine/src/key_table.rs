@@ -6,6 +6,7 @@
 // Turns addresses of checked, registered memory into spans.
 #![allow(unsafe_code)]
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use verbs_api::memory::Span;
@@ -378,15 +379,14 @@ pub struct KeyTable {
     slots: Slab<Slot>,
     /// What the indices in keys differ by from those of the slots.
     mask: u32,
-    random: Random,
+    /// What the order of an index's bytes depends on.
+    secret: u64,
 }
-
-type Random = Box<dyn Fn() -> u64 + Send + Sync>;
 
 impl KeyTable {
     /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing. Indices and key
-    /// bytes are as hard to guess as `random` is.
-    pub fn new(max: u32, random: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+    /// bytes are as hard to guess as what `random` answers.
+    pub fn new(max: u32, random: impl Fn() -> u64) -> Self {
         let end = max.saturating_add(1).min(1 << 24);
         // No slot's index is the mask, or it would have index 0 in its key.
         let mask = random() as u32 & 0xff_ffff;
@@ -394,8 +394,28 @@ impl KeyTable {
         Self {
             slots: Slab::new(1, end),
             mask: mask.unwrap_or_default(),
-            random: Box::new(random),
+            secret: random(),
         }
+    }
+
+    /// The byte that an index has next: in 256 turns each byte once, in an order of the index's own. A Feistel network gives a
+    /// turn its byte.
+    fn next_byte(&self, index: u32, byte: u8) -> u8 {
+        let mixed = |round: u8, half: u8| {
+            let mut hasher = DefaultHasher::new();
+            (self.secret, index, round, half).hash(&mut hasher);
+            hasher.finish() as u8 & 0xf
+        };
+        let (mut high, mut low) = (byte >> 4, byte & 0xf);
+        for round in (0..4).rev() {
+            (high, low) = (low ^ mixed(round, high), high);
+        }
+        let turn = (high << 4 | low).wrapping_add(1);
+        (high, low) = (turn >> 4, turn & 0xf);
+        for round in 0..4 {
+            (high, low) = (low, high ^ mixed(round, low));
+        }
+        high << 4 | low
     }
 
     #[inline]
@@ -413,14 +433,13 @@ impl KeyTable {
         self.slots.in_use()
     }
 
-    /// A new key that opens nothing yet, or `None` where the table is full. The key byte differs from the one that the
-    /// index had before.
+    /// A new key that opens nothing yet, or `None` where the table is full. An index has had all other bytes before one comes
+    /// again.
     pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
         let index = self.slots.allocate()?;
         let slot = self.slots.get(index)?;
-        let other = 1 + (self.random)() % 0xff;
+        let key = self.next_byte(index, slot.read().key);
         let changed = slot.change(|fields| -> Result<u32, ()> {
-            let key = fields.key.wrapping_add(other as u8);
             *fields = KeyFields {
                 key,
                 state: KeyState::Free,
@@ -495,7 +514,7 @@ impl KeyTable {
             }
             // Who has the key of other memory must not reach this one; other rights hold for the key that is known.
             if place.is_some() {
-                fields.key = fields.key.wrapping_add(1);
+                fields.key = self.next_byte(self.index(key), fields.key);
             }
             Ok(key & !0xff | u32::from(fields.key))
         };

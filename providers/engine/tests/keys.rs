@@ -112,7 +112,7 @@ fn more_than_24_bits_of_keys_are_cut_to_what_an_index_holds() {
 #[test]
 fn indices_and_bytes_of_keys_follow_from_random_numbers() {
     let first = |random: u64| {
-        let table = KeyTable::new(1000, move || random);
+        let table = KeyTable::new(1000, || random);
         table.allocate(KeyKind::Region, 1, 0).unwrap()
     };
     let (one, other) = (first(0x12_3456), first(0x65_4321));
@@ -122,9 +122,27 @@ fn indices_and_bytes_of_keys_follow_from_random_numbers() {
 }
 
 #[test]
+fn a_key_that_was_given_up_does_not_come_again_before_all_others_of_its_index() {
+    for random in 0..20 {
+        let table = KeyTable::new(1, || random);
+        let again = || {
+            let key = table.allocate(KeyKind::Region, 1, 0).unwrap();
+            table.disable(key).unwrap();
+            table.release(key).unwrap();
+            key
+        };
+        let mut keys: Vec<_> = std::iter::repeat_with(again).take(256).collect();
+        assert_eq!(again(), keys[0]);
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), 256);
+    }
+}
+
+#[test]
 fn whatever_the_random_numbers_no_key_is_given_twice_or_has_index_0() {
     for random in (0..700).chain([0x7f_ffff, 0x80_0001, 0xff_ffff]) {
-        let table = KeyTable::new(300, move || random);
+        let table = KeyTable::new(300, || random);
         let allocate = || table.allocate(KeyKind::Region, 1, 0);
         let mut keys: Vec<_> = std::iter::from_fn(allocate).collect();
         for &key in &keys {
