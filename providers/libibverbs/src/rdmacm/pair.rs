@@ -269,6 +269,7 @@ impl Sink for EndSink {
             CmEvent::Accepted(_) | CmEvent::Completed => self.answer(Ok(())),
             CmEvent::Failed(error) => self.fail(&error),
             CmEvent::TimedOut => self.fail(&ConnectError::TimedOut),
+            CmEvent::Rejected(private_data) => self.fail(&ConnectError::Refused { private_data }),
             _ => self.fail(&ConnectError::Aborted),
         }
     }
