@@ -79,3 +79,54 @@ macro_rules! absent {
 }
 
 mod symbols;
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! c_library {
+    () => {
+        "GLIBC_2.2.5"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! c_library {
+    () => {
+        "GLIBC_2.17"
+    };
+}
+
+/// Interposes a function of the C library. Only programs that are linked already find it: who is linked with this library gets
+/// the C library's own.
+macro_rules! interpose {
+    ($name:literal => $function:ident) => {
+        core::arch::global_asm!(
+            ".text",
+            ".p2align 4",
+            concat!(".globl polyverbs.", $name),
+            concat!(".type polyverbs.", $name, ",@function"),
+            concat!("polyverbs.", $name, ":"),
+            concat!(branch!(), " {function}"),
+            concat!(".size polyverbs.", $name, ", . - polyverbs.", $name),
+            concat!(".symver polyverbs.", $name, ", ", $name, "@", c_library!(), ", remove"),
+            function = sym polyverbs_libibverbs::kept::$function,
+        );
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! branch {
+    () => {
+        "jmp"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! branch {
+    () => {
+        "b"
+    };
+}
+
+interpose! { "free" => free }
+interpose! { "mmap" => mmap }
+interpose! { "mmap64" => mmap }
+interpose! { "mremap" => mremap }
+interpose! { "munmap" => munmap }
+interpose! { "realloc" => realloc }

@@ -14,6 +14,7 @@ pub mod dm;
 pub mod errno;
 pub mod events;
 pub mod interface;
+pub mod kept;
 pub mod lock;
 pub mod mr;
 pub mod mw;

@@ -8,6 +8,7 @@ use verbs_api::{Access, Mr, MrOptions, memory::MrReregister};
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
+use crate::kept::{self, Kept};
 use crate::lock::lock;
 use crate::object::Object;
 use crate::sinks::Sinks;
@@ -20,6 +21,8 @@ struct State {
     mr: Mr,
     is_imported: bool,
     sink: Mutex<Sink>,
+    /// The program's memory; none where the region has memory of its own, or all there is.
+    kept: Mutex<Option<Kept>>,
 }
 
 /// A second region of the same memory, as the sink of reads, on devices that need it.
@@ -77,8 +80,7 @@ fn options(rights: Access, iova: u64) -> MrOptions {
 /// Some of it is not.
 /// It is not, or not all of it.
 fn check_mapped(addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    // SAFETY: it asks for a number.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let page = kept::page();
     let before = addr.addr() % page;
     let (page, length) = (addr.wrapping_byte_sub(before), before + length);
     // SAFETY: with this flag nothing is written; the addresses are only looked up.
@@ -117,6 +119,8 @@ unsafe fn register(
     let made = unsafe { made(pd, addr, length, mr) }?;
     if !is_implicit {
         // SAFETY: just made.
+        *lock(&unsafe { MrObject::own(made) }?.kept) = Some(Kept::new(addr, length));
+        // SAFETY: as before.
         let added = unsafe { add_sink(made, rights) };
         added.inspect_err(|_| {
             // SAFETY: the program does not know it.
@@ -186,6 +190,7 @@ pub unsafe fn made(
             mr,
             is_imported: false,
             sink: Mutex::new(Sink::NONE),
+            kept: Mutex::new(None),
         },
     ))
 }
@@ -286,6 +291,7 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
             mr,
             is_imported,
             sink,
+            kept: Mutex::new(None),
         };
         Ok(MrObject::create(c, state))
     }))
@@ -373,7 +379,14 @@ pub unsafe extern "C" fn rereg(
         public.pd = pd;
     }
     // SAFETY: as the caller promises.
-    match unsafe { change_sink(mr, before, flags, access) } {
+    let changed = unsafe { change_sink(mr, before, flags, access) };
+    // SAFETY: live, as was seen.
+    if flags & CHANGE_TRANSLATION != 0
+        && let Ok(state) = unsafe { MrObject::own(mr) }
+    {
+        *lock(&state.kept) = Some(Kept::new(addr, length));
+    }
+    match changed {
         Ok(()) => 0,
         Err(errno) => {
             errno.set();

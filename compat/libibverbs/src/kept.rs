@@ -1,0 +1,289 @@
+//! Memory that a program gives up while it is registered: it stays until it is not, as pages that a kernel has pinned do.
+//!
+//! The functions here interpose those of the C library in programs that are linked with the library. What they would take
+//! from under a region waits for its deregistration. Until then peers read what was there, nobody sees what they write, and
+//! nothing else comes to lie at these addresses.
+//!
+//! Not seen is what the C library gives up by itself, when less than a page is freed, and `shmdt`.
+// These are functions of C, of which each has the contract of the one with its name.
+#![allow(unsafe_code, clippy::missing_safety_doc)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use crate::lock::lock;
+
+/// Regions. While there are none, nothing is looked up.
+static REGIONS: AtomicUsize = AtomicUsize::new(0);
+/// Ranges that wait.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+static TABLE: Mutex<Table> = Mutex::new(Table {
+    regions: BTreeMap::new(),
+    longest: 0,
+    made: 0,
+    waiting: BTreeMap::new(),
+});
+
+// Its nodes are smaller than what `free` looks up.
+struct Table {
+    /// The end of each region by its start and its number.
+    regions: BTreeMap<(usize, u64), usize>,
+    /// Bytes of the longest region that there ever was.
+    longest: usize,
+    made: u64,
+    /// The end by the start.
+    waiting: BTreeMap<usize, (usize, Way)>,
+}
+
+/// How memory is given up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Unmap,
+    Free,
+}
+
+impl Table {
+    fn has_region_in(&self, range: &Range<usize>) -> bool {
+        let first = range.start.saturating_sub(self.longest);
+        let mut near = self.regions.range((first, 0)..(range.end, 0));
+        near.any(|(_, end)| *end > range.start)
+    }
+
+    // What of this range waits for no region any more.
+    fn take_ready(&mut self, range: &Range<usize>) -> Option<(Range<usize>, Way)> {
+        let mut ready = self.waiting.iter().filter(|(start, (end, _))| {
+            **start < range.end && *end > range.start && !self.has_region_in(&(**start..*end))
+        });
+        let (&start, &(end, way)) = ready.next()?;
+        self.waiting.remove(&start);
+        Some((start..end, way))
+    }
+
+    // The program has something else there from now on.
+    fn take_over(&mut self, range: &Range<usize>) {
+        while let Some((&start, &(end, way))) = self.waiting.iter().find(|(start, (end, way))| {
+            *way == Way::Unmap && **start < range.end && *end > range.start
+        }) {
+            self.waiting.remove(&start);
+            for (start, end) in [(start, end.min(range.start)), (start.max(range.end), end)] {
+                if start < end {
+                    self.waiting.insert(start, (end, way));
+                }
+            }
+        }
+        WAITING.store(self.waiting.len(), Ordering::Relaxed);
+    }
+}
+
+/// The memory of a region stays as long as this.
+pub struct Kept {
+    range: Range<usize>,
+    number: u64,
+}
+
+impl Kept {
+    /// Keeps so many bytes.
+    pub fn new(start: *const c_void, length: usize) -> Self {
+        let mut table = lock(&TABLE);
+        table.made += 1;
+        table.longest = table.longest.max(length);
+        let kept = Self {
+            range: start.addr()..start.addr().saturating_add(length),
+            number: table.made,
+        };
+        table
+            .regions
+            .insert((kept.range.start, kept.number), kept.range.end);
+        REGIONS.store(table.regions.len(), Ordering::Relaxed);
+        kept
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut table = lock(&TABLE);
+        table.regions.remove(&(self.range.start, self.number));
+        REGIONS.store(table.regions.len(), Ordering::Relaxed);
+        drop(table);
+        loop {
+            let mut table = lock(&TABLE);
+            let ready = table.take_ready(&self.range);
+            WAITING.store(table.waiting.len(), Ordering::Relaxed);
+            drop(table);
+            let Some((range, way)) = ready else { return };
+            let start = ptr::with_exposed_provenance_mut(range.start);
+            // SAFETY: the program has given it up, by this function, and no region has it.
+            unsafe {
+                match way {
+                    Way::Unmap => _ = libc::syscall(libc::SYS_munmap, start, range.len()),
+                    Way::Free => real_free(start),
+                }
+            }
+        }
+    }
+}
+
+// Whether memory has to wait that is given up now.
+fn waits(start: *mut c_void, length: usize, way: Way) -> bool {
+    let start = start.expose_provenance();
+    let range = start..start.saturating_add(length);
+    let mut table = lock(&TABLE);
+    let waits = table.has_region_in(&range);
+    if waits {
+        let before = table.waiting.get(&start).map_or(0, |(end, _)| *end);
+        table.waiting.insert(start, (range.end.max(before), way));
+        WAITING.store(table.waiting.len(), Ordering::Relaxed);
+    }
+    waits
+}
+
+fn has_regions() -> bool {
+    REGIONS.load(Ordering::Relaxed) > 0
+}
+
+/// Bytes of a page.
+pub fn page() -> usize {
+    // SAFETY: it asks for a number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// `munmap`.
+pub unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
+    if has_regions() {
+        let pages = length.checked_next_multiple_of(page()).unwrap_or(length);
+        if start.addr().is_multiple_of(page()) && waits(start, pages, Way::Unmap) {
+            return 0;
+        }
+    }
+    // SAFETY: as the caller promises.
+    unsafe { libc::syscall(libc::SYS_munmap, start, length) as c_int }
+}
+
+/// `mremap`. What has a region stays where it is.
+pub unsafe extern "C" fn mremap(
+    start: *mut c_void,
+    before: usize,
+    after: usize,
+    mut flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    if has_regions() && lock(&TABLE).has_region_in(&(start.addr()..start.addr() + before)) {
+        if flags & libc::MREMAP_FIXED == 0 && after < before {
+            // SAFETY: as the caller promises.
+            let cut = unsafe { munmap(start.wrapping_byte_add(after), before - after) };
+            return if cut == 0 { start } else { libc::MAP_FAILED };
+        }
+        flags = 0;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { libc::syscall(libc::SYS_mremap, start, before, after, flags, to) as *mut c_void }
+}
+
+/// `mmap` and `mmap64`.
+pub unsafe extern "C" fn mmap(
+    start: *mut c_void,
+    length: usize,
+    rights: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 && WAITING.load(Ordering::Relaxed) > 0 {
+        lock(&TABLE).take_over(&(start.addr()..start.addr().saturating_add(length)));
+    }
+    // SAFETY: as the caller promises.
+    unsafe {
+        libc::syscall(libc::SYS_mmap, start, length, rights, flags, file, offset) as *mut c_void
+    }
+}
+
+/// Bytes from which on what is freed is looked up.
+const LARGE: usize = 4096;
+
+// Bytes of memory that is freed, where that is looked up.
+unsafe fn large(at: *mut c_void) -> Option<usize> {
+    if !has_regions() || at.is_null() {
+        return None;
+    }
+    // SAFETY: the caller has it of `malloc`.
+    Some(unsafe { libc::malloc_usable_size(at) }).filter(|length| *length >= LARGE)
+}
+
+/// `free`.
+pub unsafe extern "C" fn free(at: *mut c_void) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if !large(at).is_some_and(|length| waits(at, length, Way::Free)) {
+            real_free(at);
+        }
+    }
+}
+
+/// `realloc`. What has a region is copied.
+pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let before = large(at).filter(|before| {
+            let start = at.addr();
+            lock(&TABLE).has_region_in(&(start..start + before))
+        });
+        let Some(before) = before else {
+            return real_realloc(at, length);
+        };
+        let new = libc::malloc(length);
+        if !new.is_null() {
+            verbs_api::memory::copy::copy(new.cast(), at.cast(), before.min(length));
+            free(at);
+        }
+        new
+    }
+}
+
+/// The function of this name that comes behind ours.
+struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            found: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn find(&self) -> *mut c_void {
+        let known = self.found.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a text.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+unsafe fn real_free(at: *mut c_void) {
+    static NEXT: Next = Next::new(c"free");
+    // SAFETY: the function of this name, which every C library has.
+    unsafe {
+        let next: unsafe extern "C" fn(*mut c_void) = std::mem::transmute(NEXT.find());
+        next(at);
+    }
+}
+
+unsafe fn real_realloc(at: *mut c_void, length: usize) -> *mut c_void {
+    static NEXT: Next = Next::new(c"realloc");
+    // SAFETY: as for `real_free`.
+    unsafe {
+        let next: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
+            std::mem::transmute(NEXT.find());
+        next(at, length)
+    }
+}
