@@ -380,11 +380,12 @@ pub unsafe extern "C" fn rereg(
     }
     // SAFETY: as the caller promises.
     let changed = unsafe { change_sink(mr, before, flags, access) };
-    // SAFETY: live, as was seen.
-    if flags & CHANGE_TRANSLATION != 0
-        && let Ok(state) = unsafe { MrObject::own(mr) }
-    {
-        *lock(&state.kept) = Some(Kept::new(addr, length));
+    if flags & CHANGE_TRANSLATION != 0 {
+        // SAFETY: live, as was seen.
+        let state = unsafe { MrObject::own(mr) };
+        if let Ok(state) = state {
+            *lock(&state.kept) = Some(Kept::new(addr, length));
+        }
     }
     match changed {
         Ok(()) => 0,
