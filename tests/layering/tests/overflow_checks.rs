@@ -1,0 +1,25 @@
+//! A release checks its sums where peers have a say in them.
+
+use std::fs;
+
+use toml::Table;
+
+/// What takes apart what peers send.
+const PARSERS: [&str; 3] = [
+    "polyverbs-wire",
+    "polyverbs-connection",
+    "polyverbs-librdmacm",
+];
+
+#[test]
+fn what_parses_is_released_with_overflow_checks() {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
+    let manifest: Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
+    let packages = &manifest["profile"]["release"]["package"];
+    for package in PARSERS {
+        let checked = packages
+            .get(package)
+            .and_then(|own| own.get("overflow-checks"));
+        assert_eq!(checked, Some(&true.into()), "{package}");
+    }
+}
