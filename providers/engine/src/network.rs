@@ -230,19 +230,32 @@ impl<M: Member> Network<M> {
 
     /// Delivers what is due, unless a thread already does; `false` in that case. Call with no lock held.
     ///
-    /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying.
+    /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying. Where frames
+    /// come from other processes a call ends even while they go on and on.
     pub fn progress(&self) -> bool {
         let Some(link) = &self.link else { return true };
         link.flush();
         self.requests.fetch_add(1, Ordering::SeqCst);
-        let is_done = self.take_turns(|| {
-            let turn = || Turn::new(self, None);
-            while link.progress(self.moment(), &turn()) || self.serve() || self.settle() {
-                link.flush();
-            }
-        });
+        let is_done = self.take_turns(|| self.deliver_all(link, || self.settle()));
         self.wake_for(link);
         is_done
+    }
+
+    // Until nothing more arrives; or, where others may send for ever, for a few looks. The next one finds the rest.
+    fn deliver_all(&self, link: &SharedLink<M::Header>, settle: impl Fn() -> bool) {
+        let mut looks = 0;
+        while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() || settle() {
+            looks += 1;
+            let is_last = looks == MOST_LOOKS && link.input().is_some();
+            if is_last {
+                self.serve();
+                settle();
+            }
+            link.flush();
+            if is_last {
+                return;
+            }
+        }
     }
 
     /// What has just been sent leaves. Call with no lock held, after everything that sends.
@@ -326,25 +339,37 @@ impl<M: Member> Network<M> {
 
     // Whether no other thread was delivering.
     fn take_turns(&self, mut deliver: impl FnMut()) -> bool {
-        let mut is_done = false;
+        let mut turns = 0;
         loop {
             if self.delivering.swap(true, Ordering::SeqCst) {
-                return is_done;
+                return turns > 0;
             }
             let over = Over(&self.delivering);
             let seen = self.requests.load(Ordering::SeqCst);
             deliver();
             drop(over);
-            is_done = true;
+            turns += 1;
             if self.requests.load(Ordering::SeqCst) == seen {
-                return is_done;
+                return true;
+            }
+            let has_input = || {
+                self.link
+                    .as_ref()
+                    .is_some_and(|link| link.input().is_some())
+            };
+            if turns == MOST_TURNS && has_input() {
+                // While much arrives the link's thread may leave notes for ever: the timers' thread goes on.
+                self.timers.wake_at(self.timers.now());
+                return true;
             }
         }
     }
 }
 
-/// So many looks may find something while an acknowledge waits.
+/// So many looks may find something while an acknowledge waits, or the caller of a verb.
 const MOST_LOOKS: u32 = 8;
+/// So often in a row one thread delivers because others have left notes.
+const MOST_TURNS: u32 = 8;
 /// And so many in a row nothing, where the program has sent something: a few microseconds at a socket, as long as it takes a
 /// peer to answer.
 const MOST_VAIN_LOOKS: u32 = 16;
@@ -405,11 +430,7 @@ impl<M: Member> Progress for Network<M> {
 
     fn look(&self) -> bool {
         let Some(link) = &self.link else { return true };
-        self.take_turns(|| {
-            while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() {
-                link.flush();
-            }
-        })
+        self.take_turns(|| self.deliver_all(link, || false))
     }
 
     fn flush(&self) {

@@ -4,7 +4,7 @@ mod tiny;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
 
 use bmme as _;
@@ -759,6 +759,81 @@ fn a_look_by_the_links_thread_delivers_and_settles_nothing() {
     assert!(rig.network.progress());
     assert_eq!(rig.wire.answers(), 1);
     assert_eq!(rig.b.done(), ok([1]));
+}
+
+/// Something arrives with each look, and another thread leaves a note meanwhile; a million times.
+struct Endless {
+    network: OnceLock<Weak<dyn Progress>>,
+    looks: AtomicU64,
+    wakes: AtomicU64,
+    input: Wire,
+}
+
+const ENDLESS: u64 = 1_000_000;
+
+impl Link<Header> for Endless {
+    fn max_frame(&self) -> Option<usize> {
+        None
+    }
+
+    fn send(&self, _: Frame<'_, Header>, _: Time) {}
+
+    fn progress(&self, _: Time, _: &dyn Deliver<Header>) -> bool {
+        let goes_on = self.looks.fetch_add(1, Ordering::SeqCst) < ENDLESS;
+        if goes_on && let Some(network) = self.network.get().and_then(Weak::upgrade) {
+            assert!(!network.progress());
+        }
+        goes_on
+    }
+
+    fn next_due(&self) -> Option<Time> {
+        None
+    }
+
+    fn input(&self) -> Option<&dyn Input> {
+        Some(&self.input)
+    }
+}
+
+impl Host for Endless {
+    fn now(&self) -> Time {
+        Time(7)
+    }
+
+    fn wake_at(&self, at: Time) {
+        assert_eq!(at, Time(7));
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn random(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_call_ends_while_others_send_and_ask_for_ever() {
+    let wire = Arc::new(Endless {
+        network: OnceLock::new(),
+        looks: AtomicU64::new(0),
+        wakes: AtomicU64::new(0),
+        input: Wire::default(),
+    });
+    let link = Some(Arc::clone(&wire) as SharedLink<Header>);
+    let network: Arc<Network<Engine<Plain>>> =
+        Network::new(Arc::clone(&wire) as Arc<dyn Host>, link);
+    // Nobody else asks: the next look finds what one call leaves.
+    assert!(network.progress());
+    assert!(Progress::look(&*network));
+    assert_eq!(wire.wakes.load(Ordering::SeqCst), 0);
+    let weak = Arc::downgrade(&network);
+    assert!(wire.network.set(weak).is_ok());
+    // What others have asked for is done soon, on another thread.
+    assert!(network.progress());
+    assert_eq!(wire.wakes.load(Ordering::SeqCst), 1);
+    assert!(Progress::look(&*network));
+    assert_eq!(wire.wakes.load(Ordering::SeqCst), 2);
+    let looks = wire.looks.load(Ordering::SeqCst);
+    assert!(looks < 1000, "{looks}");
 }
 
 #[test]
