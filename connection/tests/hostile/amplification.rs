@@ -15,7 +15,7 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use tempfile::NamedTempFile;
 use verbs_api::provider::carrier::{Carrier, ManagementPort, ManagementSink};
 
-fn open(address: IpAddr, tap: Option<Tap>) -> Context {
+pub(crate) fn open(address: IpAddr, tap: Option<Tap>) -> Context {
     let options = EmulatedOptions {
         tap,
         ..EmulatedOptions::default()
@@ -33,7 +33,7 @@ impl ManagementSink for Silent {
     fn due(&self) {}
 }
 
-fn silent(context: &Context) -> Arc<dyn ManagementPort> {
+pub(crate) fn silent(context: &Context) -> Arc<dyn ManagementPort> {
     let Some(Carrier::Datagrams(port)) = context.carrier() else {
         panic!("no queue pair 1");
     };

@@ -3,5 +3,6 @@
 
 mod amplification;
 mod cm;
+mod forged;
 mod mpa;
 mod segments;
