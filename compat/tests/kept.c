@@ -79,6 +79,8 @@ int main(void)
 	at = pages(NULL, 0);
 	mr = ibv_reg_mr(pd, (void *)at, LENGTH, LOCAL_WRITE);
 	MUST(mremap((void *)at, LENGTH, 1 << 30, MREMAP_MAYMOVE) == MAP_FAILED || is_mapped(at));
+	next = pages(NULL, 0);
+	MUST(mremap((void *)at, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, next) == MAP_FAILED);
 	MUST(mremap((void *)at, LENGTH, PAGE, MREMAP_MAYMOVE) == at && is_mapped(at + PAGE));
 	MUST(ibv_dereg_mr(mr) == 0 && is_mapped(at) && !is_mapped(at + PAGE));
 

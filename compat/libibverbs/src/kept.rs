@@ -15,6 +15,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use crate::errno::Errno;
 use crate::lock::lock;
 
 /// Regions. While there are none, nothing is looked up.
@@ -168,17 +169,27 @@ pub unsafe extern "C" fn mremap(
     start: *mut c_void,
     before: usize,
     after: usize,
-    mut flags: c_int,
+    flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    if has_regions() && lock(&TABLE).has_region_in(&(start.addr()..start.addr() + before)) {
-        if flags & libc::MREMAP_FIXED == 0 && after < before {
+    let has_region = has_regions() && {
+        let range = start.addr()..start.addr().saturating_add(before);
+        lock(&TABLE).has_region_in(&range)
+    };
+    let flags = match (has_region, flags) {
+        (false, flags) => flags,
+        (true, 0 | libc::MREMAP_MAYMOVE) if after >= before => 0,
+        (true, 0 | libc::MREMAP_MAYMOVE) => {
             // SAFETY: as the caller promises.
             let cut = unsafe { munmap(start.wrapping_byte_add(after), before - after) };
             return if cut == 0 { start } else { libc::MAP_FAILED };
         }
-        flags = 0;
-    }
+        // To a place that the caller has chosen, or leaving nothing behind.
+        (true, _) => {
+            Errno(libc::ENOMEM).set();
+            return libc::MAP_FAILED;
+        }
+    };
     // SAFETY: as the caller promises.
     unsafe { libc::syscall(libc::SYS_mremap, start, before, after, flags, to) as *mut c_void }
 }
@@ -229,7 +240,7 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void 
     unsafe {
         let before = large(at).filter(|before| {
             let start = at.addr();
-            lock(&TABLE).has_region_in(&(start..start + before))
+            lock(&TABLE).has_region_in(&(start..start.saturating_add(*before)))
         });
         let Some(before) = before else {
             return real_realloc(at, length);
