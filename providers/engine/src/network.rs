@@ -246,15 +246,15 @@ impl<M: Member> Network<M> {
         let mut looks = 0;
         while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() || settle() {
             looks += 1;
-            let is_last = looks == MOST_LOOKS && link.input().is_some();
-            if is_last {
+            if looks == MOST_LOOKS && link.input().is_some() {
                 self.serve();
                 settle();
-            }
-            link.flush();
-            if is_last {
+                if link.flush() {
+                    self.go_on();
+                }
                 return;
             }
+            link.flush();
         }
     }
 
@@ -358,11 +358,16 @@ impl<M: Member> Network<M> {
                     .is_some_and(|link| link.input().is_some())
             };
             if turns == MOST_TURNS && has_input() {
-                // While much arrives the link's thread may leave notes for ever: the timers' thread goes on.
-                self.timers.wake_at(self.timers.now());
+                // While much arrives the link's thread may leave notes for ever.
+                self.go_on();
                 return true;
             }
         }
+    }
+
+    // On the timers' thread.
+    fn go_on(&self) {
+        self.timers.wake_at(self.timers.now());
     }
 }
 
