@@ -2,8 +2,8 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -112,7 +112,8 @@ fn man_pages(folder: &Path) -> anyhow::Result<Vec<(PathBuf, Content)>> {
     Ok(pages)
 }
 
-// Written under another name first: a program that uses the old file keeps it.
+// Written under another name first, and on the disk before it takes its place: a program that uses the old file keeps it, and
+// whatever happens there is the old file or the new one.
 fn put(target: &Path, content: &Content) -> anyhow::Result<()> {
     let folder = target.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -120,14 +121,19 @@ fn put(target: &Path, content: &Content) -> anyhow::Result<()> {
     name.push(format!(".{}", std::process::id()));
     let new = folder.join(name);
     let written = match content {
-        Content::File(from) => fs::copy(from, &new).map(drop),
+        Content::File(from) => fs::copy(from, &new).and_then(|_| sync(&new)),
         Content::Link(to) => symlink(to, &new),
-        Content::Text(text) => fs::write(&new, text),
+        Content::Text(text) => fs::write(&new, text).and_then(|()| sync(&new)),
     };
     let put = written.and_then(|()| fs::rename(&new, target));
     if put.is_err() {
         // Reports the first error.
         let _ = fs::remove_file(&new);
     }
-    Ok(put?)
+    put?;
+    Ok(sync(folder)?)
+}
+
+fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use super::stored::failing;
 use super::{Folder, complaint, run, text};
 
 /// The command as it is installed, in a folder that is gone when this is.
@@ -345,4 +346,25 @@ fn the_command_installs_itself_with_its_libraries() {
     assert!(ran.status.success(), "{ran:?}");
     let refused = run(&["install", "--prefix", "/proc/nowhere"]);
     assert!(!refused.status.success());
+}
+
+#[test]
+fn what_is_installed_is_on_the_disk_before_it_takes_the_place_of_what_was_there() {
+    let installed = Installed::new();
+    let prefix = installed.folder.path("elsewhere");
+    let (fails, there) = (failing(&installed.folder), prefix.join("bin/polyverbs"));
+    fs::create_dir_all(there.parent().unwrap()).unwrap();
+    fs::write(&there, "old").unwrap();
+    for (what, is_replaced) in [("fsync-file", false), ("fsync-folder", true)] {
+        let mut install = installed.command();
+        install.args(["install", "--prefix"]).arg(&prefix);
+        let ended = install.env("LD_PRELOAD", &fails).env("FAILS", what);
+        let ended = ended.output().unwrap();
+        assert!(!ended.status.success(), "{what}");
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert!(told.contains("Input/output error"), "{what}: {told}");
+        assert_eq!(fs::read(&there).unwrap() != b"old", is_replaced, "{what}");
+        let left = fs::read_dir(there.parent().unwrap()).unwrap();
+        assert_eq!(left.count(), 1, "{what}");
+    }
 }
