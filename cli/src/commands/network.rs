@@ -1,10 +1,11 @@
 //! Devices at an address, for the commands that reach other processes.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -144,10 +145,14 @@ impl DeviceOptions {
         }
         let options = EmulatedOptions {
             faults: self.fault.unwrap_or_default(),
-            tap: CAPTURE.get().map(|capture| Tap(Arc::clone(capture) as _)),
+            tap: (CAPTURE.get()).map(|capture| Tap(Arc::clone(&capture.packets) as _)),
             ..EmulatedOptions::default()
         };
-        Ok(emulated::device_at(&self.device, address, &options)?)
+        let device = emulated::device_at(&self.device, address, &options)?;
+        if let Some(capture) = CAPTURE.get() {
+            capture.begin()?;
+        }
+        Ok(device)
     }
 
     /// The device from which `to` is reached: the one at `from`, if given.
@@ -221,29 +226,77 @@ pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
 }
 
 /// The capture of the devices of this command.
-static CAPTURE: OnceLock<Arc<OctetCapture>> = OnceLock::new();
+static CAPTURE: OnceLock<Capture> = OnceLock::new();
 
-/// Captures what `work` sends and receives to a file.
+struct Capture {
+    file: PathBuf,
+    packets: Arc<OctetCapture>,
+    is_begun: AtomicBool,
+}
+
+impl Capture {
+    // There is a device: what is in the file gives way.
+    fn begin(&self) -> anyhow::Result<()> {
+        self.is_begun.store(true, Ordering::SeqCst);
+        self.flush()
+    }
+
+    fn is_begun(&self) -> bool {
+        self.is_begun.load(Ordering::SeqCst)
+    }
+
+    fn flush(&self) -> anyhow::Result<()> {
+        let flushed = self.packets.flush();
+        flushed.with_context(|| format!("cannot write {}", self.file.display()))
+    }
+}
+
+/// A file that is made, or emptied, when the first byte is written.
+enum LateFile {
+    Named(PathBuf),
+    Open(File),
+}
+
+impl Write for LateFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Named(name) => {
+                *self = Self::Open(File::create(name)?);
+                self.write(bytes)
+            }
+            Self::Open(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Captures what `work` sends and receives to a file, which is left as it is where there is no device to begin with.
 pub(crate) fn captured(
     file: &Path,
     work: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let cannot = || format!("cannot write {}", file.display());
-    let writer = BufWriter::new(File::create(file).with_context(cannot)?);
-    let capture = Arc::new(OctetCapture::new(writer).with_context(cannot)?);
-    anyhow::ensure!(
-        CAPTURE.set(Arc::clone(&capture)).is_ok(),
-        "a capture of a capture"
-    );
+    let writer = BufWriter::new(LateFile::Named(file.to_owned()));
+    let capture = Capture {
+        file: file.to_owned(),
+        packets: Arc::new(OctetCapture::new(writer)?),
+        is_begun: AtomicBool::new(false),
+    };
+    anyhow::ensure!(CAPTURE.set(capture).is_ok(), "a capture of a capture");
     let result = work();
-    capture.flush().with_context(cannot)?;
-    result
+    match CAPTURE.get() {
+        Some(capture) if result.is_ok() || capture.is_begun() => capture.flush().and(result),
+        _ => result,
+    }
 }
 
 /// Writes what has been captured, before the process ends by a signal.
 pub(crate) fn flush_capture() {
-    if let Some(Err(error)) = CAPTURE.get().map(|capture| capture.flush()) {
-        complain(&format!("cannot write the capture: {error}"));
+    let begun = CAPTURE.get().filter(|capture| capture.is_begun());
+    if let Some(Err(error)) = begun.map(Capture::flush) {
+        complain(&format!("{error:#}"));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `polyverbs serve` and `polyverbs put`, in processes of their own.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -374,6 +375,33 @@ fn a_capture_contains_every_packet_with_correct_checksums() {
     }
     let wrong = complaint(&["capture", path(&packets), "put"]);
     assert!(wrong.contains("try --help"), "{wrong}");
+}
+
+#[test]
+fn a_capture_without_a_device_leaves_the_file_as_it_is() {
+    let folder = Folder::new();
+    let (file, packets) = (folder.file(5000), folder.path("packets"));
+    fs::write(&packets, "of before").unwrap();
+    for device in ["ib0", "iw0", "no0"] {
+        // No address of this machine.
+        let ping = [
+            "ping",
+            "127.0.24.11",
+            "--from",
+            "192.0.2.1",
+            "--device",
+            device,
+        ];
+        complaint(&[&["capture", path(&packets)][..], &ping].concat());
+        assert_eq!(fs::read(&packets).unwrap(), b"of before", "{device}");
+    }
+    let missing = folder.path("no/packets");
+    let put = ["put", path(&file), "127.0.24.11:9", "--device", "ib0"];
+    let told = complaint(&[&["capture", path(&missing)][..], &put].concat());
+    assert!(
+        told.contains("cannot write") && told.contains("No such file"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -368,3 +368,31 @@ fn what_is_installed_is_on_the_disk_before_it_takes_the_place_of_what_was_there(
         assert_eq!(left.count(), 1, "{what}");
     }
 }
+
+#[test]
+fn a_program_that_is_not_there_costs_no_trace_and_no_capture() {
+    let installed = Installed::new();
+    let file = |name| {
+        let file = installed.folder.path(name);
+        fs::write(&file, "of before").unwrap();
+        file
+    };
+    let (trace, pcap, text) = (file("trace"), file("pcap"), file("text"));
+    let trace_to = format!("--trace={}", trace.display());
+    let pcap_to = format!("--pcap={}", pcap.display());
+    let run = |program: &str| installed.run(&[&trace_to, &pcap_to, "--", program]);
+    for program in [
+        "no-such-program",
+        "/no/such/program",
+        text.to_str().unwrap(),
+    ] {
+        assert!(!run(program).status.success(), "{program}");
+        for file in [&trace, &pcap] {
+            assert_eq!(fs::read(file).unwrap(), b"of before", "{program}");
+        }
+    }
+    assert!(run("true").status.success());
+    for file in [&trace, &pcap] {
+        assert_eq!(fs::read(file).unwrap(), b"");
+    }
+}

@@ -6,6 +6,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -64,10 +65,11 @@ pub(crate) struct Arguments {
     /// What links do to what is sent: see `polyverbs copy --help`
     #[arg(long, value_name = "FAULTS")]
     fault: Option<FaultSpec>,
-    /// Write each verb that is called, with arguments and result; to standard error without a file
+    /// Write each verb that is called, with arguments and result; to standard error without a file. What is in FILE is replaced
+    /// when the program has been found
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = STANDARD_ERROR)]
     trace: Option<PathBuf>,
-    /// Write what the devices send and receive
+    /// Write what the devices send and receive. What is in FILE is replaced when the program has been found
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Print what the program would find, as a file for --config, and run nothing
@@ -98,16 +100,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         anyhow::bail!("there is no program to run");
     };
     let libraries = Libraries::find_or_build()?;
-    for file in [&configuration.trace, &configuration.pcap]
-        .into_iter()
-        .flatten()
-    {
-        if file.as_os_str() != STANDARD_ERROR {
-            File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
-        }
-    }
     let root = root::make(&configuration)?;
-    let (folder, redirect) = libraries.named(&root).inspect_err(|_| {
+    let prepared = libraries.named(&root).and_then(|named| {
+        // Otherwise the system says what is wrong with it.
+        if is_found(program) {
+            empty(&configuration)?;
+        }
+        Ok(named)
+    });
+    let (folder, redirect) = prepared.inspect_err(|_| {
         // Reports the first error.
         let _ = fs::remove_dir_all(&root);
     })?;
@@ -136,6 +137,32 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     complain(&format!("cannot run {program}: {failed}"));
     Ok(ExitCode::from(NOT_RUN))
+}
+
+// Whether the system would find a program to run.
+fn is_found(program: &OsStr) -> bool {
+    let is_program = |file: PathBuf| {
+        let there = fs::metadata(file);
+        there.is_ok_and(|there| there.is_file() && there.mode() & 0o111 != 0)
+    };
+    if Path::new(program).components().count() > 1 {
+        return is_program(program.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    env::split_paths(&path).any(|folder| is_program(folder.join(program)))
+}
+
+// Every process of the program appends to these files.
+fn empty(configuration: &Configuration) -> anyhow::Result<()> {
+    for file in [&configuration.trace, &configuration.pcap]
+        .into_iter()
+        .flatten()
+    {
+        if file.as_os_str() != STANDARD_ERROR {
+            File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn configuration(arguments: &Arguments) -> anyhow::Result<Configuration> {
