@@ -1,6 +1,7 @@
 //! A key-value store whose server only waits: clients read, write and count in its memory.
 //!
-//! `key_value serve ADDRESS:PORT DEVICE` has the table, and a task of tokio's for each connection.
+//! `key_value serve ADDRESS:PORT DEVICE` has the table, and a task of tokio's for each connection. `--max-connections N` are there
+//! at one time, of one address at most half of them; others are refused with a reason. `--max-keys N` is the size of the table.
 //! `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion queue;
 //! each puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; nothing here asks which one it is.
 //!
@@ -9,11 +10,12 @@
 #![forbid(unsafe_code)]
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::process::ExitCode;
 
 use polyverbs::capability::Baseline;
-use polyverbs::connection::{ConnectionOptions, Connector, Incoming};
+use polyverbs::connection::{ConnectError, ConnectionOptions, Connector, Incoming};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::read_sink_access;
 use polyverbs::{
@@ -26,8 +28,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const CLIENTS: usize = 100;
-const SLOTS: u64 = 4096;
 const VALUE: usize = 40;
+
+const USAGE: &str = "\
+usage: key_value serve ADDRESS:PORT DEVICE [--max-connections N] [--max-keys N]
+       key_value try ADDRESS:PORT DEVICE tokio|smol";
 
 /// What the server's memory is made of. Atomic operations are of native integers.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -65,10 +70,12 @@ fn main() -> ExitCode {
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["serve", at, device] => on_tokio(serve(at.parse()?, device)),
+        ["serve", at, device, ref limits @ ..] => {
+            on_tokio(serve(at.parse()?, device, Limits::parse(limits)?))
+        }
         ["try", server, device, "tokio"] => on_tokio(try_on_tokio(server.parse()?, device)),
         ["try", server, device, "smol"] => smol::block_on(try_on_smol(server.parse()?, device)),
-        _ => Err("usage: key_value serve ADDRESS:PORT DEVICE\n       key_value try ADDRESS:PORT DEVICE tokio|smol".into()),
+        _ => Err(USAGE.into()),
     }
 }
 
@@ -78,27 +85,82 @@ fn on_tokio(work: impl Future<Output = Result<()>>) -> Result<()> {
         .block_on(work)
 }
 
-async fn serve(at: SocketAddr, device: &str) -> Result<()> {
+/// What a server has at most.
+struct Limits {
+    connections: NonZero<usize>,
+    keys: NonZero<u32>,
+}
+
+impl Limits {
+    fn parse(options: &[&str]) -> Result<Self> {
+        let mut limits = Self {
+            connections: const { NonZero::new(256).unwrap() },
+            keys: const { NonZero::new(4096).unwrap() },
+        };
+        for option in options.chunks(2) {
+            match *option {
+                ["--max-connections", most] => limits.connections = most.parse()?,
+                ["--max-keys", most] => limits.keys = most.parse()?,
+                _ => return Err(USAGE.into()),
+            }
+        }
+        Ok(limits)
+    }
+
+    // A client that does nothing cannot be told from one that reads: none can have all places.
+    fn admit(&self, clients: &[Option<IpAddr>], from: Option<IpAddr>) -> bool {
+        let most = self.connections.get();
+        let of_address = clients.iter().filter(|client| **client == from).count();
+        clients.len() < most && of_address < most.div_ceil(2)
+    }
+}
+
+async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
     let context =
         emulated::device_at(device, at.ip(), &EmulatedOptions::default())?.open(&needs())?;
     let (pd, cq) = (context.alloc_pd().await?, context.create_cq(16).await?);
-    let table = Memory::zeroed((SLOTS * SLOT) as usize)?;
+    let slots = u64::from(limits.keys.get());
+    let memory = Memory::zeroed((slots * SLOT) as usize)?;
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    let region = pd.register(&table, Access::LOCAL_WRITE | remote).await?;
+    let region = pd.register(&memory, Access::LOCAL_WRITE | remote).await?;
+    let table = Table {
+        at: region.remote(0),
+        slots,
+    };
     let options = ConnectionOptions::new()
         .qp(ConnectOptions::new().access(remote))
-        .private_data(&region.remote(0).to_bytes());
+        .private_data(&table.to_bytes());
     let listener = Connector::of(&context)?.listen(at, CLIENTS)?;
     println!("serving at {}", listener.address());
-    let mut served = JoinSet::new();
+    let (mut served, mut clients) = (JoinSet::new(), Vec::new());
     loop {
         let incoming = listener.next().await?;
-        let qp = pd.create_qp(QpOptions::rc(&cq)).await?;
-        served.spawn(keep(context.clone(), qp, incoming, options.clone()));
         while let Some(ended) = served.try_join_next() {
-            ended?.unwrap_or_else(|error| eprintln!("a client: {error}"));
+            let (from, ended): (_, Result<()>) = ended?;
+            ended.unwrap_or_else(|error| eprintln!("a client: {error}"));
+            let place = clients.iter().position(|client| *client == from);
+            place.map(|place| clients.swap_remove(place));
         }
+        let from = incoming.from().map(|from| from.ip());
+        if !limits.admit(&clients, from) {
+            refuse(incoming, BUSY);
+            continue;
+        }
+        let Ok(qp) = pd.create_qp(QpOptions::rc(&cq)).await else {
+            refuse(incoming, "it has no queue pair left");
+            continue;
+        };
+        clients.push(from);
+        let kept = keep(context.clone(), qp, incoming, options.clone());
+        served.spawn(async move { (from, kept.await) });
     }
+}
+
+const BUSY: &str = "it serves as many as it may at one time";
+
+fn refuse(incoming: Incoming, reason: &str) {
+    // One that has gone hears it no more.
+    let _ = incoming.reject(reason.as_bytes());
 }
 
 // A client that dies or lies ends its own connection.
@@ -177,12 +239,9 @@ impl Clients {
             .await?;
         let connector = Connector::of(&self.context)?;
         let asked = connector.connect(&self.context, &qp, self.server, ConnectionOptions::new());
-        let accepted = asked.await?;
-        let (table, _) = accepted
-            .private_data()
-            .split_first_chunk()
-            .ok_or("the server told no address")?;
-        let store = Store::new(&self, &qp, RemoteAddress::from_bytes(*table)).await?;
+        let accepted = asked.await.map_err(refusal)?;
+        let table = Table::from_bytes(accepted.private_data()).ok_or("the server told no table")?;
+        let store = Store::new(&self, &qp, table).await?;
         let connection = accepted.complete().await?;
 
         let (key, value) = (format!("client-{number}"), format!("value of {number}"));
@@ -203,16 +262,47 @@ impl Clients {
     }
 }
 
+// With what the server says of it.
+fn refusal(error: ConnectError) -> Box<dyn std::error::Error + Send + Sync> {
+    match &error {
+        ConnectError::Refused { private_data } => {
+            let reason = private_data.split(|byte| *byte == 0).next();
+            format!("{error}: {}", reason.unwrap_or_default().escape_ascii()).into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// Where the slots are, and how many.
+#[derive(Clone, Copy)]
+struct Table {
+    at: RemoteAddress,
+    slots: u64,
+}
+
+impl Table {
+    fn to_bytes(self) -> Vec<u8> {
+        [&self.at.to_bytes()[..], &self.slots.to_be_bytes()].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (at, rest) = bytes.split_first_chunk()?;
+        let slots = u64::from_be_bytes(*rest.first_chunk()?);
+        let at = RemoteAddress::from_bytes(*at);
+        (slots > 0).then_some(Self { at, slots })
+    }
+}
+
 /// A client's end: its queue pair, and room for one slot and for the answer of an atomic operation.
 struct Store {
     qp: Qp,
-    table: RemoteAddress,
+    table: Table,
     memory: Memory,
     region: Mr,
 }
 
 impl Store {
-    async fn new(clients: &Clients, qp: &Qp, table: RemoteAddress) -> Result<Self> {
+    async fn new(clients: &Clients, qp: &Qp, table: Table) -> Result<Self> {
         let memory = Memory::zeroed(SLOT as usize + 8)?;
         let access = Access::LOCAL_WRITE | read_sink_access(&clients.context).access;
         let region = clients.pd.register(&memory, access).await?;
@@ -284,8 +374,8 @@ impl Store {
     }
 
     fn probe(&self, key: &str) -> impl Iterator<Item = RemoteAddress> + use<> {
-        let (table, first) = (self.table, tag(key));
-        (0..SLOTS).map(move |step| table.plus(first.wrapping_add(step) % SLOTS * SLOT))
+        let (Table { at, slots }, first) = (self.table, tag(key));
+        (0..slots).map(move |step| at.plus(first.wrapping_add(step) % slots * SLOT))
     }
 }
 
