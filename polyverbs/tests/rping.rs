@@ -1,9 +1,15 @@
 //! `rping` between processes: this test runs itself again as the other one.
 
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::wr::{self, ReceiveRequest};
+use polyverbs::{Access, ConnectOptions, Memory, QpOptions, Requirements};
 
 // Its `main` is that of the example.
 #[allow(dead_code)]
@@ -13,6 +19,7 @@ mod rping;
 const ARGUMENTS: &str = "RPING_ARGUMENTS";
 /// Devices that reach other processes.
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
+const LONG: Duration = Duration::from_secs(20);
 
 /// Does nothing unless it is the other process.
 #[test]
@@ -64,7 +71,7 @@ fn ping(arguments: &str) -> String {
             return text;
         }
         assert!(text.contains("Refused"), "{text}");
-        assert!(began.elapsed() < Duration::from_secs(20));
+        assert!(began.elapsed() < LONG);
     }
 }
 
@@ -97,6 +104,54 @@ fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
         assert!(text.contains(&line), "{text}");
     }
     assert!(server.end().1.contains("server ping data: rdma-ping-1: B"));
+}
+
+/// Pings once what no client of `rping` would.
+fn ping_by_hand(server: SocketAddr, text: &[u8]) {
+    let device = emulated::device_reaching("ib0", server, &EmulatedOptions::default());
+    let context = device.unwrap().open(&Requirements::new()).unwrap();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(4).wait().unwrap();
+    let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let memory = Memory::zeroed(1024).unwrap();
+    memory.write(0, text).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let mr = pd.register(&memory, access).wait().unwrap();
+    qp.init(ConnectOptions::new()).wait().unwrap();
+    let answer = ReceiveRequest::new(0, mr.sge(512, 16).unwrap());
+    qp.post_receive(answer).unwrap();
+    let connector = Connector::of(&context).unwrap();
+    let began = Instant::now();
+    let connection = loop {
+        let options = ConnectionOptions::new().qp(ConnectOptions::new().access(access));
+        let asked = connector.connect(&context, &qp, server, options.reads(1, 1));
+        let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
+        match connected {
+            Ok(connection) => break connection,
+            // The server may not listen yet.
+            Err(ConnectError::Refused { .. }) => assert!(began.elapsed() < LONG),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let length = (text.len() as u32).to_be_bytes();
+    let message = [&mr.remote(0).to_bytes()[..], &length].concat();
+    qp.post_one(wr::Send::new(&message[..])).unwrap();
+    let done = cq.next().wait_for(LONG).unwrap().unwrap();
+    assert!(done.status.is_success() && done.opcode.is_receive());
+    connection.disconnect(&context, &qp).wait().unwrap();
+}
+
+#[test]
+fn what_is_pinged_is_no_command_to_a_terminal() {
+    let server = start("-s -a 127.0.24.141 -v");
+    let text = "a\u{1b}[2Jb\u{9b}31mc\nd\r\u{7f}e".as_bytes();
+    ping_by_hand(
+        "127.0.24.141:7174".parse().unwrap(),
+        &[text, b"\xfff\0"].concat(),
+    );
+    let (_, told) = server.end();
+    let shown = "server ping data: a?[2Jb?31mc?d??e\u{fffd}f\n";
+    assert!(told.contains(shown), "{told:?}");
 }
 
 #[test]
