@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::NamedTempFile;
 
@@ -55,6 +56,61 @@ impl Part {
         let named = synced.and_then(|()| Ok(file.persist(whole)?));
         let kept = named.and_then(|_| File::open(folder_of(whole))?.sync_all());
         Ok(kept.map_err(|error| cannot("write", whole, error))?)
+    }
+}
+
+/// How many bytes all unfinished files may have together.
+pub(crate) struct Room {
+    most: u64,
+    taken: AtomicU64,
+}
+
+impl Room {
+    pub(crate) fn new(most: u64) -> Self {
+        let taken = AtomicU64::new(0);
+        Self { most, taken }
+    }
+
+    /// For one file, which has `limit` bytes at most.
+    pub(super) fn share(&self, limit: u64) -> Share<'_> {
+        Share {
+            room: self,
+            limit,
+            taken: 0,
+        }
+    }
+}
+
+/// What one unfinished file has of the room.
+pub(super) struct Share<'r> {
+    room: &'r Room,
+    limit: u64,
+    taken: u64,
+}
+
+impl Share<'_> {
+    /// Fails where a file may not have so many bytes.
+    pub(super) fn check(&self, length: u64) -> Result<()> {
+        match self.limit {
+            limit if length > limit => Err(format!("a file may have {limit} bytes there").into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails where so many bytes more are too many.
+    pub(super) fn take(&mut self, bytes: u64) -> Result<()> {
+        let most = self.room.most;
+        let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
+        let taken = (self.room.taken).fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        taken.map_err(|_| format!("unfinished files may have {most} bytes together there"))?;
+        self.taken += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.room.taken.fetch_sub(self.taken, Ordering::SeqCst);
     }
 }
 

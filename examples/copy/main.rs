@@ -16,7 +16,7 @@ use polyverbs::emulated::{self, EmulatedOptions};
 
 mod transfer;
 
-use transfer::files;
+use transfer::files::{self, Room};
 use transfer::network::{self, Store, Stored};
 use transfer::peers::Peers;
 use transfer::{CopyOptions, Digest, Error, printable, requirements};
@@ -72,6 +72,7 @@ fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
         folder: PathBuf::from(folder),
         options: CopyOptions::default(),
         limit: u64::MAX,
+        room: Room::new(u64::MAX),
     };
     let context = store.device.open(&requirements())?;
     let listener = Connector::of(&context)?.listen(at, 0)?;

@@ -13,7 +13,7 @@ use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connect
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{Completion, ConnectOptions, Device};
 
-use super::files::{Part, UNFINISHED};
+use super::files::{Part, Room, UNFINISHED};
 use super::peers::{BUSY, Peer};
 use super::{
     Copied, CopyOptions, Failed, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
@@ -79,6 +79,8 @@ pub(crate) struct Store {
     pub(crate) options: CopyOptions,
     /// Bytes of the largest file.
     pub(crate) limit: u64,
+    /// For unfinished files.
+    pub(crate) room: Room,
 }
 
 /// A file that has been stored.
@@ -134,9 +136,11 @@ impl Store {
         peer.steps();
         server.post_receives()?;
         let path = self.path_of(&name)?;
+        // Before the file, so that the room is free when the file has gone.
+        let mut share = self.room.share(self.limit);
         let part = Part::within(&self.folder)?;
         let sinks = server.sinks(self.options)?;
-        let moved = store_file(server, &sinks, part.file(), &path, self.limit, progress)?;
+        let moved = store_file(server, &sinks, part.file(), &path, &mut share, progress)?;
         peer.waits();
         let moved = finish(server, moved, || part.keep(&path))?;
         peer.steps();

@@ -39,7 +39,7 @@ pub(crate) mod network;
 #[path = "peers.rs"]
 pub(crate) mod peers;
 
-use files::Target;
+use files::{Room, Share, Target};
 use peers::Peer;
 
 /// Anything that went wrong, in words.
@@ -154,7 +154,9 @@ pub(crate) fn copy(
     let (sent, stored) = thread::scope(|scope| {
         let sending =
             scope.spawn(|| send_file(&client, &windows, &source, from, |_| ()).map_err(&fail));
-        let stored = store_file(&server, &sinks, target.file(), to, u64::MAX, progress)
+        let all = Room::new(u64::MAX);
+        let mut share = all.share(u64::MAX);
+        let stored = store_file(&server, &sinks, target.file(), to, &mut share, progress)
             .and_then(|stored| finish(&server, stored, || target.keep()))
             .map_err(&fail);
         (sending.join(), stored)
@@ -579,13 +581,13 @@ fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()>
     }
 }
 
-// The server: fetches what it is lent, and writes it, up to `limit` bytes.
+// The server: fetches what it is lent, and writes it, as far as there is room.
 fn store_file(
     side: &Side,
     sinks: &[Filled],
     target: &File,
     to: &Path,
-    limit: u64,
+    share: &mut Share<'_>,
     progress: impl Fn(u64),
 ) -> Result<Moved> {
     let mut free: Vec<usize> = (0..sinks.len()).collect();
@@ -626,9 +628,7 @@ fn store_file(
                             return Err("a window out of turn".into());
                         }
                         announced += u64::from(length);
-                        if announced > limit {
-                            return Err(format!("a file may have {limit} bytes there").into());
-                        }
+                        share.check(announced)?;
                         lent.push_back(Window {
                             remote,
                             length,
@@ -657,6 +657,7 @@ fn store_file(
             let stretch = &mut octets[..piece.length as usize];
             sinks[piece.sink].memory.read(0, stretch)?;
             digest.update(&*stretch);
+            share.take(piece.length.into())?;
             target
                 .write_all_at(stretch, piece.offset)
                 .map_err(|error| cannot("write", to, error))?;

@@ -14,7 +14,7 @@ use crate::interrupt::{self, Ending};
 use crate::output::{
     BOLD, GOOD, complain, count, format_bytes, json_line, parse_bytes, rate, say, seconds,
 };
-use crate::transfer::files::clean;
+use crate::transfer::files::{Room, clean};
 use crate::transfer::network::{Store, Stored};
 use crate::transfer::peers::Peer;
 use crate::transfer::{CopyOptions, printable, requirements};
@@ -51,6 +51,9 @@ pub(crate) struct Arguments {
     /// Refuse files with more bytes
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_bytes: Option<u64>,
+    /// Refuse what would give all unfinished files more bytes together
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    max_unfinished: Option<u64>,
     /// Bytes of one read: up to 1M
     #[arg(long, value_name = "BYTES", default_value = "256k", value_parser = parse_piece)]
     piece: u32,
@@ -81,6 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             depth: arguments.depth,
         },
         limit: arguments.max_bytes.unwrap_or(u64::MAX),
+        room: Room::new(arguments.max_unfinished.unwrap_or(u64::MAX)),
     };
     if arguments.json {
         say!("{}", json!({ "listening": listener.address() }))?;

@@ -94,6 +94,16 @@ fn file_message(name: &str) -> Vec<u8> {
     [&3u32.to_be_bytes()[..], name.as_bytes()].concat()
 }
 
+/// What `put` says of memory that it lends.
+fn window(at: [u8; RemoteAddress::BYTES], offset: u64, length: u32) -> Vec<u8> {
+    let mut message = 1u32.to_be_bytes().to_vec();
+    message.extend(at);
+    message.extend(offset.to_be_bytes());
+    message.extend(length.to_be_bytes());
+    message.extend(0u32.to_be_bytes());
+    message
+}
+
 /// What `perf write-latency` asks for.
 fn measurement(size: u32) -> Vec<u8> {
     [&b"polyprf2"[..], &[1], &size.to_be_bytes()].concat()
@@ -206,15 +216,45 @@ fn a_thread_that_is_not_to_be_had_ends_no_server() {
 }
 
 #[test]
+fn unfinished_files_have_so_many_bytes_together_at_most() {
+    let folder = Folder::new();
+    let file = folder.file(5001);
+    for device in DEVICES {
+        let mut server = Server::new(device, "127.0.24.151:0", &["--max-unfinished", "10000"]);
+        let client = Client::new(device, "127.0.24.152");
+        let memory = Memory::zeroed(5100).unwrap();
+        let lent = (client.pd).register(&memory, Access::REMOTE_READ | Access::LOCAL_WRITE);
+        let lent = lent.wait().unwrap();
+        let line = client.connect(address(&server.address), b"").unwrap();
+        let answer = lent.sge(5000, 100).unwrap();
+        line.qp
+            .post_receive(wr::ReceiveRequest::new(0, answer))
+            .unwrap();
+        line.say(&file_message("unfinished"));
+        line.say(&window(lent.remote(0).to_bytes(), 0, 5000));
+        let unfinished = server.folder.path("stored/.polyverbs-unfinished");
+        let bytes = || {
+            let parts = fs::read_dir(&unfinished).into_iter().flatten().flatten();
+            parts
+                .map(|part| part.metadata().map_or(0, |part| part.len()))
+                .sum::<u64>()
+        };
+        until(|| bytes() == 5000);
+        let told = complaint(&["put", path(&file), &server.address, "--device", device]);
+        let reason = "unfinished files may have 10000 bytes together there";
+        assert!(told.contains(reason), "{told}");
+        // What is finished counts no more.
+        for _ in 0..2 {
+            arrives(&mut server, device, 5000, &[]);
+        }
+        drop(line);
+        until(|| !unfinished.exists());
+        arrives(&mut server, device, 10_000, &[]);
+    }
+}
+
+#[test]
 fn messages_out_of_turn_end_their_own_connection_only() {
-    let window = |at: [u8; RemoteAddress::BYTES], offset: u64, length: u32| {
-        let mut message = 1u32.to_be_bytes().to_vec();
-        message.extend(at);
-        message.extend(offset.to_be_bytes());
-        message.extend(length.to_be_bytes());
-        message.extend(0u32.to_be_bytes());
-        message
-    };
     let end = |bytes: u64| {
         let digest = Sha256::digest(vec![0; bytes as usize]);
         [&2u32.to_be_bytes()[..], &bytes.to_be_bytes(), &digest].concat()
