@@ -331,6 +331,12 @@ impl Backend for InProcess {
     }
 }
 
+/// By a listener of this network.
+fn in_use(address: SocketAddr) -> ConnectError {
+    let holder = Some("this process".to_owned());
+    ConnectError::AddressInUse { address, holder }
+}
+
 /// Listens at an address; for port 0, at the first free port.
 fn listen_in<T: ?Sized>(
     listeners: &mut BTreeMap<SocketAddr, Arc<T>>,
@@ -340,10 +346,10 @@ fn listen_in<T: ?Sized>(
     if at.port() == 0 {
         let ports = (FIRST_PORT..=u16::MAX).map(|port| SocketAddr::new(at.ip(), port));
         let free = { ports }.find(|at| !listeners.contains_key(at));
-        at = free.ok_or(ConnectError::AddressInUse(at))?;
+        at = free.ok_or_else(|| in_use(at))?;
     }
     if listeners.contains_key(&at) {
-        return Err(ConnectError::AddressInUse(at));
+        return Err(in_use(at));
     }
     listeners.insert(at, sink);
     Ok(at)

@@ -428,7 +428,7 @@ fn slow_queue_pairs_do_not_hold_one_another_up() {
 fn a_listener_has_its_address_alone_and_refuses_when_it_goes() {
     let rig = Rig::new("ib0");
     let again = rig.connector.listen(rig.at, 0);
-    assert!(matches!(again, Err(ConnectError::AddressInUse(at)) if at == rig.at));
+    assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == rig.at));
     assert!(rig.at.port() >= 49152);
 
     let small = rig

@@ -145,7 +145,7 @@ fn listeners_at(
     let mut listeners = self::listeners(&devices, service, local.port(), backlog);
     // An assigned port may be in use by another process.
     for _ in 0..MORE_PORTS {
-        let in_use = matches!(listeners, Err(ConnectError::AddressInUse(_)));
+        let in_use = matches!(listeners, Err(ConnectError::AddressInUse { .. }));
         if !in_use || !own.inner.lock().has_assigned_port {
             break;
         }

@@ -7,7 +7,7 @@ use polyverbs_libibverbs::errno::Errno;
 pub fn of(error: &ConnectError) -> Errno {
     Errno(match error {
         ConnectError::Aborted => libc::ECONNABORTED,
-        ConnectError::AddressInUse(_) => libc::EADDRINUSE,
+        ConnectError::AddressInUse { .. } => libc::EADDRINUSE,
         ConnectError::Connected => libc::EISCONN,
         ConnectError::NoDevice => libc::EPROTO,
         ConnectError::NotConnected => libc::ENOTCONN,

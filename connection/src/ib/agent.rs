@@ -628,7 +628,10 @@ impl Agent {
             state.listeners.insert(id, listening);
             Ok(())
         });
-        listened.map_err(|_: CmError| ConnectError::AddressInUse(at))?;
+        listened.map_err(|_: CmError| ConnectError::AddressInUse {
+            address: at,
+            holder: Some("this device".to_owned()),
+        })?;
         Ok(at)
     }
 
@@ -669,11 +672,19 @@ impl Agent {
                 Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                     return Err(VerbError::os("claim of a service", error).into());
                 }
-                Err(_) if at.port() != 0 => return Err(ConnectError::AddressInUse(chosen)),
+                Err(error) if at.port() != 0 => {
+                    return Err(ConnectError::AddressInUse {
+                        address: chosen,
+                        holder: error.get_ref().map(ToString::to_string),
+                    });
+                }
                 Err(_) => {}
             }
         }
-        Err(ConnectError::AddressInUse(at))
+        Err(ConnectError::AddressInUse {
+            address: at,
+            holder: None,
+        })
     }
 }
 

@@ -485,7 +485,10 @@ impl Backend for Agent {
         };
         let listening = self.port()?.listen(at, Arc::new(sink));
         listening.map_err(|error| match error.kind() {
-            std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse(at),
+            std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse {
+                address: at,
+                holder: None,
+            },
             _ => VerbError::os("listen", error).into(),
         })
     }

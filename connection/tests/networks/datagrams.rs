@@ -72,7 +72,7 @@ fn datagram_services_and_connections_have_separate_ports() {
         let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
         assert_eq!(services.address(), at);
         let again = ends.far.connector.listen_datagrams(at, 0);
-        assert!(matches!(again, Err(ConnectError::AddressInUse(taken)) if taken == at));
+        assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == at));
         // A connect to one and a question to the other go their own ways.
         let qp = ends.near_qp();
         let asked = ends.connect(&qp);

@@ -188,8 +188,13 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
 fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
     let (one, other) = (End::new("127.0.22.1:4791"), End::new("127.0.22.1:4791"));
     let listener = one.connector.listen(one.at(9), 0).unwrap();
-    let again = other.connector.listen(other.at(9), 0);
-    assert!(matches!(again, Err(ConnectError::AddressInUse(_))));
+    for end in [&one, &other] {
+        let again = end.connector.listen(end.at(9), 0).unwrap_err();
+        assert!(
+            matches!(again, ConnectError::AddressInUse { address, .. } if address == end.at(9))
+        );
+        assert_eq!(again.to_string(), "127.0.22.1:9 is in use by this process");
+    }
     let assigned = other.connector.listen(other.at(0), 0).unwrap();
     assert!(assigned.address().port() >= 49_152);
     drop(listener);

@@ -353,11 +353,11 @@ impl Lease {
     /// Answers for a service from now on.
     ///
     /// # Errors
-    /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)), and the error is which process.
     pub fn serve(&self, service: u64) -> io::Result<Service> {
         let name = self.group.options.service(service);
-        let inbox = Inbox::named(&name).map_err(|error| match self.group.stranger(&name) {
-            Some(user) => io::Error::new(error.kind(), format!("user {user} holds its name")),
+        let inbox = Inbox::named(&name).map_err(|error| match local::holder(&name) {
+            Some(holder) => io::Error::new(error.kind(), process_of(holder)),
             None => error,
         })?;
         Ok(Service {
@@ -418,7 +418,17 @@ impl PortGroup {
 
     // Who holds a name and is not admitted.
     fn stranger(&self, name: &str) -> Option<u32> {
-        local::holder(name).filter(|user| !self.options.admission.admits(*user))
+        let user = local::holder(name)?.uid;
+        (!self.options.admission.admits(user)).then_some(user)
+    }
+}
+
+fn process_of(holder: libc::ucred) -> String {
+    match holder.pid {
+        pid if pid as u32 == std::process::id() => "this process".to_owned(),
+        // Out of sight of this one.
+        0 => format!("a process of user {}", holder.uid),
+        pid => format!("process {pid} of user {}", holder.uid),
     }
 }
 

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, IoSlice, Lines, Read};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Lines, Read};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, UdpSocket as StdSocket};
 use std::os::fd::{AsFd, OwnedFd};
@@ -586,6 +586,22 @@ fn another_user_is_let_in_where_he_is_named() {
     assert!(refused.starts_with("true"), "{refused}");
     assert!(refused.contains("is held by user 0: "), "{refused}");
     stranger.wait().unwrap();
+}
+
+#[test]
+fn whoever_answers_for_a_service_is_named() {
+    let address = address(47_079);
+    let member = Process::start(address, 7);
+    let lease = Lease::join(GroupOptions::new(address)).unwrap();
+    let held = lease.serve(7).unwrap_err();
+    let user = rustix::process::geteuid().as_raw();
+    let named = format!("process {} of user {user}", member.child.id());
+    assert_eq!(
+        (held.kind(), held.to_string()),
+        (ErrorKind::AddrInUse, named)
+    );
+    let _own = lease.serve(8).unwrap();
+    assert_eq!(lease.serve(8).unwrap_err().to_string(), "this process");
 }
 
 // ---- a user who is not let in

@@ -278,7 +278,10 @@ fn an_address_of_another_device_is_refused_in_words() -> Outcome {
         assert!(refused.contains(other), "{refused}");
         let listener = connector.listen(address_of(own), 0)?;
         let again = connector.listen(listener.address(), 0);
-        let taken = ConnectError::AddressInUse(listener.address());
+        let taken = ConnectError::AddressInUse {
+            address: listener.address(),
+            holder: None,
+        };
         assert_eq!(again.err(), Some(taken));
         let nowhere = connector.listen("192.0.2.250:0".parse()?, 0);
         let nowhere = nowhere.err().ok_or("it listens")?.to_string();

@@ -26,7 +26,8 @@ impl Holder {
             SocketAddr::V6(_) => "/proc/net/udp6",
         };
         let text = fs::read_to_string(table).unwrap_or_default();
-        let users = [local::holder(&options.making()), user_at(&text, address)];
+        let making = local::holder(&options.making()).map(|holder| holder.uid);
+        let users = [making, user_at(&text, address)];
         let other = users
             .into_iter()
             .flatten()

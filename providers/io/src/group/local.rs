@@ -57,7 +57,7 @@ impl Connection {
     }
 
     fn of(socket: OwnedFd, admission: &Admission) -> io::Result<Self> {
-        match admission.admits(sys::peer_user(socket.as_fd())?) {
+        match admission.admits(sys::peer(socket.as_fd())?.uid) {
             true => Ok(Self(Unshared::new(socket))),
             false => Err(io::ErrorKind::PermissionDenied.into()),
         }
@@ -119,9 +119,9 @@ impl Connection {
     }
 }
 
-/// The user of whoever holds a name, if anybody does.
-pub(super) fn holder(name: &str) -> Option<u32> {
-    sys::peer_user(connected(name).ok()?.as_fd()).ok()
+/// The process that holds a name, if any does.
+pub(super) fn holder(name: &str) -> Option<libc::ucred> {
+    sys::peer(connected(name).ok()?.as_fd()).ok()
 }
 
 fn connected(name: &str) -> io::Result<OwnedFd> {

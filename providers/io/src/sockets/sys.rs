@@ -188,15 +188,15 @@ pub(crate) fn number(
     read_option(fd, level, option, 0)
 }
 
-/// The user of the process at the other end of a connection between processes of this machine: who has connected, or
-/// was listening, when it was made.
-pub(crate) fn peer_user(fd: BorrowedFd<'_>) -> io::Result<u32> {
+/// The process at the other end of a connection between processes of this machine, and its user: who has
+/// connected, or was listening, when it was made.
+pub(crate) fn peer(fd: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let nobody = libc::ucred {
         pid: 0,
         uid: u32::MAX,
         gid: u32::MAX,
     };
-    read_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, nobody).map(|peer| peer.uid)
+    read_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, nobody)
 }
 
 // `T` is what the kernel writes for this option: numbers.

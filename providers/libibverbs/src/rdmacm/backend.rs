@@ -486,7 +486,10 @@ fn in_use(error: VerbError, at: SocketAddr) -> ConnectError {
         VerbError::Os {
             errno: libc::EADDRINUSE,
             ..
-        } => ConnectError::AddressInUse(at),
+        } => ConnectError::AddressInUse {
+            address: at,
+            holder: None,
+        },
         VerbError::Os {
             errno: libc::EADDRNOTAVAIL | libc::ENODEV,
             ..

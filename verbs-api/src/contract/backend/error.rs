@@ -22,8 +22,13 @@ pub enum ConnectError {
     #[error("the peer gave up")]
     Aborted,
     /// Another listener has the address.
-    #[error("{0} is in use")]
-    AddressInUse(SocketAddr),
+    #[error("{address} is in use{}", holder.iter().map(|holder| format!(" by {holder}")).collect::<String>())]
+    AddressInUse {
+        /// The address.
+        address: SocketAddr,
+        /// Who has it, where that is known: this process, or another one and its user.
+        holder: Option<String>,
+    },
     /// The queue pair is connected, or was and has not been reset.
     #[error("the queue pair is connected already")]
     Connected,
