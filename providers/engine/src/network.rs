@@ -250,7 +250,8 @@ impl<M: Member> Network<M> {
                 self.serve();
                 settle();
                 if link.flush() {
-                    self.go_on();
+                    // Nobody else looks for what comes of that: the timers' thread goes on.
+                    self.timers.wake_at(self.timers.now());
                 }
                 return;
             }
@@ -352,22 +353,13 @@ impl<M: Member> Network<M> {
             if self.requests.load(Ordering::SeqCst) == seen {
                 return true;
             }
-            let has_input = || {
-                self.link
-                    .as_ref()
-                    .is_some_and(|link| link.input().is_some())
-            };
-            if turns == MOST_TURNS && has_input() {
+            let input = self.link.as_ref().and_then(|link| link.input());
+            if turns == MOST_TURNS && input.is_some() {
                 // While much arrives the link's thread may leave notes for ever.
-                self.go_on();
+                self.timers.wake_at(self.timers.now());
                 return true;
             }
         }
-    }
-
-    // On the timers' thread.
-    fn go_on(&self) {
-        self.timers.wake_at(self.timers.now());
     }
 }
 
