@@ -58,6 +58,12 @@ impl<D: Driver> DeviceOps for Device<D> {
     }
 }
 
+impl<D: Driver> Drop for Context<D> {
+    fn drop(&mut self) {
+        self.device.listen_no_more(&self.events);
+    }
+}
+
 // One of a bounded number of objects of a device; given back when dropped.
 struct Place<D: Driver> {
     device: Arc<Device<D>>,

@@ -315,6 +315,12 @@ impl<D: Driver> Device<D> {
         self.listeners.lock().push(Arc::downgrade(events));
     }
 
+    /// Has `events` told of nothing more.
+    pub(crate) fn listen_no_more(&self, events: &Arc<dyn EventSink>) {
+        let mut listeners = self.listeners.lock();
+        listeners.retain(|listener| !std::ptr::addr_eq(listener.as_ptr(), Arc::as_ptr(events)));
+    }
+
     /// A datagram came with a wrong Q_Key.
     pub fn note_qkey_violation(&self) {
         self.qkey_violations.fetch_add(1, Ordering::Relaxed);
@@ -466,8 +472,7 @@ impl<D: Driver> Device<D> {
     }
 
     fn tell(&self, event: EventType, subject: EventSubject) {
-        let mut listeners = self.listeners.lock();
-        listeners.retain(|listener| listener.strong_count() > 0);
+        let listeners = self.listeners.lock();
         let told: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
         drop(listeners);
         for listener in told {

@@ -19,14 +19,13 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::{Host, Time};
 use tiny::*;
 use verbs_api::probe::Probe;
-use verbs_api::provider::DeviceOps;
-use verbs_api::provider::Operation;
+use verbs_api::provider::{DeviceOps, EventSink, Operation};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::*;
 use verbs_api::{
-    capability::{DeviceAttributes, FeatureSet, Mtu},
+    capability::{DeviceAttributes, FeatureSet, Grant, Mtu},
     completion::{Notify, WcOpcode},
-    event::EventType,
+    event::{EventSubject, EventType},
     extension::{ExtensionDescriptor, ExtensionOperation, Extensions, FeatureInfo, Part, feature},
     ids::{Gid, LinkAddress, Psn},
     wr::{self, PostReason, ReceiveRequest, WorkRequest},
@@ -365,6 +364,25 @@ fn describe(change: impl Fn(&mut DeviceAttributes)) -> Result<(), VerbError> {
     )
     .unwrap();
     made
+}
+
+struct Listener;
+
+impl EventSink for Listener {
+    fn event(&self, _: EventType, _: EventSubject) {}
+}
+
+#[test]
+fn a_device_keeps_nothing_of_contexts_that_are_closed() {
+    let network = Network::new(Arc::new(Clock::default()), None);
+    let driver = Plain::make(LinkAddress::Lid(7), &Arc::new(Notes::default()));
+    let device = Engine::new(driver, &network, DeviceOptions::default()).unwrap();
+    let listeners = [(); 3].map(|()| Arc::new(Listener) as Arc<dyn EventSink>);
+    let open = |sink| DeviceOps::open(&*device, &Grant::default(), Arc::clone(sink)).unwrap();
+    let contexts = listeners.each_ref().map(open);
+    drop(contexts);
+    let kept = listeners.map(|sink| (Arc::strong_count(&sink), Arc::weak_count(&sink)));
+    assert_eq!(kept, [(1, 0); 3]);
 }
 
 fn argument(error: Result<(), VerbError>) -> &'static str {
