@@ -7,9 +7,11 @@
 
 mod at_work;
 mod ib_peer;
+mod intruder;
 mod iwarp_peer;
 mod program;
 mod script;
+mod shm_peer;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -22,12 +24,13 @@ use polyverbs_wire::roce::{self, Envelope};
 
 pub use ib_peer::run as ib_peer;
 pub use iwarp_peer::run as iwarp_peer;
+pub use shm_peer::run as shm_peer;
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("capture", capture),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
@@ -37,6 +40,7 @@ pub const TARGETS: [(&str, Target); 9] = [
     ("mpa_start", mpa_start),
     ("rdmap", rdmap),
     ("roce", roce),
+    ("shm_peer", shm_peer::run),
 ];
 
 /// A datagram to the port of RoCEv2.

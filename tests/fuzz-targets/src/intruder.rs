@@ -1,0 +1,86 @@
+//! A process of the same user, at an address of honest ones, that keeps to no rule.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use polyverbs_io::Lease;
+use rustix::cmsg_space;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with,
+};
+
+/// An address of this process's own, for each number from 1 to 7: another run does not meet this one.
+pub(crate) fn own_address(number: u8) -> IpAddr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    IpAddr::V4(Ipv4Addr::new(127, number << 5 | high & 0x1f, middle, low))
+}
+
+/// One run of this process at a time is at an address.
+pub(crate) fn alone(address: &Mutex<()>) -> MutexGuard<'_, ()> {
+    address.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection to an honest process.
+pub(crate) struct Intruder(OwnedFd);
+
+impl Intruder {
+    /// To whoever holds a name.
+    pub(crate) fn to(name: &str) -> Self {
+        let socket = unconnected();
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
+        connect(&socket, &name).expect("a holder of the name");
+        Self(socket)
+    }
+
+    /// Says something, if there is room for it.
+    pub(crate) fn say(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = sendmsg(&self.0, &[IoSlice::new(message)], &mut control, flags);
+    }
+
+    /// What comes along with the next message, if there is one.
+    pub(crate) fn descriptors(&self) -> Vec<OwnedFd> {
+        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        let (mut control, mut message) = (RecvAncillaryBuffer::new(&mut room), [0; 2]);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let into = &mut [IoSliceMut::new(&mut message)];
+        let _ = recvmsg(&self.0, into, &mut control, flags);
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        descriptors.flatten().collect()
+    }
+
+    /// What an honest process passes to one that joins: sockets, and memory as the last.
+    pub(crate) fn joins(honest: &Lease, name: &str) -> Vec<OwnedFd> {
+        let asking = Self::to(name);
+        asking.say(&[VERSION, JOIN], &[]);
+        honest
+            .attend(&mut |_, _| panic!("a datagram"))
+            .expect("an inbox");
+        asking.descriptors()
+    }
+}
+
+fn unconnected() -> OwnedFd {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    socket.expect("a socket")
+}
+
+/// The most descriptors that a message has.
+const DESCRIPTORS: usize = 65;
+/// Of the messages between processes.
+pub(crate) const VERSION: u8 = 6;
+pub(crate) const JOIN: u8 = 1;
