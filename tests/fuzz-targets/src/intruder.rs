@@ -8,10 +8,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polyverbs_io::Lease;
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with,
 };
 
 /// An address of this process's own, for each number from 1 to 7: another run does not meet this one.
@@ -70,6 +71,31 @@ impl Intruder {
             .attend(&mut |_, _| panic!("a datagram"))
             .expect("an inbox");
         asking.descriptors()
+    }
+}
+
+/// A name that is taken from honest processes.
+pub(crate) struct Hideout(OwnedFd);
+
+impl Hideout {
+    pub(crate) fn named(name: &str) -> Self {
+        let socket = unconnected();
+        let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
+        bind(&socket, &name).expect("a free name");
+        listen(&socket, 64).expect("a listener");
+        Self(socket)
+    }
+
+    /// Answers whoever asks, if anybody does within a millisecond.
+    pub(crate) fn answer(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let time = Timespec {
+            tv_sec: 0,
+            tv_nsec: 1_000_000,
+        };
+        let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&time));
+        if let Ok(asking) = accept_with(&self.0, SocketFlags::CLOEXEC) {
+            Intruder(asking).say(message, descriptors);
+        }
     }
 }
 

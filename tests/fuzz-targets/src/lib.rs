@@ -7,6 +7,7 @@
 
 mod at_work;
 mod ib_peer;
+mod inbox_peer;
 mod intruder;
 mod iwarp_peer;
 mod program;
@@ -23,6 +24,7 @@ use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
 pub use ib_peer::run as ib_peer;
+pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
 pub use shm_peer::run as shm_peer;
 
@@ -30,10 +32,11 @@ pub use shm_peer::run as shm_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("capture", capture),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
+    ("inbox_peer", inbox_peer::run),
     ("iwarp_peer", iwarp_peer::run),
     ("json", json),
     ("mad", mad),
