@@ -13,6 +13,7 @@ mod iwarp_peer;
 mod program;
 mod script;
 mod shm_peer;
+mod stream_peer;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -27,12 +28,13 @@ pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
 pub use shm_peer::run as shm_peer;
+pub use stream_peer::run as stream_peer;
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("capture", capture),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
@@ -44,6 +46,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("rdmap", rdmap),
     ("roce", roce),
     ("shm_peer", shm_peer::run),
+    ("stream_peer", stream_peer::run),
 ];
 
 /// A datagram to the port of RoCEv2.
