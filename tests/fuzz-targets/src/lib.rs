@@ -3,14 +3,16 @@
 //! `fuzz/` hands them to libFuzzer; `tests/corpus.rs` replays its corpus, so that what was found once stays found. Each
 //! function demands more than that nothing panics: what is taken apart is put together again to the same octets.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod at_work;
+mod c_library;
 mod ib_peer;
 mod inbox_peer;
 mod intruder;
 mod iwarp_peer;
 mod program;
+mod rsocket_peer;
 mod script;
 mod shm_peer;
 mod stream_peer;
@@ -27,6 +29,7 @@ use polyverbs_wire::roce::{self, Envelope};
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
+pub use rsocket_peer::run as rsocket_peer;
 pub use shm_peer::run as shm_peer;
 pub use stream_peer::run as stream_peer;
 
@@ -34,7 +37,7 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("capture", capture),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
@@ -45,6 +48,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("mpa_start", mpa_start),
     ("rdmap", rdmap),
     ("roce", roce),
+    ("rsocket_peer", rsocket_peer::run),
     ("shm_peer", shm_peer::run),
     ("stream_peer", stream_peer::run),
 ];

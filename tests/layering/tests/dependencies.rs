@@ -166,6 +166,8 @@ const FUZZED: &[&str] = &[
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs-dissect",
+    "polyverbs",
+    "polyverbs-librdmacm",
 ];
 
 const LINKED: &[&str] = &[
