@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod at_work;
+mod c_calls;
 mod c_library;
 mod ib_peer;
 mod inbox_peer;
@@ -26,6 +27,7 @@ use polyverbs_wire::mad::{self, MadHeader, cm};
 use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
+pub use c_calls::run as c_calls;
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
@@ -37,7 +39,8 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
+    ("c_calls", c_calls::run),
     ("capture", capture),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),

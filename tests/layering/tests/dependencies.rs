@@ -167,6 +167,7 @@ const FUZZED: &[&str] = &[
     "emulated-iwarp",
     "polyverbs-dissect",
     "polyverbs",
+    "polyverbs-libibverbs",
     "polyverbs-librdmacm",
 ];
 
