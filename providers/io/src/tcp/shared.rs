@@ -44,12 +44,6 @@ impl Announcement {
             with,
         })
     }
-
-    // The process that has agreed.
-    fn agreed(&self) -> Option<(QpnRange, Connection)> {
-        let found = || self.lease.memory()?.announced(self.own.ports);
-        self.with.or_else(found)
-    }
 }
 
 impl Drop for Announcement {
@@ -76,7 +70,9 @@ pub(super) struct Channel {
 
 impl Channel {
     pub(super) fn of(mut announcement: Announcement) -> Option<Self> {
-        let (to, other) = announcement.agreed()?;
+        let lease = &announcement.lease;
+        let found = || lease.memory()?.announced(announcement.own.ports);
+        let (to, other) = announcement.with.or_else(found)?;
         announcement.with = Some((to, other));
         Some(Self {
             to,
@@ -181,10 +177,9 @@ impl<C: StreamCodec> TcpLink<C> {
                 inbound.unfinished.push(stream);
                 continue;
             };
-            let key = channel.receives;
             match stream.is_gone() {
-                true => inbound.by_memory.remove(&key),
-                false => inbound.by_memory.insert(key, stream),
+                true => inbound.by_memory.remove(&channel.receives),
+                false => inbound.by_memory.insert(channel.receives, stream),
             };
         }
     }
@@ -203,9 +198,7 @@ impl<C: StreamCodec> TcpLink<C> {
         // What is put down now has to be flushed, as what comes of an arrival.
         let has_put = self.put_waiting();
         let mut readers = std::mem::take(&mut inbound.readers);
-        let mut take = |record: &Record<'_>| {
-            self.deliver_record(inbound, record, now, network);
-        };
+        let mut take = |record: &Record<'_>| self.deliver_record(inbound, record, now, network);
         let has_some = memory.receive(&mut readers, &mut take);
         inbound.readers = readers;
         has_some || has_put
@@ -213,10 +206,8 @@ impl<C: StreamCodec> TcpLink<C> {
 
     /// Puts down what waits for room, as far as there is some; whether that was any.
     pub(super) fn put_waiting(&self) -> bool {
-        let put = |memory: &ShmPort| memory.put_waiting(|range| self.has_room(range));
-        self.memory()
-            .filter(|memory| memory.waits())
-            .is_some_and(put)
+        let put = |to: &ShmPort| to.waits() && to.put_waiting(|range| self.has_room(range));
+        self.memory().is_some_and(put)
     }
 
     // There is room again where these streams go, also those that no look has seen yet.
