@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 struct ibv_mr;
 void **ibv_get_device_list(int *count);
@@ -44,6 +46,8 @@ int main(void)
 	struct ibv_mr *mr, *other;
 	volatile char *at;
 	char *next;
+	pid_t child;
+	int status;
 
 	MUST(pd != NULL);
 	// Each block is a mapping of its own.
@@ -92,6 +96,14 @@ int main(void)
 	next[5] = 9;
 	MUST(ibv_dereg_mr(mr) == 0 && next[5] == 9 && !is_mapped(at) && !is_mapped(at + 2 * PAGE));
 
-	puts("5 kept");
+	at = pages(NULL, 0);
+	mr = ibv_reg_mr(pd, (void *)at, LENGTH, LOCAL_WRITE);
+	child = fork();
+	if (child == 0)
+		_exit(munmap((void *)at, LENGTH) == 0 && !is_mapped(at) ? 0 : 1);
+	MUST(waitpid(child, &status, 0) == child && status == 0);
+	MUST(ibv_dereg_mr(mr) == 0 && is_mapped(at));
+
+	puts("all kept");
 	return 0;
 }

@@ -30,5 +30,9 @@ fn memory_that_a_program_gives_up_stays_until_it_is_deregistered() {
         .output()
         .unwrap();
     assert!(ran.status.success(), "{ran:?}");
-    assert_eq!(String::from_utf8_lossy(&ran.stdout), "5 kept\n", "{ran:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&ran.stdout),
+        "all kept\n",
+        "{ran:?}"
+    );
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 
 use crate::errno::Errno;
 use crate::lock::lock;
@@ -89,6 +89,9 @@ pub struct Kept {
 impl Kept {
     /// Keeps so many bytes.
     pub fn new(start: *const c_void, length: usize) -> Self {
+        static ONCE: Once = Once::new();
+        // SAFETY: the function stores numbers, and is there as long as the process: the library is never unloaded.
+        ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(keep_nothing)) });
         let mut table = lock(&TABLE);
         table.made += 1;
         table.longest = table.longest.max(length);
@@ -126,6 +129,12 @@ impl Drop for Kept {
             }
         }
     }
+}
+
+// In a child of a fork, whose memory is its own. The table may be locked there for ever.
+extern "C" fn keep_nothing() {
+    REGIONS.store(0, Ordering::Relaxed);
+    WAITING.store(0, Ordering::Relaxed);
 }
 
 // Whether memory has to wait that is given up now.
