@@ -289,8 +289,11 @@ impl Lease {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
-        self.group
-            .read(&self.inbox, take, |asker| self.let_in(asker))
+        let let_in = |asker: &_| self.let_in(asker);
+        if self.group.read(&self.inbox, take, let_in)? {
+            lock(&self.connections).retain(|_, connection| !connection.has_gone());
+        }
+        Ok(())
     }
 
     /// How many connections of users who are not let in were refused, at this address so far.
@@ -331,6 +334,7 @@ impl Lease {
         let options = &self.group.options;
         let connection = Connection::to(&options.range(range), &options.admission)?;
         connection.send(message, &[])?;
+        let _ = self.inbox.watch(&connection);
         connections.insert(range, connection);
         Ok(())
     }
@@ -386,7 +390,7 @@ impl Service {
     /// # Errors
     /// The inbox is of no use any more.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
-        self.group.read(&self.inbox, take, |_| {})
+        self.group.read(&self.inbox, take, |_| {}).map(drop)
     }
 }
 
@@ -403,7 +407,7 @@ impl PortGroup {
         inbox: &Inbox,
         take: &mut dyn FnMut(Arrival, &[u8]),
         let_in: impl Fn(&Connection),
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let mut take = |from: &Connection, message: &[u8]| match message {
             [VERSION, JOIN] => let_in(from),
             [VERSION, HANDED, rest @ ..] => {

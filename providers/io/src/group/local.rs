@@ -91,6 +91,11 @@ impl Connection {
         Ok(recv(&self.0, into, flags)?.1)
     }
 
+    /// Whether the other end, which sends nothing, has gone.
+    pub(crate) fn has_gone(&self) -> bool {
+        !self.receive(&mut []).is_err_and(|error| is_passing(&error))
+    }
+
     /// The next message, which is to have descriptors.
     pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
         let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -176,7 +181,7 @@ impl Inbox {
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         let accepted = Accepted {
             connections: BTreeMap::new(),
-            next: LISTENER.u64() + 1,
+            next: OTHER.u64() + 1,
             bytes: vec![0; LONGEST].into(),
         };
         Ok(Self {
@@ -186,7 +191,14 @@ impl Inbox {
         })
     }
 
+    /// Has [`attend`](Self::attend) tell when the other end has gone of a connection that is only sent to.
+    pub(crate) fn watch(&self, connection: &Connection) -> io::Result<()> {
+        let flags = EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(&self.ready, &connection.0, OTHER, flags)?)
+    }
+
     /// Gives messages to `take`, some of each connection. Closes connections of users who are not admitted, and counts them.
+    /// Answers whether somebody has gone who is [watched](Self::watch).
     ///
     /// # Errors
     /// The inbox is of no use any more.
@@ -195,22 +207,24 @@ impl Inbox {
         admission: &Admission,
         strangers: &AtomicU64,
         take: &mut dyn FnMut(&Connection, &[u8]),
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let mut events = [NO_EVENT; AT_ONCE];
         let count = match epoll::wait(&self.ready, &mut events, Some(&Timespec::default())) {
-            Err(Errno::INTR) => return Ok(()),
+            Err(Errno::INTR) => return Ok(false),
             count => count?,
         };
         let accepted = &mut *lock(&self.accepted);
+        let mut has_gone = false;
         for event in &events[..count] {
             match event.data.u64() {
                 token if token == LISTENER.u64() => {
                     self.accept(accepted, admission, strangers, take)?;
                 }
+                token if token == OTHER.u64() => has_gone = true,
                 token => self.read(token, accepted, take),
             }
         }
-        Ok(())
+        Ok(has_gone)
     }
 
     fn accept(
@@ -299,6 +313,8 @@ const MESSAGES: usize = 64;
 const BACKLOG: i32 = 4096;
 
 const LISTENER: EventData = EventData::new_u64(0);
+/// A connection that is only sent to.
+const OTHER: EventData = EventData::new_u64(1);
 /// Told once: a process without a descriptor left is not told of the same connection for ever.
 const CONNECTING: EventFlags = EventFlags::IN.union(EventFlags::ET);
 const NO_EVENT: Event = Event {

@@ -178,6 +178,21 @@ fn a_datagram_is_handed_to_a_range_or_to_a_service() {
 }
 
 #[test]
+fn nothing_is_kept_of_a_process_that_has_gone() {
+    let [one, other, third] = [(); 3].map(|()| Lease::join(options(47_013)).unwrap());
+    let arrival = arrival_at(&one);
+    for to in [&other, &third] {
+        one.hand_to_range(to.range(), &arrival, b"datagram")
+            .unwrap();
+    }
+    let gone = other.range();
+    drop(other);
+    one.attend(&mut |_, _| {}).unwrap();
+    let kept = lock(&one.connections);
+    assert!(!kept.contains_key(&gone) && kept.contains_key(&third.range()));
+}
+
+#[test]
 fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
     let (arrival, datagram) = (arrival_at(&one), [0; 4096]);
