@@ -459,7 +459,8 @@ pub(crate) fn handle_answer(
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
     }
-    let at = oldest_outstanding(&half.queue);
+    // The oldest that is outstanding.
+    let at = (half.queue.iter()).position(|wqe| wqe.phase == Phase::Sent);
     let mut answered = Answered { qp, half, at, cx };
     let status = match message {
         Message::Tagged(segment) if segment.last && payload.is_empty() && answered.is_awaited() => {
@@ -605,10 +606,6 @@ impl Answered<'_, '_> {
         queue[at].phase = Phase::Done(status);
         self.qp.complete_done(self.half, self.cx);
     }
-}
-
-fn oldest_outstanding(queue: &VecDeque<Wqe>) -> Option<usize> {
-    queue.iter().position(|wqe| wqe.phase == Phase::Sent)
 }
 
 /// The connection has failed: error state, and what is left is flushed when no lock is held.

@@ -370,12 +370,6 @@ impl<D: Driver> Qp<D> {
         QpState::from_code(self.state.load(Ordering::Acquire) & !CLOSED).unwrap_or(QpState::Err)
     }
 
-    // Whether requests may be posted and carried out.
-    #[inline]
-    fn is_open_and_rts(&self) -> bool {
-        self.state.load(Ordering::Acquire) == QpState::Rts as u8
-    }
-
     #[inline]
     fn is_closed(&self) -> bool {
         self.state.load(Ordering::Acquire) & CLOSED != 0
@@ -470,7 +464,7 @@ impl<D: Driver> Qp<D> {
                 && !self.is_watched
                 && !rules::is_any_broken()
                 && requester.queue.is_empty()
-                && self.is_open_and_rts()
+                && self.state.load(Ordering::Acquire) == QpState::Rts as u8
             {
                 index += D::express(self, requester, &requests[index..], cx);
             }

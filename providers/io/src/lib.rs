@@ -87,9 +87,3 @@ fn count(counter: &AtomicU64) {
 fn count_alone(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
-
-/// Whether tests run under a checker of memory, some thirty times slower.
-#[cfg(test)]
-fn is_memory_checked() -> bool {
-    std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some()
-}

@@ -247,13 +247,8 @@ impl ShmPort {
         announced.is_ok()
     }
 
-    /// Takes that back.
-    pub fn withdraw(&self, own: Connection) {
-        self.withdraw_for(self.range, own);
-    }
-
-    /// The same for another process, which has been killed, or does not need it any more.
-    pub fn withdraw_for(&self, range: QpnRange, of: Connection) {
+    /// Takes that back; also for another process, which has been killed, or does not need it any more.
+    pub fn withdraw(&self, range: QpnRange, of: Connection) {
         let place = self.shm.connection(range, of.ports);
         let _ = place.compare_exchange(of.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
     }

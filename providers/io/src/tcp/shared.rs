@@ -49,10 +49,10 @@ impl Announcement {
 impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some(memory) = self.lease.memory() {
-            memory.withdraw(self.own);
+            memory.withdraw(self.lease.range(), self.own);
             // A process that was killed takes nothing back.
             if let Some((with, other)) = self.with {
-                memory.withdraw_for(with, other);
+                memory.withdraw(with, other);
             }
         }
     }
