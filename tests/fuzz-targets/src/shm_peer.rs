@@ -278,8 +278,8 @@ impl Rig {
             4 => {
                 memory.announced(connection.ports);
             }
-            5 => memory.withdraw(connection),
-            6 => memory.withdraw_for(other, connection),
+            5 => memory.withdraw(lease.range(), connection),
+            6 => memory.withdraw(other, connection),
             _ => {
                 let attended = lease.attend(&mut |_, _| panic!("a datagram"));
                 attended.expect("an inbox");

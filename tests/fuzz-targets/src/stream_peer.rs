@@ -282,7 +282,7 @@ impl Rig {
         let named = self.memory().announced(ports);
         let named = named.map_or(0, |(_, connection)| connection.stream);
         if how & 8 != 0 {
-            self.memory().withdraw(own_end);
+            self.memory().withdraw(self.peer.range(), own_end);
         }
         self.victim.attach(key, victims, announcement);
         self.streams.push(PeerStream {
@@ -343,10 +343,10 @@ impl Rig {
                     stream: what.into(),
                     ..stream.own
                 };
-                self.memory().withdraw(stream.own);
+                self.memory().withdraw(self.peer.range(), stream.own);
                 self.memory().announce(other);
             }
-            128..192 => self.memory().withdraw(stream.own),
+            128..192 => self.memory().withdraw(self.peer.range(), stream.own),
             _ => {
                 self.memory().announce(stream.own);
             }
