@@ -119,8 +119,8 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
     let context =
         emulated::device_at(device, at.ip(), &EmulatedOptions::default())?.open(&needs())?;
     let (pd, cq) = (context.alloc_pd().await?, context.create_cq(16).await?);
-    let slots = u64::from(limits.keys.get());
-    let memory = Memory::zeroed((slots * SLOT) as usize)?;
+    let slots = limits.keys.get();
+    let memory = Memory::zeroed((u64::from(slots) * SLOT) as usize)?;
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let region = pd.register(&memory, Access::LOCAL_WRITE | remote).await?;
     let table = Table {
@@ -277,7 +277,7 @@ fn refusal(error: ConnectError) -> Box<dyn std::error::Error + Send + Sync> {
 #[derive(Clone, Copy)]
 struct Table {
     at: RemoteAddress,
-    slots: u64,
+    slots: u32,
 }
 
 impl Table {
@@ -287,7 +287,7 @@ impl Table {
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (at, rest) = bytes.split_first_chunk()?;
-        let slots = u64::from_be_bytes(*rest.first_chunk()?);
+        let slots = u32::from_be_bytes(*rest.first_chunk()?);
         let at = RemoteAddress::from_bytes(*at);
         (slots > 0).then_some(Self { at, slots })
     }
@@ -375,6 +375,7 @@ impl Store {
 
     fn probe(&self, key: &str) -> impl Iterator<Item = RemoteAddress> + use<> {
         let (Table { at, slots }, first) = (self.table, tag(key));
+        let slots = u64::from(slots);
         (0..slots).map(move |step| at.plus(first.wrapping_add(step) % slots * SLOT))
     }
 }
