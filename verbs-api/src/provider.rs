@@ -47,7 +47,7 @@ pub use crate::lifecycle::Outcome;
 pub use crate::mem::{MwType, RegionMemory};
 pub use crate::post::QpRules;
 pub use crate::random::random;
-pub use crate::registry::{Absent, LinkedProvider, Provider};
+pub use crate::registry::{Absent, DeviceList, LinkedProvider, Provider};
 pub use crate::version::CONTRACT_VERSION;
 pub use crate::wr::data::{Lent, Sges};
 pub use crate::wr::requests::{Common, Operation};

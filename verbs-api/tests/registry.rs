@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{DeviceOps, Provider, RegistryError, link_provider};
+use verbs_api::provider::{DeviceList, Provider, RegistryError, link_provider};
 use verbs_api::*;
 
 mod mock;
@@ -42,16 +42,12 @@ impl Provider for Slots {
         self.name
     }
 
-    fn devices(&self, _: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
         let devices = self.devices.lock().unwrap().clone()?;
         Ok(devices.into_iter().map(|device| device as _).collect())
     }
 
-    fn refresh(
-        &self,
-        _: Vec<Arc<dyn DeviceOps>>,
-        extensions: &Extensions,
-    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn refresh(&self, _: DeviceList, extensions: &Extensions) -> Result<DeviceList, VerbError> {
         self.devices(extensions)
     }
 }

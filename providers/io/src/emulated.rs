@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyverbs_engine::device::DeviceOptions;
 use thiserror::Error;
-use verbs_api::provider::{DeviceOps, Provider};
+use verbs_api::provider::{DeviceList, DeviceOps, Provider};
 use verbs_api::{
     ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
 };
@@ -133,14 +133,14 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         true
     }
 
-    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError> {
         let options = EmulatedOptions {
             extensions: Some(extensions.clone()),
             at: named_address()?,
             ..EmulatedOptions::default()
         };
         match self.0.make(&options) {
-            Ok(device) => Ok(vec![device]),
+            Ok(device) => Ok([device].into_iter().collect()),
             Err(EmulatedError::Verb(error)) => Err(error),
             Err(EmulatedError::Wire(error)) => {
                 let reason = ArgumentReason::Said(error.into());

@@ -67,7 +67,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use verbs_api::VerbError;
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{Absent, DeviceOps, Provider, link_provider, own};
+use verbs_api::provider::{Absent, DeviceList, Provider, link_provider, own};
 
 use binding::Bindings;
 use device::Device;
@@ -92,7 +92,6 @@ pub struct LibIbverbs {
     /// `None`: what the environment names, else what the linker finds.
     file: Option<PathBuf>,
     library: OnceLock<Result<&'static Library, VerbError>>,
-    absent: Mutex<Vec<Absent>>,
 }
 
 /// The provider that registers itself where this crate is linked and named.
@@ -105,7 +104,6 @@ impl LibIbverbs {
         Self {
             file,
             library: OnceLock::new(),
-            absent: Mutex::new(Vec::new()),
         }
     }
 
@@ -162,31 +160,25 @@ impl Provider for LibIbverbs {
         "libibverbs"
     }
 
-    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
-        self.refresh(Vec::new(), extensions)
+    fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError> {
+        self.refresh(DeviceList::default(), extensions)
     }
 
-    fn refresh(
-        &self,
-        known: Vec<Arc<dyn DeviceOps>>,
-        extensions: &Extensions,
-    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn refresh(&self, known: DeviceList, extensions: &Extensions) -> Result<DeviceList, VerbError> {
         let known: Vec<Arc<Device>> = known
+            .devices
             .iter()
             .filter_map(|ops| own(ops, "device").ok())
             .collect();
-        let (there, absent) = match self.wanted()? {
+        match self.wanted()? {
             Ok(library) => {
                 let bindings = Bindings::of(extensions)?;
-                listing::list(library, self.name(), &bindings, &known)?
+                listing::list(library, self.name(), &bindings, &known)
             }
-            Err(absent) => (Vec::new(), vec![absent]),
-        };
-        *lock(&self.absent) = absent;
-        Ok(there.into_iter().map(|device| device as _).collect())
-    }
-
-    fn absent(&self) -> Vec<Absent> {
-        lock(&self.absent).clone()
+            Err(absent) => Ok(DeviceList {
+                devices: Vec::new(),
+                absent: vec![absent],
+            }),
+        }
     }
 }

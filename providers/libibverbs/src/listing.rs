@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nix::unistd::{Gid, Group};
 use verbs_api::VerbError;
-use verbs_api::provider::Absent;
+use verbs_api::provider::{Absent, DeviceList};
 
 use crate::binding::Bindings;
 use crate::device::Device;
@@ -25,8 +25,8 @@ pub(crate) fn list(
     provider: &'static str,
     bindings: &Bindings,
     known: &[Arc<Device>],
-) -> Result<(Vec<Arc<Device>>, Vec<Absent>), VerbError> {
-    let (mut there, mut absent) = (Vec::new(), Vec::new());
+) -> Result<DeviceList, VerbError> {
+    let mut found = DeviceList::default();
     for listed in List::of(library)?.iter() {
         let same = known.iter().find(|known| known.is(&listed));
         let device = same.map_or_else(
@@ -34,14 +34,14 @@ pub(crate) fn list(
             |same| Ok(Arc::clone(same)),
         );
         match device {
-            Ok(device) => there.push(device),
-            Err(why) => absent.push(Absent {
+            Ok(device) => found.devices.push(device),
+            Err(why) => found.absent.push(Absent {
                 what: name(&listed),
                 why,
             }),
         }
     }
-    Ok((there, absent))
+    Ok(found)
 }
 
 fn name(listed: &Listed<'_>) -> String {

@@ -173,8 +173,8 @@ mod tests {
     fn a_queue_pair_that_is_made_while_the_device_is_removed_takes_no_requests() {
         let refused = || -> Result<_, VerbError> {
             let library = LibIbverbs::in_file(built_library::built_apart());
-            let devices = library.devices(&Extensions::new())?;
-            let open = devices[0].open(&Grant::default(), Arc::new(Nobody))?;
+            let found = library.devices(&Extensions::new())?;
+            let open = found.devices[0].open(&Grant::default(), Arc::new(Nobody))?;
             let context = Arc::clone(&own::<Open, _>(&open, "context")?.context);
             let pd = context.live.alloc_pd()?;
             let id = ObjectId::new(0, 0);

@@ -99,6 +99,8 @@ fn a_bit_that_an_extension_does_not_tell_of_is_refused_in_words() {
     registry.add_extension(&UNTOLD).unwrap();
     let provider = LibIbverbs::in_file(built_library::built_apart());
     registry.add_provider(provider).unwrap();
+    // Another registry asks the same provider; it has no such extension.
+    assert!(common::registry().absent().is_empty());
     assert!(registry.device("ib0@libibverbs").is_none());
     let absent = registry.absent();
     let said = absent.iter().map(|(_, absent)| absent.why.to_string());

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use verbs_api::VerbError;
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{DeviceOps, Provider, link_provider};
+use verbs_api::provider::{DeviceList, Provider, link_provider};
 
 use device::Device;
 
@@ -38,13 +38,14 @@ impl Provider for Metered {
         "acme-meter"
     }
 
-    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError> {
         // Its handles look for the queues of the engine in what a program gives them, and would find those of the meter.
         let extensions = extensions.clone().without("xrc");
-        let behind = self.behind.devices(&extensions)?.into_iter().enumerate();
-        let metered = behind.map(|(number, device)| {
+        let behind = self.behind.devices(&extensions)?;
+        let numbered = behind.devices.into_iter().enumerate();
+        let metered = numbered.map(|(number, device)| {
             let name = format!("meter{number}");
-            Arc::new(Device::new(name, self.name(), device)) as Arc<dyn DeviceOps>
+            Arc::new(Device::new(name, self.name(), device)) as _
         });
         Ok(metered.collect())
     }

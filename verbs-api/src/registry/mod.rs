@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use provider::{Absent, LinkedProvider, Provider};
+pub use provider::{Absent, DeviceList, LinkedProvider, Provider};
 
 use crate::capability::{DeviceAttributes, Grant, PortState, Requirements};
 use crate::context::Context;
-use crate::contract::DeviceOps;
 use crate::device::{Device, OpenError};
 use crate::error::{RegistryError, VerbError};
 use crate::extension::{ExtensionDescriptor, Extensions};
@@ -40,12 +39,15 @@ pub struct Registry {
     extensions: Extensions,
 }
 
-#[derive(Clone, Copy)]
-struct Registered(&'static dyn Provider);
+#[derive(Clone)]
+struct Registered {
+    provider: &'static dyn Provider,
+    absent: Vec<Absent>,
+}
 
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name())
+        f.write_str(self.provider.name())
     }
 }
 
@@ -87,7 +89,7 @@ impl Registry {
     pub fn add_provider(&mut self, provider: &'static dyn Provider) -> Result<(), RegistryError> {
         let name = provider.name();
         check_version(name, provider.contract_version())?;
-        let devices = self.checked(provider, provider.devices(&self.extensions))?;
+        let (devices, absent) = self.checked(provider, provider.devices(&self.extensions))?;
         if self.providers.contains_key(name) {
             let first = self.devices().filter(|device| device.provider() == name);
             return Err(RegistryError::DuplicateProvider {
@@ -96,7 +98,7 @@ impl Registry {
                 second_devices: devices.into_keys().collect(),
             });
         }
-        self.providers.insert(name, Registered(provider));
+        self.providers.insert(name, Registered { provider, absent });
         self.devices.extend(devices);
         Ok(())
     }
@@ -110,12 +112,15 @@ impl Registry {
     /// those of the others are up to date all the same.
     pub fn refresh(&mut self) -> Result<(), RegistryError> {
         let mut outcome = Ok(());
-        for (name, Registered(provider)) in self.providers.clone() {
+        for (name, Registered { provider, absent }) in self.providers.clone() {
             let of_provider = self.devices().filter(|device| device.provider() == name);
-            let known = of_provider.map(|device| Arc::clone(device.ops())).collect();
-            let found = provider.refresh(known, &self.extensions);
+            let devices = of_provider.map(|device| Arc::clone(device.ops())).collect();
+            let found = provider.refresh(DeviceList { devices, absent }, &self.extensions);
             match self.checked(provider, found) {
-                Ok(devices) => self.replace(name, devices),
+                Ok((devices, absent)) => {
+                    self.providers.insert(name, Registered { provider, absent });
+                    self.replace(name, devices);
+                }
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
@@ -156,15 +161,19 @@ impl Registry {
     fn checked(
         &self,
         provider: &'static dyn Provider,
-        found: Result<Vec<Arc<dyn DeviceOps>>, VerbError>,
-    ) -> Result<BTreeMap<String, Device>, RegistryError> {
+        found: Result<DeviceList, VerbError>,
+    ) -> Result<(BTreeMap<String, Device>, Vec<Absent>), RegistryError> {
         let second = provider.name();
         let refused = |error| RegistryError::Provider {
             provider: second,
             error,
         };
+        let DeviceList {
+            devices: found,
+            absent,
+        } = found.map_err(refused)?;
         let mut devices = BTreeMap::new();
-        for ops in found.map_err(refused)? {
+        for ops in found {
             let attributes = ops.attributes();
             check_consistent(second, &attributes)?;
             let device = Device::of_provider(second, ops);
@@ -180,7 +189,7 @@ impl Registry {
             }
             devices.insert(name, device);
         }
-        Ok(devices)
+        Ok((devices, absent))
     }
 
     /// Registers an extension: all of it, or nothing. Before the providers, whose devices are made with it.
@@ -224,10 +233,10 @@ impl Registry {
         &self.extensions
     }
 
-    /// What the providers cannot offer, each with the provider's name.
+    /// What the providers could not offer when they were asked for their devices, each with the provider's name.
     pub fn absent(&self) -> Vec<(&'static str, Absent)> {
-        let of = |(name, provider): (&&'static str, &Registered)| {
-            let (name, absent) = (*name, provider.0.absent());
+        let of = |(name, registered): (&&'static str, &Registered)| {
+            let (name, absent) = (*name, registered.absent.clone());
             absent.into_iter().map(move |absent| (name, absent))
         };
         self.providers.iter().flat_map(of).collect()
@@ -269,7 +278,7 @@ impl Registry {
                 .ports
                 .iter()
                 .any(|port| port.state == PortState::Active),
-            is_no_fallback: provider.is_some_and(|provider| !provider.0.is_fallback()),
+            is_no_fallback: provider.is_some_and(|registered| !registered.provider.is_fallback()),
             granted: bits.sum(),
         }
     }

@@ -21,13 +21,7 @@ pub trait Provider: Sync {
     ///
     /// # Errors
     /// Why there are none: which mandatory part is missing.
-    fn devices(&self, extensions: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError>;
-
-    /// What it could not offer, and why, when it was last asked for its devices: a device that does not open, or a missing
-    /// library.
-    fn absent(&self) -> Vec<Absent> {
-        Vec::new()
-    }
+    fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError>;
 
     /// Whether its devices are for programs that have no other: [`Registry::open`](crate::Registry::open) takes one where
     /// no other provider's meets the requirements.
@@ -42,10 +36,28 @@ pub trait Provider: Sync {
     /// Why it cannot tell: what is known stays.
     fn refresh(
         &self,
-        known: Vec<Arc<dyn DeviceOps>>,
+        known: DeviceList,
         _extensions: &Extensions,
-    ) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    ) -> Result<DeviceList, VerbError> {
         Ok(known)
+    }
+}
+
+/// What a provider answers to one registry: its devices, and what it cannot offer.
+#[derive(Default)]
+pub struct DeviceList {
+    /// The devices.
+    pub devices: Vec<Arc<dyn DeviceOps>>,
+    /// A device that does not open, or a missing library.
+    pub absent: Vec<Absent>,
+}
+
+impl FromIterator<Arc<dyn DeviceOps>> for DeviceList {
+    fn from_iter<I: IntoIterator<Item = Arc<dyn DeviceOps>>>(devices: I) -> Self {
+        Self {
+            devices: devices.into_iter().collect(),
+            absent: Vec::new(),
+        }
     }
 }
 

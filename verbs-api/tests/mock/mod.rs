@@ -717,12 +717,9 @@ impl Provider for MockProvider {
         self.version
     }
 
-    fn devices(&self, _: &Extensions) -> Result<Vec<Arc<dyn DeviceOps>>, VerbError> {
+    fn devices(&self, _: &Extensions) -> Result<DeviceList, VerbError> {
         let devices = self.devices.clone()?;
-        Ok(devices
-            .into_iter()
-            .map(|device| device as Arc<dyn DeviceOps>)
-            .collect())
+        Ok(devices.into_iter().map(|device| device as _).collect())
     }
 }
 
