@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // On it: the engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &["verbs-api"]),
+    ("polyverbs-rds-wire", &[]),
     // Virtual time and link models know no socket.
     ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
     // Links with a wire are generic over the codec that a driver hands them.
@@ -180,7 +181,7 @@ const LINKED: &[&str] = &[
 ];
 
 /// Crates that make no OS calls, and what they may therefore not depend on.
-const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire"];
+const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire", "polyverbs-rds-wire"];
 const OS_DEPENDENCIES: &[&str] = &["libc", "mio", "nix", "rustix", "socket2", "tokio"];
 
 #[test]

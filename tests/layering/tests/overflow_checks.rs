@@ -5,8 +5,9 @@ use std::fs;
 use toml::Table;
 
 /// What takes apart what peers send.
-const PARSERS: [&str; 3] = [
+const PARSERS: [&str; 4] = [
     "polyverbs-wire",
+    "polyverbs-rds-wire",
     "polyverbs-connection",
     "polyverbs-librdmacm",
 ];

@@ -1,0 +1,129 @@
+use core::fmt;
+
+/// Bytes of a congestion map.
+pub const CONGESTION_MAP_BYTES: usize = 65536 / 8;
+
+/// Which ports of a receiving address take no more messages.
+///
+/// Port p is bit p % 8 of byte p / 8, counted from the least significant one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CongestionMap(Box<[u8; CONGESTION_MAP_BYTES]>);
+
+impl CongestionMap {
+    /// No port is congested.
+    pub fn new() -> Self {
+        Self(Box::new([0; CONGESTION_MAP_BYTES]))
+    }
+
+    /// The port takes no more messages.
+    pub fn set(&mut self, port: u16) {
+        self.0[byte(port)] |= bit(port);
+    }
+
+    /// The port takes messages again.
+    pub fn clear(&mut self, port: u16) {
+        self.0[byte(port)] &= !bit(port);
+    }
+
+    /// Whether the port takes no more messages.
+    pub fn is_set(&self, port: u16) -> bool {
+        self.0[byte(port)] & bit(port) != 0
+    }
+
+    /// The congested ports, in their order.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        (0..=u16::MAX).filter(|port| self.is_set(*port))
+    }
+
+    /// The bytes, as a message carries them.
+    pub fn bytes(&self) -> &[u8; CONGESTION_MAP_BYTES] {
+        &self.0
+    }
+
+    /// Takes the map that has arrived, and answers which ports have become free: bit p % 64 for port p, as a socket
+    /// that monitors congestion is told.
+    pub fn replace(&mut self, bytes: &[u8; CONGESTION_MAP_BYTES]) -> u64 {
+        let (old, _) = self.0.as_chunks();
+        let (new, _) = bytes.as_chunks();
+        let freed = old.iter().zip(new).fold(0, |freed, (old, new)| {
+            freed | u64::from_le_bytes(*old) & !u64::from_le_bytes(*new)
+        });
+        *self.0 = *bytes;
+        freed
+    }
+}
+
+fn byte(port: u16) -> usize {
+    usize::from(port / 8)
+}
+
+fn bit(port: u16) -> u8 {
+    1 << (port % 8)
+}
+
+impl Default for CongestionMap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for CongestionMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.ports()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers 8.33
+    #[test]
+    fn a_port_is_one_bit_counted_from_the_least_significant_one() {
+        for (port, byte, bits) in [
+            (0, 0, 1),
+            (7, 0, 0x80),
+            (8, 1, 1),
+            (4000, 500, 1),
+            (65535, 8191, 0x80),
+        ] {
+            let mut map = CongestionMap::new();
+            map.set(port);
+            let mut expected = [0; CONGESTION_MAP_BYTES];
+            expected[byte] = bits;
+            assert_eq!(map.bytes(), &expected);
+            assert!(map.is_set(port));
+            assert_eq!(map.ports().collect::<Vec<_>>(), [port]);
+        }
+    }
+
+    // covers 8.33
+    #[test]
+    fn a_port_is_cleared_without_its_neighbours() {
+        let mut map = CongestionMap::new();
+        (4000..4003).for_each(|port| map.set(port));
+        map.clear(4001);
+        map.clear(5000);
+        assert_eq!(map.ports().collect::<Vec<_>>(), [4000, 4002]);
+    }
+
+    // covers 8.33
+    #[test]
+    fn a_map_that_arrives_takes_the_place_of_the_last_one_and_says_which_ports_are_free() {
+        let mut map = CongestionMap::new();
+        let mut arrived = CongestionMap::new();
+        [3, 70, 4000].into_iter().for_each(|port| arrived.set(port));
+        assert_eq!(map.replace(arrived.bytes()), 0);
+        assert_eq!(map, arrived);
+
+        arrived.clear(70);
+        arrived.clear(4000);
+        arrived.set(65535);
+        assert_eq!(
+            map.replace(arrived.bytes()),
+            1 << (70 % 64) | 1 << (4000 % 64)
+        );
+        assert_eq!(map, arrived);
+        assert_eq!(map.replace(arrived.bytes()), 0);
+    }
+}

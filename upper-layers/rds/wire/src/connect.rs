@@ -1,0 +1,230 @@
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    byteorder::big_endian::{U16, U32, U64},
+};
+
+/// A version of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// What it differs in beyond the minor number.
+    pub major: u8,
+    /// Within the major one.
+    pub minor: u8,
+}
+
+impl Version {
+    /// 3.1.
+    pub const V3_1: Self = Self { major: 3, minor: 1 };
+    /// 4.0.
+    pub const V4_0: Self = Self { major: 4, minor: 0 };
+    /// 4.1.
+    pub const V4_1: Self = Self { major: 4, minor: 1 };
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The minor versions of 4 that Linux and we speak, one bit each.
+pub const MINOR_MASK: u16 = 3;
+
+/// The private data of a request, which proposes, and of a reply, which says what was agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectData {
+    /// The address of who sends this.
+    pub source: IpAddr,
+    /// The address of who is to have it.
+    pub destination: IpAddr,
+    /// The version that is proposed, or that it will be.
+    pub version: Version,
+    /// The minor versions of 4 that the sender speaks, one bit each.
+    pub minor_mask: u16,
+    /// The class of service; each has a connection of its own.
+    pub tos: u8,
+    /// The highest sequence number that has arrived over earlier connections; 0 says nothing.
+    pub ack_sequence: u64,
+    /// The receives that are posted, where flow control is offered; else 0.
+    pub credit: u32,
+}
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Layout<Address> {
+    source: Address,
+    destination: Address,
+    major: u8,
+    minor: u8,
+    minor_mask: U16,
+    tos: u8,
+    reserved: [u8; 3],
+    ack_sequence: U64,
+    credit: U32,
+    padding: [u8; 4],
+}
+
+const _: () = assert!(size_of::<Layout<[u8; 4]>>() == 32);
+const _: () = assert!(size_of::<Layout<[u8; 16]>>() == 56);
+
+impl ConnectData {
+    /// Reads the private data of a connection of IPv4 or IPv6 addresses; what follows it is the padding of the connection
+    /// manager. `None` where it is too short.
+    pub fn parse(private_data: &[u8], is_v6: bool) -> Option<Self> {
+        if is_v6 {
+            Self::of::<[u8; 16]>(private_data, |address| Ipv6Addr::from(address).into())
+        } else {
+            Self::of::<[u8; 4]>(private_data, |address| Ipv4Addr::from(address).into())
+        }
+    }
+
+    fn of<Address>(bytes: &[u8], address: impl Fn(Address) -> IpAddr) -> Option<Self>
+    where
+        Address: FromBytes + Copy,
+        Layout<Address>: FromBytes,
+    {
+        let (layout, _) = Layout::<Address>::read_from_prefix(bytes).ok()?;
+        Some(Self {
+            source: address(layout.source),
+            destination: address(layout.destination),
+            version: Version {
+                major: layout.major,
+                minor: layout.minor,
+            },
+            minor_mask: layout.minor_mask.get(),
+            tos: layout.tos,
+            ack_sequence: layout.ack_sequence.get(),
+            credit: layout.credit.get(),
+        })
+    }
+
+    /// The bytes: 32 between IPv4 addresses, else 56.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        if let (IpAddr::V4(source), IpAddr::V4(destination)) = (self.source, self.destination) {
+            self.layout(source.octets(), destination.octets())
+                .as_bytes()
+                .to_vec()
+        } else {
+            let octets = |address| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            self.layout(octets(self.source), octets(self.destination))
+                .as_bytes()
+                .to_vec()
+        }
+    }
+
+    fn layout<Address>(&self, source: Address, destination: Address) -> Layout<Address> {
+        Layout {
+            source,
+            destination,
+            major: self.version.major,
+            minor: self.version.minor,
+            minor_mask: self.minor_mask.into(),
+            tos: self.tos,
+            reserved: [0; 3],
+            ack_sequence: self.ack_sequence.into(),
+            credit: self.credit.into(),
+            padding: [0; 4],
+        }
+    }
+
+    /// The version that this proposal is answered with, as Linux does; `None` where it is refused.
+    ///
+    /// A major version of 0 is an old peer's, which left the bytes at zero, and is answered with 4.0.
+    pub fn agreed(&self) -> Option<Version> {
+        let common = self.minor_mask & MINOR_MASK;
+        match self.version {
+            Version { major: 0, .. } => Some(Version::V4_0),
+            Version { major: 4, .. } if common != 0 => Some(Version {
+                major: 4,
+                minor: common.ilog2() as u8,
+            }),
+            Version::V3_1 => Some(Version::V3_1),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hex_literal::hex;
+
+    use super::*;
+
+    fn proposal(version: Version, minor_mask: u16) -> ConnectData {
+        ConnectData {
+            source: [192, 0, 2, 1].into(),
+            destination: [192, 0, 2, 2].into(),
+            version,
+            minor_mask,
+            tos: 6,
+            ack_sequence: 0x0102_0304_0506_0708,
+            credit: 0x0a0b_0c0d,
+        }
+    }
+
+    // covers 8.28
+    #[test]
+    fn private_data_between_ipv4_addresses_is_32_bytes() {
+        let data = proposal(Version::V4_1, 3);
+        let bytes =
+            hex!("c0000201 c0000202 04 01 0003 06 000000 0102030405060708 0a0b0c0d 00000000");
+        assert_eq!(data.to_bytes(), bytes);
+        assert_eq!(ConnectData::parse(&bytes, false), Some(data));
+        assert_eq!(ConnectData::parse(&bytes[..31], false), None);
+        let padded = [&bytes[..], &[0; 24]].concat();
+        assert_eq!(ConnectData::parse(&padded, false), Some(data));
+    }
+
+    // covers 8.28
+    #[test]
+    fn private_data_between_ipv6_addresses_is_56_bytes() {
+        let data = ConnectData {
+            source: "2001:db8::1".parse().unwrap(),
+            destination: "2001:db8::2".parse().unwrap(),
+            ..proposal(Version::V3_1, 3)
+        };
+        let bytes = hex!(
+            "20010db8000000000000000000000001 20010db8000000000000000000000002"
+            "03 01 0003 06 000000 0102030405060708 0a0b0c0d 00000000"
+        );
+        assert_eq!(data.to_bytes(), bytes);
+        assert_eq!(ConnectData::parse(&bytes, true), Some(data));
+        assert_eq!(ConnectData::parse(&bytes[..55], true), None);
+    }
+
+    // covers 8.28
+    #[test]
+    fn a_proposal_is_answered_with_the_highest_minor_version_of_4_that_both_speak() {
+        let of_4 = |minor_mask| proposal(Version::V4_1, minor_mask).agreed();
+        assert_eq!(of_4(1), Some(Version::V4_0));
+        assert_eq!(of_4(2), Some(Version::V4_1));
+        assert_eq!(of_4(3), Some(Version::V4_1));
+        assert_eq!(of_4(0xffff), Some(Version::V4_1));
+        assert_eq!(of_4(0xfffd), Some(Version::V4_0));
+        assert_eq!(of_4(0xfffc), None);
+    }
+
+    // covers 8.28
+    #[test]
+    fn version_3_is_3_1_alone_and_others_are_refused() {
+        let of = |major, minor| proposal(Version { major, minor }, 3).agreed();
+        assert_eq!(of(3, 1), Some(Version::V3_1));
+        assert_eq!(of(3, 0), None);
+        assert_eq!(of(3, 2), None);
+        assert_eq!(of(5, 0), None);
+        assert_eq!(of(0, 0), Some(Version::V4_0));
+    }
+
+    #[test]
+    fn versions_have_an_order() {
+        assert!(Version::V3_1 < Version::V4_0 && Version::V4_0 < Version::V4_1);
+    }
+}

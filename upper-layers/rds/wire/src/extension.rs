@@ -1,0 +1,219 @@
+use core::iter;
+
+/// The room for extension headers in a header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensions([u8; 16]);
+
+/// An extension header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// The version of the protocol, where the connection's private data does not say it.
+    Version(u32),
+    /// An RDMA operation has used this key, which came as a cookie: its region is needed no more.
+    Rdma {
+        /// The key.
+        rkey: u32,
+    },
+    /// Memory of the sender, for RDMA by the receiver: what a cookie holds.
+    RdmaDestination {
+        /// The key.
+        rkey: u32,
+        /// Where in its first page the memory begins.
+        offset: u32,
+    },
+    /// How many connections the two hosts may have between them.
+    Paths(u16),
+    /// Another number each time that the sender has started.
+    Generation(u32),
+}
+
+const VERSION: u8 = 1;
+const RDMA: u8 = 2;
+const RDMA_DESTINATION: u8 = 3;
+const PATHS: u8 = 5;
+const GENERATION: u8 = 6;
+
+impl Extensions {
+    /// One extension header and no other, which is all that a sender puts in.
+    pub fn of(extension: Extension) -> Self {
+        let mut bytes = [0; 16];
+        let mut put = |kind, data: &[u8]| {
+            bytes[0] = kind;
+            bytes[1..=data.len()].copy_from_slice(data);
+        };
+        match extension {
+            Extension::Version(version) => put(VERSION, &version.to_be_bytes()),
+            Extension::Rdma { rkey } => put(RDMA, &rkey.to_be_bytes()),
+            Extension::RdmaDestination { rkey, offset } => {
+                let both = u64::from(rkey) << 32 | u64::from(offset);
+                put(RDMA_DESTINATION, &both.to_be_bytes());
+            }
+            Extension::Paths(paths) => put(PATHS, &paths.to_be_bytes()),
+            Extension::Generation(generation) => put(GENERATION, &generation.to_be_bytes()),
+        }
+        Self(bytes)
+    }
+
+    /// The extension headers up to the end, to one that is unknown, or to one for which there is no room.
+    pub fn iter(&self) -> impl Iterator<Item = Extension> {
+        let mut rest = &self.0[..];
+        iter::from_fn(move || {
+            let (extension, behind) = split(rest)?;
+            rest = behind;
+            Some(extension)
+        })
+    }
+
+    /// The room as these bytes fill it.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes.
+    pub const fn bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+fn split(bytes: &[u8]) -> Option<(Extension, &[u8])> {
+    let (kind, rest) = bytes.split_first()?;
+    let number = |rest: &[u8; 4]| u32::from_be_bytes(*rest);
+    Some(match *kind {
+        VERSION => {
+            let (version, rest) = rest.split_first_chunk()?;
+            (Extension::Version(number(version)), rest)
+        }
+        RDMA => {
+            let (rkey, rest) = rest.split_first_chunk()?;
+            (Extension::Rdma { rkey: number(rkey) }, rest)
+        }
+        RDMA_DESTINATION => {
+            let (rkey, rest) = rest.split_first_chunk()?;
+            let (offset, rest) = rest.split_first_chunk()?;
+            let (rkey, offset) = (number(rkey), number(offset));
+            (Extension::RdmaDestination { rkey, offset }, rest)
+        }
+        PATHS => {
+            let (paths, rest) = rest.split_first_chunk()?;
+            (Extension::Paths(u16::from_be_bytes(*paths)), rest)
+        }
+        GENERATION => {
+            let (generation, rest) = rest.split_first_chunk()?;
+            (Extension::Generation(number(generation)), rest)
+        }
+        _ => return None,
+    })
+}
+
+impl Extension {
+    /// The memory behind a cookie: its lower half is the key, its upper half the offset.
+    pub const fn from_cookie(cookie: u64) -> Self {
+        Self::RdmaDestination {
+            rkey: cookie as u32,
+            offset: (cookie >> 32) as u32,
+        }
+    }
+
+    /// The cookie, where this names memory.
+    pub const fn cookie(self) -> Option<u64> {
+        match self {
+            Self::RdmaDestination { rkey, offset } => Some((offset as u64) << 32 | rkey as u64),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hex_literal::hex;
+
+    use super::*;
+
+    fn listed(bytes: [u8; 16]) -> Vec<Extension> {
+        Extensions::from_bytes(bytes).iter().collect()
+    }
+
+    // covers 8.27
+    #[test]
+    fn each_extension_header_has_its_type_and_its_length() {
+        let all = [
+            (
+                Extension::Version(0x0301),
+                hex!("01 00000301 0000000000000000000000"),
+            ),
+            (
+                Extension::Rdma { rkey: 0x1122_3344 },
+                hex!("02 11223344 0000000000000000000000"),
+            ),
+            (
+                Extension::RdmaDestination {
+                    rkey: 0x1122_3344,
+                    offset: 0xfff,
+                },
+                hex!("03 11223344 00000fff 00000000000000"),
+            ),
+            (
+                Extension::Paths(8),
+                hex!("05 0008 00000000000000000000000000"),
+            ),
+            (
+                Extension::Generation(0x8899_aabb),
+                hex!("06 8899aabb 0000000000000000000000"),
+            ),
+        ];
+        for (extension, bytes) in all {
+            assert_eq!(Extensions::of(extension).bytes(), &bytes);
+            assert_eq!(listed(bytes), [extension]);
+        }
+    }
+
+    // covers 8.27
+    #[test]
+    fn several_follow_one_another_until_0() {
+        let both = hex!("05 0008 06 00000001 00 02 00000001 0000");
+        assert_eq!(
+            listed(both),
+            [Extension::Paths(8), Extension::Generation(1)]
+        );
+        assert_eq!(listed([0; 16]), []);
+    }
+
+    // covers 8.27
+    #[test]
+    fn an_unknown_type_ends_them() {
+        for unknown in (0..=255).filter(|kind| ![1, 2, 3, 5, 6].contains(kind)) {
+            let mut bytes = hex!("05 0008 ff 05 0008 0000000000000000 00");
+            bytes[3] = unknown;
+            assert_eq!(listed(bytes), [Extension::Paths(8)]);
+        }
+    }
+
+    // covers 8.27
+    #[test]
+    fn one_that_does_not_fit_ends_them() {
+        let fits = hex!("05 0001 05 0002 05 0003 05 0004 05 0005 00");
+        assert_eq!(listed(fits).len(), 5);
+        let does_not = hex!("03 00000001 00000002 03 00000003 0000");
+        assert_eq!(
+            listed(does_not),
+            [Extension::RdmaDestination { rkey: 1, offset: 2 }]
+        );
+    }
+
+    // covers 8.38
+    #[test]
+    fn a_cookie_holds_the_key_below_and_the_offset_above() {
+        let cookie = 0x0000_007b_aabb_ccdd;
+        let memory = Extension::from_cookie(cookie);
+        assert_eq!(
+            memory,
+            Extension::RdmaDestination {
+                rkey: 0xaabb_ccdd,
+                offset: 123,
+            }
+        );
+        let arrived = Extensions::of(memory).iter().next().unwrap();
+        assert_eq!(arrived.cookie(), Some(cookie));
+        assert_eq!(Extension::Rdma { rkey: 1 }.cookie(), None);
+    }
+}
