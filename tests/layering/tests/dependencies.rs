@@ -60,6 +60,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "xrc",
         ],
     ),
+    // Protocols on the facade; nothing below knows them. They name the extensions that they use.
+    (
+        "polyverbs-rds",
+        &["polyverbs", "masked-atomics", "polyverbs-rds-wire"],
+    ),
     // Programs on the facade.
     ("capability-matrix", &["verbs-api", "polyverbs"]),
     // Looks at captures: it knows formats and no device.

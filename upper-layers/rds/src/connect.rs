@@ -1,0 +1,220 @@
+//! Connections of a node's paths: asked for, accepted, and ended. What the protocol has to do differently over one transport or the
+//! other is decided by [`FlowControl`](crate::protocol::FlowControl) where a node starts, and nowhere else.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use masked_atomics::MaskedAtomics;
+use polyverbs::connection::{
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, flush,
+};
+use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
+use polyverbs_rds_wire::{ConnectData, PORT, PORT_V6};
+
+use crate::error::RdsError;
+use crate::node::{Link, Node, post_receives};
+use crate::pool::Slot;
+use crate::protocol::{Answer, PathId};
+
+/// Requests for connections that wait to be answered.
+const BACKLOG: usize = 128;
+
+/// What a peer is told that is refused: Linux's number for it.
+const REFUSED: [u8; 4] = 1_u32.to_ne_bytes();
+
+/// Where a host listens.
+fn port_at(at: SocketAddr) -> SocketAddr {
+    let port = if at.is_ipv6() { PORT_V6 } else { PORT };
+    SocketAddr::new(at.ip(), port)
+}
+
+pub(crate) fn listen(connector: &Connector, at: SocketAddr) -> Result<Listener, RdsError> {
+    connector
+        .listen(port_at(at), BACKLOG)
+        .map_err(|error| match error {
+            ConnectError::AddressInUse { .. } => RdsError::HostElsewhere { at, error },
+            error => RdsError::no_device(at, error),
+        })
+}
+
+/// Answers peers that ask for connections, for as long as the node listens.
+pub(crate) async fn accept_all(node: Weak<Node>) {
+    loop {
+        let next = match node.upgrade() {
+            Some(node) => node.listener().as_ref().map(Listener::next),
+            None => None,
+        };
+        let Some(next) = next else { return };
+        let Ok(incoming) = next.await else { return };
+        let Some(node) = node.upgrade() else { return };
+        answer(&node, incoming);
+    }
+}
+
+fn answer(node: &Arc<Node>, incoming: Incoming) {
+    let asked = ConnectData::parse(incoming.private_data(), node.at.is_ipv6());
+    // What a peer says of its address has to be where it comes from.
+    let is_from = |asked: &ConnectData| {
+        let from = incoming.from();
+        from.is_none_or(|from| from.ip() == asked.source)
+    };
+    let answer = match &asked {
+        Some(asked) if is_from(asked) => node.with(|state| state.host.handle_request(asked)),
+        _ => Answer::Refuse,
+    };
+    match (answer, asked) {
+        (Answer::Accept { path, data }, Some(asked)) => {
+            node.spawn(accept(Arc::downgrade(node), incoming, path, asked, data));
+        }
+        // One that has gone hears it no more.
+        _ => drop(incoming.reject(&REFUSED)),
+    }
+}
+
+async fn accept(
+    node: Weak<Node>,
+    incoming: Incoming,
+    path: PathId,
+    asked: ConnectData,
+    data: ConnectData,
+) {
+    let Some(strong) = node.upgrade() else { return };
+    let Ok(qp) = make_link(&strong, path).await else {
+        return failed(&strong, path, None);
+    };
+    let accepted = incoming.accept(&strong.context, &qp, options(&data));
+    drop(strong);
+    match accepted.await {
+        Ok(connection) => connected(&node, path, &qp, connection, &asked),
+        Err(_) => node
+            .upgrade()
+            .map_or((), |node| failed(&node, path, Some(&qp))),
+    }
+}
+
+/// Asks a peer for a connection.
+pub(crate) async fn connect(node: Weak<Node>, path: PathId, data: ConnectData) {
+    let Some(strong) = node.upgrade() else { return };
+    let Ok(qp) = make_link(&strong, path).await else {
+        return failed(&strong, path, None);
+    };
+    let to = port_at(SocketAddr::new(data.destination, 0));
+    let connector = &strong.connector;
+    let asked = connector.connect(&strong.context, &qp, to, options(&data));
+    drop(strong);
+    match complete(asked, &data).await {
+        Ok((connection, told)) => connected(&node, path, &qp, connection, &told),
+        Err(error) => {
+            let Some(node) = node.upgrade() else { return };
+            if matches!(error, ConnectError::Refused { .. }) {
+                node.with(|state| state.host.handle_refused(path));
+            }
+            failed(&node, path, Some(&qp));
+        }
+    }
+}
+
+async fn complete(
+    asked: Started<Accepted, ConnectError>,
+    data: &ConnectData,
+) -> Result<(Connection, ConnectData), ConnectError> {
+    let accepted = asked.await?;
+    let told = ConnectData::parse(accepted.private_data(), data.source.is_ipv6());
+    let Some(told) = told.filter(|told| told.version <= data.version) else {
+        accepted.reject(&REFUSED)?;
+        return Err(ConnectError::NotConnected);
+    };
+    Ok((accepted.complete().await?, told))
+}
+
+/// The queue pair of a path, with its receives posted.
+async fn make_link(node: &Arc<Node>, path: PathId) -> Result<Qp, VerbError> {
+    let limits = *node.lock().host.limits();
+    let entries = limits.send_requests + limits.receives;
+    let needed = entries * (1 + node.lock().links() as u32);
+    if needed > node.cq.cqe() {
+        node.cq.resize(needed.next_power_of_two()).await?;
+    }
+    let mut options = QpOptions::rc(&node.cq)
+        .max_send_wr(limits.send_requests)
+        .max_recv_wr(limits.receives);
+    if let Ok(masked) = node.context.extension::<MaskedAtomics>() {
+        options = options.operations(&masked);
+    }
+    let qp = node.pd.create_qp(options).await?;
+    qp.init(qp_options()).await?;
+    let mut receives: VecDeque<Slot> = VecDeque::with_capacity(limits.receives as usize);
+    let posted = post_receives(node, &qp, &mut receives, limits.receives as usize);
+    if posted < limits.receives {
+        return Err(VerbError::Resources("receives"));
+    }
+    node.with(|state| state.add_link(path, &qp, receives));
+    Ok(qp)
+}
+
+fn qp_options() -> ConnectOptions {
+    let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    ConnectOptions::new().access(remote)
+}
+
+fn options(data: &ConnectData) -> ConnectionOptions {
+    ConnectionOptions::new()
+        .qp(qp_options())
+        .private_data(&data.to_bytes())
+}
+
+fn connected(node: &Weak<Node>, path: PathId, qp: &Qp, connection: Connection, told: &ConnectData) {
+    let Some(node) = node.upgrade() else { return };
+    let ended = connection.disconnected();
+    let is_wanted = node.with(|state| {
+        let is_wanted = state.has_link(path, qp);
+        if is_wanted {
+            state.host.handle_connected(path, told);
+            state.connected(path, connection);
+        }
+        is_wanted
+    });
+    if is_wanted {
+        node.spawn(watch(Arc::downgrade(&node), path, qp.clone(), ended));
+    }
+}
+
+/// Tells the host when a connection has ended.
+async fn watch(node: Weak<Node>, path: PathId, qp: Qp, ended: Started<(), ConnectError>) {
+    // However it ended.
+    let _ = ended.await;
+    if let Some(node) = node.upgrade() {
+        node.with(|state| {
+            if state.has_link(path, &qp) {
+                state.host.handle_lost(path);
+            }
+        });
+    }
+}
+
+/// No connection was made with this queue pair, if there was one.
+fn failed(node: &Arc<Node>, path: PathId, qp: Option<&Qp>) {
+    node.with(|state| {
+        if qp.is_none_or(|qp| state.has_link(path, qp)) {
+            state.host.handle_lost(path);
+        }
+    });
+}
+
+/// Ends the connection of a path, if there is one, and destroys its queue pair.
+pub(crate) async fn end(node: Weak<Node>, path: PathId, mut link: Link) {
+    let Some(strong) = node.upgrade() else { return };
+    let ended = match link.take_connection() {
+        Some(connection) => connection.disconnect(&strong.context, &link.qp),
+        None => flush(&strong.context, &link.qp),
+    };
+    drop(strong);
+    // A peer that is gone confirms nothing; the queue pair is flushed all the same.
+    let _ = ended.await;
+    link.destroy().await;
+    if let Some(node) = node.upgrade() {
+        let now = node.now();
+        node.with(|state| state.host.handle_gone(now, path));
+    }
+}

@@ -1,0 +1,22 @@
+//! Reliable datagram sockets over verbs: the protocol of Linux's `rds_rdma`, also where there is no RDMA device.
+//!
+//! [`RdsSocket`] is what a program has. A socket sends whole messages to any address and port, reliably and in order; one connection of
+//! queue pairs for each pair of hosts carries those of all sockets. [`protocol`] is the protocol alone, sans-IO.
+#![deny(unsafe_code)]
+
+mod connect;
+mod error;
+mod memory;
+mod node;
+mod pool;
+pub mod protocol;
+mod rdma;
+mod shared;
+mod socket;
+mod watch;
+
+pub use error::RdsError;
+pub use memory::LocalMemory;
+pub use protocol::{OperationStatus, RdmaStatus, Readiness, SocketOptions};
+pub use rdma::{AtomicOperation, AtomicRequest, Control, Cookie, RdmaFlags, RdmaRequest};
+pub use socket::{Outgoing, RdsSocket, RdsTransport, Received, Wait};

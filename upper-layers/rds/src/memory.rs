@@ -1,0 +1,64 @@
+//! Memory that a program hands to RDMA operations: its own, or borrowed by a C program's rules. The only unsafe code of this crate.
+#![allow(unsafe_code)]
+
+use polyverbs::memory::MemoryRange;
+use polyverbs::{Mr, MrOptions, Pd, Started};
+
+/// A page: cookies count from the beginning of one.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Memory of this program.
+#[derive(Clone, Debug)]
+pub struct LocalMemory(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Owned(MemoryRange),
+    Borrowed { address: usize, length: usize },
+}
+
+impl From<MemoryRange> for LocalMemory {
+    fn from(range: MemoryRange) -> Self {
+        Self(Kind::Owned(range))
+    }
+}
+
+impl LocalMemory {
+    /// `length` bytes from `address`.
+    ///
+    /// # Safety
+    /// They stay mapped, readable and writable for as long as an operation or a cookie names them, and the program reads and writes them
+    /// only as it would memory that another program may change at any time.
+    pub unsafe fn borrowed(address: *mut u8, length: usize) -> Self {
+        let address = address.expose_provenance();
+        Self(Kind::Borrowed { address, length })
+    }
+
+    /// Where it begins.
+    pub(crate) fn address(&self) -> u64 {
+        match &self.0 {
+            Kind::Owned(range) => range.address(),
+            Kind::Borrowed { address, .. } => *address as u64,
+        }
+    }
+
+    /// How long it is.
+    pub(crate) fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Owned(range) => range.len(),
+            Kind::Borrowed { length, .. } => *length,
+        }
+    }
+
+    pub(crate) fn register(&self, pd: &Pd, options: MrOptions) -> Started<Mr> {
+        match &self.0 {
+            Kind::Owned(range) => pd.register_with(range.clone(), options),
+            Kind::Borrowed { address, length } => {
+                let address = std::ptr::with_exposed_provenance_mut(*address);
+                // SAFETY: whoever made this promised it for as long as operations and cookies name the memory; the region is
+                // deregistered with the last of them.
+                unsafe { pd.register_borrowed(address, *length, options) }
+            }
+        }
+    }
+}

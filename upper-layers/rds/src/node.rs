@@ -1,0 +1,601 @@
+//! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while no
+//! program's thread does.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::{Future, pending};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context as TaskContext, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use async_executor::Executor;
+use polyverbs::completion::{Notify, WcStatus};
+use polyverbs::connection::{Connection, Connector, Listener, devices_at};
+use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::ids::Qpn;
+use polyverbs::wr::{self, ReceiveRequest};
+use polyverbs::{
+    Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
+};
+use polyverbs_rds_wire::HEADER;
+
+use crate::connect;
+use crate::error::{DeviceError, RdsError};
+use crate::pool::{Pool, Slot};
+use crate::protocol::{
+    Action, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload, SocketId,
+    Transmit,
+};
+use crate::rdma::Posted;
+use crate::shared::Shared;
+
+/// The bit that marks a receive's `wr_id`; below it sends have their request's number.
+const RECEIVE: u64 = 1 << 62;
+
+/// Completions that one poll takes.
+const POLLED: usize = 32;
+
+/// Receives are posted again when so many are missing.
+const REFILLED: usize = 16;
+
+/// While programs poll, the thread looks after this time whether they still do.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How long a node that ends waits for each peer to confirm.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// Entries of the completion queue before there are paths.
+const FIRST_ENTRIES: u32 = 4096;
+
+pub(crate) type NodeHost = Host<Slot, Posted>;
+
+/// See the [module](self).
+pub(crate) struct Node {
+    pub(crate) at: IpAddr,
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) connector: Connector,
+    pub(crate) pool: Arc<Pool>,
+    state: Mutex<State>,
+    sockets: Mutex<HashMap<SocketId, Arc<Shared>>>,
+    listener: Mutex<Option<Listener>>,
+    tasks: Arc<Executor<'static>>,
+    thread: OnceLock<Thread>,
+    /// Looks of programs at the completion queue.
+    polls: AtomicU64,
+    began: Instant,
+}
+
+/// What a node's lock protects.
+pub(crate) struct State {
+    pub(crate) host: NodeHost,
+    links: HashMap<PathId, Link>,
+    paths: HashMap<Qpn, PathId>,
+    slots: [Completion; POLLED],
+    batch: Batch<'static>,
+}
+
+/// The queue pair of a path.
+pub(crate) struct Link {
+    pub(crate) qp: Qp,
+    connection: Option<Connection>,
+    /// In the order in which they are posted.
+    receives: VecDeque<Slot>,
+    /// What arrived before the connection was known to be there.
+    early: Vec<(Slot, usize)>,
+    /// Headers without a fragment of a message, until their requests are complete.
+    headers: VecDeque<(u64, Slot)>,
+}
+
+/// The nodes of this process, each with the number of its sockets.
+static NODES: Mutex<Vec<(Arc<Node>, usize)>> = Mutex::new(Vec::new());
+
+fn nodes() -> MutexGuard<'static, Vec<(Arc<Node>, usize)>> {
+    NODES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    /// The node of an address, for one socket more: the one that there is in this process, or a new one.
+    pub(crate) fn acquire(at: SocketAddr) -> Result<Arc<Self>, RdsError> {
+        let mut nodes = nodes();
+        if let Some((node, sockets)) = nodes.iter_mut().find(|(node, _)| node.at == at.ip()) {
+            *sockets += 1;
+            return Ok(Arc::clone(node));
+        }
+        let device = device_of(at.ip()).map_err(|error| RdsError::no_device(at, error))?;
+        let node = Self::start(at, &device)?;
+        nodes.push((Arc::clone(&node), 1));
+        Ok(node)
+    }
+
+    /// For one socket less: without any, a node ends its connections, and is gone when this returns.
+    pub(crate) fn release(self: &Arc<Self>) {
+        let mut nodes = nodes();
+        let Some(place) = nodes.iter().position(|(node, _)| Arc::ptr_eq(node, self)) else {
+            return;
+        };
+        let sockets = &mut nodes[place].1;
+        *sockets -= 1;
+        if *sockets == 0 {
+            nodes.swap_remove(place);
+            self.close();
+        }
+    }
+
+    fn close(&self) {
+        drop(self.listener().take());
+        let links = self.lock().take_links();
+        let ends = links.iter().filter_map(|link| {
+            let connection = link.connection.as_ref()?;
+            Some(connection.disconnect(&self.context, &link.qp))
+        });
+        for mut end in ends.collect::<Vec<_>>() {
+            // A peer that does not answer finds out by itself.
+            let _ = end.wait_for(FAREWELL);
+        }
+        self.kick();
+    }
+
+    fn start(at: SocketAddr, device: &Device) -> Result<Arc<Self>, RdsError> {
+        let failed = |error: DeviceError| RdsError::no_device(at, error);
+        let context = device.open(&Requirements::everything_of(&device.attributes()));
+        let context = context.map_err(|error| failed(error.into()))?;
+        let flow_control = match context.attributes().transport {
+            // A message that finds no receive ends the connection.
+            Transport::Iwarp => FlowControl::Required,
+            _ => FlowControl::Accepted,
+        };
+        let limits = HostLimits {
+            flow_control,
+            ..HostLimits::default()
+        };
+        let pd = context.alloc_pd().wait()?;
+        let connector = Connector::of(&context).map_err(|error| failed(error.into()))?;
+        let node = Arc::new(Self {
+            at: at.ip(),
+            cq: context.create_cq(FIRST_ENTRIES).wait()?,
+            pool: Pool::new(&pd),
+            state: Mutex::new(State {
+                host: Host::new(at.ip(), limits, polyverbs::provider::random()),
+                links: HashMap::new(),
+                paths: HashMap::new(),
+                slots: Default::default(),
+                batch: Batch::new(),
+            }),
+            sockets: Mutex::new(HashMap::new()),
+            listener: Mutex::new(None),
+            tasks: Arc::new(Executor::new()),
+            thread: OnceLock::new(),
+            polls: AtomicU64::new(0),
+            began: Instant::now(),
+            context,
+            pd,
+            connector,
+        });
+        *node.listener() = Some(connect::listen(&node.connector, at)?);
+        node.spawn(connect::accept_all(Arc::downgrade(&node)));
+        let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
+        let thread = thread::Builder::new()
+            .name("rds".to_owned())
+            .spawn(move || drive(&weak, &tasks))
+            .map_err(|error| RdsError::no_device(at, error))?;
+        let thread = thread.thread().clone();
+        let waker = thread.clone();
+        node.cq.on_completion(move |_| waker.unpark());
+        let _ = node.thread.set(thread);
+        node.kick();
+        Ok(node)
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task).detach();
+        self.kick();
+    }
+
+    fn kick(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    pub(crate) fn listener(&self) -> MutexGuard<'_, Option<Listener>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the socket is told what concerns it.
+    pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
+        self.sockets().insert(socket, Arc::clone(shared));
+    }
+
+    pub(crate) fn detach(&self, socket: SocketId) {
+        self.sockets().remove(&socket);
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, HashMap<SocketId, Arc<Shared>>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what has completed and posts what can be posted, then does `work` under the same lock and what it leads to.
+    pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let outcome = work(&mut state);
+        state.transmit(self);
+        self.finish(state);
+        outcome
+    }
+
+    /// The same, after a look at what has completed.
+    pub(crate) fn poll_with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.poll(self);
+        let outcome = work(&mut state);
+        state.transmit(self);
+        self.finish(state);
+        outcome
+    }
+
+    /// Gives the lock back and does what the host asks for.
+    fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
+        while let Some(action) = state.host.poll_action() {
+            drop(state);
+            self.act(action);
+            state = self.lock();
+        }
+    }
+
+    fn act(self: &Arc<Self>, action: Action) {
+        let this = Arc::downgrade(self);
+        match action {
+            Action::Wake(socket) => {
+                let shared = self.sockets().get(&socket).cloned();
+                if let Some(shared) = shared {
+                    shared.watch.wake();
+                }
+            }
+            Action::Connect { path, data } => self.spawn(connect::connect(this, path, data)),
+            Action::End(path) => self.end(path),
+            Action::Used { socket, rkey } => {
+                let shared = self.sockets().get(&socket).cloned();
+                if let Some(shared) = shared {
+                    shared.keys.used(rkey);
+                }
+            }
+        }
+    }
+
+    fn end(self: &Arc<Self>, path: PathId) {
+        let mut state = self.lock();
+        match state.take_link(path) {
+            Some(link) => {
+                drop(state);
+                self.spawn(connect::end(Arc::downgrade(self), path, link));
+            }
+            // Nothing was made for it yet: what is being made finds no link, and is dropped.
+            None => {
+                let now = self.now();
+                state.host.handle_gone(now, path);
+                self.finish(state);
+            }
+        }
+    }
+
+    /// Waits until these requests are complete, or their connections have ended.
+    pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
+        for &(path, request) in pending {
+            while !self.poll_with(|state| state.host.is_completed(path, request)) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// A turn of the thread: how long it may sleep.
+    fn turn(self: &Arc<Self>, polls: &mut u64) -> Option<Duration> {
+        let mut state = self.lock();
+        let now = self.now();
+        state.host.handle_timeout(now);
+        state.poll(self);
+        state.transmit(self);
+        let due = state.host.next_due();
+        self.finish(state);
+        let due = due.map(|due| due.saturating_sub(now));
+        let found = self.polls.load(Ordering::Relaxed);
+        if std::mem::replace(polls, found) != found {
+            return Some(due.map_or(LOOK, |due| due.min(LOOK)));
+        }
+        match self.cq.arm(Notify::Next) {
+            Ok(false) => due,
+            // Something is there already.
+            Ok(true) => Some(Duration::ZERO),
+            Err(_) => Some(LOOK),
+        }
+    }
+
+    /// The address and the transport, for those who ask.
+    pub(crate) fn transport(&self) -> Transport {
+        self.context.attributes().transport
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.lock().host.counters()
+    }
+}
+
+/// The thread of a node. It ends with the node.
+fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut cx = TaskContext::from_waker(&waker);
+    let mut run = pin!(tasks.run(pending::<()>()));
+    let mut polls = 0;
+    loop {
+        let _ = run.as_mut().poll(&mut cx);
+        let Some(node) = node.upgrade() else {
+            return;
+        };
+        let sleep = node.turn(&mut polls);
+        drop(node);
+        match sleep {
+            Some(time) if time.is_zero() => {}
+            Some(time) => thread::park_timeout(time),
+            None => thread::park(),
+        }
+    }
+}
+
+/// The device at an address: a registered one, or an emulated one that is made there.
+fn device_of(at: IpAddr) -> Result<Device, DeviceError> {
+    let registered = registry().ok();
+    let found = registered.and_then(|registry| devices_at(&registry, at).into_iter().next());
+    match found {
+        Some(device) => Ok(device),
+        None => Ok(device_at("ib0", at, &EmulatedOptions::default())?),
+    }
+}
+
+impl State {
+    /// A queue pair for a path, which has no other.
+    pub(crate) fn add_link(&mut self, path: PathId, qp: &Qp, receives: VecDeque<Slot>) {
+        self.paths.insert(qp.qp_num(), path);
+        let link = Link {
+            qp: qp.clone(),
+            connection: None,
+            receives,
+            early: Vec::new(),
+            headers: VecDeque::new(),
+        };
+        self.links.insert(path, link);
+    }
+
+    /// How many queue pairs there are.
+    pub(crate) fn links(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn has_link(&self, path: PathId, qp: &Qp) -> bool {
+        self.links.get(&path).is_some_and(|link| link.qp == *qp)
+    }
+
+    fn take_links(&mut self) -> Vec<Link> {
+        self.paths.clear();
+        self.links.drain().map(|(_, link)| link).collect()
+    }
+
+    pub(crate) fn take_link(&mut self, path: PathId) -> Option<Link> {
+        let link = self.links.remove(&path)?;
+        self.paths.remove(&link.qp.qp_num());
+        Some(link)
+    }
+
+    /// The connection of a path is there: what arrived before is taken in.
+    pub(crate) fn connected(&mut self, path: PathId, connection: Connection) {
+        let Some(link) = self.links.get_mut(&path) else {
+            return;
+        };
+        link.connection = Some(connection);
+        for (slot, length) in std::mem::take(&mut link.early) {
+            handle_fragment(&mut self.host, path, slot, length);
+        }
+    }
+
+    /// Takes in what has completed.
+    fn poll(&mut self, node: &Node) {
+        loop {
+            let Ok(done) = node.cq.poll(&mut self.slots) else {
+                return;
+            };
+            let count = done.len();
+            for number in 0..count {
+                let (wr_id, status) = (self.slots[number].wr_id, self.slots[number].status);
+                let (qpn, length) = (self.slots[number].qp_num, self.slots[number].byte_len);
+                if let Some(&path) = self.paths.get(&qpn) {
+                    self.completed(path, wr_id, status, length as usize);
+                }
+            }
+            if count > 0 {
+                self.refill(node);
+            }
+            if count < POLLED {
+                return;
+            }
+        }
+    }
+
+    fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
+        let Some(link) = self.links.get_mut(&path) else {
+            return;
+        };
+        if wr_id & RECEIVE != 0 {
+            let slot = link.receives.pop_front();
+            match slot {
+                Some(slot) if status.is_success() && link.connection.is_none() => {
+                    link.early.push((slot, length));
+                }
+                Some(slot) if status.is_success() => {
+                    handle_fragment(&mut self.host, path, slot, length);
+                }
+                _ => self.host.handle_lost(path),
+            }
+            return;
+        }
+        match status {
+            WcStatus::Success => {
+                while link.headers.front().is_some_and(|(last, _)| *last <= wr_id) {
+                    link.headers.pop_front();
+                }
+                self.host.handle_completion(path, wr_id);
+            }
+            WcStatus::WrFlushErr => self.host.handle_lost(path),
+            WcStatus::RemAccessErr => {
+                self.host
+                    .handle_failure(path, wr_id, OperationStatus::RemoteError);
+            }
+            _ => self
+                .host
+                .handle_failure(path, wr_id, OperationStatus::OtherError),
+        }
+    }
+
+    /// Posts receives again in the place of those that are used.
+    fn refill(&mut self, node: &Node) {
+        let wanted = self.host.limits().receives as usize;
+        for (&path, link) in &mut self.links {
+            let missing = wanted - link.receives.len();
+            if missing < REFILLED {
+                continue;
+            }
+            let posted = post_receives(node, &link.qp, &mut link.receives, missing);
+            self.host.handle_posted_receives(path, posted);
+        }
+    }
+
+    /// Posts what the host wants posted.
+    fn transmit(&mut self, node: &Node) {
+        while let Some(path) = self.host.next_ready() {
+            if let Some(link) = self.links.get_mut(&path)
+                && link.connection.is_some()
+                && post_all(node, &mut self.host, path, link, &mut self.batch).is_err()
+            {
+                self.host.handle_lost(path);
+            }
+            self.host.settle(path);
+        }
+    }
+}
+
+impl Link {
+    pub(crate) fn take_connection(&mut self) -> Option<Connection> {
+        self.connection.take()
+    }
+
+    /// Destroys the queue pair; only then is the memory of its requests free.
+    pub(crate) async fn destroy(self) {
+        // One that is busy is destroyed when it no longer is.
+        let _ = self.qp.destroy().await;
+    }
+}
+
+fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize) {
+    let header = slot.header();
+    let header = &header[..length.min(HEADER)];
+    // What is wrong ends the connection, which is what the peer sees of it.
+    let _ = host.handle_fragment(path, header, length.saturating_sub(HEADER), slot);
+}
+
+/// Posts so many receives; how many were.
+pub(crate) fn post_receives(
+    node: &Node,
+    qp: &Qp,
+    receives: &mut VecDeque<Slot>,
+    count: usize,
+) -> u32 {
+    let mut posted = 0;
+    for _ in 0..count {
+        let Ok(slot) = node.pool.take() else { break };
+        if qp
+            .post_receive(ReceiveRequest::new(RECEIVE, slot.room()))
+            .is_err()
+        {
+            break;
+        }
+        receives.push_back(slot);
+        posted += 1;
+    }
+    posted
+}
+
+/// Posts all that a path wants posted, with one doorbell where there is no operation in between.
+fn post_all(
+    node: &Node,
+    host: &mut NodeHost,
+    path: PathId,
+    link: &mut Link,
+    batch: &mut Batch<'static>,
+) -> Result<(), ()> {
+    while let Some(transmit) = host.poll_transmit(path) {
+        match transmit {
+            Transmit::Send {
+                request,
+                header,
+                payload,
+                fence,
+                signaled,
+            } => {
+                let sge = match payload {
+                    Payload::Fragment { fragment, length } => {
+                        fragment.write_header(&header.to_bytes());
+                        fragment.sge(length)
+                    }
+                    Payload::None | Payload::Map(_) => {
+                        let slot = node.pool.take().map_err(|_| ())?;
+                        let bytes = match payload {
+                            Payload::Map(bytes) => bytes,
+                            _ => &[],
+                        };
+                        slot.write_header(&header.to_bytes());
+                        slot.write(0, bytes);
+                        let sge = slot.sge(bytes.len());
+                        link.headers.push_back((request, slot));
+                        sge
+                    }
+                };
+                let mut send = wr::Send::new(sge);
+                send = match signaled {
+                    true => send.signaled(request),
+                    false => send.wr_id(request),
+                };
+                if fence {
+                    send = send.fence();
+                }
+                batch.push(send.solicited());
+            }
+            Transmit::Operation {
+                request, operation, ..
+            } => {
+                link.qp.post(batch).map_err(|_| batch.clear())?;
+                operation.post(&link.qp, request).map_err(|_| ())?;
+            }
+        }
+    }
+    match batch.is_empty() {
+        true => Ok(()),
+        false => link.qp.post(batch).map_err(|_| batch.clear()),
+    }
+}

@@ -1,0 +1,148 @@
+//! Registered memory in slots of one fragment with its header, for what the paths of a node send and receive.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use polyverbs::{Access, Memory, Mr, Pd, Sge, VerbError};
+use polyverbs_rds_wire::{FRAGMENT, HEADER};
+
+use crate::protocol::Fragment;
+
+/// Slots that are registered at one time.
+const CHUNK: usize = 256;
+
+/// Bytes from one slot to the next: whole cache lines.
+const STRIDE: usize = (HEADER + FRAGMENT).next_multiple_of(64);
+
+/// See the [module](self).
+pub(crate) struct Pool {
+    pd: Pd,
+    free: Mutex<Vec<Place>>,
+}
+
+struct Chunk {
+    memory: Memory,
+    region: Mr,
+}
+
+struct Place {
+    chunk: Arc<Chunk>,
+    offset: usize,
+}
+
+/// A slot that somebody has; dropped, it is free again.
+pub(crate) struct Slot {
+    place: Option<Place>,
+    pool: Arc<Pool>,
+}
+
+impl Pool {
+    pub(crate) fn new(pd: &Pd) -> Arc<Self> {
+        Arc::new(Self {
+            pd: pd.clone(),
+            free: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A free slot; where there is none, memory is registered.
+    ///
+    /// # Errors
+    /// There is no memory, or it cannot be registered.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Slot, VerbError> {
+        let free = self.lock().pop();
+        let place = match free {
+            Some(place) => place,
+            None => self.grow()?,
+        };
+        Ok(Slot {
+            place: Some(place),
+            pool: Arc::clone(self),
+        })
+    }
+
+    fn grow(&self) -> Result<Place, VerbError> {
+        let memory = Memory::zeroed(CHUNK * STRIDE).map_err(|_| VerbError::Resources("memory"))?;
+        let region = self.pd.register(&memory, Access::LOCAL_WRITE).wait()?;
+        let chunk = Arc::new(Chunk { memory, region });
+        let mut places = (0..CHUNK).map(|number| Place {
+            chunk: Arc::clone(&chunk),
+            offset: number * STRIDE,
+        });
+        let first = places.next().ok_or(VerbError::Resources("memory"))?;
+        self.lock().extend(places);
+        Ok(first)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn place(&self) -> &Place {
+        self.place.as_ref().expect("it is taken when it is dropped")
+    }
+
+    /// The whole slot, to be received into.
+    pub(crate) fn room(&self) -> Sge {
+        self.sge(FRAGMENT)
+    }
+
+    /// The header and so many bytes behind it.
+    pub(crate) fn sge(&self, length: usize) -> Sge {
+        let place = self.place();
+        let length = (HEADER + length) as u32;
+        let sge = place.chunk.region.sge(place.offset, length);
+        sge.expect("a slot is as long as a header and a fragment")
+    }
+
+    pub(crate) fn write_header(&self, header: &[u8; HEADER]) {
+        self.write_at(0, header);
+    }
+
+    pub(crate) fn header(&self) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        self.read_at(0, &mut header);
+        header
+    }
+
+    /// Bytes behind the header, from this one on.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        self.write_at(HEADER + offset, bytes);
+    }
+
+    /// Bytes behind the header, from this one on.
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
+        self.read_at(HEADER + offset, into);
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) {
+        let place = self.place();
+        let written = place.chunk.memory.write(place.offset + offset, bytes);
+        written.expect("no more than a slot has");
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) {
+        let place = self.place();
+        let read = place.chunk.memory.read(place.offset + offset, into);
+        read.expect("no more than a slot has");
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.pool.lock().extend(self.place.take());
+    }
+}
+
+impl Fragment for Slot {
+    fn copy_to(&self, into: &mut [u8]) {
+        self.read(0, into);
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot at {}", self.place().offset)
+    }
+}

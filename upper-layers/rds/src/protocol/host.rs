@@ -1,0 +1,789 @@
+//! One local address: its sockets by port, its paths by peer, and congestion on both sides.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use polyverbs_rds_wire::{CongestionMap, ConnectData, Extension, FRAGMENT, Header, Version};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use thiserror::Error;
+
+use super::credits::Credits;
+use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
+use super::message::{
+    Arrived, Attached, Fragment, Fragments, Message, Operation, OperationStatus, PathId, SocketId,
+};
+use super::path::{Event, Path, PathState, ProtocolError, Transmit};
+
+/// The port by which hosts ask each other for more paths; no socket has it.
+const PROBE_PORT: u16 = 1;
+
+/// Minor versions of major version 4 that are understood: 0 and 1.
+const MINORS: u16 = 3;
+
+/// The mask of 64 groups of ports that means all.
+const ALL_GROUPS: u64 = u64::MAX;
+
+/// What a host may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostLimits {
+    /// Requests on the send queue of a path.
+    pub send_requests: u32,
+    /// Receives that a path has posted.
+    pub receives: u32,
+    /// Bytes of fragments that wait in sockets, all together.
+    pub max_memory: usize,
+    /// Whether credits are used.
+    pub flow_control: FlowControl,
+}
+
+/// Whether a host's connections have flow control by credits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowControl {
+    /// Where the peer asks for it.
+    Accepted,
+    /// Where the peer has it: this side asks.
+    Asked,
+    /// Always: a peer without it is refused.
+    Required,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self {
+            send_requests: 256,
+            receives: 512,
+            max_memory: 256 << 20,
+            flow_control: FlowControl::Accepted,
+        }
+    }
+}
+
+/// Why a socket cannot have a port.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum PortError {
+    /// Another socket has it.
+    #[error("port {0} is in use")]
+    InUse(u16),
+    /// It is the one of probes.
+    #[error("port 1 is reserved")]
+    Reserved,
+    /// All ports are in use.
+    #[error("every port is in use")]
+    Exhausted,
+}
+
+/// Why a message is not taken now.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Refused {
+    /// As many bytes as the send buffer has are unacknowledged.
+    #[error("the send buffer is full")]
+    NoRoom,
+    /// The receiver has more waiting for it than its receive buffer.
+    #[error("the destination is congested")]
+    Congested,
+}
+
+/// A message to be sent.
+#[derive(Debug)]
+pub struct Outbound<F, O> {
+    /// Where to.
+    pub to: SocketAddr,
+    /// Its bytes.
+    pub length: u32,
+    /// Its payload.
+    pub fragments: Fragments<F>,
+    /// An operation before it.
+    pub attached: Option<Attached<O>>,
+    /// Own memory that it tells the peer of.
+    pub cookie: Option<u64>,
+}
+
+/// What a socket receives.
+#[derive(Debug)]
+pub enum Inbound<F> {
+    /// A message.
+    Message(Queued<F>),
+    /// What became of operations.
+    Statuses(Vec<RdmaStatus>),
+    /// Groups of ports that have become free.
+    Congestion(u64),
+}
+
+/// What a host wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask for a connection: [`Host::handle_connected`] or [`Host::handle_gone`] is the answer.
+    Connect {
+        /// Of which path.
+        path: PathId,
+        /// What the peer is told.
+        data: ConnectData,
+    },
+    /// End the connection and destroy its queue pair: [`Host::handle_gone`] is the answer.
+    End(PathId),
+    /// What can be said of the socket's readiness has changed.
+    Wake(SocketId),
+    /// A peer has used this key of the socket's.
+    Used {
+        /// Whose.
+        socket: SocketId,
+        /// Which.
+        rkey: u32,
+    },
+}
+
+/// What is answered to a peer that asks for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Accept it.
+    Accept {
+        /// The path that it is of.
+        path: PathId,
+        /// What the peer is told.
+        data: ConnectData,
+    },
+    /// Refuse it.
+    Refuse,
+}
+
+#[derive(Debug)]
+struct Peer<F, O> {
+    address: IpAddr,
+    path: Path<F, O>,
+    map: CongestionMap,
+    /// What is proposed next.
+    version: Version,
+    is_ready: bool,
+}
+
+/// Numbers of what has happened, by the names of `rds-info`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections that ended.
+    pub conn_reset: u64,
+    /// Fragments whose header was not valid.
+    pub recv_drop_bad_checksum: u64,
+    /// Messages for a port that no socket has.
+    pub recv_drop_no_sock: u64,
+    /// Messages that were queued for a socket.
+    pub recv_queued: u64,
+    /// Messages that a program has received.
+    pub recv_delivered: u64,
+    /// Sends that found the send buffer full.
+    pub send_queue_full: u64,
+    /// Messages that a program has sent.
+    pub send_queued: u64,
+    /// Congestion maps that were to be sent.
+    pub cong_update_queued: u64,
+    /// Congestion maps that arrived.
+    pub cong_update_received: u64,
+    /// Sends that found their destination congested.
+    pub cong_send_error: u64,
+}
+
+/// What can be seen of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathInfo {
+    /// The peer.
+    pub peer: IpAddr,
+    /// The state of the connection.
+    pub state: PathState,
+    /// The sequence number of the next message to the peer.
+    pub next_transmit: u64,
+    /// The sequence number that the peer's next message has, unless it gives some up.
+    pub next_receive: u64,
+    /// Messages that wait to be sent.
+    pub queued: usize,
+    /// Messages that the peer has not acknowledged.
+    pub unacknowledged: usize,
+}
+
+/// The sockets and paths of one local address.
+#[derive(Debug)]
+pub struct Host<F, O> {
+    address: IpAddr,
+    limits: HostLimits,
+    random: SmallRng,
+    sockets: BTreeMap<SocketId, Endpoint<F>>,
+    by_port: HashMap<u16, SocketId>,
+    next_socket: u32,
+    peers: Vec<Peer<F, O>>,
+    by_address: HashMap<IpAddr, PathId>,
+    /// Own ports that are congested.
+    map: CongestionMap,
+    /// Congestion maps that have arrived.
+    generation: u64,
+    ready: VecDeque<PathId>,
+    actions: VecDeque<Action>,
+    /// Fragments that wait in sockets.
+    held: usize,
+    counters: Counters,
+}
+
+impl<F: Fragment, O: Operation> Host<F, O> {
+    /// The host of a local address. `seed`: of the ports and of the waits that it chooses at random.
+    pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
+        Self {
+            address,
+            limits,
+            random: SmallRng::seed_from_u64(seed),
+            sockets: BTreeMap::new(),
+            by_port: HashMap::new(),
+            next_socket: 0,
+            peers: Vec::new(),
+            by_address: HashMap::new(),
+            map: CongestionMap::new(),
+            generation: 0,
+            ready: VecDeque::new(),
+            actions: VecDeque::new(),
+            held: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// What it may take.
+    pub fn limits(&self) -> &HostLimits {
+        &self.limits
+    }
+
+    /// Its paths, and what they carry.
+    pub fn paths(&self) -> impl Iterator<Item = PathInfo> + '_ {
+        self.peers.iter().map(|peer| {
+            let [queued, unacknowledged] = peer.path.messages();
+            PathInfo {
+                peer: peer.address,
+                state: peer.path.state,
+                next_transmit: peer.path.next_transmit,
+                next_receive: peer.path.next_receive,
+                queued: queued.len(),
+                unacknowledged: unacknowledged.len(),
+            }
+        })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// What has happened.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// A socket at this port; for port 0 one is chosen.
+    ///
+    /// # Errors
+    /// The port is in use or reserved, or every port is in use.
+    pub fn bind(
+        &mut self,
+        port: u16,
+        options: SocketOptions,
+    ) -> Result<(SocketId, u16), PortError> {
+        let port = match port {
+            0 => self.free_port().ok_or(PortError::Exhausted)?,
+            PROBE_PORT => return Err(PortError::Reserved),
+            port if self.by_port.contains_key(&port) => return Err(PortError::InUse(port)),
+            port => port,
+        };
+        let id = SocketId(self.next_socket);
+        self.next_socket += 1;
+        let endpoint = Endpoint::new(port, options, self.generation);
+        self.sockets.insert(id, endpoint);
+        self.by_port.insert(port, id);
+        Ok((id, port))
+    }
+
+    fn free_port(&mut self) -> Option<u16> {
+        let first = self.random.random_range(PROBE_PORT + 1..=u16::MAX);
+        let mut ports = (first..=u16::MAX).chain(PROBE_PORT + 1..first);
+        ports.find(|port| !self.by_port.contains_key(port))
+    }
+
+    /// Ends a socket: what it has not sent is given up, and what waits for it is dropped. Answers what has to complete before memory
+    /// of its operations is free, as [`cancel`](Self::cancel).
+    pub fn close(&mut self, socket: SocketId) -> Vec<(PathId, u64)> {
+        let pending = self.cancel(socket, None);
+        if let Some(endpoint) = self.sockets.remove(&socket) {
+            self.by_port.remove(&endpoint.port);
+            let fragments = endpoint.queued().map(|message| message.fragments.len());
+            self.held -= fragments.sum::<usize>();
+            if endpoint.is_congested {
+                self.map.clear(endpoint.port);
+                self.tell_congestion();
+            }
+        }
+        pending
+    }
+
+    /// A socket's options, to be changed.
+    pub fn options_mut(&mut self, socket: SocketId) -> Option<&mut SocketOptions> {
+        let endpoint = self.sockets.get_mut(&socket)?;
+        Some(&mut endpoint.options)
+    }
+
+    /// What `poll` says of a socket.
+    pub fn readiness(&mut self, socket: SocketId) -> Readiness {
+        let generation = self.generation;
+        let endpoint = self.sockets.get_mut(&socket);
+        endpoint.map_or_else(Readiness::default, |one| one.readiness(generation))
+    }
+
+    /// The length of the message that is received next.
+    pub fn next_length(&self, socket: SocketId) -> Option<u32> {
+        let message = self.sockets.get(&socket)?.front()?;
+        Some(message.length)
+    }
+
+    /// Whether a message may be sent now.
+    ///
+    /// # Errors
+    /// The destination is congested, or the send buffer is full.
+    pub fn may_send(&mut self, socket: SocketId, to: SocketAddr) -> Result<(), Refused> {
+        let Some(endpoint) = self.sockets.get_mut(&socket) else {
+            return Err(Refused::NoRoom);
+        };
+        let map = match self.by_address.get(&to.ip()) {
+            _ if to.ip() == self.address => Some(&self.map),
+            Some(path) => Some(&self.peers[path.0 as usize].map),
+            None => None,
+        };
+        if map.is_some_and(|map| map.is_set(to.port())) {
+            endpoint.was_refused(to.port());
+            self.counters.cong_send_error += 1;
+            return Err(Refused::Congested);
+        }
+        if !endpoint.has_room() {
+            self.counters.send_queue_full += 1;
+            return Err(Refused::NoRoom);
+        }
+        Ok(())
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// As [`may_send`](Self::may_send), with the message.
+    pub fn send(
+        &mut self,
+        now: Duration,
+        socket: SocketId,
+        message: Outbound<F, O>,
+    ) -> Result<(), (Refused, Outbound<F, O>)> {
+        if let Err(refused) = self.may_send(socket, message.to) {
+            return Err((refused, message));
+        }
+        self.counters.send_queued += 1;
+        let endpoint = self.sockets.get_mut(&socket).expect("it may send");
+        let source_port = endpoint.port;
+        if message.to.ip() == self.address && message.attached.is_none() {
+            let from = SocketAddr::new(self.address, source_port);
+            self.deliver(
+                message.to.port(),
+                Queued {
+                    from,
+                    length: message.length,
+                    fragments: message.fragments,
+                    cookie: message.cookie,
+                },
+            );
+            return Ok(());
+        }
+        endpoint.sent += message.length as usize;
+        let extension = message.cookie.map(Extension::from_cookie);
+        let outgoing = Message {
+            socket: Some(socket),
+            length: message.length,
+            fragments: message.fragments,
+            attached: message.attached,
+            extension,
+            is_ack_required: endpoint.sent >= endpoint.options.send_buffer / 2,
+            ..Message::header_only(source_port, message.to.port())
+        };
+        let path = self.path_to(message.to.ip());
+        self.peers[path.0 as usize].path.enqueue(outgoing);
+        self.wants_connection(now, path);
+        self.is_ready(path);
+        Ok(())
+    }
+
+    fn deliver(&mut self, port: u16, message: Queued<F>) {
+        let Some(&id) = self.by_port.get(&port) else {
+            self.counters.recv_drop_no_sock += 1;
+            return;
+        };
+        let endpoint = self.sockets.get_mut(&id).expect("it has a port");
+        self.held += message.fragments.len();
+        self.counters.recv_queued += 1;
+        endpoint.push(message);
+        self.actions.push_back(Action::Wake(id));
+        self.congestion_may_change(id);
+    }
+
+    fn congestion_may_change(&mut self, id: SocketId) {
+        let Some(endpoint) = self.sockets.get_mut(&id) else {
+            return;
+        };
+        if !endpoint.congestion_changes() {
+            return;
+        }
+        match endpoint.is_congested {
+            true => self.map.set(endpoint.port),
+            false => self.map.clear(endpoint.port),
+        }
+        self.tell_congestion();
+    }
+
+    /// Own ports have become congested or free: every peer is told, and every own socket, which may send to them.
+    fn tell_congestion(&mut self) {
+        for number in 0..self.peers.len() {
+            let peer = &mut self.peers[number];
+            if peer.path.state == PathState::Up {
+                peer.path.is_map_due = true;
+                self.counters.cong_update_queued += 1;
+                self.is_ready(PathId(number as u32));
+            }
+        }
+        self.congestion_changed(ALL_GROUPS);
+    }
+
+    fn congestion_changed(&mut self, groups: u64) {
+        self.generation += 1;
+        for (&id, endpoint) in &mut self.sockets {
+            if !endpoint.options.congestion_monitor || endpoint.ports_freed(groups) {
+                self.actions.push_back(Action::Wake(id));
+            }
+        }
+    }
+
+    /// What a socket receives next; statuses and freed ports before messages, `most_statuses` at one time. A message that is only
+    /// looked at stays: [`peek`](Self::peek).
+    pub fn receive(&mut self, socket: SocketId, most_statuses: usize) -> Option<Inbound<F>> {
+        let endpoint = self.sockets.get_mut(&socket)?;
+        let statuses = endpoint.take_statuses(most_statuses);
+        if !statuses.is_empty() {
+            return Some(Inbound::Statuses(statuses));
+        }
+        if let Some(freed) = endpoint.take_freed() {
+            return Some(Inbound::Congestion(freed));
+        }
+        let message = endpoint.pop()?;
+        self.held -= message.fragments.len();
+        self.counters.recv_delivered += 1;
+        self.congestion_may_change(socket);
+        Some(Inbound::Message(message))
+    }
+
+    /// The message that is received next, and stays.
+    pub fn peek(&self, socket: SocketId) -> Option<&Queued<F>> {
+        self.sockets.get(&socket)?.front()
+    }
+
+    /// Gives up what a socket has sent to a destination, or to all: those of its messages that the peer has not acknowledged. Answers
+    /// which requests of which path have to complete before the memory of operations is free.
+    pub fn cancel(&mut self, socket: SocketId, to: Option<SocketAddr>) -> Vec<(PathId, u64)> {
+        let mut pending = Vec::new();
+        for number in 0..self.peers.len() {
+            let peer = &mut self.peers[number];
+            if to.is_some_and(|to| to.ip() != peer.address) {
+                continue;
+            }
+            let last = peer.path.cancel(socket, to.map(|to| to.port()));
+            if last > peer.path.completed() {
+                pending.push((PathId(number as u32), last));
+            }
+            self.settle(PathId(number as u32));
+        }
+        pending
+    }
+
+    /// Whether the requests of a path up to this one are complete.
+    pub fn is_completed(&self, path: PathId, request: u64) -> bool {
+        self.path(path).completed() >= request
+    }
+
+    fn path(&self, path: PathId) -> &Path<F, O> {
+        &self.peers[path.0 as usize].path
+    }
+
+    fn path_mut(&mut self, path: PathId) -> &mut Path<F, O> {
+        &mut self.peers[path.0 as usize].path
+    }
+
+    fn path_to(&mut self, address: IpAddr) -> PathId {
+        *self.by_address.entry(address).or_insert_with(|| {
+            let path = PathId(self.peers.len() as u32);
+            self.peers.push(Peer {
+                address,
+                path: Path::new(self.limits.send_requests),
+                map: CongestionMap::new(),
+                version: Version::V4_1,
+                is_ready: false,
+            });
+            path
+        })
+    }
+
+    fn is_ready(&mut self, path: PathId) {
+        let peer = &mut self.peers[path.0 as usize];
+        if !std::mem::replace(&mut peer.is_ready, true) {
+            self.ready.push_back(path);
+        }
+    }
+
+    /// A path that may have something to post.
+    pub fn next_ready(&mut self) -> Option<PathId> {
+        let path = self.ready.pop_front()?;
+        self.peers[path.0 as usize].is_ready = false;
+        Some(path)
+    }
+
+    /// What a path wants posted next.
+    pub fn poll_transmit(&mut self, path: PathId) -> Option<Transmit<'_, F, O>> {
+        let peer = &mut self.peers[path.0 as usize];
+        peer.path.poll_transmit(&self.map)
+    }
+
+    /// What is to be done.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// What [`poll_transmit`](Self::poll_transmit) has ended, as operations that are not tried again, reaches its sockets. To be
+    /// called when a path has nothing more to post.
+    pub fn settle(&mut self, path: PathId) {
+        let peer = &mut self.peers[path.0 as usize];
+        let from = peer.address;
+        let mut events = std::mem::take(&mut peer.path.events);
+        for event in events.drain(..) {
+            self.handle_event(path, from, event);
+        }
+        self.path_mut(path).events = events;
+    }
+
+    fn handle_event(&mut self, path: PathId, from: IpAddr, event: Event<F>) {
+        match event {
+            Event::Arrived(message) => self.handle_arrived(from, message),
+            Event::Map(fragments) => self.handle_map(path, &fragments),
+            Event::Freed { socket, bytes } => {
+                if let Some(endpoint) = self.sockets.get_mut(&socket) {
+                    endpoint.sent -= bytes as usize;
+                    self.actions.push_back(Action::Wake(socket));
+                }
+            }
+            Event::Ended {
+                socket,
+                user_token,
+                status,
+            } => {
+                if let Some(endpoint) = self.sockets.get_mut(&socket) {
+                    endpoint.push_status(RdmaStatus { user_token, status });
+                    self.actions.push_back(Action::Wake(socket));
+                }
+            }
+        }
+    }
+
+    fn handle_arrived(&mut self, from: IpAddr, message: Arrived<F>) {
+        let mut cookie = None;
+        for extension in message.extensions.iter() {
+            match extension {
+                Extension::Rdma { rkey } => {
+                    let socket = self.by_port.get(&message.destination_port);
+                    let used = socket.map(|&socket| Action::Used { socket, rkey });
+                    self.actions.extend(used);
+                }
+                told => cookie = told.cookie().or(cookie),
+            }
+        }
+        self.deliver(
+            message.destination_port,
+            Queued {
+                from: SocketAddr::new(from, message.source_port),
+                length: message.length,
+                fragments: message.fragments,
+                cookie,
+            },
+        );
+    }
+
+    fn handle_map(&mut self, path: PathId, fragments: &Fragments<F>) {
+        let mut bytes = [0; 2 * FRAGMENT];
+        for (fragment, into) in fragments.iter().zip(bytes.chunks_exact_mut(FRAGMENT)) {
+            fragment.copy_to(into);
+        }
+        self.counters.cong_update_received += 1;
+        let freed = self.peers[path.0 as usize].map.replace(&bytes);
+        self.congestion_changed(freed);
+    }
+
+    /// A fragment has arrived on a path's queue pair: its header, the bytes behind it, and how many they are.
+    ///
+    /// # Errors
+    /// What is wrong with it. The connection ends.
+    pub fn handle_fragment(
+        &mut self,
+        path: PathId,
+        header: &[u8],
+        length: usize,
+        fragment: F,
+    ) -> Result<(), ProtocolError> {
+        let has_room = self.held.saturating_mul(FRAGMENT) <= self.limits.max_memory;
+        let outcome = match Header::parse(header) {
+            Ok(_) if !has_room => Err(ProtocolError::Memory),
+            Ok(header) => self
+                .path_mut(path)
+                .handle_fragment(&header, length, fragment),
+            Err(_) => {
+                self.counters.recv_drop_bad_checksum += 1;
+                Err(ProtocolError::Header)
+            }
+        };
+        self.settle(path);
+        self.is_ready(path);
+        if outcome.is_err() {
+            self.handle_lost(path);
+        }
+        outcome
+    }
+
+    /// All requests of a path up to this one are complete.
+    pub fn handle_completion(&mut self, path: PathId, request: u64) {
+        self.path_mut(path).handle_completion(request);
+        self.settle(path);
+        self.is_ready(path);
+    }
+
+    /// A request failed for a reason of its own. The connection ends.
+    pub fn handle_failure(&mut self, path: PathId, request: u64, status: OperationStatus) {
+        self.path_mut(path).handle_failure(request, status);
+        self.settle(path);
+        self.handle_lost(path);
+    }
+
+    /// So many more receives are posted on a path's queue pair.
+    pub fn handle_posted_receives(&mut self, path: PathId, receives: u32) {
+        self.path_mut(path).posted_receives(receives);
+        self.is_ready(path);
+    }
+
+    /// A peer asks for a connection.
+    pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
+        let Some(version) = asked.agreed() else {
+            return Answer::Refuse;
+        };
+        let is_own = asked.source == self.address;
+        let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
+        if asked.destination != self.address || is_own || lacks_credits {
+            return Answer::Refuse;
+        }
+        let path = self.path_to(asked.source);
+        match self.path(path).state {
+            PathState::Down { .. } => {}
+            // The peer has restarted: the connection that was there is not known to it.
+            PathState::Up => {
+                self.handle_lost(path);
+                return Answer::Refuse;
+            }
+            PathState::Connecting | PathState::Ending => return Answer::Refuse,
+        }
+        self.path_mut(path).state = PathState::Connecting;
+        let credit = match asked.credit {
+            0 => 0,
+            _ => self.limits.receives,
+        };
+        Answer::Accept {
+            path,
+            data: self.connect_data(path, version, credit),
+        }
+    }
+
+    fn connect_data(&self, path: PathId, version: Version, credit: u32) -> ConnectData {
+        ConnectData {
+            source: self.address,
+            destination: self.peers[path.0 as usize].address,
+            version,
+            minor_mask: MINORS,
+            tos: 0,
+            ack_sequence: 0,
+            credit,
+        }
+    }
+
+    /// A path's connection is there; what the peer said of it, in its request or its reply.
+    pub fn handle_connected(&mut self, path: PathId, told: &ConnectData) {
+        // All receives that were posted are in what the peer was told.
+        let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
+        let peer = &mut self.peers[path.0 as usize];
+        peer.path.connected(told.ack_sequence, credits);
+        self.counters.cong_update_queued += 1;
+        self.settle(path);
+        self.is_ready(path);
+        if told.credit == 0 && self.limits.flow_control == FlowControl::Required {
+            self.handle_lost(path);
+        }
+    }
+
+    /// The peer has refused a connection, perhaps because of the version that was proposed.
+    pub fn handle_refused(&mut self, path: PathId) {
+        self.peers[path.0 as usize].version = Version::V3_1;
+    }
+
+    /// A path's connection has ended, or has to.
+    pub fn handle_lost(&mut self, path: PathId) {
+        let state = &mut self.path_mut(path).state;
+        if matches!(state, PathState::Up | PathState::Connecting) {
+            *state = PathState::Ending;
+            self.actions.push_back(Action::End(path));
+        }
+    }
+
+    /// There is no connection of a path any more, and no queue pair.
+    pub fn handle_gone(&mut self, now: Duration, path: PathId) {
+        self.counters.conn_reset += 1;
+        let peer = &mut self.peers[path.0 as usize];
+        peer.path.reset();
+        let due = peer.path.next_attempt(now, &mut self.random);
+        peer.path.state = PathState::Down { due };
+        self.handle_timeout(now);
+    }
+
+    fn wants_connection(&mut self, now: Duration, path: PathId) {
+        let state = &mut self.path_mut(path).state;
+        if *state == (PathState::Down { due: None }) {
+            *state = PathState::Down { due: Some(now) };
+            self.handle_timeout(now);
+        }
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) is to be called, at the latest.
+    pub fn next_due(&self) -> Option<Duration> {
+        let due = |peer: &Peer<F, O>| match peer.path.state {
+            PathState::Down { due } => due,
+            _ => None,
+        };
+        self.peers.iter().filter_map(due).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        for number in 0..self.peers.len() {
+            let path = PathId(number as u32);
+            let peer = &mut self.peers[number];
+            let is_due =
+                matches!(peer.path.state, PathState::Down { due: Some(due) } if due <= now);
+            if is_due {
+                peer.path.state = PathState::Connecting;
+                let version = peer.version;
+                let credit = match self.limits.flow_control {
+                    FlowControl::Asked | FlowControl::Required => self.limits.receives,
+                    FlowControl::Accepted => 0,
+                };
+                let data = self.connect_data(path, version, credit);
+                self.actions.push_back(Action::Connect { path, data });
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What a path carries.
+
+use std::fmt::Debug;
+
+use polyverbs_rds_wire::Extension;
+use smallvec::SmallVec;
+
+/// A stretch of payload of at most [`FRAGMENT`](polyverbs_rds_wire::FRAGMENT) bytes. The protocol moves it and does not look at it.
+pub trait Fragment: Debug {
+    /// Its bytes, from the beginning; `into` is no longer than it.
+    fn copy_to(&self, into: &mut [u8]);
+}
+
+/// An operation on the peer's memory, as whoever posts it knows it.
+pub trait Operation: Debug {
+    /// How many requests it takes on the queue pair.
+    fn requests(&self) -> u32;
+}
+
+/// A message's payload.
+pub type Fragments<F> = SmallVec<[F; 1]>;
+
+/// One of a host's sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SocketId(pub(crate) u32);
+
+/// One of a host's paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub(crate) u32);
+
+/// What became of an operation: the numbers of Linux's `RDS_RDMA_…`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum OperationStatus {
+    /// It was carried out.
+    Success = 0,
+    /// The peer refused it.
+    RemoteError = 1,
+    /// It was cancelled.
+    Canceled = 2,
+    /// Its connection ended before it was known to be carried out; it is not tried again.
+    Dropped = 3,
+    /// Anything else.
+    OtherError = 4,
+}
+
+/// An operation that goes with a message.
+#[derive(Debug)]
+pub struct Attached<O> {
+    /// What is posted.
+    pub operation: O,
+    /// The peer's key: the peer is told that it has been used.
+    pub rkey: Option<u32>,
+    /// The message waits for the operation.
+    pub fence: bool,
+    /// Without data, no message goes with the operation.
+    pub is_silent: bool,
+    /// The program's name for it, and when it is told.
+    pub user_token: u64,
+    /// When the program is told.
+    pub notify: Notify,
+}
+
+/// When a program is told what became of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// Never.
+    Never,
+    /// If it fails.
+    OnError,
+    /// Always.
+    Always,
+}
+
+/// A message that a path is to carry.
+#[derive(Debug)]
+pub(crate) struct Message<F, O> {
+    pub(crate) socket: Option<SocketId>,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    pub(crate) length: u32,
+    pub(crate) fragments: Fragments<F>,
+    pub(crate) attached: Option<Attached<O>>,
+    pub(crate) extension: Option<Extension>,
+    pub(crate) sequence: u64,
+    pub(crate) is_ack_required: bool,
+    pub(crate) is_retransmitted: bool,
+    /// Its socket wants it no more; what is posted of it goes out.
+    pub(crate) is_canceled: bool,
+    /// The last request that was posted for it; 0 before the first.
+    pub(crate) last_request: u64,
+    /// The last request of its operation.
+    pub(crate) operation_request: u64,
+}
+
+impl<F, O> Message<F, O> {
+    /// One that is a header only, and of no socket.
+    pub(crate) fn header_only(source_port: u16, destination_port: u16) -> Self {
+        Self {
+            socket: None,
+            source_port,
+            destination_port,
+            length: 0,
+            fragments: Fragments::new(),
+            attached: None,
+            extension: None,
+            sequence: 0,
+            is_ack_required: false,
+            is_retransmitted: false,
+            is_canceled: false,
+            last_request: 0,
+            operation_request: 0,
+        }
+    }
+
+    /// How many requests carry its header and payload.
+    pub(crate) fn data_requests(&self) -> usize {
+        let is_silent = self
+            .attached
+            .as_ref()
+            .is_some_and(|attached| attached.is_silent);
+        match self.fragments.len() {
+            0 if is_silent && self.extension.is_none() => 0,
+            fragments => fragments.max(1),
+        }
+    }
+}
+
+/// A message that has arrived whole.
+#[derive(Debug)]
+pub(crate) struct Arrived<F> {
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    pub(crate) length: u32,
+    pub(crate) fragments: Fragments<F>,
+    pub(crate) extensions: polyverbs_rds_wire::Extensions,
+}

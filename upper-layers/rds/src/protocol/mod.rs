@@ -1,0 +1,26 @@
+//! The protocol, sans-IO: no socket, no clock, no verbs. A [`Host`] is all of it; whoever drives one passes on what happens and does
+//! what it asks for.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `message` | payload by fragment, operations, messages |
+//! | `credits` | flow control where it was agreed on |
+//! | `path` | one peer: queues, reassembly, acknowledges, the state of the connection |
+//! | `endpoint` | one socket: buffers, what waits for it, congestion monitoring |
+//! | `host` | all of one local address |
+
+mod credits;
+mod endpoint;
+mod host;
+mod message;
+mod path;
+
+pub use endpoint::{Queued, RdmaStatus, Readiness, SocketOptions};
+pub use host::{
+    Action, Answer, Counters, FlowControl, Host, HostLimits, Inbound, Outbound, PathInfo,
+    PortError, Refused,
+};
+pub use message::{
+    Attached, Fragment, Fragments, Notify, Operation, OperationStatus, PathId, SocketId,
+};
+pub use path::{PathState, Payload, ProtocolError, Transmit};

@@ -1,0 +1,686 @@
+//! One peer: what is to be sent to it and has not been acknowledged, what arrives from it, and the state of the connection.
+
+use std::cmp::min;
+use std::collections::VecDeque;
+use std::mem;
+use std::time::Duration;
+
+use polyverbs_rds_wire::{
+    CongestionMap, Extension, Extensions, FRAGMENT, Flags, Header, MAX_MESSAGE,
+};
+use rand::Rng;
+use thiserror::Error;
+
+use super::credits::Credits;
+use super::message::{
+    Arrived, Fragment, Fragments, Message, Notify, Operation, OperationStatus, SocketId,
+};
+
+/// After so many messages, or bytes, one asks for an acknowledge.
+const UNACKNOWLEDGED_MESSAGES: u32 = 8;
+const UNACKNOWLEDGED_BYTES: u32 = 16 << 20;
+
+/// One request of so many is signaled, so that the queue's slots are known to be free.
+const UNSIGNALED: u64 = 16;
+
+/// Answers to pings that wait to be sent at one time; further pings are not answered.
+const MOST_PONGS: usize = 256;
+
+/// The window of random waits before a connection is tried again.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// The port of a congestion map's message, of acknowledges, and of pings.
+const NO_PORT: u16 = 0;
+
+/// Bytes of a congestion map.
+const MAP: u32 = 8192;
+
+/// Why a peer's message ends the connection.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// Sockets have not received what arrived before.
+    #[error("messages that wait to be received take all memory that there is for them")]
+    Memory,
+    /// Fewer bytes than a header, or one whose checksum is wrong.
+    #[error("a message begins with no valid header")]
+    Header,
+    /// More than [`MAX_MESSAGE`], or a congestion map of another size than its own.
+    #[error("a message of {length} bytes: there are none of this size")]
+    Length {
+        /// What the header says.
+        length: u32,
+    },
+    /// It is not of the message that is being put together.
+    #[error("a fragment is of another message than the one before it, which is not complete")]
+    Mismatch,
+    /// A fragment is as long as the header's length and its place say.
+    #[error("a fragment has {found} bytes instead of {expected}")]
+    FragmentLength {
+        /// What it has to have.
+        expected: usize,
+        /// What it has.
+        found: usize,
+    },
+}
+
+/// What a path tells its host.
+#[derive(Debug)]
+pub(crate) enum Event<F> {
+    /// A message for a socket.
+    Arrived(Arrived<F>),
+    /// The peer's congestion map, in two fragments.
+    Map(Fragments<F>),
+    /// A message of this socket is no longer kept.
+    Freed { socket: SocketId, bytes: u32 },
+    /// An operation of this socket has ended.
+    Ended {
+        socket: SocketId,
+        user_token: u64,
+        status: OperationStatus,
+    },
+}
+
+/// What a path wants posted on its queue pair: one request, or one operation.
+#[derive(Debug)]
+pub enum Transmit<'a, F, O> {
+    /// A send of a header and what follows it.
+    Send {
+        /// The request's number: counts up by one for each request.
+        request: u64,
+        /// The header, complete but for its checksum.
+        header: Header,
+        /// What follows.
+        payload: Payload<'a, F>,
+        /// Waits for reads and atomics before it.
+        fence: bool,
+        /// Its completion is to be reported.
+        signaled: bool,
+    },
+    /// An operation on the peer's memory.
+    Operation {
+        /// The number of its last request.
+        request: u64,
+        /// What is posted.
+        operation: &'a mut O,
+        /// The completion of its last request is to be reported.
+        signaled: bool,
+    },
+}
+
+/// What follows a header.
+#[derive(Debug)]
+pub enum Payload<'a, F> {
+    /// Nothing.
+    None,
+    /// A fragment.
+    Fragment {
+        /// Which.
+        fragment: &'a F,
+        /// How many bytes of it.
+        length: usize,
+    },
+    /// A part of the congestion map.
+    Map(&'a [u8]),
+}
+
+/// The state of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// There is none; it is tried again at this time, if at all.
+    Down {
+        /// Since the host's beginning.
+        due: Option<Duration>,
+    },
+    /// Asked for, or being accepted.
+    Connecting,
+    /// Messages are carried.
+    Up,
+    /// Its queue pair is being destroyed.
+    Ending,
+}
+
+#[derive(Debug)]
+enum Current {
+    /// The last one of `unacknowledged`.
+    Message {
+        is_operation_sent: bool,
+        sent: usize,
+    },
+    Map {
+        sent: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Reassembly<F> {
+    header: Header,
+    remaining: usize,
+    fragments: Fragments<F>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Path<F, O> {
+    pub(crate) state: PathState,
+    pub(crate) events: Vec<Event<F>>,
+    pub(crate) next_transmit: u64,
+    pub(crate) next_receive: u64,
+    queue: VecDeque<Message<F, O>>,
+    /// Sent, or being sent, and not acknowledged.
+    unacknowledged: VecDeque<Message<F, O>>,
+    /// Acknowledged before their requests completed: the last request, and what it needs.
+    lingering: VecDeque<(u64, Message<F, O>)>,
+    current: Option<Current>,
+    pub(crate) is_map_due: bool,
+    messages_until_ack: u32,
+    bytes_until_ack: u32,
+    pongs: usize,
+    credits: Option<Credits>,
+    capacity: u64,
+    posted: u64,
+    completed: u64,
+    signaled: u64,
+    /// The peer's last message that has arrived whole.
+    acknowledges: u64,
+    is_ack_due: bool,
+    reassembly: Option<Reassembly<F>>,
+    /// The window of the next random wait; `None`: the next attempt is made at once.
+    window: Option<Duration>,
+}
+
+impl<F: Fragment, O: Operation> Path<F, O> {
+    /// `capacity`: requests that the send queue holds.
+    pub(crate) fn new(capacity: u32) -> Self {
+        Self {
+            state: PathState::Down { due: None },
+            events: Vec::new(),
+            next_transmit: 1,
+            next_receive: 0,
+            queue: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
+            lingering: VecDeque::new(),
+            current: None,
+            is_map_due: false,
+            messages_until_ack: UNACKNOWLEDGED_MESSAGES,
+            bytes_until_ack: UNACKNOWLEDGED_BYTES,
+            pongs: 0,
+            credits: None,
+            capacity: u64::from(capacity),
+            posted: 0,
+            completed: 0,
+            signaled: 0,
+            acknowledges: 0,
+            is_ack_due: false,
+            reassembly: None,
+            window: None,
+        }
+    }
+
+    /// What waits to be sent for the first time, then what is not acknowledged.
+    pub(crate) fn messages(&self) -> [&VecDeque<Message<F, O>>; 2] {
+        [&self.queue, &self.unacknowledged]
+    }
+
+    /// The last request that is known to be complete.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// A message for the peer. Its sequence number is the path's next one.
+    pub(crate) fn enqueue(&mut self, mut message: Message<F, O>) {
+        message.sequence = self.next_transmit;
+        self.next_transmit += 1;
+        self.queue.push_back(message);
+    }
+
+    fn pong(&mut self, port: u16) {
+        if self.pongs < MOST_PONGS {
+            self.pongs += 1;
+            self.enqueue(Message::header_only(NO_PORT, port));
+        }
+    }
+
+    /// The next request to post, if there is one and room for it. Whoever calls has to post it, or end the connection.
+    pub(crate) fn poll_transmit<'a>(
+        &'a mut self,
+        map: &'a CongestionMap,
+    ) -> Option<Transmit<'a, F, O>> {
+        if self.state != PathState::Up || self.room() == 0 {
+            return None;
+        }
+        if self.current.is_none() {
+            self.begin_next();
+        }
+        match self.current {
+            Some(Current::Message {
+                is_operation_sent: false,
+                ..
+            }) => self.transmit_operation(),
+            Some(Current::Message { sent, .. }) if self.can_send() => {
+                Some(self.transmit_message(sent))
+            }
+            Some(Current::Map { sent }) if self.can_send() => Some(self.transmit_map(sent, map)),
+            None if self.owes_message() && self.can_send() => Some(self.transmit_ack()),
+            _ => None,
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.capacity - (self.posted - self.completed)
+    }
+
+    fn can_send(&self) -> bool {
+        self.credits.as_ref().is_none_or(Credits::can_send)
+    }
+
+    fn owes_message(&self) -> bool {
+        self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
+    }
+
+    /// Makes the next thing to send the current one.
+    fn begin_next(&mut self) {
+        if mem::take(&mut self.is_map_due) {
+            self.current = Some(Current::Map { sent: 0 });
+            return;
+        }
+        while let Some(mut message) = self.queue.pop_front() {
+            // What an operation did before the connection ended is not known: it is not done twice.
+            if message.is_retransmitted && message.attached.is_some() {
+                self.finish(message, OperationStatus::Dropped);
+                continue;
+            }
+            if message.socket.is_none() {
+                self.pongs = self.pongs.saturating_sub(1);
+            }
+            self.demand_ack(&mut message);
+            self.current = Some(Current::Message {
+                is_operation_sent: message.attached.is_none(),
+                sent: 0,
+            });
+            self.unacknowledged.push_back(message);
+            return;
+        }
+    }
+
+    fn demand_ack(&mut self, message: &mut Message<F, O>) {
+        if self.messages_until_ack == 0 || self.bytes_until_ack < message.length {
+            message.is_ack_required = true;
+            self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
+            self.bytes_until_ack = UNACKNOWLEDGED_BYTES;
+        } else {
+            self.messages_until_ack -= 1;
+            self.bytes_until_ack -= message.length;
+        }
+    }
+
+    fn transmit_operation(&mut self) -> Option<Transmit<'_, F, O>> {
+        let room = self.room();
+        let message = self.unacknowledged.back_mut()?;
+        let data_requests = message.data_requests();
+        let attached = message.attached.as_mut()?;
+        let requests = u64::from(attached.operation.requests());
+        if requests > room {
+            return None;
+        }
+        self.posted += requests;
+        message.operation_request = self.posted;
+        message.last_request = self.posted;
+        self.current = (data_requests > 0).then_some(Current::Message {
+            is_operation_sent: true,
+            sent: 0,
+        });
+        self.signaled = self.posted;
+        Some(Transmit::Operation {
+            request: self.posted,
+            operation: &mut attached.operation,
+            signaled: true,
+        })
+    }
+
+    fn transmit_message(&mut self, sent: usize) -> Transmit<'_, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        let message = self
+            .unacknowledged
+            .back_mut()
+            .expect("the current message is the last unacknowledged one");
+        message.last_request = request;
+        let is_last = sent + 1 == message.data_requests();
+        let mut flags = Flags::empty();
+        flags.set(Flags::ACK_REQUIRED, message.is_ack_required);
+        flags.set(Flags::RETRANSMITTED, message.is_retransmitted);
+        let attached = message.attached.as_ref();
+        let used = attached.and_then(|attached| attached.rkey);
+        let extension = used.map(|rkey| Extension::Rdma { rkey });
+        let extension = extension.or(message.extension);
+        let header = Header {
+            sequence: message.sequence,
+            ack,
+            length: message.length,
+            source_port: message.source_port,
+            destination_port: message.destination_port,
+            flags,
+            credit,
+            extensions: extension.map_or_else(Extensions::default, Extensions::of),
+        };
+        self.current = (!is_last).then_some(Current::Message {
+            is_operation_sent: true,
+            sent: sent + 1,
+        });
+        let fence = attached.is_some_and(|attached| attached.fence);
+        let length = min(message.length as usize - sent * FRAGMENT, FRAGMENT);
+        Transmit::Send {
+            request,
+            header,
+            payload: message
+                .fragments
+                .get(sent)
+                .map_or(Payload::None, |fragment| Payload::Fragment {
+                    fragment,
+                    length,
+                }),
+            fence,
+            signaled,
+        }
+    }
+
+    fn transmit_map<'a>(&'a mut self, sent: usize, map: &'a CongestionMap) -> Transmit<'a, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        let bytes = map.bytes();
+        let end = (sent + 1) * FRAGMENT;
+        self.current = (end < bytes.len()).then_some(Current::Map { sent: sent + 1 });
+        Transmit::Send {
+            request,
+            header: Header {
+                ack,
+                length: MAP,
+                flags: Flags::CONG_BITMAP,
+                credit,
+                ..Header::default()
+            },
+            payload: Payload::Map(&bytes[sent * FRAGMENT..end]),
+            fence: false,
+            signaled,
+        }
+    }
+
+    fn transmit_ack(&mut self) -> Transmit<'_, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        Transmit::Send {
+            request,
+            header: Header {
+                ack,
+                credit,
+                ..Header::default()
+            },
+            payload: Payload::None,
+            fence: false,
+            signaled,
+        }
+    }
+
+    /// What a header tells the peer beside its message.
+    fn acknowledge(&mut self) -> (u64, u8) {
+        self.is_ack_due = false;
+        let credit = self.credits.as_mut().and_then(Credits::take);
+        (self.acknowledges, credit.unwrap_or_default())
+    }
+
+    fn next_request(&mut self) -> (u64, bool) {
+        self.posted += 1;
+        let is_due = self.posted - self.signaled >= min(UNSIGNALED, self.capacity / 2);
+        if is_due {
+            self.signaled = self.posted;
+        }
+        (self.posted, is_due)
+    }
+
+    /// All requests up to this one are complete.
+    pub(crate) fn handle_completion(&mut self, request: u64) {
+        self.completed = self.completed.max(min(request, self.posted));
+        let completed = self.completed;
+        while self
+            .lingering
+            .front()
+            .is_some_and(|(last, _)| *last <= completed)
+        {
+            self.lingering.pop_front();
+        }
+        for message in &mut self.unacknowledged {
+            if (1..=completed).contains(&message.operation_request) {
+                ended(&mut self.events, message, OperationStatus::Success);
+            }
+        }
+    }
+
+    /// This request failed, not because of another one before it: the connection has to end.
+    pub(crate) fn handle_failure(&mut self, request: u64, status: OperationStatus) {
+        let failed = self
+            .unacknowledged
+            .iter_mut()
+            .find(|message| message.operation_request >= request);
+        if let Some(message) = failed {
+            ended(&mut self.events, message, status);
+        }
+    }
+
+    /// A fragment has arrived, with this many bytes behind its header.
+    pub(crate) fn handle_fragment(
+        &mut self,
+        header: &Header,
+        length: usize,
+        fragment: F,
+    ) -> Result<(), ProtocolError> {
+        // The connection carries something: were it to end, it would be tried again at once.
+        self.window = None;
+        self.handle_ack(header.ack);
+        if let Some(credits) = &mut self.credits {
+            credits.add(header.credit);
+        }
+        if header.is_ack_only(length) {
+            return Ok(());
+        }
+        let mut reassembly = match self.reassembly.take() {
+            Some(begun) if begun.is_of(header) => begun,
+            Some(_) => return Err(ProtocolError::Mismatch),
+            None => Reassembly::new(header)?,
+        };
+        let expected = min(reassembly.remaining, FRAGMENT);
+        if length != expected {
+            return Err(ProtocolError::FragmentLength {
+                expected,
+                found: length,
+            });
+        }
+        reassembly.remaining -= length;
+        if length > 0 {
+            reassembly.fragments.push(fragment);
+        }
+        match reassembly.remaining {
+            0 => self.handle_message(reassembly),
+            _ => self.reassembly = Some(reassembly),
+        }
+        Ok(())
+    }
+
+    fn handle_message(&mut self, whole: Reassembly<F>) {
+        let header = whole.header;
+        self.is_ack_due |= header.flags.contains(Flags::ACK_REQUIRED);
+        if header.flags == Flags::CONG_BITMAP {
+            self.events.push(Event::Map(whole.fragments));
+            return;
+        }
+        self.acknowledges = header.sequence;
+        if header.sequence < self.next_receive && header.flags.contains(Flags::RETRANSMITTED) {
+            return;
+        }
+        self.next_receive = header.sequence.saturating_add(1);
+        match (header.source_port, header.destination_port) {
+            (NO_PORT, _) => {}
+            (port, NO_PORT) => self.pong(port),
+            (source_port, destination_port) => self.events.push(Event::Arrived(Arrived {
+                source_port,
+                destination_port,
+                length: header.length,
+                fragments: whole.fragments,
+                extensions: header.extensions,
+            })),
+        }
+    }
+
+    /// The peer has every message up to this one.
+    pub(crate) fn handle_ack(&mut self, ack: u64) {
+        while let Some(message) = self.unacknowledged.front() {
+            let is_current = self.unacknowledged.len() == 1
+                && matches!(self.current, Some(Current::Message { .. }));
+            if message.sequence > ack || is_current {
+                return;
+            }
+            if let Some(message) = self.unacknowledged.pop_front() {
+                self.finish(message, OperationStatus::Success);
+            }
+        }
+    }
+
+    fn finish(&mut self, mut message: Message<F, O>, status: OperationStatus) {
+        ended(&mut self.events, &mut message, status);
+        freed(&mut self.events, &mut message);
+        if message.last_request > self.completed {
+            self.lingering.push_back((message.last_request, message));
+        }
+    }
+
+    /// Gives up a socket's messages, of one destination port or all. Answers which request has to complete before the memory of their
+    /// operations is free.
+    pub(crate) fn cancel(&mut self, socket: SocketId, port: Option<u16>) -> u64 {
+        let is_meant = |message: &Message<F, O>| {
+            let is_there = port.is_none_or(|port| message.destination_port == port);
+            message.socket == Some(socket) && is_there
+        };
+        let mut wait_for = 0;
+        for message in self.unacknowledged.iter_mut().filter(|one| is_meant(one)) {
+            wait_for = wait_for.max(message.operation_request);
+            ended(&mut self.events, message, OperationStatus::Canceled);
+            freed(&mut self.events, message);
+            message.is_canceled = true;
+        }
+        let events = &mut self.events;
+        self.queue.retain_mut(|message| {
+            let is_canceled = is_meant(message);
+            if is_canceled {
+                ended(events, message, OperationStatus::Canceled);
+                freed(events, message);
+            }
+            !is_canceled
+        });
+        wait_for
+    }
+
+    /// The connection is there. `credits` where it has flow control.
+    pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
+        self.state = PathState::Up;
+        self.credits = credits;
+        self.is_map_due = true;
+        self.handle_ack(ack);
+    }
+
+    /// So many more receives are posted.
+    pub(crate) fn posted_receives(&mut self, receives: u32) {
+        if let Some(credits) = &mut self.credits {
+            credits.post(receives);
+        }
+    }
+
+    /// There is no queue pair any more: what was not acknowledged is sent again, on the next connection.
+    pub(crate) fn reset(&mut self) {
+        self.current = None;
+        self.credits = None;
+        self.reassembly = None;
+        self.is_ack_due = false;
+        self.acknowledges = 0;
+        self.completed = self.posted;
+        self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
+        self.bytes_until_ack = UNACKNOWLEDGED_BYTES;
+        self.lingering.clear();
+        while let Some(mut message) = self.unacknowledged.pop_back() {
+            if message.is_canceled {
+                continue;
+            }
+            if message.socket.is_none() {
+                self.pongs += 1;
+            }
+            message.is_ack_required = true;
+            message.is_retransmitted = true;
+            message.last_request = 0;
+            self.queue.push_front(message);
+        }
+    }
+
+    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None`: nothing waits for
+    /// the peer, which has been tried long enough.
+    pub(crate) fn next_attempt(
+        &mut self,
+        now: Duration,
+        random: &mut impl Rng,
+    ) -> Option<Duration> {
+        let Some(window) = self.window else {
+            self.window = Some(SHORTEST_WAIT);
+            return Some(now);
+        };
+        self.window = Some(min(window * 2, LONGEST_WAIT));
+        let is_wanted = !self.queue.is_empty() || window < LONGEST_WAIT;
+        is_wanted.then(|| now + window.mul_f64(random.random()))
+    }
+}
+
+impl<F> Reassembly<F> {
+    fn new(header: &Header) -> Result<Self, ProtocolError> {
+        let is_map = header.flags == Flags::CONG_BITMAP;
+        let length = header.length;
+        if length as usize > MAX_MESSAGE || (is_map && length != MAP) {
+            return Err(ProtocolError::Length { length });
+        }
+        Ok(Self {
+            header: *header,
+            remaining: length as usize,
+            fragments: Fragments::new(),
+        })
+    }
+
+    // Acknowledges, credits and flags may differ from fragment to fragment.
+    fn is_of(&self, header: &Header) -> bool {
+        let identity = |header: &Header| {
+            let ports = (header.source_port, header.destination_port);
+            (header.sequence, header.length, ports)
+        };
+        identity(&self.header) == identity(header)
+    }
+}
+
+fn freed<F, O>(events: &mut Vec<Event<F>>, message: &mut Message<F, O>) {
+    if let Some(socket) = message.socket.take() {
+        let bytes = message.length;
+        events.push(Event::Freed { socket, bytes });
+    }
+}
+
+/// Once for each operation.
+fn ended<F, O>(events: &mut Vec<Event<F>>, message: &mut Message<F, O>, status: OperationStatus) {
+    let (Some(socket), Some(attached)) = (message.socket, &mut message.attached) else {
+        return;
+    };
+    let is_told = match (attached.notify, status) {
+        (Notify::Never, _) | (Notify::OnError, OperationStatus::Success) => false,
+        (Notify::OnError | Notify::Always, _) => true,
+    };
+    if is_told {
+        attached.notify = Notify::Never;
+        events.push(Event::Ended {
+            socket,
+            user_token: attached.user_token,
+            status,
+        });
+    }
+}

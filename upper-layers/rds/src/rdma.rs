@@ -1,0 +1,419 @@
+//! Remote memory: regions behind cookies, and operations on those of peers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bitflags::bitflags;
+use masked_atomics::{MaskedAtomics, MaskedCompareSwap, MaskedFetchAdd};
+use polyverbs::capability::AtomicScope;
+use polyverbs::ids::RKey;
+use polyverbs::portable::read_sink_access;
+use polyverbs::{Access, Context, Mr, MrOptions, Pd, PostError, Qp, RemoteAddress, Sge, wr};
+use polyverbs_rds_wire::MAX_MESSAGE;
+
+use crate::error::RdsError;
+use crate::memory::{LocalMemory, PAGE};
+use crate::protocol::{Attached, Notify, Operation};
+
+/// Stretches of local memory that one operation takes.
+const MOST_PIECES: usize = 128;
+
+bitflags! {
+    /// Flags of operations and of memory, with Linux's numbers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RdmaFlags: u64 {
+        /// An operation writes to the peer's memory; without, it reads.
+        const READWRITE = 0x01;
+        /// The message waits until the operation is done.
+        const FENCE = 0x02;
+        /// Memory cannot be reached any more when it is given up, not at some later time.
+        const INVALIDATE = 0x04;
+        /// Memory is given up when a peer has told that it has used it.
+        const USE_ONCE = 0x08;
+        /// Accepted, without effect.
+        const DONTWAIT = 0x10;
+        /// What became of an operation is told.
+        const NOTIFY_ME = 0x20;
+        /// Without data, no message goes with the operation.
+        const SILENT = 0x40;
+    }
+}
+
+/// Memory of a socket, as it is told to peers: a key, and the offset of the first byte in its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cookie(pub u64);
+
+impl Cookie {
+    fn new(rkey: u32, offset: u32) -> Self {
+        Self(u64::from(rkey) | u64::from(offset) << 32)
+    }
+
+    /// The key.
+    pub const fn rkey(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The offset.
+    pub const fn offset(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// What goes with a message beside its bytes.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Control {
+    /// Nothing.
+    #[default]
+    None,
+    /// Own memory that the peer is told of.
+    Destination(Cookie),
+    /// Memory that is registered with the message, and the peer told of.
+    Map(LocalMemory, RdmaFlags),
+    /// Bytes are written to or read from the peer's memory, before the message.
+    Rdma(RdmaRequest),
+    /// Eight bytes of the peer's memory are changed, before the message.
+    Atomic(AtomicRequest),
+}
+
+/// A write to, or a read of, the peer's memory.
+#[derive(Clone, Debug)]
+pub struct RdmaRequest {
+    /// What the peer told of its memory.
+    pub cookie: Cookie,
+    /// Where in that memory.
+    pub remote_offset: u64,
+    /// How many bytes of it at most.
+    pub remote_length: u64,
+    /// Where the bytes come from or go to.
+    pub local: Vec<LocalMemory>,
+    /// What is done.
+    pub flags: RdmaFlags,
+    /// The name of the operation, when what became of it is told.
+    pub user_token: u64,
+}
+
+/// An atomic operation on the peer's memory.
+#[derive(Clone, Debug)]
+pub struct AtomicRequest {
+    /// What the peer told of its memory.
+    pub cookie: Cookie,
+    /// Where in that memory.
+    pub remote_offset: u64,
+    /// Eight bytes for the value that was there.
+    pub local: LocalMemory,
+    /// What is done.
+    pub operation: AtomicOperation,
+    /// What is told.
+    pub flags: RdmaFlags,
+    /// The name of the operation, when what became of it is told.
+    pub user_token: u64,
+}
+
+/// What an atomic operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOperation {
+    /// Adds.
+    FetchAdd {
+        /// What.
+        add: u64,
+        /// The highest bits of fields that no carry crosses; 0: one field.
+        nocarry_mask: u64,
+    },
+    /// Swaps if equal.
+    CompareSwap {
+        /// What is compared.
+        compare: u64,
+        /// What replaces it.
+        swap: u64,
+        /// The bits that are compared.
+        compare_mask: u64,
+        /// The bits that are replaced.
+        swap_mask: u64,
+    },
+}
+
+impl AtomicOperation {
+    /// A plain one: all bits.
+    const fn is_plain(self) -> bool {
+        match self {
+            Self::FetchAdd { nocarry_mask, .. } => nocarry_mask == 0,
+            Self::CompareSwap {
+                compare_mask,
+                swap_mask,
+                ..
+            } => compare_mask == u64::MAX && swap_mask == u64::MAX,
+        }
+    }
+}
+
+/// The regions of a socket, by key.
+#[derive(Default)]
+pub(crate) struct Keys(Mutex<HashMap<u32, Key>>);
+
+struct Key {
+    /// Deregistered when it is dropped.
+    _region: Mr,
+    is_used_once: bool,
+}
+
+impl Keys {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Key>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers memory for peers.
+    pub(crate) fn map(
+        &self,
+        context: &Context,
+        pd: &Pd,
+        memory: &LocalMemory,
+        flags: RdmaFlags,
+    ) -> Result<Cookie, RdsError> {
+        check_length(memory)?;
+        if memory.len() > MAX_MESSAGE + PAGE as usize {
+            return Err(rdma(
+                "more memory than a message may be long",
+                libc::EMSGSIZE,
+            ));
+        }
+        let offset = memory.address() % PAGE;
+        let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        if has_atomics(context) {
+            access |= Access::REMOTE_ATOMIC;
+        }
+        let options = MrOptions::new(access).iova(offset);
+        let region = memory.register(pd, options).wait()?;
+        let rkey = region.rkey().value();
+        let key = Key {
+            _region: region,
+            is_used_once: flags.contains(RdmaFlags::USE_ONCE),
+        };
+        self.lock().insert(rkey, key);
+        Ok(Cookie::new(rkey, offset as u32))
+    }
+
+    pub(crate) fn has(&self, cookie: Cookie) -> bool {
+        self.lock().contains_key(&cookie.rkey())
+    }
+
+    /// Gives a region up.
+    pub(crate) fn free(&self, cookie: Cookie) -> Result<(), RdsError> {
+        let freed = self.lock().remove(&cookie.rkey());
+        freed
+            .map(drop)
+            .ok_or(rdma("no memory has this cookie", libc::EINVAL))
+    }
+
+    /// A peer has used a region.
+    pub(crate) fn used(&self, rkey: u32) {
+        let mut keys = self.lock();
+        let is_over = keys.get(&rkey).is_some_and(|key| key.is_used_once);
+        let freed = if is_over { keys.remove(&rkey) } else { None };
+        drop(keys);
+        drop(freed);
+    }
+}
+
+fn has_atomics(context: &Context) -> bool {
+    context.attributes().atomic_cap != AtomicScope::None
+}
+
+fn rdma(what: &'static str, errno: i32) -> RdsError {
+    RdsError::Rdma { what, errno }
+}
+
+fn check_length(memory: &LocalMemory) -> Result<(), RdsError> {
+    let end = memory.address().checked_add(memory.len() as u64);
+    match (memory.len(), end) {
+        (0, _) | (_, None) => Err(rdma(
+            "memory of no length, or beyond the last address",
+            libc::EINVAL,
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// An operation whose local memory is registered.
+pub(crate) struct Posted {
+    kind: Kind,
+    /// The local memory, for as long as the operation may touch it.
+    _regions: Vec<Mr>,
+}
+
+enum Kind {
+    Write(Vec<(Sge, RemoteAddress)>),
+    Read(Vec<(Sge, RemoteAddress)>),
+    Atomic(Sge, RemoteAddress, AtomicOperation),
+}
+
+impl RdmaRequest {
+    /// Checks the request and registers its local memory.
+    pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
+        match self.local.len() {
+            0 => return Err(rdma("an operation without local memory", libc::EINVAL)),
+            count if count > MOST_PIECES => {
+                return Err(rdma("more than 128 pieces of local memory", libc::EMSGSIZE));
+            }
+            _ => {}
+        }
+        self.local.iter().try_for_each(check_length)?;
+        if self.remote_length > MAX_MESSAGE as u64 {
+            return Err(rdma("more bytes than a message may have", libc::EMSGSIZE));
+        }
+        let length = self.local.iter().map(|memory| memory.len() as u64);
+        if length.sum::<u64>() > self.remote_length {
+            return Err(rdma("more local memory than remote memory", libc::EINVAL));
+        }
+        let is_write = self.flags.contains(RdmaFlags::READWRITE);
+        let access = match is_write {
+            true => Access::empty(),
+            false => read_sink_access(context).access,
+        };
+        let mut remote = remote(self.cookie, self.remote_offset);
+        let (mut pieces, mut regions) = (Vec::new(), Vec::new());
+        for memory in &self.local {
+            let region = memory.register(pd, MrOptions::new(access)).wait()?;
+            pieces.push((region.sge_all(), remote));
+            remote = remote.plus(memory.len() as u64);
+            regions.push(region);
+        }
+        let kind = match is_write {
+            true => Kind::Write(pieces),
+            false => Kind::Read(pieces),
+        };
+        Ok(Posted {
+            kind,
+            _regions: regions,
+        })
+    }
+}
+
+impl AtomicRequest {
+    /// Checks the request and registers its local memory.
+    pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
+        let is_there = match self.operation.is_plain() {
+            true => has_atomics(context),
+            false => context.extension::<MaskedAtomics>().is_ok(),
+        };
+        if !is_there {
+            return Err(rdma("the device has no such atomics", libc::EOPNOTSUPP));
+        }
+        if !self.local.address().is_multiple_of(8) || self.local.len() < 8 {
+            return Err(rdma("the result needs eight aligned bytes", libc::EFAULT));
+        }
+        let options = MrOptions::new(Access::LOCAL_WRITE);
+        let region = self.local.register(pd, options).wait()?;
+        let result = region.sge(0, 8).expect("it has eight bytes");
+        let remote = remote(self.cookie, self.remote_offset);
+        Ok(Posted {
+            kind: Kind::Atomic(result, remote, self.operation),
+            _regions: vec![region],
+        })
+    }
+}
+
+fn remote(cookie: Cookie, offset: u64) -> RemoteAddress {
+    let address = u64::from(cookie.offset()).wrapping_add(offset);
+    RemoteAddress::new(address, RKey::new(cookie.rkey()))
+}
+
+/// What a path needs to know of an operation.
+pub(crate) fn attached(
+    operation: Posted,
+    rkey: Option<u32>,
+    flags: RdmaFlags,
+    user_token: u64,
+    recverr: bool,
+) -> Attached<Posted> {
+    let notify = match (flags.contains(RdmaFlags::NOTIFY_ME), recverr) {
+        (true, _) => Notify::Always,
+        (false, true) => Notify::OnError,
+        (false, false) => Notify::Never,
+    };
+    Attached {
+        operation,
+        rkey,
+        fence: flags.contains(RdmaFlags::FENCE),
+        is_silent: flags.contains(RdmaFlags::SILENT),
+        user_token,
+        notify,
+    }
+}
+
+impl Posted {
+    /// Posts its requests; the last one is signaled with this number, which the ones before it count up to.
+    pub(crate) fn post(&self, qp: &Qp, last: u64) -> Result<(), PostError> {
+        let first = last + 1 - u64::from(self.requests());
+        let pieces = match &self.kind {
+            Kind::Write(pieces) | Kind::Read(pieces) => pieces,
+            Kind::Atomic(result, remote, operation) => {
+                return post_atomic(qp, last, *result, *remote, *operation);
+            }
+        };
+        let is_write = matches!(self.kind, Kind::Write(_));
+        for (request, (local, remote)) in (first..).zip(pieces) {
+            match (is_write, request == last) {
+                (true, true) => qp.post_one(wr::Write::new(*local, *remote).signaled(request)),
+                (true, false) => qp.post_one(wr::Write::new(*local, *remote).wr_id(request)),
+                (false, true) => qp.post_one(wr::Read::new(*local, *remote).signaled(request)),
+                (false, false) => qp.post_one(wr::Read::new(*local, *remote).wr_id(request)),
+            }?;
+        }
+        Ok(())
+    }
+}
+
+fn post_atomic(
+    qp: &Qp,
+    request: u64,
+    result: Sge,
+    remote: RemoteAddress,
+    operation: AtomicOperation,
+) -> Result<(), PostError> {
+    let is_plain = operation.is_plain();
+    match operation {
+        AtomicOperation::FetchAdd { add, .. } if is_plain => {
+            qp.post_one(wr::FetchAdd::new(result, remote, add).signaled(request))
+        }
+        AtomicOperation::FetchAdd { add, nocarry_mask } => {
+            let fetch_add = MaskedFetchAdd::new(remote, add).fields(nocarry_mask);
+            qp.post_one(fetch_add.request(result).signaled(request))
+        }
+        AtomicOperation::CompareSwap { compare, swap, .. } if is_plain => {
+            qp.post_one(wr::CompareSwap::new(result, remote, compare, swap).signaled(request))
+        }
+        AtomicOperation::CompareSwap {
+            compare,
+            swap,
+            compare_mask,
+            swap_mask,
+        } => {
+            let compare_swap = MaskedCompareSwap::new(remote, compare, swap)
+                .compare_mask(compare_mask)
+                .swap_mask(swap_mask);
+            qp.post_one(compare_swap.request(result).signaled(request))
+        }
+    }
+}
+
+impl Operation for Posted {
+    fn requests(&self) -> u32 {
+        match &self.kind {
+            Kind::Write(pieces) | Kind::Read(pieces) => pieces.len() as u32,
+            Kind::Atomic(..) => 1,
+        }
+    }
+}
+
+impl fmt::Debug for Posted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            Kind::Write(_) => "write",
+            Kind::Read(_) => "read",
+            Kind::Atomic(..) => "atomic",
+        };
+        write!(f, "{name} of {} requests", self.requests())
+    }
+}

@@ -1,0 +1,102 @@
+//! Who waits for a socket: threads, tasks, and a callback.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+
+/// See the [module](self). A wake-up costs a look where nobody waits.
+#[derive(Default)]
+pub(crate) struct Watch {
+    waiting: AtomicUsize,
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    generation: u64,
+    wakers: Vec<Waker>,
+    told: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+/// A thread that waits.
+pub(crate) struct Waiter<'w>(&'w Watch);
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is waited for may be there.
+    pub(crate) fn wake(&self) {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut state = self.lock();
+        state.generation += 1;
+        let wakers = std::mem::take(&mut state.wakers);
+        let told = state.told.clone();
+        self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
+        drop(state);
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+        if let Some(told) = told {
+            told();
+        }
+    }
+
+    /// Calls this at each wake-up from now on, in the place of what was called before.
+    pub(crate) fn tell(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
+        let mut state = self.lock();
+        let now = usize::from(told.is_some());
+        let before = usize::from(state.told.is_some());
+        state.told = told;
+        self.waiting.fetch_add(now, Ordering::SeqCst);
+        self.waiting.fetch_sub(before, Ordering::SeqCst);
+    }
+
+    /// A task to be woken once.
+    pub(crate) fn register(&self, waker: &Waker) {
+        self.lock().wakers.push(waker.clone());
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// From here on no wake-up is missed: look whether there is something to wait for, then [`Waiter::wait`].
+    pub(crate) fn waiter(&self) -> Waiter<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Waiter(self)
+    }
+}
+
+impl Waiter<'_> {
+    /// To be asked for before the look.
+    pub(crate) fn generation(&self) -> u64 {
+        self.0.lock().generation
+    }
+
+    /// Waits for a wake-up after this generation; false if there was none by then.
+    pub(crate) fn wait(&self, generation: u64, deadline: Option<Instant>) -> bool {
+        let mut state = self.0.lock();
+        while state.generation == generation {
+            let Some(deadline) = deadline else {
+                let waited = self.0.changed.wait(state);
+                state = waited.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.0.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
