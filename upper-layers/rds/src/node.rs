@@ -21,6 +21,7 @@ use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
 };
 use polyverbs_rds_wire::HEADER;
+use rustc_hash::FxHashMap;
 
 use crate::connect;
 use crate::error::{DeviceError, RdsError};
@@ -73,8 +74,11 @@ pub(crate) struct Node {
 /// What a node's lock protects.
 pub(crate) struct State {
     pub(crate) host: NodeHost,
-    links: HashMap<PathId, Link>,
-    paths: HashMap<Qpn, PathId>,
+    /// By number of the path.
+    links: Vec<Option<Link>>,
+    paths: FxHashMap<Qpn, PathId>,
+    /// Paths that miss receives.
+    short: Vec<PathId>,
     slots: [Completion; POLLED],
     batch: Batch<'static>,
 }
@@ -161,8 +165,9 @@ impl Node {
             pool: Pool::new(&pd),
             state: Mutex::new(State {
                 host: Host::new(at.ip(), limits, polyverbs::provider::random()),
-                links: HashMap::new(),
-                paths: HashMap::new(),
+                links: Vec::new(),
+                paths: FxHashMap::default(),
+                short: Vec::new(),
                 slots: Default::default(),
                 batch: Batch::new(),
             }),
@@ -256,6 +261,13 @@ impl Node {
         }
     }
 
+    /// Has the thread look when something completes: to be called before a program stops looking itself. Whether something has completed
+    /// already.
+    pub(crate) fn arm(&self) -> bool {
+        // Without a device there is nothing to wait for.
+        self.cq.arm(Notify::Next).unwrap_or(false)
+    }
+
     fn act(self: &Arc<Self>, action: Action) {
         let this = Arc::downgrade(self);
         match action {
@@ -315,11 +327,9 @@ impl Node {
         if std::mem::replace(polls, found) != found {
             return Some(due.map_or(LOOK, |due| due.min(LOOK)));
         }
-        match self.cq.arm(Notify::Next) {
-            Ok(false) => due,
-            // Something is there already.
-            Ok(true) => Some(Duration::ZERO),
-            Err(_) => Some(LOOK),
+        match self.arm() {
+            false => due,
+            true => Some(Duration::ZERO),
         }
     }
 
@@ -381,32 +391,36 @@ impl State {
             early: Vec::new(),
             headers: VecDeque::new(),
         };
-        self.links.insert(path, link);
+        if self.links.len() <= path.index() {
+            self.links.resize_with(path.index() + 1, || None);
+        }
+        self.links[path.index()] = Some(link);
     }
 
     /// How many queue pairs there are.
     pub(crate) fn links(&self) -> usize {
-        self.links.len()
+        self.paths.len()
     }
 
     pub(crate) fn has_link(&self, path: PathId, qp: &Qp) -> bool {
-        self.links.get(&path).is_some_and(|link| link.qp == *qp)
+        let link = self.links.get(path.index());
+        link.is_some_and(|link| link.as_ref().is_some_and(|link| link.qp == *qp))
     }
 
     fn take_links(&mut self) -> Vec<Link> {
         self.paths.clear();
-        self.links.drain().map(|(_, link)| link).collect()
+        self.links.drain(..).flatten().collect()
     }
 
     pub(crate) fn take_link(&mut self, path: PathId) -> Option<Link> {
-        let link = self.links.remove(&path)?;
+        let link = self.links.get_mut(path.index())?.take()?;
         self.paths.remove(&link.qp.qp_num());
         Some(link)
     }
 
     /// The connection of a path is there: what arrived before is taken in.
     pub(crate) fn connected(&mut self, path: PathId, connection: Connection) {
-        let Some(link) = self.links.get_mut(&path) else {
+        let Some(Some(link)) = self.links.get_mut(path.index()) else {
             return;
         };
         link.connection = Some(connection);
@@ -429,9 +443,7 @@ impl State {
                     self.completed(path, wr_id, status, length as usize);
                 }
             }
-            if count > 0 {
-                self.refill(node);
-            }
+            self.refill(node);
             if count < POLLED {
                 return;
             }
@@ -439,11 +451,14 @@ impl State {
     }
 
     fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
-        let Some(link) = self.links.get_mut(&path) else {
+        let Some(Some(link)) = self.links.get_mut(path.index()) else {
             return;
         };
         if wr_id & RECEIVE != 0 {
             let slot = link.receives.pop_front();
+            if link.receives.len() + REFILLED <= self.host.limits().receives as usize {
+                self.short.push(path);
+            }
             match slot {
                 Some(slot) if status.is_success() && link.connection.is_none() => {
                     link.early.push((slot, length));
@@ -476,11 +491,11 @@ impl State {
     /// Posts receives again in the place of those that are used.
     fn refill(&mut self, node: &Node) {
         let wanted = self.host.limits().receives as usize;
-        for (&path, link) in &mut self.links {
-            let missing = wanted - link.receives.len();
-            if missing < REFILLED {
+        while let Some(path) = self.short.pop() {
+            let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
-            }
+            };
+            let missing = wanted - link.receives.len();
             let posted = post_receives(node, &link.qp, &mut link.receives, missing);
             self.host.handle_posted_receives(path, posted);
         }
@@ -489,7 +504,7 @@ impl State {
     /// Posts what the host wants posted.
     fn transmit(&mut self, node: &Node) {
         while let Some(path) = self.host.next_ready() {
-            if let Some(link) = self.links.get_mut(&path)
+            if let Some(Some(link)) = self.links.get_mut(path.index())
                 && link.connection.is_some()
                 && post_all(node, &mut self.host, path, link, &mut self.batch).is_err()
             {

@@ -317,8 +317,8 @@ impl RdsSocket {
     pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
-        let outcome = bound.wait_for(&self.inner.shared.watch, wait, |state, now| {
-            try_send(state, now, bound.id, &mut outbound)
+        let outcome = bound.wait_for(&self.inner.shared.watch, wait, |state| {
+            try_send(state, bound.id, &mut outbound)
         });
         outcome.map(|()| length)
     }
@@ -336,10 +336,8 @@ impl RdsSocket {
         };
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
-        self.until(bound, |state, now| {
-            try_send(state, now, bound.id, &mut outbound)
-        })
-        .await?;
+        self.until(bound, |state| try_send(state, bound.id, &mut outbound))
+            .await?;
         Ok(length)
     }
 
@@ -475,14 +473,14 @@ impl RdsSocket {
     ) -> Result<Received, RdsError> {
         let bound = self.bound()?;
         if peek {
-            return bound.wait_for(&self.inner.shared.watch, wait, |state, _| {
+            return bound.wait_for(&self.inner.shared.watch, wait, |state| {
                 let message = state.host.peek(bound.id);
                 message
                     .map(|message| taken(message, room))
                     .ok_or(RdsError::WouldBlock)
             });
         }
-        let inbound = bound.wait_for(&self.inner.shared.watch, wait, |state, _| {
+        let inbound = bound.wait_for(&self.inner.shared.watch, wait, |state| {
             let inbound = state.host.receive(bound.id, usize::MAX);
             inbound.ok_or(RdsError::WouldBlock)
         })?;
@@ -495,7 +493,7 @@ impl RdsSocket {
     /// As [`receive_message`](Self::receive_message).
     pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         let bound = self.bound()?;
-        let inbound = self.until(bound, |state, _| {
+        let inbound = self.until(bound, |state| {
             let inbound = state.host.receive(bound.id, usize::MAX);
             inbound.ok_or(RdsError::WouldBlock)
         });
@@ -506,14 +504,16 @@ impl RdsSocket {
     async fn until<R>(
         &self,
         bound: &Bound,
-        mut attempt: impl FnMut(&mut State, Duration) -> Result<R, RdsError>,
+        mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
     ) -> Result<R, RdsError> {
         poll_fn(|cx| {
             self.inner.shared.watch.register(cx.waker());
-            let now = bound.node.now();
-            match bound.node.poll_with(|state| attempt(state, now)) {
-                Err(RdsError::WouldBlock | RdsError::Congested) => Poll::Pending,
-                outcome => Poll::Ready(outcome),
+            loop {
+                match bound.node.poll_with(&mut attempt) {
+                    Err(RdsError::WouldBlock | RdsError::Congested) if bound.node.arm() => {}
+                    Err(RdsError::WouldBlock | RdsError::Congested) => return Poll::Pending,
+                    outcome => return Poll::Ready(outcome),
+                }
             }
         })
         .await
@@ -579,56 +579,47 @@ impl Bound {
         &self,
         watch: &Watch,
         wait: Wait,
-        mut attempt: impl FnMut(&mut State, Duration) -> Result<R, RdsError>,
+        mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
     ) -> Result<R, RdsError> {
-        let mut try_now = || {
-            let now = self.node.now();
-            self.node.poll_with(|state| attempt(state, now))
-        };
+        let mut outcome = self.node.poll_with(&mut attempt);
         let blocks = |outcome: &Result<R, RdsError>| {
             matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested))
-        };
-        let outcome = try_now();
-        let deadline = match wait {
-            Wait::No => return outcome,
-            Wait::Until(deadline) => Some(deadline),
-            Wait::Forever => None,
         };
         if !blocks(&outcome) {
             return outcome;
         }
+        let deadline = match wait {
+            Wait::No if !self.node.arm() => return outcome,
+            Wait::No => return self.node.poll_with(attempt),
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Forever => None,
+        };
         let began = Instant::now();
-        while began.elapsed() < SPIN {
+        while blocks(&outcome) && began.elapsed() < SPIN {
             hint::spin_loop();
-            let outcome = try_now();
-            if !blocks(&outcome) {
-                return outcome;
-            }
+            outcome = self.node.poll_with(&mut attempt);
         }
         let waiter = watch.waiter();
-        loop {
+        while blocks(&outcome) {
             let generation = waiter.generation();
-            let outcome = try_now();
-            if !blocks(&outcome) {
-                return outcome;
-            }
-            if !waiter.wait(generation, deadline) {
+            outcome = self.node.poll_with(&mut attempt);
+            if blocks(&outcome) && !self.node.arm() && !waiter.wait(generation, deadline) {
                 return Err(RdsError::TimedOut);
             }
         }
+        outcome
     }
 }
 
 fn try_send(
     state: &mut State,
-    now: Duration,
     id: SocketId,
     outbound: &mut Option<Outbound<Slot, Posted>>,
 ) -> Result<(), RdsError> {
     let Some(message) = outbound.take() else {
         return Ok(());
     };
-    let Err((refused, message)) = state.host.send(now, id, message) else {
+    let Err((refused, message)) = state.host.send(id, message) else {
         return Ok(());
     };
     *outbound = Some(message);

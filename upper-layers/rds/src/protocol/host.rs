@@ -1,12 +1,13 @@
 //! One local address: its sockets by port, its paths by peer, and congestion on both sides.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use polyverbs_rds_wire::{CongestionMap, ConnectData, Extension, FRAGMENT, Header, Version};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use super::credits::Credits;
@@ -207,10 +208,10 @@ pub struct Host<F, O> {
     limits: HostLimits,
     random: SmallRng,
     sockets: BTreeMap<SocketId, Endpoint<F>>,
-    by_port: HashMap<u16, SocketId>,
+    by_port: FxHashMap<u16, SocketId>,
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
-    by_address: HashMap<IpAddr, PathId>,
+    by_address: FxHashMap<IpAddr, PathId>,
     /// Own ports that are congested.
     map: CongestionMap,
     /// Congestion maps that have arrived.
@@ -230,10 +231,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             limits,
             random: SmallRng::seed_from_u64(seed),
             sockets: BTreeMap::new(),
-            by_port: HashMap::new(),
+            by_port: FxHashMap::default(),
             next_socket: 0,
             peers: Vec::new(),
-            by_address: HashMap::new(),
+            by_address: FxHashMap::default(),
             map: CongestionMap::new(),
             generation: 0,
             ready: VecDeque::new(),
@@ -368,7 +369,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// As [`may_send`](Self::may_send), with the message.
     pub fn send(
         &mut self,
-        now: Duration,
         socket: SocketId,
         message: Outbound<F, O>,
     ) -> Result<(), (Refused, Outbound<F, O>)> {
@@ -404,7 +404,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         let path = self.path_to(message.to.ip());
         self.peers[path.0 as usize].path.enqueue(outgoing);
-        self.wants_connection(now, path);
+        self.wants_connection(path);
         self.is_ready(path);
         Ok(())
     }
@@ -750,12 +750,22 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    fn wants_connection(&mut self, now: Duration, path: PathId) {
-        let state = &mut self.path_mut(path).state;
-        if *state == (PathState::Down { due: None }) {
-            *state = PathState::Down { due: Some(now) };
-            self.handle_timeout(now);
+    fn wants_connection(&mut self, path: PathId) {
+        if self.path(path).state == (PathState::Down { due: None }) {
+            self.begin_connection(path);
         }
+    }
+
+    fn begin_connection(&mut self, path: PathId) {
+        let peer = &mut self.peers[path.0 as usize];
+        peer.path.state = PathState::Connecting;
+        let version = peer.version;
+        let credit = match self.limits.flow_control {
+            FlowControl::Asked | FlowControl::Required => self.limits.receives,
+            FlowControl::Accepted => 0,
+        };
+        let data = self.connect_data(path, version, credit);
+        self.actions.push_back(Action::Connect { path, data });
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, at the latest.
@@ -770,19 +780,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
         for number in 0..self.peers.len() {
-            let path = PathId(number as u32);
-            let peer = &mut self.peers[number];
-            let is_due =
-                matches!(peer.path.state, PathState::Down { due: Some(due) } if due <= now);
-            if is_due {
-                peer.path.state = PathState::Connecting;
-                let version = peer.version;
-                let credit = match self.limits.flow_control {
-                    FlowControl::Asked | FlowControl::Required => self.limits.receives,
-                    FlowControl::Accepted => 0,
-                };
-                let data = self.connect_data(path, version, credit);
-                self.actions.push_back(Action::Connect { path, data });
+            let state = self.peers[number].path.state;
+            if matches!(state, PathState::Down { due: Some(due) } if due <= now) {
+                self.begin_connection(PathId(number as u32));
             }
         }
     }

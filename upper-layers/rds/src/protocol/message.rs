@@ -28,6 +28,13 @@ pub struct SocketId(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub(crate) u32);
 
+impl PathId {
+    /// Counts up from 0.
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// What became of an operation: the numbers of Linux's `RDS_RDMA_…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
