@@ -10,6 +10,11 @@ use zerocopy::{
 
 /// A version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub struct Version {
     /// What it differs in beyond the minor number.
     pub major: u8,
@@ -37,6 +42,11 @@ pub const MINOR_MASK: u16 = 3;
 
 /// The private data of a request, which proposes, and of a reply, which says what was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(deny_unknown_fields)
+)]
 pub struct ConnectData {
     /// The address of who sends this.
     pub source: IpAddr,

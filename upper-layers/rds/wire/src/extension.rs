@@ -6,6 +6,11 @@ pub struct Extensions([u8; 16]);
 
 /// An extension header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Extension {
     /// The version of the protocol, where the connection's private data does not say it.
     Version(u32),
@@ -62,6 +67,15 @@ impl Extensions {
             rest = behind;
             Some(extension)
         })
+    }
+
+    /// What follows those: the end, and bytes that nothing is known of.
+    pub fn rest(&self) -> &[u8] {
+        let mut rest = &self.0[..];
+        while let Some((_, behind)) = split(rest) {
+            rest = behind;
+        }
+        rest
     }
 
     /// The room as these bytes fill it.
@@ -193,10 +207,15 @@ mod tests {
     fn one_that_does_not_fit_ends_them() {
         let fits = hex!("05 0001 05 0002 05 0003 05 0004 05 0005 00");
         assert_eq!(listed(fits).len(), 5);
+        assert_eq!(Extensions::from_bytes(fits).rest(), [0]);
         let does_not = hex!("03 00000001 00000002 03 00000003 0000");
         assert_eq!(
             listed(does_not),
             [Extension::RdmaDestination { rkey: 1, offset: 2 }]
+        );
+        assert_eq!(
+            Extensions::from_bytes(does_not).rest(),
+            hex!("03 00000003 0000")
         );
     }
 

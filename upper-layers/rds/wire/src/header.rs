@@ -77,7 +77,7 @@ impl Header {
     /// Too few bytes; a wrong checksum.
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let (layout, _) = Layout::ref_from_prefix(bytes).map_err(|_| HeaderError::TooShort)?;
-        if layout.checksum.get() != 0 && checksum(layout) != 0 {
+        if layout.checksum.get() != 0 && checksum(zerocopy::transmute_ref!(layout)) != 0 {
             return Err(HeaderError::Checksum);
         }
         Ok(Self {
@@ -106,7 +106,7 @@ impl Header {
             checksum: U16::ZERO,
             extensions: *self.extensions.bytes(),
         };
-        layout.checksum = checksum(&layout).into();
+        layout.checksum = checksum(zerocopy::transmute_ref!(&layout)).into();
         zerocopy::transmute!(layout)
     }
 
@@ -116,9 +116,9 @@ impl Header {
     }
 }
 
-/// The Internet checksum (RFC 1071) of the header: 0 where the field holds the right one already.
-fn checksum(layout: &Layout) -> u16 {
-    let words = layout.as_bytes().chunks_exact(2);
+/// The Internet checksum (RFC 1071) of a header: what belongs into the field where that holds 0, and 0 where it holds it.
+pub fn checksum(header: &[u8; HEADER]) -> u16 {
+    let words = header.chunks_exact(2);
     let sum: u32 = words
         .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
         .sum();

@@ -18,7 +18,7 @@ mod header;
 pub use congestion::{CONGESTION_MAP_BYTES, CongestionMap};
 pub use connect::{ConnectData, MINOR_MASK, Version};
 pub use extension::{Extension, Extensions};
-pub use header::{Flags, HEADER, Header, HeaderError};
+pub use header::{Flags, HEADER, Header, HeaderError, checksum};
 
 /// The port of the RDMA connection manager's port space TCP where a host listens for its IPv4 peers.
 pub const PORT: u16 = 18634;
