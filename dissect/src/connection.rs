@@ -3,7 +3,7 @@
 use polyverbs_wire::iwarp::fpdu::{self, Layout};
 use polyverbs_wire::iwarp::rdmap::{self, Body, Segment};
 use polyverbs_wire::iwarp::start::{self, Kind};
-use polyverbs_wire::iwarp::{self, Framing, Settings, StartHeader, terminate};
+use polyverbs_wire::iwarp::{self, Framing, SegmentHeader, Settings, StartHeader, terminate};
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::net::Tcp;
 
@@ -11,11 +11,14 @@ use crate::assembly::{Assembly, Inserted};
 use crate::form::{
     Checksum, Fpdu, Markers, Pdu, SegmentBody, Side, Start, TcpPayload, Terminate, Unit, Verdict,
 };
+use crate::rds::{self, Messages, Piece};
 
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     number: u32,
+    /// Whether the hosts have IPv6 addresses, where the connection is of RDS.
+    rds: Option<bool>,
     initiator: Direction,
     responder: Direction,
 }
@@ -35,6 +38,8 @@ struct Direction {
     taken: u64,
     phase: Phase,
     start: Option<(Kind, StartHeader)>,
+    /// What Sends carry, where the connection is of RDS.
+    messages: Messages,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,9 +56,10 @@ enum Phase {
 }
 
 impl Connection {
-    pub(crate) fn new(number: u32) -> Self {
+    pub(crate) fn new(number: u32, rds: Option<bool>) -> Self {
         Self {
             number,
+            rds,
             initiator: Direction::default(),
             responder: Direction::default(),
         }
@@ -83,7 +89,7 @@ impl Connection {
             };
             return (payload, Vec::new());
         };
-        let completed = self.advance();
+        let completed = self.advance(complaints);
         let direction = self.direction(side);
         if direction.phase == Phase::Opaque && direction.start.is_none() && completed.is_empty() {
             // The first bytes are not MPA's: they stay with their segment.
@@ -120,7 +126,7 @@ impl Connection {
     }
 
     // Parses what it can of both directions: one may have waited for the other.
-    fn advance(&mut self) -> Vec<Pdu> {
+    fn advance(&mut self, complaints: &mut Vec<String>) -> Vec<Pdu> {
         let mut completed = Vec::new();
         loop {
             self.settle();
@@ -130,7 +136,10 @@ impl Connection {
                 (Side::Initiator, &mut self.initiator),
                 (Side::Responder, &mut self.responder),
             ] {
-                while let Some((offset, unit)) = direction.next() {
+                while let Some((offset, mut unit)) = direction.next() {
+                    if let Some(is_v6) = self.rds {
+                        direction.read_rds(&mut unit, is_v6, complaints);
+                    }
                     completed.push(Pdu {
                         connection: number,
                         side,
@@ -215,6 +224,29 @@ impl Direction {
                 None
             }
             Inserted::Beyond => None,
+        }
+    }
+
+    fn read_rds(&mut self, unit: &mut Unit, is_v6: bool, complaints: &mut Vec<String>) {
+        match unit {
+            Unit::Start(start) => {
+                start.rds = rds::connect(&start.private_data.0, is_v6, complaints)
+            }
+            Unit::Fpdu(fpdu) => {
+                if let (Some(SegmentHeader::Untagged(header)), SegmentBody::Data(data)) =
+                    (&fpdu.header, &fpdu.body)
+                {
+                    let piece = Piece {
+                        begins: header.mo == 0,
+                        ends: header.last,
+                        octets: &data.0,
+                    };
+                    if let Some(rds) = self.messages.take(&piece, complaints) {
+                        fpdu.body = SegmentBody::Rds(Box::new(rds));
+                    }
+                }
+            }
+            Unit::Octets { .. } => {}
         }
     }
 
@@ -303,6 +335,7 @@ fn fields(start: &start::Start<'_>) -> Start {
         header: start.header,
         enhanced: start.enhanced,
         private_data: start.private_data.into(),
+        rds: None,
     }
 }
 

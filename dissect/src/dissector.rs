@@ -10,6 +10,7 @@ use polyverbs_wire::net::{
 use crate::connection::Connection;
 use crate::file::{Captured, LinkType};
 use crate::form::{BadRoce, Content, Hex, Ip, Link, Packet, Pdu, Side, TcpPayload, TcpSegment};
+use crate::rds::{self, QueuePairs};
 use crate::roce;
 use crate::summary::Summary;
 
@@ -19,6 +20,7 @@ pub struct Dissector {
     connections: Vec<Connection>,
     /// The initiator of the connection between these endpoints, and the connection's index.
     by_ends: HashMap<Ends, (End, usize)>,
+    rds: QueuePairs,
     summary: Summary,
 }
 
@@ -88,7 +90,7 @@ impl Dissector {
         let (octets, trailer) = octets.split_at(announced.min(octets.len()));
         let cut = announced - octets.len();
         let taken = match transport(&ip) {
-            Some(protocol::UDP) => datagram(&ip, octets, cut, complaints),
+            Some(protocol::UDP) => datagram(&ip, octets, cut, &mut self.rds, complaints),
             Some(protocol::TCP) => self
                 .segment(&ip, octets, cut, complaints)
                 .map(|content| (content, &[][..])),
@@ -152,7 +154,13 @@ impl Dissector {
                     (true, false) => ends.0.clone(),
                     (false, _) => from.clone(),
                 };
-                self.connections.push(Connection::new(at as u32));
+                let responder = if initiator == ends.0 {
+                    &ends.1
+                } else {
+                    &ends.0
+                };
+                let rds = rds::is_v6(responder.1);
+                self.connections.push(Connection::new(at as u32, rds));
                 self.by_ends.insert(ends, (initiator.clone(), at));
                 (initiator, at)
             }
@@ -246,6 +254,7 @@ fn datagram<'o>(
     ip: &Ip,
     octets: &'o [u8],
     cut: usize,
+    rds: &mut QueuePairs,
     complaints: &mut Vec<String>,
 ) -> Option<(Content, &'o [u8])> {
     let (udp, rest) = Udp::split(octets)?;
@@ -255,7 +264,9 @@ fn datagram<'o>(
     let len = usize::from(udp.length).checked_sub(Udp::LEN);
     let fits = len.and_then(|len| rest.split_at_checked(len));
     Some(match fits {
-        Some((datagram, rest)) if cut == 0 => (roce::dissect(ip, &udp, datagram, complaints), rest),
+        Some((datagram, rest)) if cut == 0 => {
+            (roce::dissect(ip, &udp, datagram, rds, complaints), rest)
+        }
         _ => {
             complaints.push("no packet of RoCEv2: UDP's length does not fit".to_owned());
             let octets = rest.into();

@@ -9,9 +9,10 @@ use polyverbs_wire::mad;
 use polyverbs_wire::roce::{Bth, packet::MAX_HEADER_LEN};
 
 use crate::form::{
-    Capture, Content, Fpdu, Hex, Ip, Link, ManagementContent, Packet, Payload, Roce, SegmentBody,
-    Side, Start, TcpPayload, Unit, Verdict,
+    Capture, Content, Fpdu, Hex, Ip, Link, ManagementContent, Packet, Payload, Rds, Roce,
+    SegmentBody, Side, Start, TcpPayload, Unit, Verdict,
 };
+use crate::rds;
 
 /// Why a form cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,6 +150,7 @@ fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
             };
             out.extend(mad::encode(&management.header, &data));
         }
+        Payload::Rds(rds) => append_rds(&mut out, rds),
     }
     let pad = usize::from(roce.headers.bth.pad_count & 3);
     match &roce.pad {
@@ -166,6 +168,13 @@ fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
     };
     out.extend(icrc);
     Some(out)
+}
+
+fn append_rds(out: &mut Vec<u8>, rds: &Rds) {
+    if let Some(header) = &rds.header {
+        out.extend(rds::octets(header));
+    }
+    out.extend(&rds.data.0);
 }
 
 fn unit(unit: &Unit) -> Option<Vec<u8>> {
@@ -237,6 +246,7 @@ fn ulpdu(fpdu: &Fpdu) -> Vec<u8> {
     }
     match &fpdu.body {
         SegmentBody::Data(Hex(data)) | SegmentBody::Undecoded(Hex(data)) => out.extend(data),
+        SegmentBody::Rds(rds) => append_rds(&mut out, rds),
         SegmentBody::AtomicRequest(request) => append(&mut out, request),
         SegmentBody::AtomicResponse(response) => append(&mut out, response),
         SegmentBody::Immediate(immediate) => out.extend(immediate.0),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use polyverbs_rds_wire::{ConnectData, Extension};
 use polyverbs_wire::iwarp::rdmap::{AtomicRequest, AtomicResponse, ExtensionHeader, ReadRequest};
 use polyverbs_wire::iwarp::terminate::{TerminateControl, TerminatedRequest};
 use polyverbs_wire::iwarp::{Enhanced, SegmentHeader, StartHeader};
@@ -155,6 +156,73 @@ pub enum Payload {
     Data(Hex),
     /// A management datagram.
     Mad(Box<Management>),
+    /// A SEND of RDS, or part of one.
+    Rds(Box<Rds>),
+}
+
+/// A SEND of RDS, which is a fragment of a message, or part of one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rds {
+    /// The header, at the beginning of the SEND.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<RdsHeader>,
+    /// The data of the message.
+    #[serde(default, skip_serializing_if = "Hex::is_empty")]
+    pub data: Hex,
+    /// The message that it completes, for the reader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completes: Option<RdsMessage>,
+}
+
+/// The header of a fragment of RDS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RdsHeader {
+    /// The message's number among all of this direction.
+    pub sequence: u64,
+    /// The highest number that has arrived in the other direction.
+    pub ack: u64,
+    /// Bytes of the whole message.
+    pub length: u32,
+    /// The socket that has sent it.
+    pub source_port: u16,
+    /// The socket that it is for.
+    pub destination_port: u16,
+    /// Its flags, as [`Flags`](polyverbs_rds_wire::Flags) names them.
+    pub flags: u8,
+    /// Receives that the sender has posted since it said so last.
+    pub credit: u8,
+    /// Its padding.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub padding: Octets<4>,
+    /// The checksum; not in use where it is 0.
+    pub checksum: Checksum<2>,
+    /// The room for extension headers.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub extension_octets: Octets<16>,
+    /// The extension headers in it, for the reader.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<Extension>,
+}
+
+fn is_zero<const N: usize>(octets: &Octets<N>) -> bool {
+    octets.0 == [0; N]
+}
+
+/// A message of RDS, or what stands in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RdsMessage {
+    /// The program's data.
+    Data {
+        /// Its length in bytes.
+        length: u32,
+    },
+    /// The ports of the sender that take no more messages.
+    CongestionMap(Vec<u16>),
+    /// Nothing but an acknowledge, which is no message.
+    Acknowledge,
 }
 
 /// A management datagram.
@@ -168,6 +236,9 @@ pub struct Management {
     /// The RDMA connection manager's header at the beginning of the private data, if there is one; for the reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma_cm: Option<RdmaCm>,
+    /// RDS's private data behind it, if the connection is of RDS; for the reader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rds: Option<ConnectData>,
 }
 
 /// The data of a management datagram.
@@ -184,9 +255,9 @@ pub enum ManagementContent {
 /// A checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Checksum {
+pub struct Checksum<const N: usize = 4> {
     /// The value captured.
-    pub value: Octets<4>,
+    pub value: Octets<N>,
     /// Whether it is correct.
     pub verdict: Verdict,
 }
@@ -294,6 +365,9 @@ pub struct Start {
     /// The program's private data.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub private_data: Hex,
+    /// The same, if the connection is of RDS; for the reader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rds: Option<ConnectData>,
 }
 
 /// An FPDU.
@@ -333,6 +407,8 @@ pub struct Markers {
 pub enum SegmentBody {
     /// The program's data.
     Data(Hex),
+    /// A Send of RDS, or part of one.
+    Rds(Box<Rds>),
     /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
     /// The header of an Atomic Response.

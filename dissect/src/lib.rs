@@ -1,4 +1,4 @@
-//! Captures of RoCEv2 and iWARP: dissected into fields, checked, and encoded again.
+//! Captures of RoCEv2, iWARP and RDS over both: dissected into fields, checked, and encoded again.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -12,6 +12,8 @@
 //! Every ICRC and CRC-32C is checked, and whatever cannot be parsed is a complaint of the packet where that showed. A form
 //! holds fields and payloads but no raw headers; correct checksums are computed anew when it is encoded. TCP streams are
 //! reassembled whatever the order of their segments, and an FPDU is shown in the packet that completes it.
+//!
+//! RDS is found by the port that a connection was made with, so that the capture has to have its beginning.
 #![forbid(unsafe_code)]
 
 pub mod encode;
@@ -23,6 +25,7 @@ pub mod summary;
 mod assembly;
 mod connection;
 mod dissector;
+mod rds;
 mod roce;
 
 use std::io::Read;

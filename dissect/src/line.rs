@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use polyverbs_rds_wire::{ConnectData, Flags};
 use polyverbs_wire::iwarp::SegmentHeader;
 use polyverbs_wire::iwarp::start::Kind;
 use polyverbs_wire::mad::cm::{Message, reason};
@@ -10,8 +11,8 @@ use polyverbs_wire::net::{Tcp, protocol};
 use polyverbs_wire::roce::Headers;
 
 use crate::form::{
-    Content, Fpdu, Ip, Link, Management, ManagementContent, Packet, Payload, Pdu, Roce,
-    SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
+    Content, Fpdu, Ip, Link, Management, ManagementContent, Packet, Payload, Pdu, Rds, RdsMessage,
+    Roce, SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
 };
 
 /// The packet in one line, without complaints: its number, the time since `first`, its endpoints, its headers and its content.
@@ -71,6 +72,7 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
                     names.push("MAD");
                     names.extend(management.rdma_cm.map(|_| "RDMA-CM"));
                 }
+                Payload::Rds(rds) => names.extend(rds.header.iter().map(|_| "RDS")),
                 Payload::Data(_) => {}
             }
         }
@@ -80,9 +82,18 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
             let units = segment.completes.iter().map(|pdu| &pdu.unit);
             let is_mpa = matches!(segment.payload, TcpPayload::Stream { .. });
             names.extend(is_mpa.then_some("MPA"));
-            if units.into_iter().any(|unit| matches!(unit, Unit::Fpdu(_))) {
+            let bodies: Vec<_> = units
+                .filter_map(|unit| match unit {
+                    Unit::Fpdu(fpdu) => Some(&fpdu.body),
+                    _ => None,
+                })
+                .collect();
+            if !bodies.is_empty() {
                 names.extend(["DDP", "RDMAP"]);
             }
+            let begins_rds =
+                |body: &&SegmentBody| matches!(body, SegmentBody::Rds(rds) if rds.header.is_some());
+            names.extend(bodies.into_iter().find(begins_rds).map(|_| "RDS"));
         }
         Content::Other(_) => names.extend(other(packet)),
     }
@@ -153,6 +164,12 @@ fn about_roce(roce: &Roce) -> String {
         }
         Payload::Mad(management) => {
             let _ = write!(text, ", {}", about_management(management));
+            if let Some(data) = &management.rds {
+                let _ = write!(text, ", {}", about_connect(data));
+            }
+        }
+        Payload::Rds(rds) => {
+            let _ = write!(text, ", {}", about_rds(rds));
         }
     }
     text + match roce.icrc.verdict {
@@ -174,6 +191,59 @@ fn about_management(management: &Management) -> String {
             header.management_class, header.method, header.attribute_id
         ),
     }
+}
+
+fn about_connect(data: &ConnectData) -> String {
+    let mut text = format!("RDS {}, ack {}", data.version, data.ack_sequence);
+    for (name, number) in [("class", data.tos.into()), ("credit", data.credit)] {
+        if number != 0 {
+            let _ = write!(text, ", {name} {number}");
+        }
+    }
+    text
+}
+
+fn about_rds(rds: &Rds) -> String {
+    let mut text = String::new();
+    if let Some(header) = &rds.header {
+        let _ = write!(
+            text,
+            "RDS {} > {} sequence {} ack {}, ",
+            header.source_port, header.destination_port, header.sequence, header.ack
+        );
+        for (name, _) in Flags::from_bits_retain(header.flags).iter_names() {
+            let _ = write!(text, "{name}, ");
+        }
+        if header.credit != 0 {
+            let _ = write!(text, "credit {}, ", header.credit);
+        }
+        for extension in &header.extensions {
+            let _ = write!(text, "{extension:?}, ");
+        }
+    }
+    let _ = write!(text, "{} octets", rds.data.0.len());
+    match &rds.completes {
+        Some(RdsMessage::Data { length }) => {
+            let _ = write!(text, ", a message of {length} is whole");
+        }
+        Some(RdsMessage::CongestionMap(ports)) => {
+            let shown: Vec<_> = ports.iter().take(8).map(u16::to_string).collect();
+            let more = if ports.len() > shown.len() {
+                " …"
+            } else {
+                ""
+            };
+            let _ = write!(
+                text,
+                ", {} congested ports: {}{more}",
+                ports.len(),
+                shown.join(" ")
+            );
+        }
+        Some(RdsMessage::Acknowledge) => text += ", acknowledge only",
+        None => {}
+    }
+    text
 }
 
 fn about_segment(segment: &TcpSegment) -> String {
@@ -238,6 +308,9 @@ fn about_start(start: &Start) -> String {
     if !start.private_data.is_empty() {
         let _ = write!(text, ", {} octets", start.private_data.0.len());
     }
+    if let Some(data) = &start.rds {
+        let _ = write!(text, ", {}", about_connect(data));
+    }
     text
 }
 
@@ -263,6 +336,9 @@ fn about_fpdu(fpdu: &Fpdu) -> String {
     match &fpdu.body {
         SegmentBody::Data(data) => {
             let _ = write!(text, ", {} octets", data.0.len());
+        }
+        SegmentBody::Rds(rds) => {
+            let _ = write!(text, ", {}", about_rds(rds));
         }
         SegmentBody::ReadRequest(read) => {
             let _ = write!(

@@ -1,5 +1,7 @@
 //! A datagram to the port of RoCEv2, as fields.
 
+use std::net::IpAddr;
+
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::rdma_cm::{self, RdmaCm};
 use polyverbs_wire::mad::{self, Mad, MadHeader, cm};
@@ -9,16 +11,19 @@ use polyverbs_wire::roce::{self, Icrc, Packet, Service};
 use crate::form::{
     BadRoce, Checksum, Content, Ip, Management, ManagementContent, Payload, Roce, Verdict,
 };
+use crate::line::addresses;
+use crate::rds::QueuePairs;
 
 /// Dissects a datagram, and adds to `complaints`.
 pub(crate) fn dissect(
     ip: &Ip,
     udp: &Udp,
     datagram: &[u8],
+    rds: &mut QueuePairs,
     complaints: &mut Vec<String>,
 ) -> Content {
     match roce::decode(datagram) {
-        Ok(packet) => Content::Roce(Box::new(fields(ip, udp, &packet, complaints))),
+        Ok(packet) => Content::Roce(Box::new(fields(ip, udp, &packet, rds, complaints))),
         Err(reject) => {
             complaints.push(format!("no packet of RoCEv2: {reject}"));
             Content::BadRoce(BadRoce {
@@ -29,7 +34,13 @@ pub(crate) fn dissect(
     }
 }
 
-fn fields(ip: &Ip, udp: &Udp, packet: &Packet<'_>, complaints: &mut Vec<String>) -> Roce {
+fn fields(
+    ip: &Ip,
+    udp: &Udp,
+    packet: &Packet<'_>,
+    rds: &mut QueuePairs,
+    complaints: &mut Vec<String>,
+) -> Roce {
     let expected = packet.finish(begin(ip, udp, packet.bth));
     let verdict = if expected == packet.icrc {
         Verdict::Right
@@ -51,7 +62,13 @@ fn fields(ip: &Ip, udp: &Udp, packet: &Packet<'_>, complaints: &mut Vec<String>)
         udp: *udp,
         opcode: opcode.to_string(),
         headers: packet.headers(),
-        payload: payload(packet, complaints),
+        payload: payload(
+            addresses(ip),
+            packet,
+            verdict == Verdict::Right,
+            rds,
+            complaints,
+        ),
         pad: is_pad.then(|| packet.pad.into()),
         icrc: Checksum {
             value: Octets(packet.icrc),
@@ -69,14 +86,32 @@ pub(crate) fn begin(ip: &Ip, udp: &Udp, bth: &roce::BthView) -> Icrc {
     }
 }
 
-fn payload(packet: &Packet<'_>, complaints: &mut Vec<String>) -> Payload {
+fn payload(
+    ends: (IpAddr, IpAddr),
+    packet: &Packet<'_>,
+    is_intact: bool,
+    rds: &mut QueuePairs,
+    complaints: &mut Vec<String>,
+) -> Payload {
     let is_general_service =
         packet.facts.service == Service::Ud && packet.bth.dest_qp() == mad::GSI_QP;
     if !is_general_service {
-        return Payload::Data(packet.payload.into());
+        let fragment = rds.packet(ends, packet, is_intact, complaints);
+        return match fragment {
+            Some(fragment) => Payload::Rds(Box::new(fragment)),
+            None => Payload::Data(packet.payload.into()),
+        };
     }
     match mad::decode(packet.payload) {
-        Ok(mad) => Payload::Mad(Box::new(management(&mad, complaints))),
+        Ok(mad) => {
+            let mut management = management(&mad, complaints);
+            if let ManagementContent::Cm(message) = &management.content
+                && is_intact
+            {
+                management.rds = rds.message(ends, message, complaints);
+            }
+            Payload::Mad(Box::new(management))
+        }
         Err(reject) => {
             complaints.push(format!("no management datagram: {reject}"));
             Payload::Data(packet.payload.into())
@@ -92,6 +127,7 @@ fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
             header,
             content: data,
             rdma_cm: None,
+            rds: None,
         };
     }
     match cm::decode(mad) {
@@ -99,6 +135,7 @@ fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
             header,
             rdma_cm: rdma_cm_of(&message),
             content: ManagementContent::Cm(message),
+            rds: None,
         },
         Err(reject) => {
             complaints.push(format!("no message of the connection manager: {reject}"));
@@ -106,6 +143,7 @@ fn management(mad: &Mad<'_>, complaints: &mut Vec<String>) -> Management {
                 header,
                 content: data,
                 rdma_cm: None,
+                rds: None,
             }
         }
     }

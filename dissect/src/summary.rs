@@ -1,9 +1,11 @@
 //! Counts of a capture.
 
+use polyverbs_rds_wire::{CONGESTION_MAP_BYTES, HEADER};
 use serde::{Deserialize, Serialize};
 
 use crate::form::{
-    Checksum, Content, Fpdu, Packet, Payload, Pdu, Roce, SegmentBody, TcpPayload, Unit, Verdict,
+    Checksum, Content, Fpdu, Packet, Payload, Pdu, Rds, RdsMessage, Roce, SegmentBody, TcpPayload,
+    Unit, Verdict,
 };
 
 /// The counts.
@@ -66,6 +68,8 @@ pub enum Protocol {
     Mpa,
     /// Segments of RDMAP's messages.
     Rdmap,
+    /// Messages of RDS, which go in one SEND or in several.
+    Rds,
 }
 
 impl Protocol {
@@ -76,6 +80,7 @@ impl Protocol {
             Self::Cm => "CM",
             Self::Mpa => "MPA",
             Self::Rdmap => "RDMAP",
+            Self::Rds => "RDS",
         }
     }
 }
@@ -118,6 +123,10 @@ impl Summary {
                 }
                 polyverbs_wire::mad::MAD_LEN
             }
+            Payload::Rds(rds) => {
+                self.rds(rds);
+                rds_len(rds)
+            }
         };
         self.opcode(Protocol::RoceV2, &roce.opcode, octets);
     }
@@ -130,10 +139,23 @@ impl Summary {
             }
             Unit::Fpdu(fpdu) => {
                 self.crc32c.count(&fpdu.crc);
+                if let SegmentBody::Rds(rds) = &fpdu.body {
+                    self.rds(rds);
+                }
                 self.opcode(Protocol::Rdmap, &fpdu.opcode, payload_len(fpdu));
             }
             Unit::Octets { .. } => {}
         }
+    }
+
+    fn rds(&mut self, rds: &Rds) {
+        let (opcode, octets) = match &rds.completes {
+            Some(RdsMessage::Data { length }) => ("Message", *length as usize),
+            Some(RdsMessage::CongestionMap(_)) => ("Congestion map", CONGESTION_MAP_BYTES),
+            Some(RdsMessage::Acknowledge) => ("Acknowledge", 0),
+            None => return,
+        };
+        self.opcode(Protocol::Rds, opcode, octets);
     }
 
     fn opcode(&mut self, protocol: Protocol, opcode: &str, octets: usize) {
@@ -168,7 +190,12 @@ impl Tally {
 fn payload_len(fpdu: &Fpdu) -> usize {
     match &fpdu.body {
         SegmentBody::Data(data) | SegmentBody::Extension { data, .. } => data.0.len(),
+        SegmentBody::Rds(rds) => rds_len(rds),
         SegmentBody::Immediate(_) => 8,
         _ => 0,
     }
+}
+
+fn rds_len(rds: &Rds) -> usize {
+    rds.header.as_ref().map_or(0, |_| HEADER) + rds.data.0.len()
 }

@@ -3,4 +3,5 @@
 mod links;
 mod maker;
 mod property;
+mod rds;
 mod streams;

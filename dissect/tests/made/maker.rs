@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use polyverbs_dissect::file::{Captured, LinkType};
 use polyverbs_dissect::{Capture, Dissector, encode};
-use polyverbs_wire::layout::{Header, Octets};
+use polyverbs_wire::layout::{Header, Octets, view};
 use polyverbs_wire::net::{Ethernet, Ipv4, Ipv6, ROCE_PORT, Tcp, Udp, ethertype, protocol};
-use polyverbs_wire::roce::{Bth, Envelope, Icrc, Opcode, Position, SendExtra, Service, pad_count};
+use polyverbs_wire::roce::packet::{ICRC_LEN, MAX_HEADER_LEN};
+use polyverbs_wire::roce::{
+    Bth, Envelope, Headers, Icrc, Opcode, Position, SendExtra, Service, pad_count,
+};
 
 pub(crate) const SOURCE_PORT: u16 = 0xc00c;
-const V4: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
+pub(crate) const V4: [[u8; 4]; 2] = [[10, 0, 0, 1], [10, 0, 0, 2]];
 
 pub(crate) fn captured(link_type: LinkType, octets: Vec<u8>) -> Captured {
     Captured {
@@ -101,23 +104,47 @@ fn udp(datagram: &[u8]) -> Vec<u8> {
     [octets_of(&header), datagram.to_vec()].concat()
 }
 
+/// A packet, right for this envelope.
+fn datagram(envelope: &Envelope, mut headers: Headers, payload: &[u8]) -> Vec<u8> {
+    let pad = pad_count(payload.len());
+    headers.bth.pad_count = pad;
+    headers.bth.p_key = 0xffff;
+    let mut datagram = vec![0; MAX_HEADER_LEN];
+    let len = headers.encode(&mut datagram).unwrap();
+    datagram.truncate(len);
+    datagram.extend(payload);
+    datagram.extend(&[0; 3][..usize::from(pad)]);
+    let (bth, rest) = view::<Bth>(&datagram).unwrap();
+    let mut icrc = Icrc::new(envelope, datagram.len() + ICRC_LEN, bth);
+    icrc.update(rest);
+    let icrc = icrc.finish();
+    datagram.extend(icrc);
+    datagram
+}
+
 /// A SEND, right for this envelope.
 fn send(envelope: &Envelope, payload: &[u8]) -> Vec<u8> {
-    let pad = pad_count(payload.len());
-    let bth = Bth {
-        opcode: Opcode::send(Service::Rc, Position::Only, SendExtra::Nothing),
-        pad_count: pad,
-        p_key: 0xffff,
-        dest_qp: 0x11,
-        psn: 7,
-        ..Bth::default()
-    }
-    .to_view();
-    let pad = &[0; 3][..usize::from(pad)];
-    let mut icrc = Icrc::new(envelope, Bth::LEN + payload.len() + pad.len() + 4, &bth);
-    icrc.update(payload);
-    icrc.update(pad);
-    [&bth.0, payload, pad, &icrc.finish()].concat()
+    let headers = Headers {
+        bth: Bth {
+            opcode: Opcode::send(Service::Rc, Position::Only, SendExtra::Nothing),
+            dest_qp: 0x11,
+            psn: 7,
+            ..Bth::default()
+        },
+        ..Headers::default()
+    };
+    datagram(envelope, headers, payload)
+}
+
+/// A packet from one of two hosts to the other.
+pub(crate) fn roce_from(from: usize, headers: Headers, payload: &[u8]) -> Captured {
+    let envelope = Envelope {
+        source: (V4[from], SOURCE_PORT).into(),
+        destination: (V4[1 - from], ROCE_PORT).into(),
+        identification: 0x1234,
+    };
+    let datagram = datagram(&envelope, headers, payload);
+    captured(LinkType::Raw, ipv4(protocol::UDP, from, &udp(&datagram)))
 }
 
 pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
@@ -142,20 +169,22 @@ pub(crate) fn roce_v6(payload: &[u8]) -> Vec<u8> {
 pub(crate) struct End {
     pub(crate) from: usize,
     pub(crate) next: u32,
+    responder_port: u16,
 }
 
 impl End {
-    pub(crate) fn pair() -> (Self, Self) {
+    pub(crate) fn pair(responder_port: u16) -> (Self, Self) {
         // Both numbers wrap within the first hundred octets.
         let end = |from| Self {
             from,
             next: u32::MAX - 40,
+            responder_port,
         };
         (end(0), end(1))
     }
 
     fn tcp(&self, change: impl FnOnce(&mut Tcp), octets: &[u8]) -> Captured {
-        let ports = [40_000, 7174];
+        let ports = [40_000, self.responder_port];
         let mut header = Tcp {
             source_port: ports[self.from],
             destination_port: ports[1 - self.from],

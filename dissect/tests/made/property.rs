@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::maker::{captured, dissected};
+use crate::rds;
 
 static CAPTURED: LazyLock<Vec<Vec<Captured>>> = LazyLock::new(|| {
     let names = [
@@ -17,7 +18,8 @@ static CAPTURED: LazyLock<Vec<Vec<Captured>>> = LazyLock::new(|| {
         "siw_rping",
         "siw_write",
     ];
-    names.map(packets).to_vec()
+    let made = [rds::packets(), rds::stream()];
+    names.map(packets).into_iter().chain(made).collect()
 });
 
 fn packets(name: &str) -> Vec<Captured> {

@@ -33,7 +33,7 @@ fn write(payload: &[u8]) -> Vec<u8> {
 
 impl Made {
     fn new(markers: bool, crc: bool) -> Self {
-        let (mut initiator, mut responder) = End::pair();
+        let (mut initiator, mut responder) = End::pair(7174);
         let packets = vec![
             initiator.syn(false),
             responder.syn(true),
@@ -272,7 +272,7 @@ fn a_segment_missing_from_the_capture_is_a_complaint() {
 
 #[test]
 fn a_connection_other_than_mpa_is_skipped() {
-    let (mut initiator, mut responder) = End::pair();
+    let (mut initiator, mut responder) = End::pair(7174);
     let packets = [
         initiator.syn(false),
         responder.syn(true),
@@ -289,7 +289,7 @@ fn a_connection_other_than_mpa_is_skipped() {
 
 #[test]
 fn segments_of_other_protocols_may_be_repeated_with_more_bytes() {
-    let (mut initiator, mut responder) = End::pair();
+    let (mut initiator, mut responder) = End::pair(7174);
     let mut packets = vec![initiator.syn(false), responder.syn(true)];
     let begin = initiator.next;
     packets.push(initiator.send(b"MPA"));
@@ -321,7 +321,7 @@ fn frames_before_the_reply_are_not_parsed() {
 
 #[test]
 fn bytes_after_a_rejected_request_are_not_parsed() {
-    let (mut initiator, mut responder) = End::pair();
+    let (mut initiator, mut responder) = End::pair(7174);
     let mut refusal = start(Kind::Reply, false, false);
     refusal[16] |= 0x20;
     let packets = [
@@ -338,7 +338,7 @@ fn bytes_after_a_rejected_request_are_not_parsed() {
 
 #[test]
 fn an_invalid_request_is_a_complaint() {
-    let (mut initiator, mut responder) = End::pair();
+    let (mut initiator, mut responder) = End::pair(7174);
     let mut request = start(Kind::Request, false, true);
     request[18] = 0xff;
     let packets = [
@@ -363,7 +363,7 @@ fn the_same_ports_may_serve_another_connection() {
     other.send(&frame);
     // Its numbers are others.
     other.packets.clear();
-    let (mut initiator, mut responder) = End::pair();
+    let (mut initiator, mut responder) = End::pair(7174);
     (initiator.next, responder.next) = (77, 99);
     other.packets = vec![
         initiator.syn(false),

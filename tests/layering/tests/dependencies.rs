@@ -68,7 +68,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Programs on the facade.
     ("capability-matrix", &["verbs-api", "polyverbs"]),
     // Looks at captures: it knows formats and no device.
-    ("polyverbs-dissect", &["polyverbs-wire"]),
+    (
+        "polyverbs-dissect",
+        &["polyverbs-wire", "polyverbs-rds-wire"],
+    ),
     // What a program is started with: the command writes it, the libraries read it.
     ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
     (
