@@ -13,6 +13,7 @@ mod inbox_peer;
 mod intruder;
 mod iwarp_peer;
 mod program;
+mod rds;
 mod rsocket_peer;
 mod script;
 mod shm_peer;
@@ -31,6 +32,7 @@ pub use c_calls::run as c_calls;
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
+pub use rds::run as rds;
 pub use rsocket_peer::run as rsocket_peer;
 pub use shm_peer::run as shm_peer;
 pub use stream_peer::run as stream_peer;
@@ -39,7 +41,7 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("c_calls", c_calls::run),
     ("capture", capture),
     ("fpdu", fpdu),
@@ -50,6 +52,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("mad", mad),
     ("mpa_start", mpa_start),
     ("rdmap", rdmap),
+    ("rds", rds::run),
     ("roce", roce),
     ("rsocket_peer", rsocket_peer::run),
     ("shm_peer", shm_peer::run),

@@ -174,6 +174,7 @@ const FUZZED: &[&str] = &[
     "masked-atomics",
     "emulated-ib",
     "emulated-iwarp",
+    "polyverbs-rds-wire",
     "polyverbs-dissect",
     "polyverbs",
     "polyverbs-libibverbs",
