@@ -32,7 +32,9 @@ impl CongestionMap {
 
     /// The congested ports, in their order.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
-        (0..=u16::MAX).filter(|port| self.is_set(*port))
+        let used = (0..).zip(self.0.iter()).filter(|(_, bits)| **bits != 0);
+        used.flat_map(|(byte, _)| 8 * byte..=8 * byte + 7)
+            .filter(|port| self.is_set(*port))
     }
 
     /// The bytes, as a message carries them.
