@@ -12,10 +12,9 @@ use polyverbs::connection::{
 use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_rds_wire::{ConnectData, PORT, PORT_V6};
 
-use crate::error::RdsError;
 use crate::node::{Link, Node, post_receives};
 use crate::pool::Slot;
-use crate::protocol::{Answer, PathId};
+use crate::protocol::{Answer, PathId, Process};
 
 /// Requests for connections that wait to be answered.
 const BACKLOG: usize = 128;
@@ -29,13 +28,17 @@ fn port_at(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip(), port)
 }
 
-pub(crate) fn listen(connector: &Connector, at: SocketAddr) -> Result<Listener, RdsError> {
-    connector
-        .listen(port_at(at), BACKLOG)
-        .map_err(|error| match error {
-            ConnectError::AddressInUse { .. } => RdsError::HostElsewhere { at, error },
-            error => RdsError::no_device(at, error),
-        })
+/// Listens where peers ask: the one process that does is the leader.
+pub(crate) fn listen(connector: &Connector, at: SocketAddr) -> Result<Listener, ConnectError> {
+    connector.listen(port_at(at), BACKLOG)
+}
+
+/// Listens where the leader asks, as a member.
+pub(crate) fn listen_as_member(
+    connector: &Connector,
+    at: SocketAddr,
+) -> Result<Listener, ConnectError> {
+    connector.listen(SocketAddr::new(at.ip(), 0), BACKLOG)
 }
 
 /// Answers peers that ask for connections, for as long as the node listens.
@@ -54,13 +57,15 @@ pub(crate) async fn accept_all(node: Weak<Node>) {
 
 fn answer(node: &Arc<Node>, incoming: Incoming) {
     let asked = ConnectData::parse(incoming.private_data(), node.at.is_ipv6());
-    // What a peer says of its address has to be where it comes from.
-    let is_from = |asked: &ConnectData| {
-        let from = incoming.from();
-        from.is_none_or(|from| from.ip() == asked.source)
-    };
+    let from = incoming.from().map(|from| from.ip());
     let answer = match &asked {
-        Some(asked) if is_from(asked) => node.with(|state| state.host.handle_request(asked)),
+        Some(asked) if from == Some(node.at) => {
+            node.with(|state| state.host.handle_request_of_process(asked))
+        }
+        // What a peer says of its address has to be where it comes from.
+        Some(asked) if from.is_none_or(|from| from == asked.source) => {
+            node.with(|state| state.host.handle_request(asked))
+        }
         _ => Answer::Refuse,
     };
     match (answer, asked) {
@@ -94,17 +99,30 @@ async fn accept(
 }
 
 /// Asks a peer for a connection.
-pub(crate) async fn connect(node: Weak<Node>, path: PathId, data: ConnectData) {
+pub(crate) async fn connect(node: Weak<Node>, path: PathId, whom: Process, data: ConnectData) {
     let Some(strong) = node.upgrade() else { return };
+    if whom == Process::Leader && strong.lead() {
+        // The one that there was has gone. What this path was for is asked of the peer itself.
+        return failed(&strong, path, None);
+    }
+    let to = match whom {
+        Process::Peer => port_at(SocketAddr::new(data.destination, 0)),
+        Process::Leader => port_at(SocketAddr::new(strong.at, 0)),
+        Process::Member(port) => SocketAddr::new(strong.at, port),
+    };
     let Ok(qp) = make_link(&strong, path).await else {
         return failed(&strong, path, None);
     };
-    let to = port_at(SocketAddr::new(data.destination, 0));
     let connector = &strong.connector;
     let asked = connector.connect(&strong.context, &qp, to, options(&data));
     drop(strong);
     match complete(asked, &data).await {
-        Ok((connection, told)) => connected(&node, path, &qp, connection, &told),
+        Ok((connection, told)) => {
+            connected(&node, path, &qp, connection, &told);
+            if let (Process::Leader, Some(node)) = (whom, node.upgrade()) {
+                node.follow();
+            }
+        }
         Err(error) => {
             let Some(node) = node.upgrade() else { return };
             if matches!(error, ConnectError::Refused { .. }) {
@@ -205,13 +223,12 @@ fn failed(node: &Arc<Node>, path: PathId, qp: Option<&Qp>) {
 /// Ends the connection of a path, if there is one, and destroys its queue pair.
 pub(crate) async fn end(node: Weak<Node>, path: PathId, mut link: Link) {
     let Some(strong) = node.upgrade() else { return };
-    let ended = match link.take_connection() {
-        Some(connection) => connection.disconnect(&strong.context, &link.qp),
-        None => flush(&strong.context, &link.qp),
-    };
+    // The peer is told, and not waited for: it may be gone.
+    drop(link.take_connection());
+    let flushed = flush(&strong.context, &link.qp);
     drop(strong);
-    // A peer that is gone confirms nothing; the queue pair is flushed all the same.
-    let _ = ended.await;
+    // One that cannot be flushed is destroyed all the same.
+    let _ = flushed.await;
     link.destroy().await;
     if let Some(node) = node.upgrade() {
         let now = node.now();

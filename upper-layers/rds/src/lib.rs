@@ -9,6 +9,7 @@ mod error;
 mod memory;
 mod node;
 mod pool;
+mod ports;
 pub mod protocol;
 mod rdma;
 mod shared;

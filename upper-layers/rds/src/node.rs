@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
@@ -26,9 +26,10 @@ use rustc_hash::FxHashMap;
 use crate::connect;
 use crate::error::{DeviceError, RdsError};
 use crate::pool::{Pool, Slot};
+use crate::ports::Presence;
 use crate::protocol::{
-    Action, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload, SocketId,
-    Transmit,
+    Action, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload, Role,
+    SocketId, Transmit,
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
@@ -64,6 +65,9 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<HashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
+    presence: Mutex<Option<Presence>>,
+    /// A thread waits for the end of the leader.
+    follows: AtomicBool,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
     /// Looks of programs at the completion queue.
@@ -132,6 +136,12 @@ impl Node {
 
     fn close(&self) {
         drop(self.listener().take());
+        drop(
+            self.presence
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
         let links = self.lock().take_links();
         let ends = links.iter().filter_map(|link| {
             let connection = link.connection.as_ref()?;
@@ -173,6 +183,8 @@ impl Node {
             }),
             sockets: Mutex::new(HashMap::new()),
             listener: Mutex::new(None),
+            presence: Mutex::new(None),
+            follows: AtomicBool::new(false),
             tasks: Arc::new(Executor::new()),
             thread: OnceLock::new(),
             polls: AtomicU64::new(0),
@@ -181,8 +193,14 @@ impl Node {
             pd,
             connector,
         });
-        *node.listener() = Some(connect::listen(&node.connector, at)?);
-        node.spawn(connect::accept_all(Arc::downgrade(&node)));
+        if !node.lead() {
+            let listener = connect::listen_as_member(&node.connector, at);
+            let listener = listener.map_err(|error| failed(error.into()))?;
+            let role = Role::Member(listener.address().port());
+            node.with(|state| state.host.set_role(role));
+            *node.listener() = Some(listener);
+            node.spawn(connect::accept_all(Arc::downgrade(&node)));
+        }
         let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
         let thread = thread::Builder::new()
             .name("rds".to_owned())
@@ -194,6 +212,43 @@ impl Node {
         let _ = node.thread.set(thread);
         node.kick();
         Ok(node)
+    }
+
+    /// Makes this process the one that peers reach, unless another is.
+    pub(crate) fn lead(self: &Arc<Self>) -> bool {
+        let at = SocketAddr::new(self.at, 0);
+        let Ok(listener) = connect::listen(&self.connector, at) else {
+            return false;
+        };
+        self.with(|state| state.host.set_role(Role::Leader));
+        // Without it the others find out later.
+        let presence = Presence::of_leader(self.at).ok();
+        *self.presence.lock().unwrap_or_else(PoisonError::into_inner) = presence;
+        *self.listener() = Some(listener);
+        self.spawn(connect::accept_all(Arc::downgrade(self)));
+        true
+    }
+
+    /// Has a thread wait for the end of the leader, which this process is not, unless one does already.
+    pub(crate) fn follow(self: &Arc<Self>) {
+        if self.follows.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (node, at) = (Arc::downgrade(self), self.at);
+        let thread = thread::Builder::new().name("rds-leader".to_owned());
+        // Without the thread the end is noticed later, by silence.
+        let _ = thread.spawn(move || {
+            Presence::wait_for_end(at);
+            if let Some(node) = node.upgrade() {
+                node.follows.store(false, Ordering::SeqCst);
+                node.with(|state| state.host.handle_leader_gone());
+            }
+        });
+    }
+
+    /// Whether peers reach this process.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.lock().host.role() == Role::Leader
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -277,7 +332,9 @@ impl Node {
                     shared.watch.wake();
                 }
             }
-            Action::Connect { path, data } => self.spawn(connect::connect(this, path, data)),
+            Action::Connect { path, to, data } => {
+                self.spawn(connect::connect(this, path, to, data));
+            }
             Action::End(path) => self.end(path),
             Action::Used { socket, rkey } => {
                 let shared = self.sockets().get(&socket).cloned();
@@ -495,6 +552,10 @@ impl State {
             let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
             };
+            // Those of a queue pair in ERR would complete at once.
+            if !self.host.is_connected(path) {
+                continue;
+            }
             let missing = wanted - link.receives.len();
             let posted = post_receives(node, &link.qp, &mut link.receives, missing);
             self.host.handle_posted_receives(path, posted);

@@ -15,9 +15,10 @@ use crate::error::RdsError;
 use crate::memory::LocalMemory;
 use crate::node::{Node, State};
 use crate::pool::{Pool, Slot};
+use crate::ports::PortLock;
 use crate::protocol::{
-    Counters, Fragments, Inbound, Outbound, PathInfo, Queued, RdmaStatus, Readiness, Refused,
-    SocketId, SocketOptions,
+    Counters, Fragments, Inbound, Outbound, PathInfo, PortError, Queued, RdmaStatus, Readiness,
+    Refused, SocketId, SocketOptions,
 };
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
@@ -25,6 +26,12 @@ use crate::watch::Watch;
 
 /// How long a call that waits looks by itself before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// How long the process that peers reach may take to learn of a socket.
+const ANNOUNCED: Duration = Duration::from_secs(10);
+
+/// How often a port is chosen before there is none.
+const CHOICES: usize = 1000;
 
 /// How long a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +123,7 @@ struct Bound {
     node: Arc<Node>,
     id: SocketId,
     at: SocketAddr,
+    _port: PortLock,
 }
 
 impl Drop for Bound {
@@ -174,22 +182,32 @@ impl RdsSocket {
         }
         let node = Node::acquire(at)?;
         let has = transport_of(&node);
-        let bound = match before.transport {
+        let taken = match before.transport {
             Some(wanted) if wanted != has => Err(RdsError::WrongTransport(at)),
-            _ => node
-                .with(|state| state.host.bind(at.port(), before.options))
-                .map_err(|error| RdsError::Port { at, error }),
+            _ => take_port(&node, at, before.options),
         };
-        let (id, port) = match bound {
-            Ok(bound) => bound,
+        let (id, at, port) = match taken {
+            Ok(taken) => taken,
             Err(error) => {
                 node.release();
                 return Err(error);
             }
         };
         node.attach(id, &self.inner.shared);
-        let at = SocketAddr::new(at.ip(), port);
-        let bound = Bound { node, id, at };
+        let bound = Bound {
+            node,
+            id,
+            at,
+            _port: port,
+        };
+        bound.wait_for(
+            &self.inner.shared.watch,
+            Wait::Until(Instant::now() + ANNOUNCED),
+            |state| match state.host.is_announced(id) {
+                true => Ok(()),
+                false => Err(RdsError::WouldBlock),
+            },
+        )?;
         // `before` is locked: nobody else binds.
         let _ = self.inner.bound.set(bound);
         Ok(())
@@ -351,6 +369,19 @@ impl RdsSocket {
         let (context, pd) = (&bound.node.context, &bound.node.pd);
         let keys = &self.inner.shared.keys;
         let recverr = self.options().recverr;
+        let is_remote = matches!(message.control, Control::Rdma(_) | Control::Atomic(_));
+        if !matches!(message.control, Control::None) && !bound.node.is_leader() {
+            return Err(RdsError::Rdma {
+                what: "another process at this address is the one that peers reach",
+                errno: libc::EOPNOTSUPP,
+            });
+        }
+        if is_remote && to.ip() == bound.at.ip() {
+            return Err(RdsError::Rdma {
+                what: "memory at the own address is reached without RDS",
+                errno: libc::EOPNOTSUPP,
+            });
+        }
         let (mut attach, mut cookie) = (None, None);
         match &message.control {
             Control::None => {}
@@ -609,6 +640,34 @@ impl Bound {
         }
         outcome
     }
+}
+
+/// A port of a node, for one process of this machine.
+fn take_port(
+    node: &Arc<Node>,
+    at: SocketAddr,
+    options: SocketOptions,
+) -> Result<(SocketId, SocketAddr, PortLock), RdsError> {
+    for _ in 0..CHOICES {
+        let bound = node.with(|state| state.host.choose(at.port()));
+        let port = bound.map_err(|error| RdsError::Port { at, error })?;
+        let chosen = SocketAddr::new(at.ip(), port);
+        let lock = match PortLock::take(chosen) {
+            Ok(lock) => lock,
+            Err(_) if at.port() == 0 => continue,
+            Err(_) => {
+                let error = PortError::InUse(port);
+                return Err(RdsError::Port { at, error });
+            }
+        };
+        let bound = node.with(|state| state.host.bind(port, options));
+        return match bound {
+            Ok((id, _)) => Ok((id, chosen, lock)),
+            Err(error) => Err(RdsError::Port { at, error }),
+        };
+    }
+    let error = PortError::Exhausted;
+    Err(RdsError::Port { at, error })
 }
 
 fn try_send(

@@ -70,6 +70,8 @@ pub(crate) struct Endpoint<F> {
     pub(crate) sent: usize,
     pub(crate) received: usize,
     pub(crate) is_congested: bool,
+    /// The process that peers reach knows of the socket.
+    pub(crate) is_announced: bool,
     queue: VecDeque<Queued<F>>,
     statuses: VecDeque<RdmaStatus>,
     /// Groups of ports that the program was refused because of congestion.
@@ -88,6 +90,7 @@ impl<F> Endpoint<F> {
             sent: 0,
             received: 0,
             is_congested: false,
+            is_announced: false,
             queue: VecDeque::new(),
             statuses: VecDeque::new(),
             waits_for: 0,

@@ -13,15 +13,16 @@ use thiserror::Error;
 use super::credits::Credits;
 use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
 use super::message::{
-    Arrived, Attached, Fragment, Fragments, Message, Operation, OperationStatus, PathId, SocketId,
+    Arrived, Attached, Fragment, Fragments, Message, Operation, OperationStatus, Origin, PathId,
+    SocketId,
 };
-use super::path::{Event, Path, PathState, ProtocolError, Transmit};
-
-/// The port by which hosts ask each other for more paths; no socket has it.
-const PROBE_PORT: u16 = 1;
+use super::path::{Event, PROBE_PORT, Path, PathState, ProtocolError, Transmit};
 
 /// Minor versions of major version 4 that are understood: 0 and 1.
 const MINORS: u16 = 3;
+
+/// What a member says of a port that it has, where it would say how many paths it has.
+const HAS_PORT: u16 = 1;
 
 /// The mask of 64 groups of ports that means all.
 const ALL_GROUPS: u64 = u64::MAX;
@@ -112,6 +113,15 @@ pub enum Inbound<F> {
     Congestion(u64),
 }
 
+/// Which of several processes at one address a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The one that peers reach. It passes on what concerns the others.
+    Leader,
+    /// Another: it reaches its peers through the leader, to whom this number tells it from others.
+    Member(u16),
+}
+
 /// What a host wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -119,6 +129,8 @@ pub enum Action {
     Connect {
         /// Of which path.
         path: PathId,
+        /// Which process: of the peer's host, or at the own address.
+        to: Process,
         /// What the peer is told.
         data: ConnectData,
     },
@@ -133,6 +145,17 @@ pub enum Action {
         /// Which.
         rkey: u32,
     },
+}
+
+/// Whom a connection is asked of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Process {
+    /// Of the peer's host.
+    Peer,
+    /// Of the leader at the own address.
+    Leader,
+    /// Of a member at the own address.
+    Member(u16),
 }
 
 /// What is answered to a peer that asks for a connection.
@@ -152,8 +175,12 @@ pub enum Answer {
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
+    /// Of a leader's paths: the member that reaches `address` through it.
+    member: Option<u16>,
     path: Path<F, O>,
     map: CongestionMap,
+    /// Of a member's path: its ports that are congested.
+    member_map: CongestionMap,
     /// What is proposed next.
     version: Version,
     is_ready: bool,
@@ -205,15 +232,22 @@ pub struct PathInfo {
 #[derive(Debug)]
 pub struct Host<F, O> {
     address: IpAddr,
+    role: Role,
     limits: HostLimits,
     random: SmallRng,
     sockets: BTreeMap<SocketId, Endpoint<F>>,
     by_port: FxHashMap<u16, SocketId>,
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
-    by_address: FxHashMap<IpAddr, PathId>,
+    by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
+    /// Ports of members.
+    members: FxHashMap<u16, u16>,
     /// Own ports that are congested.
     map: CongestionMap,
+    /// Ports of this address that are congested, whoever has them.
+    exported: CongestionMap,
+    /// Of peers that have said nothing yet.
+    blank: CongestionMap,
     /// Congestion maps that have arrived.
     generation: u64,
     ready: VecDeque<PathId>,
@@ -228,6 +262,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
         Self {
             address,
+            role: Role::Leader,
             limits,
             random: SmallRng::seed_from_u64(seed),
             sockets: BTreeMap::new(),
@@ -235,7 +270,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             next_socket: 0,
             peers: Vec::new(),
             by_address: FxHashMap::default(),
+            members: FxHashMap::default(),
             map: CongestionMap::new(),
+            exported: CongestionMap::new(),
+            blank: CongestionMap::new(),
             generation: 0,
             ready: VecDeque::new(),
             actions: VecDeque::new(),
@@ -264,6 +302,26 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         })
     }
 
+    /// Which process it is.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// It is this process now. A leader has no paths yet, or was a member: then its peers are its own from here on, and messages for
+    /// other processes at this address that are on their way are lost.
+    pub fn set_role(&mut self, role: Role) {
+        self.role = role;
+        if role == Role::Leader
+            && let Some(path) = self.by_address.remove(&(self.address, None))
+        {
+            self.path_mut(path).abandon();
+            self.settle(path);
+        }
+        for endpoint in self.sockets.values_mut() {
+            endpoint.is_announced |= role == Role::Leader;
+        }
+    }
+
     /// Its address.
     pub fn address(&self) -> IpAddr {
         self.address
@@ -272,6 +330,19 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// What has happened.
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// The port itself, or for port 0 one that is free here.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn choose(&mut self, port: u16) -> Result<u16, PortError> {
+        match port {
+            0 => self.free_port().ok_or(PortError::Exhausted),
+            PROBE_PORT => Err(PortError::Reserved),
+            port if self.by_port.contains_key(&port) => Err(PortError::InUse(port)),
+            port => Ok(port),
+        }
     }
 
     /// A socket at this port; for port 0 one is chosen.
@@ -283,18 +354,48 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         port: u16,
         options: SocketOptions,
     ) -> Result<(SocketId, u16), PortError> {
-        let port = match port {
-            0 => self.free_port().ok_or(PortError::Exhausted)?,
-            PROBE_PORT => return Err(PortError::Reserved),
-            port if self.by_port.contains_key(&port) => return Err(PortError::InUse(port)),
-            port => port,
-        };
+        let port = self.choose(port)?;
         let id = SocketId(self.next_socket);
         self.next_socket += 1;
         let endpoint = Endpoint::new(port, options, self.generation);
         self.sockets.insert(id, endpoint);
         self.by_port.insert(port, id);
+        self.announce(id);
         Ok((id, port))
+    }
+
+    /// Tells the leader of a socket.
+    fn announce(&mut self, id: SocketId) {
+        let Some(endpoint) = self.sockets.get_mut(&id) else {
+            return;
+        };
+        if self.role == Role::Leader {
+            endpoint.is_announced = true;
+            return;
+        }
+        let announcement = Message {
+            socket: Some(id),
+            extension: Some(Extension::Paths(HAS_PORT)),
+            is_ack_required: true,
+            ..Message::header_only(endpoint.port, PROBE_PORT)
+        };
+        self.enqueue(self.address, None, announcement);
+    }
+
+    /// Whether messages for a socket find it.
+    pub fn is_announced(&self, socket: SocketId) -> bool {
+        let endpoint = self.sockets.get(&socket);
+        endpoint.is_some_and(|endpoint| endpoint.is_announced)
+    }
+
+    /// A message for a path, which is connected if it is not.
+    fn enqueue(&mut self, address: IpAddr, member: Option<u16>, message: Message<F, O>) {
+        let path = self.path_to(address, member);
+        self.path_mut(path).enqueue(message);
+        if self.path(path).state == (PathState::Down { due: None }) {
+            self.begin_connection(path);
+        }
+        self.is_ready(path);
     }
 
     fn free_port(&mut self) -> Option<u16> {
@@ -309,6 +410,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let pending = self.cancel(socket, None);
         if let Some(endpoint) = self.sockets.remove(&socket) {
             self.by_port.remove(&endpoint.port);
+            if self.role != Role::Leader {
+                let farewell = Message {
+                    extension: Some(Extension::Paths(0)),
+                    ..Message::header_only(endpoint.port, PROBE_PORT)
+                };
+                self.enqueue(self.address, None, farewell);
+            }
             let fragments = endpoint.queued().map(|message| message.fragments.len());
             self.held -= fragments.sum::<usize>();
             if endpoint.is_congested {
@@ -346,9 +454,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let Some(endpoint) = self.sockets.get_mut(&socket) else {
             return Err(Refused::NoRoom);
         };
-        let map = match self.by_address.get(&to.ip()) {
-            _ if to.ip() == self.address => Some(&self.map),
-            Some(path) => Some(&self.peers[path.0 as usize].map),
+        let map = match self.by_address.get(&(to.ip(), None)) {
+            _ if to.ip() == self.address && self.by_port.contains_key(&to.port()) => {
+                Some(&self.map)
+            }
+            _ if to.ip() == self.address && self.role == Role::Leader => Some(&self.exported),
+            Some(path) => Some(&self.peers[path.index()].map),
             None => None,
         };
         if map.is_some_and(|map| map.is_set(to.port())) {
@@ -378,12 +489,19 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.counters.send_queued += 1;
         let endpoint = self.sockets.get_mut(&socket).expect("it may send");
         let source_port = endpoint.port;
-        if message.to.ip() == self.address && message.attached.is_none() {
-            let from = SocketAddr::new(self.address, source_port);
+        let (address, port) = (message.to.ip(), message.to.port());
+        let member = self.members.get(&port).copied();
+        let is_own = address == self.address;
+        let is_near = self.by_port.contains_key(&port) || port == 0 || self.role == Role::Leader;
+        if is_own && is_near && member.is_none() && message.attached.is_none() {
+            let (from, to) = match port {
+                0 => (0, source_port),
+                port => (source_port, port),
+            };
             self.deliver(
-                message.to.port(),
+                to,
                 Queued {
-                    from,
+                    from: SocketAddr::new(self.address, from),
                     length: message.length,
                     fragments: message.fragments,
                     cookie: message.cookie,
@@ -392,20 +510,16 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return Ok(());
         }
         endpoint.sent += message.length as usize;
-        let extension = message.cookie.map(Extension::from_cookie);
         let outgoing = Message {
             socket: Some(socket),
             length: message.length,
             fragments: message.fragments,
             attached: message.attached,
-            extension,
+            extension: message.cookie.map(Extension::from_cookie),
             is_ack_required: endpoint.sent >= endpoint.options.send_buffer / 2,
-            ..Message::header_only(source_port, message.to.port())
+            ..Message::header_only(source_port, port)
         };
-        let path = self.path_to(message.to.ip());
-        self.peers[path.0 as usize].path.enqueue(outgoing);
-        self.wants_connection(path);
-        self.is_ready(path);
+        self.enqueue(address, member.filter(|_| is_own), outgoing);
         Ok(())
     }
 
@@ -436,17 +550,29 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// Own ports have become congested or free: every peer is told, and every own socket, which may send to them.
+    /// Ports of this address have become congested or free: every peer is told, and every own socket, which may send to them.
     fn tell_congestion(&mut self) {
+        self.exported = self.map.clone();
+        for peer in self.peers.iter().filter(|peer| peer.member.is_some()) {
+            self.exported.merge(&peer.member_map);
+        }
         for number in 0..self.peers.len() {
-            let peer = &mut self.peers[number];
-            if peer.path.state == PathState::Up {
-                peer.path.is_map_due = true;
-                self.counters.cong_update_queued += 1;
-                self.is_ready(PathId(number as u32));
+            let is_of_address =
+                self.peers[number].member.is_none() || self.peers[number].address == self.address;
+            if is_of_address {
+                self.map_is_due(PathId(number as u32));
             }
         }
         self.congestion_changed(ALL_GROUPS);
+    }
+
+    fn map_is_due(&mut self, path: PathId) {
+        let path_state = self.path_mut(path);
+        if path_state.state == PathState::Up {
+            path_state.is_map_due = true;
+            self.counters.cong_update_queued += 1;
+            self.is_ready(path);
+        }
     }
 
     fn congestion_changed(&mut self, groups: u64) {
@@ -499,35 +625,46 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         pending
     }
 
+    /// Whether a path's connection is there, or is being made.
+    pub fn is_connected(&self, path: PathId) -> bool {
+        matches!(self.path(path).state, PathState::Up | PathState::Connecting)
+    }
+
     /// Whether the requests of a path up to this one are complete.
     pub fn is_completed(&self, path: PathId, request: u64) -> bool {
         self.path(path).completed() >= request
     }
 
     fn path(&self, path: PathId) -> &Path<F, O> {
-        &self.peers[path.0 as usize].path
+        &self.peers[path.index()].path
     }
 
     fn path_mut(&mut self, path: PathId) -> &mut Path<F, O> {
-        &mut self.peers[path.0 as usize].path
+        &mut self.peers[path.index()].path
     }
 
-    fn path_to(&mut self, address: IpAddr) -> PathId {
-        *self.by_address.entry(address).or_insert_with(|| {
-            let path = PathId(self.peers.len() as u32);
+    fn path_to(&mut self, address: IpAddr, member: Option<u16>) -> PathId {
+        let known = self.by_address.entry((address, member));
+        *known.or_insert_with(|| {
+            let number = PathId(self.peers.len() as u32);
+            let mut path = Path::new(self.limits.send_requests);
+            // A member's pings are the peer's to answer.
+            path.answers_pings = member.is_none();
             self.peers.push(Peer {
                 address,
-                path: Path::new(self.limits.send_requests),
+                member,
+                path,
                 map: CongestionMap::new(),
+                member_map: CongestionMap::new(),
                 version: Version::V4_1,
                 is_ready: false,
             });
-            path
+            number
         })
     }
 
     fn is_ready(&mut self, path: PathId) {
-        let peer = &mut self.peers[path.0 as usize];
+        let peer = &mut self.peers[path.index()];
         if !std::mem::replace(&mut peer.is_ready, true) {
             self.ready.push_back(path);
         }
@@ -536,14 +673,28 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// A path that may have something to post.
     pub fn next_ready(&mut self) -> Option<PathId> {
         let path = self.ready.pop_front()?;
-        self.peers[path.0 as usize].is_ready = false;
+        self.peers[path.index()].is_ready = false;
         Some(path)
     }
 
     /// What a path wants posted next.
     pub fn poll_transmit(&mut self, path: PathId) -> Option<Transmit<'_, F, O>> {
-        let peer = &mut self.peers[path.0 as usize];
-        peer.path.poll_transmit(&self.map)
+        let peer = &self.peers[path.index()];
+        let is_own = peer.address == self.address;
+        let remote = self.by_address.get(&(peer.address, None)).copied();
+        match (self.role, peer.member, remote) {
+            // A member is told what the peer has said.
+            (_, Some(_), Some(remote)) if !is_own => {
+                let both = [path.index(), remote.index()];
+                let [peer, remote] = self.peers.get_disjoint_mut(both).ok()?;
+                peer.path.poll_transmit(&remote.map)
+            }
+            (_, Some(_), None) if !is_own => {
+                self.peers[path.index()].path.poll_transmit(&self.blank)
+            }
+            (Role::Leader, ..) => self.peers[path.index()].path.poll_transmit(&self.exported),
+            (Role::Member(_), ..) => self.peers[path.index()].path.poll_transmit(&self.map),
+        }
     }
 
     /// What is to be done.
@@ -554,24 +705,29 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// What [`poll_transmit`](Self::poll_transmit) has ended, as operations that are not tried again, reaches its sockets. To be
     /// called when a path has nothing more to post.
     pub fn settle(&mut self, path: PathId) {
-        let peer = &mut self.peers[path.0 as usize];
-        let from = peer.address;
-        let mut events = std::mem::take(&mut peer.path.events);
-        for event in events.drain(..) {
-            self.handle_event(path, from, event);
+        while let Some(event) = self.path_mut(path).events.pop_front() {
+            self.handle_event(path, event);
         }
-        self.path_mut(path).events = events;
     }
 
-    fn handle_event(&mut self, path: PathId, from: IpAddr, event: Event<F>) {
+    fn handle_event(&mut self, path: PathId, event: Event<F>) {
         match event {
-            Event::Arrived(message) => self.handle_arrived(from, message),
+            Event::Arrived(message) => self.handle_arrived(path, message),
             Event::Map(fragments) => self.handle_map(path, &fragments),
-            Event::Freed { socket, bytes } => {
+            Event::Freed {
+                socket,
+                port,
+                bytes,
+            } => {
                 if let Some(endpoint) = self.sockets.get_mut(&socket) {
+                    endpoint.is_announced |= port == PROBE_PORT;
                     endpoint.sent -= bytes as usize;
                     self.actions.push_back(Action::Wake(socket));
                 }
+            }
+            Event::Settled(origin) => {
+                self.path_mut(origin.path).settled(origin);
+                self.is_ready(origin.path);
             }
             Event::Ended {
                 socket,
@@ -586,7 +742,58 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    fn handle_arrived(&mut self, from: IpAddr, message: Arrived<F>) {
+    fn handle_arrived(&mut self, path: PathId, message: Arrived<F>) {
+        let Peer {
+            address, member, ..
+        } = self.peers[path.index()];
+        let port = message.destination_port;
+        let is_own = address == self.address;
+        match (member, self.members.get(&port)) {
+            (Some(member), _) if is_own && port == PROBE_PORT => {
+                self.handle_announced(member, &message)
+            }
+            // A member's, for the peer.
+            (Some(member), _) if !is_own => {
+                self.members.insert(message.source_port, member);
+                self.pass_on(path, address, None, message);
+            }
+            // For a socket of a member.
+            (_, Some(&member)) => self.pass_on(path, address, Some(member), message),
+            _ => self.receive_arrived(address, message),
+        }
+    }
+
+    /// A member has a port, or no longer.
+    fn handle_announced(&mut self, member: u16, message: &Arrived<F>) {
+        let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
+        if has_port {
+            self.members.insert(message.source_port, member);
+        } else if self.members.get(&message.source_port) == Some(&member) {
+            self.members.remove(&message.source_port);
+        }
+    }
+
+    fn pass_on(&mut self, path: PathId, address: IpAddr, member: Option<u16>, message: Arrived<F>) {
+        let passed = self.path_mut(path);
+        passed.hold(message.sequence);
+        let origin = Origin {
+            path,
+            epoch: passed.epoch,
+            sequence: message.sequence,
+            is_ack_required: message.is_ack_required,
+        };
+        let outgoing = Message {
+            origin: Some(origin),
+            length: message.length,
+            fragments: message.fragments,
+            extension: message.extensions.iter().next(),
+            is_ack_required: message.is_ack_required,
+            ..Message::header_only(message.source_port, message.destination_port)
+        };
+        self.enqueue(address, member, outgoing);
+    }
+
+    fn receive_arrived(&mut self, from: IpAddr, message: Arrived<F>) {
         let mut cookie = None;
         for extension in message.extensions.iter() {
             match extension {
@@ -615,7 +822,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             fragment.copy_to(into);
         }
         self.counters.cong_update_received += 1;
-        let freed = self.peers[path.0 as usize].map.replace(&bytes);
+        let Peer {
+            address, member, ..
+        } = self.peers[path.index()];
+        if member.is_some() {
+            self.peers[path.index()].member_map.replace(&bytes);
+            return self.tell_congestion();
+        }
+        let freed = self.peers[path.index()].map.replace(&bytes);
+        for number in 0..self.peers.len() {
+            let peer = &self.peers[number];
+            if peer.member.is_some() && peer.address == address {
+                self.map_is_due(PathId(number as u32));
+            }
+        }
         self.congestion_changed(freed);
     }
 
@@ -671,15 +891,33 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     /// A peer asks for a connection.
     pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
-        let Some(version) = asked.agreed() else {
-            return Answer::Refuse;
-        };
-        let is_own = asked.source == self.address;
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
+        let is_own = asked.source == self.address;
         if asked.destination != self.address || is_own || lacks_credits {
             return Answer::Refuse;
         }
-        let path = self.path_to(asked.source);
+        self.answer(asked, asked.source, None)
+    }
+
+    /// Another process at the own address asks for a connection: a member that wants to reach its destination, or the leader for a
+    /// source that wants to reach this process.
+    pub fn handle_request_of_process(&mut self, asked: &ConnectData) -> Answer {
+        match self.role {
+            Role::Leader if asked.source == self.address && asked.member != 0 => {
+                self.answer(asked, asked.destination, Some(asked.member))
+            }
+            Role::Member(_) if asked.destination == self.address => {
+                self.answer(asked, asked.source, None)
+            }
+            _ => Answer::Refuse,
+        }
+    }
+
+    fn answer(&mut self, asked: &ConnectData, peer: IpAddr, member: Option<u16>) -> Answer {
+        let Some(version) = asked.agreed() else {
+            return Answer::Refuse;
+        };
+        let path = self.path_to(peer, member);
         match self.path(path).state {
             PathState::Down { .. } => {}
             // The peer has restarted: the connection that was there is not known to it.
@@ -701,12 +939,22 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     fn connect_data(&self, path: PathId, version: Version, credit: u32) -> ConnectData {
+        let peer = &self.peers[path.index()];
+        // Whom a member talks to takes it for the peer.
+        let (source, destination) = match peer.member {
+            Some(_) => (peer.address, self.address),
+            None => (self.address, peer.address),
+        };
         ConnectData {
-            source: self.address,
-            destination: self.peers[path.0 as usize].address,
+            source,
+            destination,
             version,
             minor_mask: MINORS,
             tos: 0,
+            member: match self.role {
+                Role::Leader => 0,
+                Role::Member(member) => member,
+            },
             ack_sequence: 0,
             credit,
         }
@@ -716,9 +964,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn handle_connected(&mut self, path: PathId, told: &ConnectData) {
         // All receives that were posted are in what the peer was told.
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
-        let peer = &mut self.peers[path.0 as usize];
+        let peer = &mut self.peers[path.index()];
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
+        // A leader that is new does not know its members' sockets.
+        if peer.address == self.address && peer.member.is_none() {
+            let sockets: Vec<_> = self.sockets.keys().copied().collect();
+            sockets.into_iter().for_each(|socket| self.announce(socket));
+        }
         self.settle(path);
         self.is_ready(path);
         if told.credit == 0 && self.limits.flow_control == FlowControl::Required {
@@ -728,7 +981,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     /// The peer has refused a connection, perhaps because of the version that was proposed.
     pub fn handle_refused(&mut self, path: PathId) {
-        self.peers[path.0 as usize].version = Version::V3_1;
+        self.peers[path.index()].version = Version::V3_1;
     }
 
     /// A path's connection has ended, or has to.
@@ -743,29 +996,70 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// There is no connection of a path any more, and no queue pair.
     pub fn handle_gone(&mut self, now: Duration, path: PathId) {
         self.counters.conn_reset += 1;
-        let peer = &mut self.peers[path.0 as usize];
+        let peer = &mut self.peers[path.index()];
         peer.path.reset();
-        let due = peer.path.next_attempt(now, &mut self.random);
+        let (address, member) = (peer.address, peer.member);
+        let is_wanted = match member {
+            Some(_) if address == self.address => {
+                self.handle_member_gone(member);
+                false
+            }
+            Some(_) => self.has_member(member),
+            // A leader has no leader.
+            None => self.by_address.contains_key(&(address, None)),
+        };
+        let peer = &mut self.peers[path.index()];
+        let due = match is_wanted {
+            true => peer.path.next_attempt(now, &mut self.random),
+            false => None,
+        };
         peer.path.state = PathState::Down { due };
         self.handle_timeout(now);
     }
 
-    fn wants_connection(&mut self, path: PathId) {
-        if self.path(path).state == (PathState::Down { due: None }) {
-            self.begin_connection(path);
+    fn has_member(&self, member: Option<u16>) -> bool {
+        let own = self.by_address.get(&(self.address, member));
+        own.is_some_and(|own| self.path(*own).state == PathState::Up)
+    }
+
+    /// A member's connection for its own address has ended: if it comes again, it tells of its sockets again.
+    fn handle_member_gone(&mut self, member: Option<u16>) {
+        self.members.retain(|_, of| Some(*of) != member);
+        for number in 0..self.peers.len() {
+            let peer = &mut self.peers[number];
+            if peer.member == member {
+                peer.member_map = CongestionMap::new();
+                peer.path.abandon();
+                self.settle(PathId(number as u32));
+            }
+        }
+        self.tell_congestion();
+    }
+
+    /// The leader has gone: so have all connections to it.
+    pub fn handle_leader_gone(&mut self) {
+        if self.role != Role::Leader {
+            for number in 0..self.peers.len() {
+                self.handle_lost(PathId(number as u32));
+            }
         }
     }
 
     fn begin_connection(&mut self, path: PathId) {
-        let peer = &mut self.peers[path.0 as usize];
+        let peer = &mut self.peers[path.index()];
         peer.path.state = PathState::Connecting;
+        let to = match (self.role, peer.member) {
+            (Role::Leader, None) => Process::Peer,
+            (Role::Leader, Some(member)) => Process::Member(member),
+            (Role::Member(_), _) => Process::Leader,
+        };
         let version = peer.version;
         let credit = match self.limits.flow_control {
             FlowControl::Asked | FlowControl::Required => self.limits.receives,
             FlowControl::Accepted => 0,
         };
         let data = self.connect_data(path, version, credit);
-        self.actions.push_back(Action::Connect { path, data });
+        self.actions.push_back(Action::Connect { path, to, data });
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called, at the latest.

@@ -79,10 +79,21 @@ pub enum Notify {
     Always,
 }
 
+/// Where a message comes from that is passed on: its sender is told that it has arrived when the next one has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) path: PathId,
+    /// Which of the path's connections.
+    pub(crate) epoch: u32,
+    pub(crate) sequence: u64,
+    pub(crate) is_ack_required: bool,
+}
+
 /// A message that a path is to carry.
 #[derive(Debug)]
 pub(crate) struct Message<F, O> {
     pub(crate) socket: Option<SocketId>,
+    pub(crate) origin: Option<Origin>,
     pub(crate) source_port: u16,
     pub(crate) destination_port: u16,
     pub(crate) length: u32,
@@ -105,6 +116,7 @@ impl<F, O> Message<F, O> {
     pub(crate) fn header_only(source_port: u16, destination_port: u16) -> Self {
         Self {
             socket: None,
+            origin: None,
             source_port,
             destination_port,
             length: 0,
@@ -118,6 +130,11 @@ impl<F, O> Message<F, O> {
             last_request: 0,
             operation_request: 0,
         }
+    }
+
+    /// Whether it answers a ping.
+    pub(crate) fn is_pong(&self) -> bool {
+        self.source_port == 0 && self.origin.is_none()
     }
 
     /// How many requests carry its header and payload.
@@ -141,4 +158,6 @@ pub(crate) struct Arrived<F> {
     pub(crate) length: u32,
     pub(crate) fragments: Fragments<F>,
     pub(crate) extensions: polyverbs_rds_wire::Extensions,
+    pub(crate) sequence: u64,
+    pub(crate) is_ack_required: bool,
 }

@@ -18,7 +18,7 @@ mod path;
 pub use endpoint::{Queued, RdmaStatus, Readiness, SocketOptions};
 pub use host::{
     Action, Answer, Counters, FlowControl, Host, HostLimits, Inbound, Outbound, PathInfo,
-    PortError, Refused,
+    PortError, Process, Refused, Role,
 };
 pub use message::{
     Attached, Fragment, Fragments, Notify, Operation, OperationStatus, PathId, SocketId,

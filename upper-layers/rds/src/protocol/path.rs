@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::credits::Credits;
 use super::message::{
-    Arrived, Fragment, Fragments, Message, Notify, Operation, OperationStatus, SocketId,
+    Arrived, Fragment, Fragments, Message, Notify, Operation, OperationStatus, Origin, SocketId,
 };
 
 /// After so many messages, or bytes, one asks for an acknowledge.
@@ -29,6 +29,9 @@ const MOST_PONGS: usize = 256;
 /// The window of random waits before a connection is tried again.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// The port by which hosts tell each other of themselves; no socket has it.
+pub(crate) const PROBE_PORT: u16 = 1;
 
 /// The port of a congestion map's message, of acknowledges, and of pings.
 const NO_PORT: u16 = 0;
@@ -71,8 +74,14 @@ pub(crate) enum Event<F> {
     Arrived(Arrived<F>),
     /// The peer's congestion map, in two fragments.
     Map(Fragments<F>),
-    /// A message of this socket is no longer kept.
-    Freed { socket: SocketId, bytes: u32 },
+    /// A message of this socket is no longer kept: to this port, of so many bytes.
+    Freed {
+        socket: SocketId,
+        port: u16,
+        bytes: u32,
+    },
+    /// A message that was passed on is no longer kept.
+    Settled(Origin),
     /// An operation of this socket has ended.
     Ended {
         socket: SocketId,
@@ -162,7 +171,7 @@ struct Reassembly<F> {
 #[derive(Debug)]
 pub(crate) struct Path<F, O> {
     pub(crate) state: PathState,
-    pub(crate) events: Vec<Event<F>>,
+    pub(crate) events: VecDeque<Event<F>>,
     pub(crate) next_transmit: u64,
     pub(crate) next_receive: u64,
     queue: VecDeque<Message<F, O>>,
@@ -182,6 +191,12 @@ pub(crate) struct Path<F, O> {
     signaled: u64,
     /// The peer's last message that has arrived whole.
     acknowledges: u64,
+    /// Messages that have arrived and have been passed on, and that the next one does not have yet.
+    held: VecDeque<u64>,
+    /// Connections that there were.
+    pub(crate) epoch: u32,
+    /// Pings are answered, and not passed on.
+    pub(crate) answers_pings: bool,
     is_ack_due: bool,
     reassembly: Option<Reassembly<F>>,
     /// The window of the next random wait; `None`: the next attempt is made at once.
@@ -193,7 +208,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     pub(crate) fn new(capacity: u32) -> Self {
         Self {
             state: PathState::Down { due: None },
-            events: Vec::new(),
+            events: VecDeque::new(),
             next_transmit: 1,
             next_receive: 0,
             queue: VecDeque::new(),
@@ -210,6 +225,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             completed: 0,
             signaled: 0,
             acknowledges: 0,
+            held: VecDeque::new(),
+            epoch: 0,
+            answers_pings: true,
             is_ack_due: false,
             reassembly: None,
             window: None,
@@ -289,7 +307,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 self.finish(message, OperationStatus::Dropped);
                 continue;
             }
-            if message.socket.is_none() {
+            if message.is_pong() {
                 self.pongs = self.pongs.saturating_sub(1);
             }
             self.demand_ack(&mut message);
@@ -425,7 +443,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     fn acknowledge(&mut self) -> (u64, u8) {
         self.is_ack_due = false;
         let credit = self.credits.as_mut().and_then(Credits::take);
-        (self.acknowledges, credit.unwrap_or_default())
+        let held = self.held.front().map(|first| first.saturating_sub(1));
+        let ack = held.unwrap_or(self.acknowledges);
+        (ack, credit.unwrap_or_default())
     }
 
     fn next_request(&mut self) -> (u64, bool) {
@@ -509,7 +529,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         let header = whole.header;
         self.is_ack_due |= header.flags.contains(Flags::ACK_REQUIRED);
         if header.flags == Flags::CONG_BITMAP {
-            self.events.push(Event::Map(whole.fragments));
+            self.events.push_back(Event::Map(whole.fragments));
             return;
         }
         self.acknowledges = header.sequence;
@@ -518,16 +538,45 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
         self.next_receive = header.sequence.saturating_add(1);
         match (header.source_port, header.destination_port) {
-            (NO_PORT, _) => {}
-            (port, NO_PORT) => self.pong(port),
-            (source_port, destination_port) => self.events.push(Event::Arrived(Arrived {
+            (NO_PORT, NO_PORT | PROBE_PORT) => {}
+            (port, NO_PORT) if self.answers_pings => self.pong(port),
+            (source_port, destination_port) => self.events.push_back(Event::Arrived(Arrived {
                 source_port,
                 destination_port,
                 length: header.length,
                 fragments: whole.fragments,
                 extensions: header.extensions,
+                sequence: header.sequence,
+                is_ack_required: header.flags.contains(Flags::ACK_REQUIRED),
             })),
         }
+    }
+
+    /// This message, which has arrived, is not acknowledged before [`settled`](Self::settled).
+    pub(crate) fn hold(&mut self, sequence: u64) {
+        self.held.push_back(sequence);
+    }
+
+    pub(crate) fn settled(&mut self, origin: Origin) {
+        if origin.epoch != self.epoch {
+            return;
+        }
+        let place = self.held.iter().position(|held| *held == origin.sequence);
+        if let Some(place) = place {
+            self.held.remove(place);
+        }
+        self.is_ack_due |= origin.is_ack_required;
+    }
+
+    /// Gives up everything: the peer will not come again.
+    pub(crate) fn abandon(&mut self) {
+        while let Some(message) = self.unacknowledged.pop_front() {
+            self.finish(message, OperationStatus::Dropped);
+        }
+        while let Some(message) = self.queue.pop_front() {
+            self.finish(message, OperationStatus::Dropped);
+        }
+        self.lingering.clear();
     }
 
     /// The peer has every message up to this one.
@@ -600,6 +649,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.reassembly = None;
         self.is_ack_due = false;
         self.acknowledges = 0;
+        self.held.clear();
+        self.epoch += 1;
         self.completed = self.posted;
         self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
         self.bytes_until_ack = UNACKNOWLEDGED_BYTES;
@@ -608,7 +659,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             if message.is_canceled {
                 continue;
             }
-            if message.socket.is_none() {
+            if message.is_pong() {
                 self.pongs += 1;
             }
             message.is_ack_required = true;
@@ -659,15 +710,26 @@ impl<F> Reassembly<F> {
     }
 }
 
-fn freed<F, O>(events: &mut Vec<Event<F>>, message: &mut Message<F, O>) {
+fn freed<F, O>(events: &mut VecDeque<Event<F>>, message: &mut Message<F, O>) {
     if let Some(socket) = message.socket.take() {
-        let bytes = message.length;
-        events.push(Event::Freed { socket, bytes });
+        let (port, bytes) = (message.destination_port, message.length);
+        events.push_back(Event::Freed {
+            socket,
+            port,
+            bytes,
+        });
+    }
+    if let Some(origin) = message.origin.take() {
+        events.push_back(Event::Settled(origin));
     }
 }
 
 /// Once for each operation.
-fn ended<F, O>(events: &mut Vec<Event<F>>, message: &mut Message<F, O>, status: OperationStatus) {
+fn ended<F, O>(
+    events: &mut VecDeque<Event<F>>,
+    message: &mut Message<F, O>,
+    status: OperationStatus,
+) {
     let (Some(socket), Some(attached)) = (message.socket, &mut message.attached) else {
         return;
     };
@@ -677,7 +739,7 @@ fn ended<F, O>(events: &mut Vec<Event<F>>, message: &mut Message<F, O>, status: 
     };
     if is_told {
         attached.notify = Notify::Never;
-        events.push(Event::Ended {
+        events.push_back(Event::Ended {
             socket,
             user_token: attached.user_token,
             status,

@@ -25,6 +25,13 @@ impl CongestionMap {
         self.0[byte(port)] &= !bit(port);
     }
 
+    /// Ports that take no more messages by either map.
+    pub fn merge(&mut self, other: &Self) {
+        for (own, other) in self.0.iter_mut().zip(other.0.iter()) {
+            *own |= other;
+        }
+    }
+
     /// Whether the port takes no more messages.
     pub fn is_set(&self, port: u16) -> bool {
         self.0[byte(port)] & bit(port) != 0

@@ -58,6 +58,10 @@ pub struct ConnectData {
     pub minor_mask: u16,
     /// The class of service; each has a connection of its own.
     pub tos: u8,
+    /// Which of several processes at its address a process of this project's is; 0: the one that peers reach. Linux has 0 in these
+    /// bytes, and does not look at them.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub member: u16,
     /// The highest sequence number that has arrived over earlier connections; 0 says nothing.
     pub ack_sequence: u64,
     /// The receives that are posted, where flow control is offered; else 0.
@@ -73,7 +77,8 @@ struct Layout<Address> {
     minor: u8,
     minor_mask: U16,
     tos: u8,
-    reserved: [u8; 3],
+    reserved: u8,
+    member: U16,
     ack_sequence: U64,
     credit: U32,
     padding: [u8; 4],
@@ -108,6 +113,7 @@ impl ConnectData {
             },
             minor_mask: layout.minor_mask.get(),
             tos: layout.tos,
+            member: layout.member.get(),
             ack_sequence: layout.ack_sequence.get(),
             credit: layout.credit.get(),
         })
@@ -138,7 +144,8 @@ impl ConnectData {
             minor: self.version.minor,
             minor_mask: self.minor_mask.into(),
             tos: self.tos,
-            reserved: [0; 3],
+            reserved: 0,
+            member: self.member.into(),
             ack_sequence: self.ack_sequence.into(),
             credit: self.credit.into(),
             padding: [0; 4],
@@ -175,6 +182,7 @@ mod tests {
             version,
             minor_mask,
             tos: 6,
+            member: 0,
             ack_sequence: 0x0102_0304_0506_0708,
             credit: 0x0a0b_0c0d,
         }

@@ -1,0 +1,44 @@
+//! What processes at one address agree on by names that only one of them can have: who has a port, and who the leader is.
+
+use std::io::{self, Read as _};
+use std::net::{IpAddr, SocketAddr};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, UnixStream};
+
+fn name(rest: &str) -> io::Result<UnixAddress> {
+    UnixAddress::from_abstract_name(format!("polyverbs-rds/{rest}"))
+}
+
+/// A port of an address, among all processes of this machine. Dropped, or with its process, it is free.
+pub(crate) struct PortLock {
+    _named: UnixDatagram,
+}
+
+impl PortLock {
+    /// Takes a port, if no process has it.
+    pub(crate) fn take(at: SocketAddr) -> io::Result<Self> {
+        let named = UnixDatagram::bind_addr(&name(&format!("{}/{}", at.ip(), at.port()))?)?;
+        Ok(Self { _named: named })
+    }
+}
+
+/// By this others see when the leader is gone. It takes no connection, and says nothing.
+pub(crate) struct Presence {
+    _named: UnixListener,
+}
+
+impl Presence {
+    pub(crate) fn of_leader(at: IpAddr) -> io::Result<Self> {
+        let named = UnixListener::bind_addr(&name(&format!("{at}/leader"))?)?;
+        Ok(Self { _named: named })
+    }
+
+    /// Returns when the leader that there is now is gone, or at once if there is none.
+    pub(crate) fn wait_for_end(at: IpAddr) {
+        let leader = name(&format!("{at}/leader")).and_then(|name| UnixStream::connect_addr(&name));
+        if let Ok(mut leader) = leader {
+            // Nothing is ever sent: this ends with the leader.
+            let _ = leader.read(&mut [0]);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Several processes at one address: the first one is the host that peers reach, the others have sockets all the same.
+
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use polyverbs_rds::RdsSocket;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Says that this process is one that a test has started.
+const STARTED: &str = "POLYVERBS_RDS_PROCESS";
+
+/// A process with one socket, which does what its standard input says and answers in lines.
+#[test]
+#[ignore = "the other tests start it as a process of its own"]
+fn process() {
+    let Some(at) = std::env::var_os(STARTED) else {
+        return;
+    };
+    let at = at.to_str().unwrap().parse().unwrap();
+    let socket = match RdsSocket::bind(at) {
+        Ok(socket) => socket,
+        Err(error) => return println!("> refused {}", error.errno()),
+    };
+    println!("> {}", socket.local_addr().unwrap());
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["send", to, text] => {
+                let sent = socket.send_to_until(text.as_bytes(), to.parse().unwrap(), deadline);
+                println!("> {:?}", sent.map_err(|error| error.errno()));
+            }
+            ["try", to, length] => {
+                let length = length.parse().unwrap();
+                let sent = socket.try_send_to(&vec![0; length], to.parse().unwrap());
+                println!("> {:?}", sent.map_err(|error| error.errno()));
+            }
+            ["receive"] => println!("> {}", received(&socket, deadline)),
+            _ => panic!("{line}"),
+        }
+    }
+}
+
+fn received(socket: &RdsSocket, deadline: Instant) -> String {
+    let mut room = [0; 64];
+    match socket.recv_from_until(&mut room, deadline) {
+        Ok(received) => {
+            let text = String::from_utf8_lossy(&room[..received.length]);
+            format!("{} {text}", received.from.unwrap())
+        }
+        Err(error) => error.errno().to_string(),
+    }
+}
+
+struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    at: String,
+}
+
+impl Process {
+    fn start(at: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process", "--ignored", "--nocapture"])
+            .env(STARTED, at)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut process = Self {
+            stdin: child.stdin.take().unwrap(),
+            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
+            child,
+            at: String::new(),
+        };
+        process.at = process.answer();
+        process
+    }
+
+    fn answer(&mut self) -> String {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
+        answer.expect("a process that ended")
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.stdin, "{what}").unwrap();
+        self.answer()
+    }
+
+    fn send(&mut self, to: &str, text: &str) {
+        let sent = self.ask(&format!("send {to} {text}"));
+        assert_eq!(sent, format!("Ok({})", text.len()));
+    }
+
+    fn receives(&mut self, from: &str, text: &str) {
+        assert_eq!(self.ask("receive"), format!("{from} {text}"));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+// covers 8.20
+#[test]
+fn processes_at_one_address_reach_each_other() {
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Process::start("127.0.50.1:0"));
+    let (one, two, three) = (first.at.clone(), second.at.clone(), third.at.clone());
+    first.send(&two, "from-the-leader");
+    second.receives(&one, "from-the-leader");
+    second.send(&one, "to-the-leader");
+    first.receives(&two, "to-the-leader");
+    second.send(&three, "between-members");
+    third.receives(&two, "between-members");
+    third.send(&three, "to-itself");
+    third.receives(&three, "to-itself");
+}
+
+// covers 8.20
+#[test]
+fn a_peer_elsewhere_reaches_every_process_at_an_address() {
+    let peer = RdsSocket::bind("127.0.51.2:0".parse().unwrap()).unwrap();
+    let at = peer.local_addr().unwrap().to_string();
+    let mut processes = [(); 3].map(|()| Process::start("127.0.51.1:0"));
+    let deadline = Instant::now() + PATIENCE;
+    for (number, process) in processes.iter_mut().enumerate() {
+        process.send(&at, &format!("question-{number}"));
+        let asked = received(&peer, deadline);
+        assert_eq!(asked, format!("{} question-{number}", process.at));
+        let to: SocketAddr = process.at.parse().unwrap();
+        peer.send_to_until(b"answer", to, deadline).unwrap();
+        process.receives(&at, "answer");
+    }
+    // One that has sent nothing to the peer is reached as well.
+    let mut silent = Process::start("127.0.51.1:0");
+    peer.send_to_until(b"unasked", silent.at.parse().unwrap(), deadline)
+        .unwrap();
+    silent.receives(&at, "unasked");
+}
+
+#[test]
+fn when_the_first_process_ends_another_is_reached_by_peers() {
+    let peer = RdsSocket::bind("127.0.52.2:0".parse().unwrap()).unwrap();
+    let at = peer.local_addr().unwrap().to_string();
+    let first = Process::start("127.0.52.1:0");
+    let [mut second, mut third] = [(); 2].map(|()| Process::start("127.0.52.1:0"));
+    second.send(&at, "before");
+    let deadline = Instant::now() + PATIENCE;
+    assert_eq!(received(&peer, deadline), format!("{} before", second.at));
+    drop(first);
+    for process in [&mut second, &mut third] {
+        process.send(&at, "after");
+        assert_eq!(received(&peer, deadline), format!("{} after", process.at));
+        peer.send_to_until(b"answer", process.at.parse().unwrap(), deadline)
+            .unwrap();
+        process.receives(&at, "answer");
+    }
+    let (two, three) = (second.at.clone(), third.at.clone());
+    second.send(&three, "still-here");
+    third.receives(&two, "still-here");
+}
+
+// covers 8.21
+#[test]
+fn a_port_is_of_one_process() {
+    let first = Process::start("127.0.53.1:0");
+    let second = Process::start(&first.at);
+    assert_eq!(second.at, format!("refused {}", libc::EADDRINUSE));
+}
+
+// covers 8.33
+#[test]
+fn congestion_of_any_process_is_known_to_all_who_send_there() {
+    let peer = RdsSocket::bind("127.0.54.2:0".parse().unwrap()).unwrap();
+    let [_leader, mut full, mut near] = [(); 3].map(|()| Process::start("127.0.54.1:0"));
+    let to: SocketAddr = full.at.parse().unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let congested = |error: polyverbs_rds::RdsError| error.errno() == libc::ENOBUFS;
+    while !peer.try_send_to(&[0; 50_000], to).is_err_and(congested) {
+        assert!(Instant::now() < deadline, "it never was congested");
+        std::thread::yield_now();
+    }
+    let refused = format!("Err({})", libc::ENOBUFS);
+    let attempt = format!("try {} 1", full.at);
+    while near.ask(&attempt) != refused {
+        assert!(Instant::now() < deadline, "a neighbour does not know");
+    }
+    while peer.try_send_to(b"x", to).is_err_and(congested) {
+        full.ask("receive");
+    }
+}
