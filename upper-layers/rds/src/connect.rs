@@ -120,7 +120,7 @@ pub(crate) async fn connect(node: Weak<Node>, path: PathId, whom: Process, data:
         Ok((connection, told)) => {
             connected(&node, path, &qp, connection, &told);
             if let (Process::Leader, Some(node)) = (whom, node.upgrade()) {
-                node.follow();
+                node.follow(told.member);
             }
         }
         Err(error) => {

@@ -65,6 +65,7 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<HashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
+    /// Of a leader.
     presence: Mutex<Option<Presence>>,
     /// A thread waits for the end of the leader.
     follows: AtomicBool,
@@ -216,21 +217,25 @@ impl Node {
 
     /// Makes this process the one that peers reach, unless another is.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
+        let presence = self.presence.lock();
+        let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
+        if presence.is_some() {
+            return true;
+        }
         let at = SocketAddr::new(self.at, 0);
         let Ok(listener) = connect::listen(&self.connector, at) else {
             return false;
         };
+        *presence = Some(Presence::of_leader(self.at));
         self.with(|state| state.host.set_role(Role::Leader));
-        // Without it the others find out later.
-        let presence = Presence::of_leader(self.at).ok();
-        *self.presence.lock().unwrap_or_else(PoisonError::into_inner) = presence;
         *self.listener() = Some(listener);
+        drop(presence);
         self.spawn(connect::accept_all(Arc::downgrade(self)));
         true
     }
 
     /// Has a thread wait for the end of the leader, which this process is not, unless one does already.
-    pub(crate) fn follow(self: &Arc<Self>) {
+    pub(crate) fn follow(self: &Arc<Self>, leader: u16) {
         if self.follows.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -241,7 +246,7 @@ impl Node {
             Presence::wait_for_end(at);
             if let Some(node) = node.upgrade() {
                 node.follows.store(false, Ordering::SeqCst);
-                node.with(|state| state.host.handle_leader_gone());
+                node.with(|state| state.host.handle_leader_gone(leader));
             }
         });
     }

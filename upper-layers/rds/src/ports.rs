@@ -24,13 +24,14 @@ impl PortLock {
 
 /// By this others see when the leader is gone. It takes no connection, and says nothing.
 pub(crate) struct Presence {
-    _named: UnixListener,
+    /// Without it the others find out later, by silence.
+    _named: Option<UnixListener>,
 }
 
 impl Presence {
-    pub(crate) fn of_leader(at: IpAddr) -> io::Result<Self> {
-        let named = UnixListener::bind_addr(&name(&format!("{at}/leader"))?)?;
-        Ok(Self { _named: named })
+    pub(crate) fn of_leader(at: IpAddr) -> Self {
+        let named = name(&format!("{at}/leader")).and_then(|name| UnixListener::bind_addr(&name));
+        Self { _named: named.ok() }
     }
 
     /// Returns when the leader that there is now is gone, or at once if there is none.

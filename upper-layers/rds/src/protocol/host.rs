@@ -181,6 +181,9 @@ struct Peer<F, O> {
     map: CongestionMap,
     /// Of a member's path: its ports that are congested.
     member_map: CongestionMap,
+    was_connected: bool,
+    /// The leader over which it was connected.
+    leader: Option<u16>,
     /// What is proposed next.
     version: Version,
     is_ready: bool,
@@ -233,6 +236,8 @@ pub struct PathInfo {
 pub struct Host<F, O> {
     address: IpAddr,
     role: Role,
+    /// By which members tell one leader from the next.
+    identity: u16,
     limits: HostLimits,
     random: SmallRng,
     sockets: BTreeMap<SocketId, Endpoint<F>>,
@@ -260,11 +265,13 @@ pub struct Host<F, O> {
 impl<F: Fragment, O: Operation> Host<F, O> {
     /// The host of a local address. `seed`: of the ports and of the waits that it chooses at random.
     pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
         Self {
             address,
             role: Role::Leader,
+            identity: random.random(),
             limits,
-            random: SmallRng::seed_from_u64(seed),
+            random,
             sockets: BTreeMap::new(),
             by_port: FxHashMap::default(),
             next_socket: 0,
@@ -656,6 +663,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 path,
                 map: CongestionMap::new(),
                 member_map: CongestionMap::new(),
+                was_connected: false,
+                leader: None,
                 version: Version::V4_1,
                 is_ready: false,
             });
@@ -952,6 +961,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             minor_mask: MINORS,
             tos: 0,
             member: match self.role {
+                Role::Leader if peer.member.is_some() => self.identity,
                 Role::Leader => 0,
                 Role::Member(member) => member,
             },
@@ -964,6 +974,19 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn handle_connected(&mut self, path: PathId, told: &ConnectData) {
         // All receives that were posted are in what the peer was told.
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
+        let peer = &mut self.peers[path.index()];
+        let leader = match self.role {
+            Role::Leader => self.identity,
+            Role::Member(_) => told.member,
+        };
+        peer.was_connected = true;
+        let before = peer.leader.replace(leader);
+        if let Some(before) = before.filter(|before| *before != leader) {
+            // What another leader may have passed on is not passed on again: a message arrives once at most.
+            peer.path.forget_sent();
+            // Other paths may not have noticed yet.
+            self.handle_leader_gone(before);
+        }
         let peer = &mut self.peers[path.index()];
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
@@ -999,12 +1022,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let peer = &mut self.peers[path.index()];
         peer.path.reset();
         let (address, member) = (peer.address, peer.member);
+        let has_ended = std::mem::take(&mut peer.was_connected) && address == self.address;
         let is_wanted = match member {
-            Some(_) if address == self.address => {
+            Some(_) if has_ended || peer.path.has_been_tried_long() => {
                 self.handle_member_gone(member);
                 false
             }
-            Some(_) => self.has_member(member),
+            Some(_) => true,
             // A leader has no leader.
             None => self.by_address.contains_key(&(address, None)),
         };
@@ -1015,11 +1039,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         peer.path.state = PathState::Down { due };
         self.handle_timeout(now);
-    }
-
-    fn has_member(&self, member: Option<u16>) -> bool {
-        let own = self.by_address.get(&(self.address, member));
-        own.is_some_and(|own| self.path(*own).state == PathState::Up)
     }
 
     /// A member's connection for its own address has ended: if it comes again, it tells of its sockets again.
@@ -1036,10 +1055,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// The leader has gone: so have all connections to it.
-    pub fn handle_leader_gone(&mut self) {
-        if self.role != Role::Leader {
-            for number in 0..self.peers.len() {
+    /// The leader that was known as this, in [`ConnectData::member`], has gone: so have all connections to it.
+    pub fn handle_leader_gone(&mut self, leader: u16) {
+        for number in 0..self.peers.len() {
+            if self.peers[number].leader == Some(leader) {
                 self.handle_lost(PathId(number as u32));
             }
         }

@@ -568,6 +568,19 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due |= origin.is_ack_required;
     }
 
+    /// Gives up what was sent over another connection.
+    pub(crate) fn forget_sent(&mut self) {
+        while self
+            .queue
+            .front()
+            .is_some_and(|first| first.is_retransmitted)
+        {
+            if let Some(message) = self.queue.pop_front() {
+                self.finish(message, OperationStatus::Dropped);
+            }
+        }
+    }
+
     /// Gives up everything: the peer will not come again.
     pub(crate) fn abandon(&mut self) {
         while let Some(message) = self.unacknowledged.pop_front() {
@@ -667,6 +680,11 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             message.last_request = 0;
             self.queue.push_front(message);
         }
+    }
+
+    /// Whether attempts to connect are as far apart as they get.
+    pub(crate) fn has_been_tried_long(&self) -> bool {
+        self.window == Some(LONGEST_WAIT)
     }
 
     /// When to connect again: at once the first time, then after a random part of a window that doubles. `None`: nothing waits for
