@@ -227,18 +227,13 @@ fn about_rds(rds: &Rds) -> String {
             let _ = write!(text, ", a message of {length} is whole");
         }
         Some(RdsMessage::CongestionMap(ports)) => {
-            let shown: Vec<_> = ports.iter().take(8).map(u16::to_string).collect();
-            let more = if ports.len() > shown.len() {
-                " …"
-            } else {
-                ""
-            };
-            let _ = write!(
-                text,
-                ", {} congested ports: {}{more}",
-                ports.len(),
-                shown.join(" ")
-            );
+            let mut shown: Vec<_> = ports.iter().take(8).map(u16::to_string).collect();
+            if ports.is_empty() {
+                shown.push("none".to_owned());
+            } else if ports.len() > shown.len() {
+                shown.push(format!("and {} more", ports.len() - shown.len()));
+            }
+            let _ = write!(text, ", congested ports: {}", shown.join(" "));
         }
         Some(RdsMessage::Acknowledge) => text += ", acknowledge only",
         None => {}

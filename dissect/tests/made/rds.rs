@@ -257,7 +257,7 @@ fn a_line_says_what_a_fragment_and_private_data_say() {
     has(1, "CM REP, RDS 4.1, ack 9");
     has(2, "BTH RDS  RC SEND First");
     has(2, "RDS 0 > 0 sequence 0 ack 0, CONG_BITMAP, 976 octets");
-    has(11, "2 congested ports: 4000 5001");
+    has(11, "congested ports: 4000 5001, ICRC right");
     let last = lines.len() - 1;
     has(last - 1, "credit 7, 0 octets, acknowledge only");
     has(
