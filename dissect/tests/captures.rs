@@ -1,14 +1,16 @@
 //! Captures of Linux's own drivers: all of it parses, and is built again from what JSON carries.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use polyverbs_dissect::form::Ip;
+use polyverbs_dissect::form::{Ip, Payload, RdsMessage, Roce};
 use polyverbs_dissect::summary::Protocol;
-use polyverbs_dissect::{Capture, CaptureFile, Summary, dissect, encode, line};
+use polyverbs_dissect::{Capture, CaptureFile, Packet, Summary, dissect, encode, line};
+use polyverbs_rds_wire::{CONGESTION_MAP_BYTES, Extension, MINOR_MASK, Version};
 use polyverbs_wire::net::Udp;
 use polyverbs_wire::roce::icrc::Recovery;
-use polyverbs_wire::roce::{self, Envelope};
+use polyverbs_wire::roce::{self, Envelope, Operation, Service};
 
 fn captures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
@@ -17,7 +19,7 @@ fn captures() -> Vec<PathBuf> {
         .map(|entry| entry.unwrap().path())
         .collect();
     files.sort();
-    assert_eq!(files.len(), 9);
+    assert_eq!(files.len(), 15);
     files
 }
 
@@ -90,7 +92,7 @@ fn an_ip_identification_not_in_the_form_is_recovered() {
             recovered += 1;
         }
     }
-    assert_eq!(recovered, 458);
+    assert_eq!(recovered, 952);
 }
 
 fn counted(summary: &Summary, protocol: Protocol) -> Vec<(&str, u64)> {
@@ -137,6 +139,89 @@ fn captures_contain_the_operations_that_were_performed() {
     let summary = capture("siw_rping.pcap").summary;
     assert_eq!((summary.crc32c.wrong, summary.crc32c.right), (0, 0));
     assert!(summary.crc32c.unused > 20);
+}
+
+fn is_send(roce: &Roce) -> bool {
+    let facts = roce.headers.bth.opcode.facts();
+    facts.is_some_and(|facts| facts.service == Service::Rc && facts.operation == Operation::Send)
+}
+
+// covers 8.26 8.27 8.28 8.33
+#[test]
+fn linux_sends_nothing_over_connections_of_rds_but_fragments() {
+    let mut data = 0;
+    let mut messages = Vec::new();
+    for name in ["compat", "congestion", "flow", "message", "ping", "rdma"] {
+        let capture = capture(&format!("rds_{name}.pcap"));
+        let mut seen = BTreeSet::new();
+        for packet in &capture.packets {
+            let Some(roce) = packet.roce().filter(|roce| is_send(roce)) else {
+                continue;
+            };
+            let Payload::Rds(rds) = &roce.payload else {
+                panic!("{name}: {packet:?}");
+            };
+            if seen.insert((roce.headers.bth.dest_qp, roce.headers.bth.psn)) {
+                data += rds.data.0.len();
+            }
+            messages.extend(rds.completes.clone());
+        }
+    }
+    let lengths = messages.iter().map(|message| match message {
+        RdsMessage::Data { length } => *length as usize,
+        RdsMessage::CongestionMap(_) => CONGESTION_MAP_BYTES,
+        RdsMessage::Acknowledge => 0,
+    });
+    assert_eq!(lengths.sum::<usize>(), data);
+    let maps = messages.iter().filter_map(|message| match message {
+        RdsMessage::CongestionMap(ports) if !ports.is_empty() => Some(&ports[..]),
+        _ => None,
+    });
+    assert_eq!(maps.collect::<Vec<_>>(), [[4000]]);
+}
+
+#[test]
+fn captures_of_rds_contain_what_was_done() {
+    let rdma = capture("rds_rdma.pcap");
+    assert_eq!(
+        counted(&rdma.summary, Protocol::Rds),
+        [("Acknowledge", 2), ("Congestion map", 2), ("Message", 3)]
+    );
+    let payloads = || {
+        rdma.packets
+            .iter()
+            .filter_map(Packet::roce)
+            .map(|roce| &roce.payload)
+    };
+    let extensions = payloads().flat_map(|payload| match payload {
+        Payload::Rds(rds) => rds
+            .header
+            .iter()
+            .flat_map(|header| header.extensions.clone())
+            .collect(),
+        _ => Vec::new(),
+    });
+    assert_eq!(
+        extensions.collect::<Vec<_>>(),
+        [
+            Extension::RdmaDestination {
+                rkey: 0x800,
+                offset: 100
+            },
+            Extension::Rdma { rkey: 0x800 },
+            Extension::Rdma { rkey: 0x800 },
+        ]
+    );
+    let said = payloads().filter_map(|payload| match payload {
+        Payload::Mad(management) => management.rds,
+        _ => None,
+    });
+    let said: Vec<_> = said.collect();
+    assert_eq!(said.len(), 2);
+    for data in said {
+        assert_eq!((data.version, data.minor_mask), (Version::V3_1, MINOR_MASK));
+        assert_eq!(data.agreed(), Some(Version::V3_1));
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn dissect(path: &Path) -> String {
 
 #[test]
 fn every_capture_ends_in_a_table_of_its_opcodes() {
-    assert_eq!(captures().len(), 9);
+    assert_eq!(captures().len(), 15);
     for path in captures() {
         let shown = dissect(&path);
         assert!(shown.ends_with("nothing is wrong\n"), "{shown}");
@@ -39,6 +39,9 @@ fn every_capture_ends_in_a_table_of_its_opcodes() {
     let shown = dissect(&capture("siw_crc_rping.pcap"));
     assert!(shown.contains("Ethernet IPv4 TCP MPA DDP RDMAP  RDMA Read Request  QN 1"));
     assert!(shown.contains("CRC-32C: 28 right, 0 wrong, 0 not in use"));
+    let shown = dissect(&capture("rds_congestion.pcap"));
+    assert!(shown.contains("CM REQ, RDS 3.1, ack 0"), "{shown}");
+    assert!(shown.contains("congested ports: 4000,"), "{shown}");
 }
 
 #[test]

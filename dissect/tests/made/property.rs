@@ -12,6 +12,7 @@ use crate::rds;
 
 static CAPTURED: LazyLock<Vec<Vec<Captured>>> = LazyLock::new(|| {
     let names = [
+        "rds_rdma",
         "rxe_rping",
         "rxe_atomicfa",
         "siw_crc_rping",
