@@ -195,7 +195,12 @@ fn about_management(management: &Management) -> String {
 
 fn about_connect(data: &ConnectData) -> String {
     let mut text = format!("RDS {}, ack {}", data.version, data.ack_sequence);
-    for (name, number) in [("class", data.tos.into()), ("credit", data.credit)] {
+    let others = [
+        ("class", data.tos.into()),
+        ("member", data.member.into()),
+        ("credit", data.credit),
+    ];
+    for (name, number) in others {
         if number != 0 {
             let _ = write!(text, ", {name} {number}");
         }

@@ -39,6 +39,7 @@ fn connect_data(from: usize) -> ConnectData {
         version: Version::V4_1,
         minor_mask: MINOR_MASK,
         tos: 0,
+        member: from as u16,
         ack_sequence: 9,
         credit: 0,
     }
@@ -254,7 +255,7 @@ fn a_line_says_what_a_fragment_and_private_data_say() {
         .collect();
     let has = |at: usize, what: &str| assert!(lines[at].contains(what), "{}", lines[at]);
     has(0, "CM REQ, RDS 4.1, ack 9");
-    has(1, "CM REP, RDS 4.1, ack 9");
+    has(1, "CM REP, RDS 4.1, ack 9, member 1");
     has(2, "BTH RDS  RC SEND First");
     has(2, "RDS 0 > 0 sequence 0 ack 0, CONG_BITMAP, 976 octets");
     has(11, "congested ports: 4000 5001, ICRC right");

@@ -51,7 +51,7 @@ fn private_data(octets: &[u8], is_v6: bool) {
     let mut again = data.to_bytes();
     assert_eq!(ConnectData::parse(&again, is_v6), Some(data));
     // What is reserved is not kept.
-    let reserved = [length - 19..length - 16, length - 4..length];
+    let reserved = [length - 19..length - 18, length - 4..length];
     for range in reserved {
         again[range.clone()].copy_from_slice(&octets[range]);
     }
