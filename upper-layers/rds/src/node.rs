@@ -33,6 +33,7 @@ use crate::protocol::{
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
+use crate::socket::RdsTransport;
 
 /// The bit that marks a receive's `wr_id`; below it sends have their request's number.
 const RECEIVE: u64 = 1 << 62;
@@ -108,14 +109,18 @@ fn nodes() -> MutexGuard<'static, Vec<(Arc<Node>, usize)>> {
 }
 
 impl Node {
-    /// The node of an address, for one socket more: the one that there is in this process, or a new one.
-    pub(crate) fn acquire(at: SocketAddr) -> Result<Arc<Self>, RdsError> {
+    /// The node of an address, for one socket more: the one that there is in this process, or a new one, of a device of the wanted
+    /// transport where there can be one.
+    pub(crate) fn acquire(
+        at: SocketAddr,
+        wanted: Option<RdsTransport>,
+    ) -> Result<Arc<Self>, RdsError> {
         let mut nodes = nodes();
         if let Some((node, sockets)) = nodes.iter_mut().find(|(node, _)| node.at == at.ip()) {
             *sockets += 1;
             return Ok(Arc::clone(node));
         }
-        let device = device_of(at.ip()).map_err(|error| RdsError::no_device(at, error))?;
+        let device = device_of(at.ip(), wanted).map_err(|error| RdsError::no_device(at, error))?;
         let node = Self::start(at, &device)?;
         nodes.push((Arc::clone(&node), 1));
         Ok(node)
@@ -432,13 +437,22 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     }
 }
 
-/// The device at an address: a registered one, or an emulated one that is made there.
-fn device_of(at: IpAddr) -> Result<Device, DeviceError> {
+/// The device at an address: a registered one, of the wanted transport if there is one, or an emulated one that is made there.
+fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
     let registered = registry().ok();
-    let found = registered.and_then(|registry| devices_at(&registry, at).into_iter().next());
-    match found {
+    let mut found = registered.map_or_else(Vec::new, |registry| devices_at(&registry, at));
+    let is_other = |device: &Device| {
+        let has = RdsTransport::of(device.attributes().transport);
+        wanted.is_some_and(|wanted| wanted != has)
+    };
+    found.sort_by_key(is_other);
+    let kind = match wanted {
+        Some(RdsTransport::Iwarp) => "iw0",
+        _ => "ib0",
+    };
+    match found.into_iter().next() {
         Some(device) => Ok(device),
-        None => Ok(device_at("ib0", at, &EmulatedOptions::default())?),
+        None => Ok(device_at(kind, at, &EmulatedOptions::default())?),
     }
 }
 

@@ -55,6 +55,15 @@ pub enum RdsTransport {
     Tcp,
 }
 
+impl RdsTransport {
+    pub(crate) fn of(transport: Transport) -> Self {
+        match transport {
+            Transport::Iwarp => Self::Iwarp,
+            _ => Self::InfiniBand,
+        }
+    }
+}
+
 /// A message to be sent.
 #[derive(Clone, Debug, Default)]
 pub struct Outgoing<'a> {
@@ -180,8 +189,8 @@ impl RdsSocket {
         if let Some(bound) = self.inner.bound.get() {
             return Err(RdsError::Bound(bound.at));
         }
-        let node = Node::acquire(at)?;
-        let has = transport_of(&node);
+        let node = Node::acquire(at, before.transport)?;
+        let has = RdsTransport::of(node.transport());
         let taken = match before.transport {
             Some(wanted) if wanted != has => Err(RdsError::WrongTransport(at)),
             _ => take_port(&node, at, before.options),
@@ -251,11 +260,12 @@ impl RdsSocket {
     /// What carries its messages: that of its address, or what was chosen.
     pub fn transport(&self) -> Option<RdsTransport> {
         let bound = self.inner.bound.get();
-        let has = bound.map(|bound| transport_of(&bound.node));
+        let has = bound.map(|bound| RdsTransport::of(bound.node.transport()));
         has.or_else(|| self.before().transport)
     }
 
-    /// Chooses what carries its messages, before it has an address.
+    /// Chooses what carries its messages, before it has an address. Where no device is at the address, an emulated one of this
+    /// transport is made there.
     ///
     /// # Errors
     /// There is no such transport, or the socket has one.
@@ -750,13 +760,6 @@ fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
         from: Some(message.from),
         cookie: message.cookie.map(Cookie),
         ..Received::default()
-    }
-}
-
-fn transport_of(node: &Node) -> RdsTransport {
-    match node.transport() {
-        Transport::Iwarp => RdsTransport::Iwarp,
-        _ => RdsTransport::InfiniBand,
     }
 }
 
