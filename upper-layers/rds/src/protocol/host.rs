@@ -501,19 +501,26 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let is_own = address == self.address;
         let is_near = self.by_port.contains_key(&port) || port == 0 || self.role == Role::Leader;
         if is_own && is_near && member.is_none() && message.attached.is_none() {
-            let (from, to) = match port {
-                0 => (0, source_port),
-                port => (source_port, port),
+            let mut queued = Queued {
+                from: SocketAddr::new(self.address, source_port),
+                length: message.length,
+                fragments: message.fragments,
+                cookie: message.cookie,
             };
-            self.deliver(
-                to,
-                Queued {
-                    from: SocketAddr::new(self.address, from),
-                    length: message.length,
-                    fragments: message.fragments,
-                    cookie: message.cookie,
-                },
-            );
+            let to = match port {
+                // The answer to a ping has nothing in it.
+                0 => {
+                    queued = Queued {
+                        from: message.to,
+                        length: 0,
+                        fragments: Fragments::new(),
+                        cookie: None,
+                    };
+                    source_port
+                }
+                port => port,
+            };
+            self.deliver(to, queued);
             return Ok(());
         }
         endpoint.sent += message.length as usize;
