@@ -203,7 +203,8 @@ async fn watch(node: Weak<Node>, path: PathId, qp: Qp, ended: Started<(), Connec
     // However it ended.
     let _ = ended.await;
     if let Some(node) = node.upgrade() {
-        node.with(|state| {
+        // What arrived before the end is taken in.
+        node.poll_with(|state| {
             if state.has_link(path, &qp) {
                 state.host.handle_lost(path);
             }

@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    fn close(&self) {
+    fn close(self: &Arc<Self>) {
         drop(self.listener().take());
         drop(
             self.presence
@@ -148,6 +148,8 @@ impl Node {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
+        // Peers keep what they do not know to have arrived.
+        self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
         let ends = links.iter().filter_map(|link| {
             let connection = link.connection.as_ref()?;

@@ -338,7 +338,8 @@ impl RdsSocket {
         self.send_message(message, wait)
     }
 
-    /// Sends a message whole. It is acknowledged later: a socket that is closed before gives up what it has sent.
+    /// Sends a message whole. It is acknowledged later: a socket that is closed before gives up what it has sent, see
+    /// [`flush`](Self::flush).
     ///
     /// # Errors
     /// No address or no destination, a message that is too long, or, where it may not wait, no room or congestion.
@@ -596,6 +597,36 @@ impl RdsSocket {
         Ok(())
     }
 
+    /// Waits until all that it has sent has been acknowledged: whoever closes it then gives up nothing.
+    ///
+    /// # Errors
+    /// It has no address, or the time is over.
+    pub fn flush(&self, wait: Wait) -> Result<(), RdsError> {
+        let bound = self.bound()?;
+        let owing = bound
+            .node
+            .poll_with(|state| state.host.unacknowledged(bound.id).collect::<Vec<_>>());
+        if owing.is_empty() {
+            return Ok(());
+        }
+        // A peer acknowledges with what it sends, which may be nothing: another socket pings it, and the answer acknowledges what
+        // was sent before.
+        let pings = Self::new();
+        let mut address = bound.at;
+        address.set_port(0);
+        pings.bind_to(address)?;
+        for peer in owing {
+            address.set_ip(peer);
+            pings.send_for(&[], address, wait)?;
+        }
+        bound.wait_for(&self.inner.shared.watch, wait, |state| {
+            match state.host.unacknowledged(bound.id).next() {
+                None => Ok(()),
+                Some(_) => Err(RdsError::WouldBlock),
+            }
+        })
+    }
+
     /// The paths of its host.
     ///
     /// # Errors
@@ -661,7 +692,8 @@ fn take_port(
     for _ in 0..CHOICES {
         let bound = node.with(|state| state.host.choose(at.port()));
         let port = bound.map_err(|error| RdsError::Port { at, error })?;
-        let chosen = SocketAddr::new(at.ip(), port);
+        let mut chosen = at;
+        chosen.set_port(port);
         let lock = match PortLock::take(chosen) {
             Ok(lock) => lock,
             Err(_) if at.port() == 0 => continue,

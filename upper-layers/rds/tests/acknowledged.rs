@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use polyverbs_rds::{RdsError, RdsSocket, RdsTransport};
+use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
 
 /// Everything here is done within this.
 const SOON: Duration = Duration::from_secs(10);
@@ -20,10 +20,10 @@ fn bound(address: &str, transport: RdsTransport) -> Result<RdsSocket, RdsError> 
 // covers 8.45
 #[test]
 fn a_ping_is_answered_by_the_host_without_data() -> Result<(), RdsError> {
-    for (transport, addresses) in TRANSPORTS.into_iter().zip([
-        ["127.0.49.1", "127.0.49.2"],
-        ["127.0.49.3", "127.0.49.4"],
-    ]) {
+    for (transport, addresses) in TRANSPORTS
+        .into_iter()
+        .zip([["127.0.49.1", "127.0.49.2"], ["127.0.49.3", "127.0.49.4"]])
+    {
         let [near, _far] = addresses.map(|address| bound(address, transport).unwrap());
         // The peer's host, and its own.
         for address in [addresses[1], addresses[0]] {
@@ -33,5 +33,57 @@ fn a_ping_is_answered_by_the_host_without_data() -> Result<(), RdsError> {
             assert_eq!((answer.from, answer.full_length), (Some(to), 0));
         }
     }
+    Ok(())
+}
+
+// covers 8.30
+#[test]
+fn flush_waits_until_everything_has_arrived() -> Result<(), RdsError> {
+    for (transport, addresses) in TRANSPORTS
+        .into_iter()
+        .zip([["127.0.49.5", "127.0.49.6"], ["127.0.49.7", "127.0.49.8"]])
+    {
+        let [near, far] = addresses.map(|address| bound(address, transport).unwrap());
+        let to = far.local_addr().unwrap();
+        near.flush(Wait::No)?;
+        // Fewer than one after which a sender asks by itself to be told.
+        for number in 0..3 {
+            near.send_to(&[number], to)?;
+        }
+        near.flush(Wait::Until(Instant::now() + SOON))?;
+        let paths = near.paths()?;
+        assert!(paths.iter().all(|path| path.queued == 0), "{paths:?}");
+        for number in 0..3 {
+            let mut room = [9];
+            let received = far.try_recv_from(&mut room)?;
+            assert_eq!((received.length, room[0]), (1, number));
+        }
+    }
+    Ok(())
+}
+
+// covers 8.30
+#[test]
+fn a_host_that_ends_tells_its_peers_first_what_has_arrived() -> Result<(), RdsError> {
+    for (transport, addresses) in TRANSPORTS.into_iter().zip([
+        ["127.0.49.9", "127.0.49.10"],
+        ["127.0.49.11", "127.0.49.12"],
+    ]) {
+        let [near, far] = addresses.map(|address| bound(address, transport).unwrap());
+        near.send_to(b"the last one", far.local_addr().unwrap())?;
+        far.recv_from_until(&mut [0; 16], Instant::now() + SOON)?;
+        drop(far);
+        near.flush(Wait::Until(Instant::now() + SOON))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn flush_ends_when_the_time_is_over() -> Result<(), RdsError> {
+    let near = bound("127.0.49.13", RdsTransport::InfiniBand)?;
+    near.send_to(b"nobody is there", "127.0.49.14:4000".parse().unwrap())?;
+    let soon = Instant::now() + Duration::from_millis(20);
+    let ended = near.flush(Wait::Until(soon));
+    assert!(matches!(ended, Err(RdsError::TimedOut)), "{ended:?}");
     Ok(())
 }

@@ -309,6 +309,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         })
     }
 
+    /// The peers that have not acknowledged all that a socket has sent.
+    pub fn unacknowledged(&self, socket: SocketId) -> impl Iterator<Item = IpAddr> + '_ {
+        let owing = self.peers.iter().filter(move |peer| peer.path.owes(socket));
+        owing.map(|peer| peer.address)
+    }
+
+    /// Tells all peers what has arrived.
+    pub fn acknowledge_all(&mut self) {
+        for number in 0..self.peers.len() {
+            self.peers[number].path.acknowledge_now();
+            self.is_ready(PathId(number as u32));
+        }
+    }
+
     /// Which process it is.
     pub fn role(&self) -> Role {
         self.role
@@ -530,7 +544,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             fragments: message.fragments,
             attached: message.attached,
             extension: message.cookie.map(Extension::from_cookie),
-            is_ack_required: endpoint.sent >= endpoint.options.send_buffer / 2,
+            // Another process here is not asked by a ping, which its own host answers.
+            is_ack_required: is_own || endpoint.sent >= endpoint.options.send_buffer / 2,
             ..Message::header_only(source_port, port)
         };
         self.enqueue(address, member.filter(|_| is_own), outgoing);

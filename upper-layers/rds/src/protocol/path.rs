@@ -239,6 +239,17 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         [&self.queue, &self.unacknowledged]
     }
 
+    /// Whether the peer has not acknowledged all that this socket has sent.
+    pub(crate) fn owes(&self, socket: SocketId) -> bool {
+        let mut messages = self.queue.iter().chain(&self.unacknowledged);
+        messages.any(|message| message.socket == Some(socket))
+    }
+
+    /// Tells the peer what has arrived, with the next message or by itself.
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.is_ack_due |= self.acknowledges > 0;
+    }
+
     /// The last request that is known to be complete.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
