@@ -109,18 +109,17 @@ fn nodes() -> MutexGuard<'static, Vec<(Arc<Node>, usize)>> {
 }
 
 impl Node {
-    /// The node of an address, for one socket more: the one that there is in this process, or a new one, of a device of the wanted
-    /// transport where there can be one.
+    /// The node of an address, for one socket more: the one that there is in this process, or a new one over this device.
     pub(crate) fn acquire(
         at: SocketAddr,
-        wanted: Option<RdsTransport>,
+        device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<Arc<Self>, RdsError> {
         let mut nodes = nodes();
         if let Some((node, sockets)) = nodes.iter_mut().find(|(node, _)| node.at == at.ip()) {
             *sockets += 1;
             return Ok(Arc::clone(node));
         }
-        let device = device_of(at.ip(), wanted).map_err(|error| RdsError::no_device(at, error))?;
+        let device = device().map_err(|error| RdsError::no_device(at, error))?;
         let node = Self::start(at, &device)?;
         nodes.push((Arc::clone(&node), 1));
         Ok(node)
@@ -440,7 +439,7 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
 }
 
 /// The device at an address: a registered one, of the wanted transport if there is one, or an emulated one that is made there.
-fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
+pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
     let registered = registry().ok();
     let mut found = registered.map_or_else(Vec::new, |registry| devices_at(&registry, at));
     let is_other = |device: &Device| {

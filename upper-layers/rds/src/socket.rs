@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use polyverbs::Transport;
+use polyverbs::{Device, Transport};
 use polyverbs_rds_wire::{FRAGMENT, MAX_MESSAGE};
 
-use crate::error::RdsError;
+use crate::error::{DeviceError, RdsError};
 use crate::memory::LocalMemory;
-use crate::node::{Node, State};
+use crate::node::{Node, State, device_of};
 use crate::pool::{Pool, Slot};
 use crate::ports::PortLock;
 use crate::protocol::{
@@ -182,6 +182,26 @@ impl RdsSocket {
     /// # Errors
     /// No address of one host, no device for it, or a port that is in use or reserved; the socket has an address.
     pub fn bind_to(&self, at: SocketAddr) -> Result<(), RdsError> {
+        let transport = self.before().transport;
+        self.bind_over(at, || device_of(at.ip(), transport))
+    }
+
+    /// A socket at this address over this device, unless this process has sockets at the address over another one already; for port 0
+    /// one is chosen.
+    ///
+    /// # Errors
+    /// As [`bind_to`](Self::bind_to).
+    pub fn bind_on(device: &Device, at: SocketAddr) -> Result<Self, RdsError> {
+        let socket = Self::new();
+        socket.bind_over(at, || Ok(device.clone()))?;
+        Ok(socket)
+    }
+
+    fn bind_over(
+        &self,
+        at: SocketAddr,
+        device: impl FnOnce() -> Result<Device, DeviceError>,
+    ) -> Result<(), RdsError> {
         if !is_unicast(at) {
             return Err(RdsError::Address(at));
         }
@@ -189,7 +209,7 @@ impl RdsSocket {
         if let Some(bound) = self.inner.bound.get() {
             return Err(RdsError::Bound(bound.at));
         }
-        let node = Node::acquire(at, before.transport)?;
+        let node = Node::acquire(at, device)?;
         let has = RdsTransport::of(node.transport());
         let taken = match before.transport {
             Some(wanted) if wanted != has => Err(RdsError::WrongTransport(at)),

@@ -214,6 +214,24 @@ pub struct Counters {
     pub cong_send_error: u64,
 }
 
+impl Counters {
+    /// Each with its name.
+    pub fn by_name(&self) -> [(&'static str, u64); 10] {
+        [
+            ("conn_reset", self.conn_reset),
+            ("recv_drop_bad_checksum", self.recv_drop_bad_checksum),
+            ("recv_drop_no_sock", self.recv_drop_no_sock),
+            ("recv_queued", self.recv_queued),
+            ("recv_delivered", self.recv_delivered),
+            ("send_queue_full", self.send_queue_full),
+            ("send_queued", self.send_queued),
+            ("cong_update_queued", self.cong_update_queued),
+            ("cong_update_received", self.cong_update_received),
+            ("cong_send_error", self.cong_send_error),
+        ]
+    }
+}
+
 /// What can be seen of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
