@@ -32,7 +32,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{
     capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
-    run, serve, tour,
+    rds, run, serve, tour,
 };
 use output::AlreadyReported;
 
@@ -57,6 +57,7 @@ Examples:
   polyverbs serve --device ib0 --listen 127.0.0.1:4420 --dir IN
   polyverbs put FILE 127.0.0.1:4420 --device ib0
   polyverbs ping 127.0.0.1:4420 --device ib0
+  polyverbs rds ping 127.0.0.1 --device ib0
   polyverbs run -- ibv_devinfo
 Each command has more: polyverbs COMMAND --help";
 
@@ -73,6 +74,7 @@ enum Command {
     Ping(ping::Arguments),
     Plan(plan::Arguments),
     Put(put::Arguments),
+    Rds(rds::Arguments),
     Run(run::Arguments),
     Serve(serve::Arguments),
 }
@@ -139,6 +141,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Ping(arguments)) => ping::run(&arguments),
         Some(Command::Plan(arguments)) => plan::run(&arguments),
         Some(Command::Put(arguments)) => put::run(&arguments),
+        Some(Command::Rds(arguments)) => rds::run(&arguments),
         Some(Command::Run(_)) => anyhow::bail!("run has --pcap itself"),
         Some(Command::Serve(arguments)) => serve::run(&arguments),
     }

@@ -12,6 +12,7 @@ pub(crate) mod perf;
 pub(crate) mod ping;
 pub(crate) mod plan;
 pub(crate) mod put;
+pub(crate) mod rds;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod tour;

@@ -70,6 +70,13 @@ impl FromStr for Host {
     }
 }
 
+impl From<Endpoint> for Host {
+    fn from(Endpoint { host, port }: Endpoint) -> Self {
+        let port = Some(port);
+        Self { host, port }
+    }
+}
+
 // An IPv6 address, which contains colons, needs brackets.
 fn unbracketed(host: &str) -> Option<&str> {
     let host = match host.strip_prefix('[') {

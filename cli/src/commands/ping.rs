@@ -236,9 +236,9 @@ impl Pinger {
 
 /// The outcome of all pings.
 #[derive(Default)]
-struct Tally {
-    sent: u64,
-    times: Vec<Duration>,
+pub(super) struct Tally {
+    pub(super) sent: u64,
+    pub(super) times: Vec<Duration>,
 }
 
 impl Tally {
@@ -249,7 +249,7 @@ impl Tally {
         Some([*times.first()?, times[times.len() / 2], *times.last()?])
     }
 
-    fn to_json(&self, address: IpAddr) -> serde_json::Value {
+    pub(super) fn to_json(&self, address: IpAddr) -> serde_json::Value {
         let spread = self
             .spread()
             .map(|spread| spread.map(|time| time.as_secs_f64()));
@@ -276,12 +276,12 @@ impl std::fmt::Display for Tally {
     }
 }
 
-fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+pub(super) fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A local address other than `to`: every address in 127.0.0.0/8 is this machine's.
-fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
+pub(super) fn apart(from: IpAddr, to: IpAddr) -> IpAddr {
     if from != to || !to.is_ipv4() {
         return from;
     }

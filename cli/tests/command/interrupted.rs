@@ -186,6 +186,8 @@ fn an_interrupt_ends_measurements_and_probes_at_once() {
         ][..],
         &["perf", "--listen", "127.0.42.2:0", "--device", "iw0"],
         &["matrix", "--verify", "--output", path(&page)],
+        &["rds", "receive", "127.0.42.4", "--device", "ib0"],
+        &["rds", "stress", "127.0.42.5", "--listen", "--device", "iw0"],
     ] {
         let mut running = Running::new(command);
         running.takes_signals();

@@ -12,6 +12,7 @@ mod errors;
 mod hostile;
 mod interrupted;
 mod network;
+mod rds;
 mod run;
 mod shown;
 mod stored;

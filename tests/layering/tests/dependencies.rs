@@ -82,6 +82,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-configuration",
             "capability-matrix",
             "polyverbs-dissect",
+            "polyverbs-rds",
         ],
     ),
     // Layouts of C, and what of them is the same as in verbs-api.

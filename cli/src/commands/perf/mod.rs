@@ -4,7 +4,7 @@ mod figures;
 mod pair;
 mod player;
 mod remote;
-mod report;
+pub(crate) mod report;
 mod tests;
 mod yardstick;
 

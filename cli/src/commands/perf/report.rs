@@ -78,7 +78,8 @@ pub(super) fn print(
     Ok(())
 }
 
-fn quantiles(histogram: &Histogram<u64>) -> String {
+/// The quantiles of picoseconds.
+pub(crate) fn quantiles(histogram: &Histogram<u64>) -> String {
     let mut parts = vec![format!("min {}", time(histogram.min()))];
     for (name, quantile) in QUANTILES {
         parts.push(format!(
@@ -187,8 +188,14 @@ pub(super) fn to_json(device: &Device, test: Test, size: u32, figures: &Figures)
 }
 
 fn one_by_one(histogram: &Histogram<u64>, clock: f64) -> Value {
+    let mut object = quantiles_to_json(histogram);
+    object["clock_ns"] = json!(clock);
+    object
+}
+
+/// The quantiles of picoseconds.
+pub(crate) fn quantiles_to_json(histogram: &Histogram<u64>) -> Value {
     let mut object = json!({
-        "clock_ns": clock,
         "min_ns": histogram.min() as f64 / 1e3,
         "mean_ns": histogram.mean() / 1e3,
         "max_ns": histogram.max() as f64 / 1e3,

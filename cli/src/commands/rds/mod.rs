@@ -1,0 +1,134 @@
+//! `polyverbs rds`: messages between reliable datagram sockets, also with those of Linux.
+
+mod info;
+mod ping;
+mod receive;
+mod send;
+mod stress;
+
+use std::net::{IpAddr, SocketAddr};
+
+use polyverbs_rds::{MAX_MESSAGE, RdsSocket};
+use serde_json::{Value, json};
+
+use super::network::{DeviceOptions, Host, addresses_of, way_to};
+use super::ping::apart;
+use crate::output::parse_bytes;
+
+/// Send and receive whole messages over reliable datagram sockets (RDS)
+///
+/// The other side may be Linux's: its module rds_rdma, over RDMA devices. Here an address answers pings, and acknowledges what
+/// arrives, while a process has a socket there.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  polyverbs rds receive 127.0.0.2:4000 --device ib0 --to COPY
+  polyverbs rds send FILE 127.0.0.2:4000 --device ib0
+  polyverbs rds ping 127.0.0.2 --device ib0
+  polyverbs rds stress 127.0.0.2 --listen --device ib0
+Each has more: polyverbs rds COMMAND --help
+
+Connections and counters belong to the process that has them: with --info each command shows its own at its end.")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Ping(ping::Arguments),
+    Receive(receive::Arguments),
+    Send(send::Arguments),
+    Stress(stress::Arguments),
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    match &arguments.command {
+        Command::Ping(arguments) => ping::run(arguments),
+        Command::Receive(arguments) => receive::run(arguments),
+        Command::Send(arguments) => send::run(arguments),
+        Command::Stress(arguments) => stress::run(arguments),
+    }
+}
+
+/// What a socket is over, and how it is reported
+#[derive(clap::Args)]
+struct Common {
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Show the connections and counters of this process at the end
+    #[arg(long)]
+    info: bool,
+    /// Print a JSON object in each line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    fn bind(&self, at: SocketAddr) -> anyhow::Result<RdsSocket> {
+        anyhow::ensure!(
+            !at.ip().is_unspecified(),
+            "{} is not the address of one host",
+            at.ip()
+        );
+        let device = self.device.at(at.ip())?;
+        Ok(RdsSocket::bind_on(&device, at)?)
+    }
+
+    /// The last lines: these figures, or this text, and what was asked for beside.
+    fn end(&self, socket: &RdsSocket, mut figures: Value, text: &str) -> anyhow::Result<String> {
+        if !self.json {
+            let tables = self.info.then(|| info::tables(socket)).transpose()?;
+            return Ok([text, &tables.unwrap_or_default()].concat());
+        }
+        if self.info {
+            figures["info"] = info::to_json(socket)?;
+        }
+        Ok(figures.to_string())
+    }
+}
+
+/// The address of this machine that a host names.
+fn own(at: &Host, port: u16) -> anyhow::Result<SocketAddr> {
+    Ok(addresses_of(&at.host, at.port.unwrap_or(port))?[0])
+}
+
+/// The first address of a peer of the kind of `from`, and the address from which it is reached.
+fn peer(to: &Host, port: u16, from: Option<IpAddr>) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+    let addresses = addresses_of(&to.host, to.port.unwrap_or(port))?;
+    let is_of_kind = |to: &&SocketAddr| from.is_none_or(|from| from.is_ipv4() == to.is_ipv4());
+    let Some(&peer) = addresses.iter().find(is_of_kind) else {
+        anyhow::bail!("{} has no address of that kind", to.host);
+    };
+    let from = match from {
+        Some(from) => from,
+        None => {
+            // Others may have the usual one of the loopback interface, over another device.
+            let way = apart(way_to(peer)?, peer.ip());
+            if way.is_loopback() {
+                apart(way, way)
+            } else {
+                way
+            }
+        }
+    };
+    Ok((peer, SocketAddr::new(from, 0)))
+}
+
+/// Bytes of a message, from `least`.
+fn parse_message(text: &str, least: usize) -> Result<usize, String> {
+    let bytes = parse_bytes(text)? as usize;
+    match (least..=MAX_MESSAGE).contains(&bytes) {
+        true => Ok(bytes),
+        false => Err(format!("it is {least} to 1M")),
+    }
+}
+
+/// What each report of a socket says of it.
+fn described(common: &Common, socket: &RdsSocket) -> Value {
+    let transport = match socket.transport() {
+        Some(polyverbs_rds::RdsTransport::Iwarp) => "iwarp",
+        _ => "infiniband",
+    };
+    json!({ "device": common.device.device, "transport": transport, "from": socket.local_addr() })
+}

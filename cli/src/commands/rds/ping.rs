@@ -1,0 +1,118 @@
+//! `polyverbs rds ping`: whether a host of RDS answers at an address.
+
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs_rds::{RdsError, RdsSocket};
+use serde_json::json;
+
+use super::super::network::{Host, parse_seconds};
+use super::super::ping::{Tally, locked};
+use super::{Common, parse_message, peer};
+use crate::interrupt::{self, Ending};
+use crate::output::{AlreadyReported, say, seconds};
+
+/// Find out whether a host of RDS answers at an address, and how soon
+///
+/// Sends messages to port 0, where the host itself answers without data, whatever sockets there are. The first one waits for the
+/// connection to be made.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  polyverbs rds ping 127.0.0.2 --device ib0
+  polyverbs rds ping 192.0.2.7 --device ib0 --from 192.0.2.1 --count 10 --interval 0.2 --json")]
+pub(super) struct Arguments {
+    /// The host, by name or address
+    #[arg(value_name = "HOST")]
+    to: Host,
+    #[command(flatten)]
+    common: Common,
+    /// Local address, if not that of the route
+    #[arg(long, value_name = "ADDRESS")]
+    from: Option<IpAddr>,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    count: u64,
+    /// Seconds in between
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
+    interval: Duration,
+    /// Seconds that an answer may take
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    timeout: Duration,
+    /// Bytes of each message
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = |text: &str| parse_message(text, 0))]
+    size: usize,
+}
+
+/// Where a host itself answers.
+const PORT: u16 = 0;
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let common = &arguments.common;
+    anyhow::ensure!(
+        arguments.to.port.is_none(),
+        "a ping goes to a host, not to a port"
+    );
+    let (to, from) = peer(&arguments.to, PORT, arguments.from)?;
+    // Keeps the connection, while each ping has a socket of its own: a late answer is to no other.
+    let host = common.bind(from)?;
+    let tally = Arc::new(Mutex::new(Tally::default()));
+    let shared = Arc::clone(&tally);
+    interrupt::says(Ending::AtOnce, move || locked(&shared).to_string());
+    let address = to.ip();
+    for number in 1..=arguments.count {
+        if number > 1 {
+            thread::sleep(arguments.interval);
+        }
+        locked(&tally).sent += 1;
+        let time = ping(common, from, to, arguments)?;
+        locked(&tally).times.extend(time);
+        let line = match time {
+            _ if common.json => {
+                let seconds = time.map(|time| time.as_secs_f64());
+                json!({ "address": address, "number": number, "seconds": seconds }).to_string()
+            }
+            Some(time) => format!("{address} answers in {}", seconds(time)),
+            None => format!(
+                "{address} does not answer within {}",
+                seconds(arguments.timeout)
+            ),
+        };
+        say!("{line}")?;
+        std::io::stdout().flush()?;
+    }
+    let tally = locked(&tally);
+    let end = common.end(&host, tally.to_json(address), &tally.to_string())?;
+    say!("{end}")?;
+    match tally.times.is_empty() {
+        true => Err(AlreadyReported.into()),
+        false => Ok(()),
+    }
+}
+
+/// The time until it is answered; `None` if it is not.
+fn ping(
+    common: &Common,
+    from: SocketAddr,
+    to: SocketAddr,
+    arguments: &Arguments,
+) -> anyhow::Result<Option<Duration>> {
+    let socket: RdsSocket = common.bind(from)?;
+    socket.set_options(|options| options.send_buffer = options.send_buffer.max(arguments.size));
+    let message = vec![0; arguments.size];
+    let began = Instant::now();
+    let deadline = began + arguments.timeout;
+    socket.send_to_until(&message, to, deadline)?;
+    loop {
+        match socket.recv_from_until(&mut [], deadline) {
+            Ok(received) if received.from == Some(to) => return Ok(Some(began.elapsed())),
+            // Another's message to this port.
+            Ok(_) => {}
+            Err(RdsError::TimedOut) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
