@@ -456,8 +456,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 };
                 self.enqueue(self.address, None, farewell);
             }
-            let fragments = endpoint.queued().map(|message| message.fragments.len());
-            self.held -= fragments.sum::<usize>();
+            self.held -= endpoint.queued().map(Queued::held).sum::<usize>();
             if endpoint.is_congested {
                 self.map.clear(endpoint.port);
                 self.tell_congestion();
@@ -576,7 +575,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return;
         };
         let endpoint = self.sockets.get_mut(&id).expect("it has a port");
-        self.held += message.fragments.len();
+        self.held += message.held();
         self.counters.recv_queued += 1;
         endpoint.push(message);
         self.actions.push_back(Action::Wake(id));
@@ -643,7 +642,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return Some(Inbound::Congestion(freed));
         }
         let message = endpoint.pop()?;
-        self.held -= message.fragments.len();
+        self.held -= message.held();
         self.counters.recv_delivered += 1;
         self.congestion_may_change(socket);
         Some(Inbound::Message(message))
