@@ -23,7 +23,7 @@ const UNACKNOWLEDGED_BYTES: u32 = 16 << 20;
 /// One request of so many is signaled, so that the queue's slots are known to be free.
 const UNSIGNALED: u64 = 16;
 
-/// Answers to pings that wait to be sent at one time; further pings are not answered.
+/// Answers to pings that the peer has not acknowledged; further pings are not answered.
 const MOST_PONGS: usize = 256;
 
 /// The window of random waits before a connection is tried again.
@@ -317,9 +317,6 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             if message.is_retransmitted && message.attached.is_some() {
                 self.finish(message, OperationStatus::Dropped);
                 continue;
-            }
-            if message.is_pong() {
-                self.pongs = self.pongs.saturating_sub(1);
             }
             self.demand_ack(&mut message);
             self.current = Some(Current::Message {
@@ -618,6 +615,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     }
 
     fn finish(&mut self, mut message: Message<F, O>, status: OperationStatus) {
+        self.pongs -= usize::from(message.is_pong());
         ended(&mut self.events, &mut message, status);
         freed(&mut self.events, &mut message);
         if message.last_request > self.completed {
@@ -682,9 +680,6 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         while let Some(mut message) = self.unacknowledged.pop_back() {
             if message.is_canceled {
                 continue;
-            }
-            if message.is_pong() {
-                self.pongs += 1;
             }
             message.is_ack_required = true;
             message.is_retransmitted = true;
