@@ -522,6 +522,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         message: Outbound<F, O>,
     ) -> Result<(), (Refused, Outbound<F, O>)> {
         if let Err(refused) = self.may_send(socket, message.to) {
+            // A peer says over its connection that it is congested no more.
+            if let Some(&path) = self.by_address.get(&message.to.ip()) {
+                self.wants_connection(path);
+            }
             return Err((refused, message));
         }
         self.counters.send_queued += 1;
