@@ -637,6 +637,16 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             freed(&mut self.events, message);
             message.is_canceled = true;
         }
+        // Nothing of it is posted yet, and nothing will be.
+        if let Some(Current::Message {
+            is_operation_sent: false,
+            ..
+        }) = self.current
+            && self.unacknowledged.back().is_some_and(|one| one.is_canceled)
+        {
+            self.unacknowledged.pop_back();
+            self.current = None;
+        }
         let events = &mut self.events;
         self.queue.retain_mut(|message| {
             let is_canceled = is_meant(message);
