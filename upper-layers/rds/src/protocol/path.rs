@@ -485,10 +485,12 @@ impl<F: Fragment, O: Operation> Path<F, O> {
 
     /// This request failed, not because of another one before it: the connection has to end.
     pub(crate) fn handle_failure(&mut self, request: u64, status: OperationStatus) {
-        let failed = self
-            .unacknowledged
-            .iter_mut()
-            .find(|message| message.operation_request >= request);
+        let failed = self.unacknowledged.iter_mut().find(|message| {
+            let last = message.operation_request;
+            let requests = message.attached.as_ref();
+            let requests = requests.map_or(0, |one| u64::from(one.operation.requests()));
+            last >= request && last < request + requests
+        });
         if let Some(message) = failed {
             ended(&mut self.events, message, status);
         }
