@@ -476,11 +476,19 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         {
             self.lingering.pop_front();
         }
-        for message in &mut self.unacknowledged {
-            if (1..=completed).contains(&message.operation_request) {
-                ended(&mut self.events, message, OperationStatus::Success);
+        let events = &mut self.events;
+        self.unacknowledged.retain_mut(|message| {
+            let is_done = (1..=completed).contains(&message.operation_request);
+            if is_done {
+                ended(events, message, OperationStatus::Success);
             }
-        }
+            // Without a message there is nothing for the peer to acknowledge.
+            let is_over = is_done && message.data_requests() == 0;
+            if is_over {
+                freed(events, message);
+            }
+            !is_over
+        });
     }
 
     /// This request failed, not because of another one before it: the connection has to end.
@@ -644,7 +652,10 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             is_operation_sent: false,
             ..
         }) = self.current
-            && self.unacknowledged.back().is_some_and(|one| one.is_canceled)
+            && self
+                .unacknowledged
+                .back()
+                .is_some_and(|one| one.is_canceled)
         {
             self.unacknowledged.pop_back();
             self.current = None;
