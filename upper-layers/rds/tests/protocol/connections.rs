@@ -1,0 +1,296 @@
+//! How hosts find together, part, and find together again.
+
+use std::time::Duration;
+
+use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathState};
+use polyverbs_rds_wire::{ConnectData, Version};
+
+use crate::net::{Net, TestHost, address, at, content, for_each_seed, runs};
+
+fn proposal(version: Version, minor_mask: u16) -> ConnectData {
+    ConnectData {
+        source: address(1),
+        destination: address(0),
+        version,
+        minor_mask,
+        tos: 0,
+        ack_sequence: 0,
+        credit: 0,
+    }
+}
+
+fn host() -> TestHost {
+    TestHost::new(address(0), HostLimits::default(), 1)
+}
+
+/// What a peer is told that asks for a connection, if it gets one.
+fn answer(mut host: TestHost, asked: &ConnectData) -> Option<ConnectData> {
+    match host.handle_request(asked) {
+        Answer::Accept { data, .. } => Some(data),
+        Answer::Refuse => None,
+    }
+}
+
+// covers 8.28
+#[test]
+fn a_request_is_answered_with_the_version_that_both_speak_or_refused() {
+    let version = |major, minor| Version { major, minor };
+    for (proposed, minor_mask, agreed) in [
+        (version(4, 1), 3, Some(version(4, 1))),
+        (version(4, 1), 1, Some(version(4, 0))),
+        (version(4, 2), 7, Some(version(4, 1))),
+        (version(4, 2), 4, None),
+        (version(3, 1), 1, Some(version(3, 1))),
+        (version(3, 0), 1, None),
+        (version(5, 0), 3, None),
+    ] {
+        let told = answer(host(), &proposal(proposed, minor_mask));
+        assert_eq!(told.map(|told| told.version), agreed, "{proposed}");
+    }
+}
+
+// covers 8.28
+#[test]
+fn version_4_1_is_proposed_and_3_1_to_a_peer_that_refuses() {
+    let mut net = Net::new(2, HostLimits::default(), 1);
+    let socket = net.bind(0, 100);
+    net.send(0, socket, at(1, 200), &[]).unwrap();
+    assert_eq!(net.asked[0].version, Version::V4_1);
+    let path = net.path_of_asked(0);
+    net.host(0).handle_refused(path);
+    net.host(0).handle_lost(path);
+    net.settle();
+    assert_eq!(net.asked[1].version, Version::V3_1);
+}
+
+// covers 8.46
+#[test]
+fn a_request_for_another_address_or_from_ones_own_is_refused() {
+    let asked = proposal(Version::V4_1, 3);
+    assert!(answer(host(), &asked).is_some());
+    let destination = address(2);
+    assert_eq!(
+        answer(
+            host(),
+            &ConnectData {
+                destination,
+                ..asked
+            }
+        ),
+        None
+    );
+    let source = address(0);
+    assert_eq!(answer(host(), &ConnectData { source, ..asked }), None);
+}
+
+// covers 8.48 8.50
+#[test]
+fn a_host_that_needs_credits_refuses_peers_without() {
+    let limits = HostLimits {
+        flow_control: FlowControl::Required,
+        ..HostLimits::default()
+    };
+    let host = || TestHost::new(address(0), limits, 1);
+    let asked = proposal(Version::V4_1, 3);
+    assert_eq!(answer(host(), &asked), None);
+    let told = answer(host(), &ConnectData { credit: 9, ..asked });
+    assert_eq!(told.map(|told| told.credit), Some(limits.receives));
+
+    // The peer answers without.
+    let mut host = host();
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let message = polyverbs_rds::protocol::Outbound {
+        to: at(1, 200),
+        length: 0,
+        fragments: Default::default(),
+        attached: None,
+        cookie: None,
+    };
+    host.send(socket, message).unwrap();
+    let Some(Action::Connect { path, data }) = host.poll_action() else {
+        panic!("it asks for a connection");
+    };
+    assert_eq!(data.credit, limits.receives);
+    host.handle_connected(path, &ConnectData { credit: 0, ..data });
+    assert_eq!(host.poll_action(), Some(Action::End(path)));
+    assert!(host.poll_transmit(path).is_none());
+}
+
+// covers 8.46
+#[test]
+fn the_first_attempt_after_an_end_is_made_at_once_and_the_next_ones_within_a_window_that_doubles() {
+    let mut longest = [Duration::ZERO; 10];
+    for seed in 0..200 {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.delay = Duration::ZERO;
+        net.connect_hosts(0, 1);
+        let socket = net.bind(0, 100);
+        net.is_unreachable = true;
+        net.restart(1);
+        net.send(0, socket, at(1, 200), &[]).unwrap();
+        let lost = net.now;
+        net.until(|net| net.asked.len() == 2);
+        assert_eq!(net.now, lost, "the first one waits for nothing");
+        for (number, longest) in longest.iter_mut().enumerate() {
+            let before = net.now;
+            net.until(|net| net.asked.len() == 3 + number);
+            let window = Duration::from_millis(1 << number).min(Duration::from_secs(1));
+            let waited = net.now - before;
+            assert!(waited <= window);
+            *longest = waited.max(*longest);
+        }
+    }
+    for (number, longest) in longest.into_iter().enumerate() {
+        assert!(longest > Duration::from_micros(900 << number), "{number}");
+    }
+}
+
+// covers 8.46
+#[test]
+fn a_peer_that_nothing_is_for_is_tried_for_a_while_only() {
+    let mut net = Net::new(2, HostLimits::default(), 2);
+    net.connect_hosts(0, 1);
+    net.is_unreachable = true;
+    net.cut(0, 1);
+    net.settle();
+    assert!((5..30).contains(&net.asked.len()), "{}", net.asked.len());
+    for host in 0..2 {
+        assert_eq!(net.state(host, 1 - host), PathState::Down { due: None });
+    }
+}
+
+// covers 8.46
+#[test]
+fn what_waits_for_a_peer_is_tried_for_until_it_is_there() {
+    let mut net = Net::new(2, HostLimits::default(), 3);
+    let socket = net.bind(0, 100);
+    let to = net.bind(1, 200);
+    net.is_unreachable = true;
+    net.send(0, socket, at(1, 200), &[1]).unwrap();
+    net.pass(Duration::from_secs(600));
+    assert!(
+        (600..3000).contains(&net.asked.len()),
+        "{}",
+        net.asked.len()
+    );
+    net.is_unreachable = false;
+    net.settle();
+    assert_eq!(net.receive_all(1, to).len(), 1);
+}
+
+// covers 8.46
+#[test]
+fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end() {
+    let mut attempts = 0;
+    for seed in 0..runs(1000) {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.delay = Duration::from_micros(1 + seed % 300);
+        let sockets = [0, 1].map(|host| net.bind(host, 100));
+        for (host, &socket) in sockets.iter().enumerate() {
+            let to = at(1 - host, 100);
+            let bytes = content(seed, 5000);
+            net.send(host, socket, to, &bytes).unwrap();
+        }
+        assert_eq!(net.asked.len(), 2, "both ask");
+        net.settle();
+        assert!(net.common(0, 1).is_some());
+        for (host, &socket) in sockets.iter().enumerate() {
+            assert_eq!(net.host(host).paths().count(), 1);
+            let received = net.receive_all(host, socket);
+            assert_eq!(received, [(at(1 - host, 100), content(seed, 5000))]);
+        }
+        assert!(net.asked.len() < 40, "{} attempts", net.asked.len());
+        attempts += net.asked.len() as u64;
+    }
+    assert!(attempts < 12 * runs(1000), "{attempts} attempts");
+}
+
+// covers 8.46
+#[test]
+fn many_hosts_that_all_ask_each_other_have_one_connection_for_each_pair() {
+    for_each_seed("many hosts", 30, |seed| {
+        let mut net = Net::new(6, HostLimits::default(), seed);
+        let sockets: Vec<_> = (0..6).map(|host| net.bind(host, 100)).collect();
+        for (from, &socket) in sockets.iter().enumerate() {
+            for to in (0..6).filter(|&to| to != from) {
+                net.send(from, socket, at(to, 100), &[1]).unwrap();
+            }
+        }
+        net.settle();
+        for (one, &socket) in sockets.iter().enumerate() {
+            assert_eq!(net.receive_all(one, socket).len(), 5);
+            for other in (0..6).filter(|&other| other != one) {
+                assert!(net.common(one, other).is_some());
+            }
+        }
+    });
+}
+
+// covers 8.46
+#[test]
+fn a_request_while_there_is_a_connection_ends_it_and_is_refused() {
+    let mut net = Net::new(2, HostLimits::default(), 4);
+    net.connect_hosts(0, 1);
+    let asked = ConnectData {
+        source: address(0),
+        destination: address(1),
+        ..net.asked[0]
+    };
+    assert_eq!(net.host(1).handle_request(&asked), Answer::Refuse);
+    net.pump(1);
+    assert_eq!(net.state(1, 0), PathState::Ending);
+    assert_eq!(net.host(1).handle_request(&asked), Answer::Refuse);
+}
+
+// covers 8.29 8.46
+#[test]
+fn a_host_that_was_replaced_talks_to_the_same_peers() {
+    for_each_seed("restarts", 200, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        let near = net.bind(0, 100);
+        let far = net.bind(1, 200);
+        for number in 0..10 {
+            net.send(0, near, at(1, 200), &content(number, 100))
+                .unwrap();
+            net.send(1, far, at(0, 100), &content(number, 100)).unwrap();
+        }
+        net.settle();
+        assert_eq!(net.receive_all(0, near).len(), 10);
+        net.restart(1);
+        let far = net.bind(1, 200);
+        // Whoever speaks first finds out.
+        let first = (seed % 2) as usize;
+        let (sockets, ports) = ([near, far], [100, 200]);
+        for host in [first, 1 - first] {
+            let to = at(1 - host, ports[1 - host]);
+            net.send(host, sockets[host], to, b"after").unwrap();
+            if seed % 3 == 0 {
+                net.settle();
+            }
+        }
+        net.settle();
+        assert_eq!(net.receive_all(0, near), [(at(1, 200), b"after".to_vec())]);
+        // What the one before had not acknowledged may come again.
+        let received = net.receive_all(1, far);
+        let after = received.iter().filter(|(_, bytes)| bytes == b"after");
+        assert_eq!(after.count(), 1);
+        let before = received.len() - 1;
+        assert!(before <= 9, "{before}");
+    });
+}
+
+// covers 8.46
+#[test]
+fn a_connection_that_failed_before_it_was_there_is_tried_again() {
+    let mut net = Net::new(2, HostLimits::default(), 5);
+    let socket = net.bind(0, 100);
+    let to = net.bind(1, 200);
+    net.send(0, socket, at(1, 200), &[1]).unwrap();
+    // The peer accepts, and goes.
+    net.until(|net| net.state(1, 0) == PathState::Connecting);
+    net.restart(1);
+    let _ = to;
+    let to = net.bind(1, 200);
+    net.settle();
+    assert_eq!(net.receive_all(1, to).len(), 1);
+}

@@ -1,0 +1,606 @@
+//! Peers that do what no peer should: the message or the connection is refused, and nobody else notices.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polyverbs_rds::protocol::{
+    Action, Answer, Host, HostLimits, Inbound, PathId, PathState, ProtocolError,
+};
+use polyverbs_rds_wire::{ConnectData, Extension, Extensions, Flags, HEADER, Header, Version};
+use proptest::prelude::*;
+
+use crate::net::{Bytes, Net, Op, TestHost, address, at, content};
+
+/// Host 0 with connections to an honest host and to one that is not.
+fn between(seed: u64) -> Net {
+    between_with(seed, HostLimits::default())
+}
+
+fn between_with(seed: u64, limits: HostLimits) -> Net {
+    let mut net = Net::new(3, limits, seed);
+    net.connect_hosts(HONEST, 0);
+    net.connect_hosts(HOSTILE, 0);
+    net
+}
+
+const HONEST: usize = 1;
+const HOSTILE: usize = 2;
+
+fn header(length: u32) -> Header {
+    Header {
+        sequence: 1000,
+        length,
+        source_port: 300,
+        destination_port: 100,
+        ..Header::default()
+    }
+}
+
+/// The honest host's messages go through, in both directions.
+fn others_go_on(net: &mut Net) {
+    let near = net.bind(0, 4000);
+    let far = net.bind(HONEST, 4000);
+    for (from, to, socket) in [(0, HONEST, near), (HONEST, 0, far)] {
+        net.send(from, socket, at(to, 4000), &content(7, 9000))
+            .unwrap();
+    }
+    net.settle();
+    for (host, socket) in [(0, near), (HONEST, far)] {
+        assert_eq!(net.receive_all(host, socket).len(), 1);
+    }
+    assert!(net.common(0, HONEST).is_some());
+}
+
+/// The connection ends because of this fragment, and there is another one later.
+fn ends_the_connection(net: &mut Net, bytes: &[u8], payload: &[u8], error: ProtocolError) {
+    assert_eq!(net.inject(0, HOSTILE, bytes, payload), Err(error));
+    assert_eq!(net.state(0, HOSTILE), PathState::Ending);
+    net.settle();
+    assert!(net.common(0, HOSTILE).is_some());
+}
+
+// covers 8.26
+#[test]
+fn a_wrong_checksum_or_too_few_bytes_end_the_connection() {
+    let mut net = between(1);
+    let socket = net.bind(0, 100);
+    let bytes = header(1).to_bytes();
+    for place in 0..HEADER {
+        let mut wrong = bytes;
+        wrong[place] ^= 0x10;
+        ends_the_connection(&mut net, &wrong, &[1], ProtocolError::Header);
+    }
+    for length in [0, 1, HEADER - 1] {
+        ends_the_connection(&mut net, &bytes[..length], &[], ProtocolError::Header);
+    }
+    assert_eq!(net.host(0).counters().recv_drop_bad_checksum, 51);
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn a_length_that_no_message_has_ends_the_connection() {
+    let mut net = between(2);
+    for length in [(1 << 20) + 1, 1 << 31, u32::MAX] {
+        let error = ProtocolError::Length { length };
+        let bytes = header(length).to_bytes();
+        ends_the_connection(&mut net, &bytes, &[1; 4096], error);
+    }
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn a_fragment_is_as_long_as_its_place_says_or_ends_the_connection() {
+    let mut net = between(3);
+    let socket = net.bind(0, 100);
+    for (length, expected, found) in [
+        (0, 0, 1),
+        (1, 1, 0),
+        (1, 1, 2),
+        (5000, 4096, 4095),
+        (5000, 4096, 0),
+        (5000, 4096, 5000),
+    ] {
+        let error = ProtocolError::FragmentLength { expected, found };
+        let bytes = header(length).to_bytes();
+        ends_the_connection(&mut net, &bytes, &vec![1; found], error);
+    }
+    // The last fragment.
+    for found in [0, 903, 905, 4096] {
+        let bytes = header(5000).to_bytes();
+        net.inject(0, HOSTILE, &bytes, &[1; 4096]).unwrap();
+        let error = ProtocolError::FragmentLength {
+            expected: 904,
+            found,
+        };
+        ends_the_connection(&mut net, &bytes, &vec![1; found], error);
+    }
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn a_fragment_of_another_message_within_one_ends_the_connection() {
+    let mut net = between(4);
+    let socket = net.bind(0, 100);
+    let begun = header(5000);
+    let others = [
+        Header {
+            sequence: 1001,
+            ..begun
+        },
+        Header {
+            length: 5001,
+            ..begun
+        },
+        Header {
+            source_port: 301,
+            ..begun
+        },
+        Header {
+            destination_port: 101,
+            ..begun
+        },
+        Header {
+            length: 8192,
+            flags: Flags::CONG_BITMAP,
+            ..Header::default()
+        },
+    ];
+    for other in others {
+        net.inject(0, HOSTILE, &begun.to_bytes(), &[1; 4096])
+            .unwrap();
+        let bytes = other.to_bytes();
+        ends_the_connection(&mut net, &bytes, &[1; 904], ProtocolError::Mismatch);
+    }
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+#[test]
+fn an_acknowledge_within_a_message_leaves_the_message_whole() {
+    let mut net = between(5);
+    let socket = net.bind(0, 100);
+    let begun = header(5000).to_bytes();
+    net.inject(0, HOSTILE, &begun, &[1; 4096]).unwrap();
+    net.inject(0, HOSTILE, &Header::default().to_bytes(), &[])
+        .unwrap();
+    net.inject(0, HOSTILE, &begun, &[1; 904]).unwrap();
+    assert_eq!(
+        net.receive_all(0, socket),
+        [(at(HOSTILE, 300), vec![1; 5000])]
+    );
+}
+
+// covers 8.31
+#[test]
+fn half_a_message_is_forgotten_with_its_connection() {
+    let mut net = between(6);
+    let socket = net.bind(0, 100);
+    net.inject(0, HOSTILE, &header(5000).to_bytes(), &[1; 4096])
+        .unwrap();
+    net.cut(0, HOSTILE);
+    net.settle();
+    let bytes = header(904).to_bytes();
+    net.inject(0, HOSTILE, &bytes, &[2; 904]).unwrap();
+    assert_eq!(
+        net.receive_all(0, socket),
+        [(at(HOSTILE, 300), vec![2; 904])]
+    );
+}
+
+// covers 8.33
+#[test]
+fn a_congestion_map_of_another_size_ends_the_connection() {
+    let mut net = between(7);
+    for length in [0, 1, 4096, 8191, 8193, 1 << 20] {
+        let map = Header {
+            length,
+            flags: Flags::CONG_BITMAP,
+            source_port: 1,
+            ..Header::default()
+        };
+        let error = ProtocolError::Length { length };
+        let payload = vec![0xff; length.min(4096) as usize];
+        ends_the_connection(&mut net, &map.to_bytes(), &payload, error);
+    }
+    let socket = net.bind(0, 100);
+    net.send(0, socket, at(HOSTILE, 200), b"free").unwrap();
+    others_go_on(&mut net);
+}
+
+// covers 8.33
+#[test]
+fn a_map_that_says_all_is_congested_is_believed_of_its_own_host_alone() {
+    let mut net = between(8);
+    let map = Header {
+        length: 8192,
+        flags: Flags::CONG_BITMAP,
+        ..Header::default()
+    };
+    for _ in 0..2 {
+        net.inject(0, HOSTILE, &map.to_bytes(), &[0xff; 4096])
+            .unwrap();
+    }
+    let socket = net.bind(0, 100);
+    for port in [0, 1, 2, 3999, u16::MAX] {
+        net.send(0, socket, at(HOSTILE, port), &[]).unwrap_err();
+        net.send(0, socket, at(HONEST, port), &[]).unwrap();
+    }
+    others_go_on(&mut net);
+}
+
+// covers 8.29 8.30
+#[test]
+fn sequence_numbers_and_acknowledges_of_the_past_and_the_future_do_no_harm() {
+    let mut net = between(9);
+    let socket = net.bind(0, 100);
+    let mut arrived = 0;
+    for sequence in [0, u64::MAX, 1, u64::MAX - 1, 1 << 63, 5, u64::MAX] {
+        for ack in [u64::MAX, 0, 1 << 63] {
+            let strange = Header {
+                sequence,
+                ack,
+                flags: Flags::ACK_REQUIRED,
+                ..header(1)
+            };
+            net.send(0, socket, at(HOSTILE, 200), &[1; 9000]).unwrap();
+            net.inject(0, HOSTILE, &strange.to_bytes(), &[1]).unwrap();
+            net.settle();
+            arrived += net.receive_all(0, socket).len();
+        }
+    }
+    assert_eq!(arrived, 21);
+    assert!(net.host(0).readiness(socket).writable);
+    others_go_on(&mut net);
+}
+
+// covers 8.30
+#[test]
+fn an_acknowledge_of_what_is_being_sent_waits_until_it_is_sent() {
+    let limits = HostLimits {
+        send_requests: 8,
+        ..HostLimits::default()
+    };
+    let mut net = between_with(10, limits);
+    let socket = net.bind(0, 100);
+    let bytes = content(1, 100_000);
+    let to = net.bind(HOSTILE, 200);
+    net.send(0, socket, at(HOSTILE, 200), &bytes).unwrap();
+    let ack = Header {
+        ack: u64::MAX,
+        ..Header::default()
+    };
+    net.inject(0, HOSTILE, &ack.to_bytes(), &[]).unwrap();
+    net.settle();
+    assert_eq!(net.receive_all(HOSTILE, to), [(at(0, 100), bytes)]);
+}
+
+// covers 8.27
+#[test]
+fn extension_headers_of_any_bytes_are_read_as_far_as_they_are_known() {
+    let mut net = between(11);
+    let socket = net.bind(0, 100);
+    for kind in 0..=255 {
+        let mut bytes = [0xff; 16];
+        bytes[0] = kind;
+        let strange = Header {
+            extensions: Extensions::from_bytes(bytes),
+            ..header(1)
+        };
+        net.inject(0, HOSTILE, &strange.to_bytes(), &[1]).unwrap();
+    }
+    assert_eq!(net.receive_all(0, socket).len(), 256);
+    others_go_on(&mut net);
+}
+
+// covers 8.40
+#[test]
+fn a_key_is_used_of_the_socket_that_the_message_is_for_and_of_no_other() {
+    let mut net = between(12);
+    let [socket, other] = [net.bind(0, 100), net.bind(0, 101)];
+    let extensions = Extensions::of(Extension::Rdma { rkey: 9 });
+    for destination_port in [100, 102] {
+        let used = Header {
+            extensions,
+            destination_port,
+            ..header(0)
+        };
+        net.inject(0, HOSTILE, &used.to_bytes(), &[]).unwrap();
+    }
+    assert_eq!(net.sides[0].used, [(socket, 9)]);
+    assert_ne!(socket, other);
+}
+
+/// What a peer sends that does not care whether anybody reads.
+fn flood(net: &mut Net, length: usize, count: u64) -> usize {
+    let mut most = 0;
+    for number in 0..count {
+        let Some(sequence) = net.path(0, HOSTILE).map(|_| 1000 + number) else {
+            net.step();
+            continue;
+        };
+        let message = Header {
+            sequence,
+            ..header(length as u32)
+        };
+        // The connection may have ended.
+        let _ = net.inject(0, HOSTILE, &message.to_bytes(), &vec![1; length]);
+        most = most.max(net.fragments_held());
+    }
+    most
+}
+
+// covers 8.33
+#[test]
+fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no_more() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let mut net = between_with(13, limits);
+    net.delay = Duration::from_micros(1);
+    let socket = net.bind(0, 100);
+    let most = flood(&mut net, 4096, 2000);
+    assert!((257..300).contains(&most), "{most}");
+    assert!(net.host(0).counters().conn_reset > 0);
+    // The host has no memory for others either, until somebody reads.
+    net.receive_all(0, socket);
+    others_go_on(&mut net);
+}
+
+// covers 8.33
+#[test]
+fn messages_without_bytes_fill_the_memory_too() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let mut net = between_with(14, limits);
+    net.delay = Duration::from_micros(1);
+    let socket = net.bind(0, 100);
+    flood(&mut net, 0, 2000);
+    assert!(net.host(0).counters().conn_reset > 0);
+    assert_eq!(net.receive_all(0, socket).len(), 257);
+    others_go_on(&mut net);
+}
+
+// covers 8.45
+#[test]
+fn a_peer_that_pings_and_acknowledges_nothing_has_256_answers() {
+    let mut net = between(15);
+    let before = net.seen.len();
+    for number in 0..10_000 {
+        let ping = Header {
+            sequence: 1000 + number,
+            destination_port: 0,
+            ..header(0)
+        };
+        net.inject(0, HOSTILE, &ping.to_bytes(), &[]).unwrap();
+        // What has been answered is complete, as the queue pair sees it.
+        let path = net.path(0, HOSTILE).unwrap();
+        net.host(0).handle_completion(path, u64::MAX);
+        net.pump(0);
+    }
+    assert_eq!(net.seen.len() - before, 256);
+    let path = net
+        .host(0)
+        .paths()
+        .find(|path| path.peer == address(HOSTILE));
+    let path = path.unwrap();
+    assert_eq!(path.queued + path.unacknowledged, 256);
+    others_go_on(&mut net);
+}
+
+// covers 8.48
+#[test]
+fn a_peer_that_advertises_nothing_is_sent_what_it_has_receives_for() {
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let asked = ConnectData {
+        source: address(1),
+        destination: address(0),
+        version: Version::V4_1,
+        minor_mask: 3,
+        tos: 0,
+        ack_sequence: 0,
+        credit: 10,
+    };
+    let Answer::Accept { path, .. } = host.handle_request(&asked) else {
+        panic!("it is accepted");
+    };
+    host.handle_connected(path, &asked);
+    let net = Net::new(0, HostLimits::default(), 1);
+    for _ in 0..100 {
+        host.send(socket, net.message(at(1, 200), &[1])).unwrap();
+    }
+    let mut sent = 0;
+    while host.poll_transmit(path).is_some() {
+        sent += 1;
+    }
+    // The last credit is for the word that there are new receives.
+    assert_eq!(sent, 9);
+}
+
+// covers 8.46
+#[test]
+fn a_peer_that_asks_for_connections_without_an_end_has_one_path() {
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let mut accepted = 0;
+    for number in 0..10_000_u64 {
+        let asked = ConnectData {
+            source: address(1),
+            destination: address(0),
+            version: Version {
+                major: number as u8,
+                minor: (number >> 8) as u8,
+            },
+            minor_mask: number as u16,
+            tos: number as u8,
+            ack_sequence: number << 48,
+            credit: number as u32,
+        };
+        if let Answer::Accept { path, .. } = host.handle_request(&asked) {
+            accepted += 1;
+            if number % 3 == 0 {
+                host.handle_connected(path, &asked);
+            }
+            host.handle_lost(path);
+            host.handle_gone(Duration::from_secs(number), path);
+        }
+        while let Some(action) = host.poll_action() {
+            if let Action::Connect { path, .. } = action {
+                host.handle_lost(path);
+                host.handle_gone(Duration::from_secs(number), path);
+            }
+        }
+    }
+    assert!(accepted > 0);
+    assert_eq!(host.paths().count(), 1);
+}
+
+/// Something that a peer, its connection or a program does.
+#[derive(Clone, Debug)]
+enum Input {
+    Fragment(Vec<u8>, usize),
+    Header(Header, usize),
+    Completion(u64),
+    Failure(u64),
+    Lost,
+    Posted(u32),
+    Send(usize),
+    Receive,
+    Cancel,
+}
+
+fn any_header() -> impl Strategy<Value = Header> {
+    let number = prop_oneof![0..20_u64, any::<u64>()];
+    let length = prop_oneof![0..10_u32, Just(4096), Just(5000), Just(8192), any::<u32>()];
+    let port = prop_oneof![0..3_u16, Just(100), any::<u16>()];
+    let ports = (port.clone(), port);
+    let flags = prop_oneof![0..8_u8, any::<u8>()];
+    let rest = (flags, any::<u8>(), any::<[u8; 16]>());
+    (number.clone(), number, length, ports, rest).prop_map(
+        |(sequence, ack, length, ports, (flags, credit, extensions))| Header {
+            sequence,
+            ack,
+            length,
+            source_port: ports.0,
+            destination_port: ports.1,
+            flags: Flags::from_bits_retain(flags),
+            credit,
+            extensions: Extensions::from_bytes(extensions),
+        },
+    )
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let bytes = proptest::collection::vec(any::<u8>(), 0..=HEADER);
+    let length = || prop_oneof![0..10_usize, Just(4096), Just(904), 0..=4096_usize];
+    prop_oneof![
+        (bytes, length()).prop_map(|(bytes, length)| Input::Fragment(bytes, length)),
+        (any_header(), length()).prop_map(|(header, length)| Input::Header(header, length)),
+        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Completion),
+        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Failure),
+        Just(Input::Lost),
+        (0..1000_u32).prop_map(Input::Posted),
+        prop_oneof![0..10_usize, 0..10_000_usize].prop_map(Input::Send),
+        Just(Input::Receive),
+        Just(Input::Cancel),
+    ]
+}
+
+/// Brings the path up again, whatever has happened to it.
+fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
+    let mut paths = BTreeMap::new();
+    let mut now = Duration::ZERO;
+    loop {
+        while let Some(action) = host.poll_action() {
+            match action {
+                Action::End(path) => host.handle_gone(now, path),
+                Action::Connect { path, data } => {
+                    paths.insert(path, data);
+                }
+                Action::Wake(_) | Action::Used { .. } => {}
+            }
+        }
+        if let Some((path, _)) = paths.pop_first() {
+            host.handle_connected(path, asked);
+            return path;
+        }
+        match host.handle_request(asked) {
+            Answer::Accept { path, .. } => {
+                host.handle_connected(path, asked);
+                return path;
+            }
+            Answer::Refuse => now += Duration::from_secs(1),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 200 } else { 5000 }))]
+
+    // covers 8.26 8.27
+    #[test]
+    fn nothing_that_arrives_makes_a_host_panic_or_keep_more_than_it_may(
+        inputs in proptest::collection::vec(any_input(), 1..200),
+        credit in prop_oneof![Just(0), 0..100_u32, any::<u32>()],
+        send_requests in 1..300_u32,
+    ) {
+        let limits = HostLimits { max_memory: 100_000, send_requests, ..HostLimits::default() };
+        let net = Net::new(0, limits, 1);
+        let mut host = TestHost::new(address(0), limits, 1);
+        let (socket, _) = host.bind(100, Default::default()).unwrap();
+        let asked = ConnectData {
+            source: address(1),
+            destination: address(0),
+            version: Version::V4_1,
+            minor_mask: 3,
+            tos: 0,
+            ack_sequence: 7,
+            credit,
+        };
+        let mut path = connect(&mut host, &asked);
+        for input in inputs {
+            if host.paths().next().unwrap().state != PathState::Up {
+                path = connect(&mut host, &asked);
+            }
+            match input {
+                Input::Fragment(bytes, length) => {
+                    let _ = host.handle_fragment(path, &bytes, length, net.fragment(&vec![1; length]));
+                }
+                Input::Header(header, length) => {
+                    let payload = net.fragment(&vec![1; length]);
+                    let _ = host.handle_fragment(path, &header.to_bytes(), length, payload);
+                }
+                Input::Completion(request) => host.handle_completion(path, request),
+                Input::Failure(request) => {
+                    host.handle_failure(path, request, polyverbs_rds::OperationStatus::OtherError);
+                }
+                Input::Lost => host.handle_lost(path),
+                Input::Posted(receives) => host.handle_posted_receives(path, receives),
+                Input::Send(length) => {
+                    let _ = host.send(socket, net.message(at(1, 200), &content(1, length)));
+                }
+                Input::Receive => {
+                    let inbound = host.receive(socket, usize::MAX);
+                    prop_assert!(matches!(inbound, None | Some(Inbound::Message(_))));
+                }
+                Input::Cancel => {
+                    host.cancel(socket, None);
+                }
+            }
+            while let Some(ready) = host.next_ready() {
+                while host.poll_transmit(ready).is_some() {}
+                host.settle(ready);
+            }
+        }
+        host.close(socket);
+        // One message that is being put together, and what was sent and is not acknowledged.
+        prop_assert!(net.fragments_held() <= 256 + 300 + 30);
+    }
+}

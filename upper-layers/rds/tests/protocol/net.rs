@@ -1,0 +1,843 @@
+//! Hosts and what joins them. Time passes only in [`Net::step`], and all chance is from one seed.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use polyverbs_rds::protocol::{
+    Action, Answer, Attached, FlowControl, Fragment, Host, HostLimits, Inbound, Notify, Operation,
+    OperationStatus, Outbound, PathId, PathState, Payload, ProtocolError, Queued, Refused,
+    SocketId, Transmit,
+};
+use polyverbs_rds::{RdmaStatus, SocketOptions};
+use polyverbs_rds_wire::{ConnectData, FRAGMENT, HEADER, Header};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// A stretch of payload, counted as long as somebody has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Bytes {
+    bytes: Rc<[u8]>,
+    _counted: Rc<()>,
+}
+
+impl Fragment for Bytes {
+    fn copy_to(&self, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes[..into.len()]);
+    }
+}
+
+/// What becomes of an operation at the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Done,
+    Refused,
+}
+
+/// An operation: its name, its requests, and what becomes of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Op {
+    pub(crate) name: u64,
+    pub(crate) requests: u32,
+    pub(crate) fate: Fate,
+}
+
+impl Operation for Op {
+    fn requests(&self) -> u32 {
+        self.requests
+    }
+}
+
+/// The same operation, by another name.
+pub(crate) fn renamed(attached: &Attached<Op>, name: u64) -> Attached<Op> {
+    Attached {
+        operation: Op {
+            name,
+            ..attached.operation.clone()
+        },
+        user_token: name,
+        ..*attached
+    }
+}
+
+pub(crate) type TestHost = Host<Bytes, Op>;
+
+/// Operations that are told in any case, with a key, and not silent.
+pub(crate) fn attached(name: u64) -> Attached<Op> {
+    Attached {
+        operation: Op {
+            name,
+            requests: 1,
+            fate: Fate::Done,
+        },
+        rkey: Some(7),
+        fence: false,
+        is_silent: false,
+        user_token: name,
+        notify: Notify::Always,
+    }
+}
+
+/// What was seen on the way: of which host, on which connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) from: usize,
+    pub(crate) connection: usize,
+    pub(crate) header: Header,
+    pub(crate) length: usize,
+}
+
+pub(crate) struct Side {
+    pub(crate) host: TestHost,
+    /// The connection of each path, as the number of the connection and of its end.
+    links: BTreeMap<PathId, (usize, usize)>,
+    pub(crate) woken: Vec<SocketId>,
+    pub(crate) used: Vec<(SocketId, u32)>,
+    /// Counts up when the host is replaced: what was for the one before is for nobody.
+    incarnation: u32,
+}
+
+struct Connection {
+    ends: [Option<(usize, PathId)>; 2],
+    /// What each end has been told of: a connection that is there.
+    established: [bool; 2],
+    /// When the last thing that was sent to each end arrives.
+    last: [Duration; 2],
+    /// Receives that each end has posted, and those used since they were posted last.
+    receives: [u32; 2],
+    used: [u32; 2],
+    /// Fragments that still pass before the connection ends.
+    left: Option<u32>,
+    asked: ConnectData,
+}
+
+#[derive(Debug)]
+enum Packet {
+    Established,
+    Fragment {
+        bytes: [u8; HEADER],
+        payload: Bytes,
+        request: u64,
+        signaled: bool,
+    },
+    Operation {
+        operation: Op,
+        request: u64,
+    },
+    Complete(u64),
+    Failed(u64),
+    Lost,
+}
+
+#[derive(Debug)]
+enum Event {
+    Nothing,
+    Asked(usize),
+    Answered(usize, Option<ConnectData>),
+    Unreachable(usize),
+    Packet {
+        connection: usize,
+        end: usize,
+        packet: Packet,
+    },
+    Gone {
+        at: usize,
+        incarnation: u32,
+        path: PathId,
+    },
+}
+
+/// See the [module](self).
+pub(crate) struct Net {
+    pub(crate) now: Duration,
+    pub(crate) random: SmallRng,
+    pub(crate) sides: Vec<Side>,
+    pub(crate) seen: Vec<Seen>,
+    /// Operations that were carried out, in their order.
+    pub(crate) carried_out: Vec<u64>,
+    /// Requests for connections that were asked.
+    pub(crate) asked: Vec<ConnectData>,
+    /// What hosts said of fragments that they did not take.
+    pub(crate) refused_fragments: Vec<ProtocolError>,
+    pub(crate) delay: Duration,
+    /// The mean of fragments that a connection carries before it ends.
+    pub(crate) cut_after: Option<u32>,
+    /// No request reaches anybody.
+    pub(crate) is_unreachable: bool,
+    pub(crate) limits: HostLimits,
+    connections: Vec<Connection>,
+    events: BTreeMap<(Duration, u64), Event>,
+    next_event: u64,
+    counted: Rc<()>,
+}
+
+/// The address of a host.
+pub(crate) fn address(host: usize) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, 1 + host as u8).into()
+}
+
+pub(crate) fn at(host: usize, port: u16) -> SocketAddr {
+    SocketAddr::new(address(host), port)
+}
+
+impl Net {
+    pub(crate) fn new(hosts: usize, limits: HostLimits, seed: u64) -> Self {
+        let mut net = Self {
+            now: Duration::ZERO,
+            random: SmallRng::seed_from_u64(seed),
+            sides: Vec::new(),
+            seen: Vec::new(),
+            carried_out: Vec::new(),
+            asked: Vec::new(),
+            refused_fragments: Vec::new(),
+            delay: Duration::from_micros(10),
+            cut_after: None,
+            is_unreachable: false,
+            limits,
+            connections: Vec::new(),
+            events: BTreeMap::new(),
+            next_event: 0,
+            counted: Rc::new(()),
+        };
+        for number in 0..hosts {
+            let side = net.fresh(number, 0);
+            net.sides.push(side);
+        }
+        net
+    }
+
+    fn fresh(&mut self, number: usize, incarnation: u32) -> Side {
+        let seed = self.random.random();
+        Side {
+            host: Host::new(address(number), self.limits, seed),
+            links: BTreeMap::new(),
+            woken: Vec::new(),
+            used: Vec::new(),
+            incarnation,
+        }
+    }
+
+    /// A host is replaced by another at its address, and nobody is told.
+    pub(crate) fn restart(&mut self, number: usize) {
+        let incarnation = self.sides[number].incarnation + 1;
+        for connection in &mut self.connections {
+            let ends = connection.ends.iter_mut();
+            ends.filter(|end| end.is_some_and(|(at, _)| at == number))
+                .for_each(|end| *end = None);
+        }
+        self.sides[number] = self.fresh(number, incarnation);
+    }
+
+    pub(crate) fn host(&mut self, number: usize) -> &mut TestHost {
+        &mut self.sides[number].host
+    }
+
+    pub(crate) fn bind(&mut self, host: usize, port: u16) -> SocketId {
+        self.bind_with(host, port, SocketOptions::default())
+    }
+
+    pub(crate) fn bind_with(&mut self, host: usize, port: u16, options: SocketOptions) -> SocketId {
+        let (id, bound) = self.host(host).bind(port, options).unwrap();
+        assert_eq!(bound, port);
+        id
+    }
+
+    pub(crate) fn fragment(&self, bytes: &[u8]) -> Bytes {
+        Bytes {
+            bytes: bytes.into(),
+            _counted: Rc::clone(&self.counted),
+        }
+    }
+
+    /// Fragments that anybody has.
+    pub(crate) fn fragments_held(&self) -> usize {
+        Rc::strong_count(&self.counted) - 1
+    }
+
+    pub(crate) fn message(&self, to: SocketAddr, bytes: &[u8]) -> Outbound<Bytes, Op> {
+        let fragments = bytes.chunks(FRAGMENT).map(|part| self.fragment(part));
+        Outbound {
+            to,
+            length: bytes.len() as u32,
+            fragments: fragments.collect(),
+            attached: None,
+            cookie: None,
+        }
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        host: usize,
+        socket: SocketId,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> Result<(), Refused> {
+        let message = self.message(to, bytes);
+        self.send_message(host, socket, message)
+    }
+
+    pub(crate) fn send_message(
+        &mut self,
+        host: usize,
+        socket: SocketId,
+        message: Outbound<Bytes, Op>,
+    ) -> Result<(), Refused> {
+        let sent = self.host(host).send(socket, message);
+        self.pump(host);
+        sent.map_err(|(refused, _)| refused)
+    }
+
+    pub(crate) fn cancel(
+        &mut self,
+        host: usize,
+        socket: SocketId,
+        to: Option<SocketAddr>,
+    ) -> Vec<(PathId, u64)> {
+        let pending = self.host(host).cancel(socket, to);
+        self.pump(host);
+        pending
+    }
+
+    pub(crate) fn close(&mut self, host: usize, socket: SocketId) -> Vec<(PathId, u64)> {
+        let pending = self.host(host).close(socket);
+        self.pump(host);
+        pending
+    }
+
+    pub(crate) fn receive(&mut self, host: usize, socket: SocketId) -> Option<Inbound<Bytes>> {
+        let inbound = self.host(host).receive(socket, usize::MAX);
+        self.pump(host);
+        inbound
+    }
+
+    /// The next message of a socket: who sent it, and its bytes.
+    pub(crate) fn receive_message(
+        &mut self,
+        host: usize,
+        socket: SocketId,
+    ) -> Option<(SocketAddr, Vec<u8>)> {
+        match self.receive(host, socket)? {
+            Inbound::Message(message) => Some((message.from, bytes_of(&message))),
+            other => panic!("{other:?} instead of a message"),
+        }
+    }
+
+    pub(crate) fn receive_all(
+        &mut self,
+        host: usize,
+        socket: SocketId,
+    ) -> Vec<(SocketAddr, Vec<u8>)> {
+        std::iter::from_fn(|| self.receive_message(host, socket)).collect()
+    }
+
+    pub(crate) fn statuses(&mut self, host: usize, socket: SocketId) -> Vec<RdmaStatus> {
+        match self.receive(host, socket) {
+            Some(Inbound::Statuses(statuses)) => statuses,
+            None => Vec::new(),
+            other => panic!("{other:?} instead of statuses"),
+        }
+    }
+
+    pub(crate) fn state(&self, host: usize, peer: usize) -> PathState {
+        let mut paths = self.sides[host].host.paths();
+        let path = paths.find(|path| path.peer == address(peer));
+        path.map_or(PathState::Down { due: None }, |path| path.state)
+    }
+
+    /// The connection that both hosts have in common, if there is one and both know of it.
+    pub(crate) fn common(&self, one: usize, other: usize) -> Option<usize> {
+        let is_up = |at: usize, peer| self.state(at, peer) == PathState::Up;
+        if !is_up(one, other) || !is_up(other, one) {
+            return None;
+        }
+        self.connections.iter().position(|connection| {
+            let [Some((near, _)), Some((far, _))] = connection.ends else {
+                return false;
+            };
+            [(near, far), (far, near)].contains(&(one, other))
+        })
+    }
+
+    /// The connection between two hosts ends: what is under way on it is lost.
+    pub(crate) fn cut(&mut self, one: usize, other: usize) {
+        if let Some(connection) = self.common(one, other) {
+            self.cut_connection(connection);
+        }
+    }
+
+    /// The connection between two hosts ends after so many more fragments.
+    pub(crate) fn cut_after(&mut self, one: usize, other: usize, fragments: u32) {
+        let connection = self.common(one, other).expect("they are connected");
+        self.connections[connection].left = Some(fragments);
+    }
+
+    fn cut_connection(&mut self, connection: usize) {
+        self.lose_packets(connection, &[0, 1]);
+        for end in 0..2 {
+            self.send_to_end(connection, end, Packet::Lost);
+        }
+    }
+
+    fn lose_packets(&mut self, connection: usize, ends: &[usize]) {
+        self.events.retain(|_, event| match event {
+            Event::Packet {
+                connection: of,
+                end,
+                ..
+            } => *of != connection || !ends.contains(end),
+            _ => true,
+        });
+    }
+
+    fn some_delay(&mut self) -> Duration {
+        self.delay.mul_f64(0.5 + self.random.random::<f64>())
+    }
+
+    fn schedule(&mut self, when: Duration, event: Event) {
+        self.events.insert((when, self.next_event), event);
+        self.next_event += 1;
+    }
+
+    fn later(&mut self, event: Event) {
+        let when = self.now + self.some_delay();
+        self.schedule(when, event);
+    }
+
+    /// Behind everything that is under way to this end.
+    fn send_to_end(&mut self, connection: usize, end: usize, packet: Packet) {
+        let arrives = self.now + self.some_delay();
+        let last = &mut self.connections[connection].last[end];
+        *last = arrives.max(*last);
+        let when = *last;
+        self.schedule(
+            when,
+            Event::Packet {
+                connection,
+                end,
+                packet,
+            },
+        );
+    }
+
+    /// Does what a host asks for, until it asks for nothing.
+    pub(crate) fn pump(&mut self, number: usize) {
+        loop {
+            while let Some(path) = self.sides[number].host.next_ready() {
+                self.transmit(number, path);
+                self.sides[number].host.settle(path);
+            }
+            let Some(action) = self.sides[number].host.poll_action() else {
+                return;
+            };
+            self.act(number, action);
+        }
+    }
+
+    fn transmit(&mut self, number: usize, path: PathId) {
+        let Some(&(connection, end)) = self.sides[number].links.get(&path) else {
+            return;
+        };
+        loop {
+            let counted = Rc::clone(&self.counted);
+            let bytes = |bytes: &[u8]| Bytes {
+                bytes: bytes.into(),
+                _counted: counted,
+            };
+            let Some(transmit) = self.sides[number].host.poll_transmit(path) else {
+                return;
+            };
+            let packet = match transmit {
+                Transmit::Send {
+                    request,
+                    header,
+                    payload,
+                    signaled,
+                    ..
+                } => {
+                    let payload = match payload {
+                        Payload::None => bytes(&[]),
+                        Payload::Fragment { fragment, length } => bytes(&fragment.bytes[..length]),
+                        Payload::Map(map) => bytes(map),
+                    };
+                    let length = payload.bytes.len();
+                    self.seen.push(Seen {
+                        from: number,
+                        connection,
+                        header,
+                        length,
+                    });
+                    Packet::Fragment {
+                        bytes: header.to_bytes(),
+                        payload,
+                        request,
+                        signaled,
+                    }
+                }
+                Transmit::Operation {
+                    request, operation, ..
+                } => Packet::Operation {
+                    operation: operation.clone(),
+                    request,
+                },
+            };
+            self.send_to_end(connection, 1 - end, packet);
+        }
+    }
+
+    fn act(&mut self, number: usize, action: Action) {
+        match action {
+            Action::Wake(socket) => self.sides[number].woken.push(socket),
+            Action::Used { socket, rkey } => self.sides[number].used.push((socket, rkey)),
+            Action::Connect { path, data } => self.connect(number, path, data),
+            Action::End(path) => self.end(number, path),
+        }
+    }
+
+    fn connect(&mut self, number: usize, path: PathId, data: ConnectData) {
+        self.asked.push(data);
+        let connection = self.connections.len();
+        let receives = self.limits.receives;
+        let left = self
+            .cut_after
+            .map(|mean| self.random.random_range(0..2 * mean));
+        self.connections.push(Connection {
+            ends: [Some((number, path)), None],
+            established: [false; 2],
+            last: [self.now; 2],
+            receives: [receives; 2],
+            used: [0; 2],
+            left,
+            asked: data,
+        });
+        let links = &mut self.sides[number].links;
+        let before = links.insert(path, (connection, 0));
+        assert!(before.is_none(), "a path has one connection");
+        self.later(match self.is_unreachable {
+            true => Event::Unreachable(connection),
+            false => Event::Asked(connection),
+        });
+    }
+
+    fn end(&mut self, number: usize, path: PathId) {
+        let incarnation = self.sides[number].incarnation;
+        if let Some((connection, end)) = self.sides[number].links.remove(&path) {
+            self.connections[connection].ends[end] = None;
+            self.send_to_end(connection, 1 - end, Packet::Lost);
+        }
+        self.later(Event::Gone {
+            at: number,
+            incarnation,
+            path,
+        });
+    }
+
+    /// Lets the next thing happen; false if nothing will.
+    pub(crate) fn step(&mut self) -> bool {
+        let due = self.sides.iter().filter_map(|side| side.host.next_due());
+        let due = due.min();
+        let next = self.events.first_key_value().map(|(&(when, _), _)| when);
+        match (due, next) {
+            (None, None) => return false,
+            (Some(due), next) if next.is_none_or(|next| due < next) => {
+                self.now = self.now.max(due);
+                for number in 0..self.sides.len() {
+                    let now = self.now;
+                    self.sides[number].host.handle_timeout(now);
+                    self.pump(number);
+                }
+            }
+            _ => {
+                let ((when, _), event) = self.events.pop_first().expect("there is one");
+                self.now = when;
+                self.handle(event);
+            }
+        }
+        true
+    }
+
+    /// Until nothing is under way and nobody waits to connect.
+    pub(crate) fn settle(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 3_000_000, "it does not come to rest");
+        }
+    }
+
+    /// The same, for so long at most.
+    pub(crate) fn settle_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end && self.step() {}
+    }
+
+    /// Until this is so.
+    pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
+        while !is_so(self) {
+            assert!(self.step(), "nothing happens any more");
+        }
+    }
+
+    /// For so long.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        // So that there is an event at the end, although nothing happens.
+        self.schedule(end, Event::Nothing);
+        while self.now < end && self.step() {}
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Nothing => {}
+            Event::Asked(connection) => self.asked_at_peer(connection),
+            Event::Answered(connection, answer) => self.answered(connection, answer),
+            Event::Unreachable(connection) => self.failed(connection),
+            Event::Packet {
+                connection,
+                end,
+                packet,
+            } => self.arrived(connection, end, packet),
+            Event::Gone {
+                at,
+                incarnation,
+                path,
+            } => {
+                let now = self.now;
+                let side = self.sides.get_mut(at);
+                if let Some(side) = side.filter(|side| side.incarnation == incarnation) {
+                    side.host.handle_gone(now, path);
+                    self.pump(at);
+                }
+            }
+        }
+    }
+
+    fn asked_at_peer(&mut self, connection: usize) {
+        let data = self.connections[connection].asked;
+        let number = self
+            .sides
+            .iter()
+            .position(|side| side.host.address() == data.destination)
+            .expect("there is a host");
+        let answer = match self.sides[number].host.handle_request(&data) {
+            Answer::Accept { path, data } => {
+                self.connections[connection].ends[1] = Some((number, path));
+                let before = self.sides[number].links.insert(path, (connection, 1));
+                assert!(before.is_none(), "a path has one connection");
+                Some(data)
+            }
+            Answer::Refuse => None,
+        };
+        self.pump(number);
+        self.later(Event::Answered(connection, answer));
+    }
+
+    fn answered(&mut self, connection: usize, answer: Option<ConnectData>) {
+        let Some((number, path)) = self.connections[connection].ends[0] else {
+            if answer.is_some() {
+                self.send_to_end(connection, 1, Packet::Lost);
+            }
+            return;
+        };
+        let host = &mut self.sides[number].host;
+        let Some(told) = answer else {
+            host.handle_refused(path);
+            return self.failed(connection);
+        };
+        host.handle_connected(path, &told);
+        self.connections[connection].established[0] = true;
+        self.send_to_end(connection, 1, Packet::Established);
+        self.pump(number);
+    }
+
+    fn failed(&mut self, connection: usize) {
+        if let Some((number, path)) = self.connections[connection].ends[0] {
+            self.sides[number].host.handle_lost(path);
+            self.pump(number);
+        }
+    }
+
+    fn arrived(&mut self, connection: usize, end: usize, packet: Packet) {
+        let Some((number, path)) = self.connections[connection].ends[end] else {
+            return self.unanswered(connection, end, &packet);
+        };
+        match packet {
+            Packet::Established => {
+                let asked = self.connections[connection].asked;
+                self.connections[connection].established[end] = true;
+                self.sides[number].host.handle_connected(path, &asked);
+            }
+            Packet::Fragment {
+                bytes,
+                payload,
+                request,
+                signaled,
+            } => {
+                match &mut self.connections[connection].left {
+                    Some(0) => return self.cut_connection(connection),
+                    Some(left) => *left -= 1,
+                    None => {}
+                }
+                self.use_receive(connection, end, number, path);
+                if signaled {
+                    self.send_to_end(connection, 1 - end, Packet::Complete(request));
+                }
+                let length = payload.bytes.len();
+                let host = &mut self.sides[number].host;
+                let taken = host.handle_fragment(path, &bytes, length, payload);
+                self.refused_fragments.extend(taken.err());
+            }
+            Packet::Operation { operation, request } => match operation.fate {
+                Fate::Done => {
+                    self.carried_out.push(operation.name);
+                    self.send_to_end(connection, 1 - end, Packet::Complete(request));
+                }
+                Fate::Refused => {
+                    self.lose_packets(connection, &[end]);
+                    self.send_to_end(connection, 1 - end, Packet::Failed(request));
+                    self.send_to_end(connection, end, Packet::Lost);
+                }
+            },
+            Packet::Complete(request) => {
+                self.sides[number].host.handle_completion(path, request);
+            }
+            Packet::Failed(request) => {
+                let status = OperationStatus::RemoteError;
+                let host = &mut self.sides[number].host;
+                host.handle_failure(path, request, status);
+            }
+            Packet::Lost => self.sides[number].host.handle_lost(path),
+        }
+        self.pump(number);
+    }
+
+    /// Nobody is there any more: who sends something is told.
+    fn unanswered(&mut self, connection: usize, end: usize, packet: &Packet) {
+        if matches!(
+            packet,
+            Packet::Fragment { .. } | Packet::Operation { .. } | Packet::Established
+        ) {
+            self.send_to_end(connection, 1 - end, Packet::Lost);
+        }
+    }
+
+    /// With flow control there is a receive for everything that arrives.
+    fn use_receive(&mut self, connection: usize, end: usize, number: usize, path: PathId) {
+        let one = &mut self.connections[connection];
+        if self.limits.flow_control == FlowControl::Accepted {
+            return;
+        }
+        let receives = one.receives[end].checked_sub(1);
+        one.receives[end] = receives.expect("a fragment arrives where no receive is posted");
+        one.used[end] += 1;
+        if one.used[end] >= 16 {
+            let posted = std::mem::take(&mut one.used[end]);
+            one.receives[end] += posted;
+            let host = &mut self.sides[number].host;
+            host.handle_posted_receives(path, posted);
+        }
+    }
+
+    /// Hands a fragment to a host as if its peer had sent it.
+    pub(crate) fn inject(
+        &mut self,
+        number: usize,
+        peer: usize,
+        header: &[u8],
+        payload: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let path = self.path(number, peer).expect("they are connected");
+        let payload = self.fragment(payload);
+        let length = payload.bytes.len();
+        let host = &mut self.sides[number].host;
+        let outcome = host.handle_fragment(path, header, length, payload);
+        self.pump(number);
+        outcome
+    }
+
+    /// A host's path to a peer with which it has a connection.
+    pub(crate) fn path(&self, number: usize, peer: usize) -> Option<PathId> {
+        let links = self.sides[number].links.iter();
+        let mut links = links.filter(|(_, (connection, end))| {
+            let there = self.connections[*connection].ends[1 - end];
+            there.is_some_and(|(at, _)| at == peer)
+        });
+        links.next().map(|(path, _)| *path)
+    }
+
+    /// The path of a request that was made.
+    pub(crate) fn path_of_asked(&self, number: usize) -> PathId {
+        let [Some((_, path)), _] = self.connections[number].ends else {
+            panic!("the request was given up");
+        };
+        path
+    }
+
+    /// Connects two hosts, which send each other nothing but their maps.
+    pub(crate) fn connect_hosts(&mut self, one: usize, other: usize) {
+        let (socket, _) = self.host(one).bind(0, SocketOptions::default()).unwrap();
+        self.send(one, socket, at(other, 2), &[]).unwrap();
+        self.settle();
+        self.close(one, socket);
+        assert!(self.common(one, other).is_some(), "they are connected");
+    }
+}
+
+/// The bytes of a message.
+pub(crate) fn bytes_of(message: &Queued<Bytes>) -> Vec<u8> {
+    let mut bytes = vec![0; message.length as usize];
+    for (fragment, into) in message.fragments.iter().zip(bytes.chunks_mut(FRAGMENT)) {
+        fragment.copy_to(into);
+    }
+    bytes
+}
+
+/// Bytes that differ from message to message and from place to place.
+pub(crate) fn content(name: u64, length: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..length.div_ceil(8) as u64)
+        .flat_map(|place| (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place).to_le_bytes())
+        .collect();
+    bytes.truncate(length);
+    bytes
+}
+
+/// How many of these an ordinary run tries.
+pub(crate) fn runs(most: u64) -> u64 {
+    let most = if cfg!(debug_assertions) {
+        most.div_ceil(10)
+    } else {
+        most
+    };
+    std::env::var("POLYVERBS_SEEDED_RUNS").map_or(most, |text| {
+        text.parse().expect("POLYVERBS_SEEDED_RUNS is a number")
+    })
+}
+
+/// Runs `run` with each seed up to `most`, or with `POLYVERBS_SEED` alone.
+pub(crate) fn for_each_seed(name: &str, most: u64, mut run: impl FnMut(u64)) {
+    let one = std::env::var("POLYVERBS_SEED").ok();
+    let seeds: VecDeque<u64> = match one {
+        Some(seed) => [seed.parse().expect("POLYVERBS_SEED is a number")].into(),
+        None => (1..=runs(most)).collect(),
+    };
+    for seed in seeds {
+        let shown = Shown { name, seed };
+        run(seed);
+        drop(shown);
+    }
+}
+
+/// Prints the seed if the run panics.
+struct Shown<'n> {
+    name: &'n str,
+    seed: u64,
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { name, seed } = self;
+            eprintln!("{name} failed: run it again with POLYVERBS_SEED={seed}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Operations on the peer's memory, as the protocol sees them: something that is posted before a message.
+
+use polyverbs_rds::RdmaStatus;
+use polyverbs_rds::protocol::{
+    Attached, HostLimits, Notify, OperationStatus, Outbound, PathState, SocketId,
+};
+use polyverbs_rds_wire::Extension;
+
+use crate::net::{Bytes, Fate, Net, Op, at, attached, renamed};
+
+fn told(user_token: u64, status: OperationStatus) -> RdmaStatus {
+    RdmaStatus { user_token, status }
+}
+
+/// Two hosts with a connection, a socket of the first, at port 100, and one of the second, at port 200.
+fn connected(seed: u64) -> (Net, SocketId, SocketId) {
+    connected_with(seed, HostLimits::default())
+}
+
+fn connected_with(seed: u64, limits: HostLimits) -> (Net, SocketId, SocketId) {
+    let mut net = Net::new(2, limits, seed);
+    let (socket, to) = (net.bind(0, 100), net.bind(1, 200));
+    net.connect_hosts(0, 1);
+    net.seen.clear();
+    (net, socket, to)
+}
+
+fn message(net: &Net, bytes: &[u8], attached: Attached<Op>) -> Outbound<Bytes, Op> {
+    let mut message = net.message(at(1, 200), bytes);
+    message.attached = Some(attached);
+    message
+}
+
+fn send(net: &mut Net, socket: SocketId, bytes: &[u8], attached: Attached<Op>) {
+    let message = message(net, bytes, attached);
+    net.send_message(0, socket, message).unwrap();
+}
+
+// covers 8.42
+#[test]
+fn an_operation_is_done_when_its_message_arrives() {
+    let (mut net, socket, to) = connected(1);
+    for name in 0..20 {
+        send(&mut net, socket, &[1; 5000], attached(name));
+    }
+    let mut arrived = 0;
+    while net.step() {
+        arrived += net.receive_all(1, to).len();
+        assert!(net.carried_out.len() >= arrived);
+    }
+    assert_eq!(arrived, 20);
+    assert!(net.carried_out.iter().copied().eq(0..20));
+}
+
+// covers 8.42 8.44
+#[test]
+fn the_message_of_an_operation_that_the_peer_refuses_is_not_delivered() {
+    let (mut net, socket, to) = connected(2);
+    let mut refused = attached(1);
+    refused.operation.fate = Fate::Refused;
+    send(&mut net, socket, b"one", refused);
+    net.send(0, socket, at(1, 200), b"two").unwrap();
+    net.settle();
+    assert_eq!(net.receive_all(1, to), [(at(0, 100), b"two".to_vec())]);
+    assert_eq!(
+        net.statuses(0, socket),
+        [told(1, OperationStatus::RemoteError)]
+    );
+    assert_eq!(net.statuses(0, socket), []);
+}
+
+// covers 8.32 8.44
+#[test]
+fn an_operation_is_done_once_or_told_to_be_dropped_with_its_message() {
+    let mut dropped = 0;
+    for fragments in 0..10 {
+        let (mut net, socket, to) = connected(3);
+        net.cut_after(0, 1, fragments);
+        for name in 0..10_u64 {
+            send(&mut net, socket, &name.to_be_bytes(), attached(name));
+        }
+        net.settle();
+        let arrived = net.receive_all(1, to).into_iter();
+        let arrived: Vec<_> = arrived
+            .map(|(_, bytes)| u64::from_be_bytes(bytes[..].try_into().unwrap()))
+            .collect();
+        assert!(arrived.is_sorted());
+        assert!(net.carried_out.is_sorted_by(|one, next| one < next));
+        assert!(arrived.iter().all(|name| net.carried_out.contains(name)));
+        let statuses = net.statuses(0, socket);
+        assert_eq!(statuses.len(), 10, "{statuses:?}");
+        for name in 0..10_u64 {
+            let one: Vec<_> = statuses
+                .iter()
+                .filter(|one| one.user_token == name)
+                .collect();
+            assert_eq!(one.len(), 1);
+            match one[0].status {
+                OperationStatus::Success => assert!(net.carried_out.contains(&name)),
+                OperationStatus::Dropped => dropped += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(dropped > 0);
+}
+
+// covers 8.32
+#[test]
+fn an_operation_that_was_not_posted_before_the_connection_ended_is_posted_on_the_next_one() {
+    let (mut net, socket, to) = connected(4);
+    net.cut(0, 1);
+    net.until(|net| net.state(0, 1) != PathState::Up);
+    send(&mut net, socket, b"later", attached(1));
+    net.settle();
+    assert_eq!(net.carried_out, [1]);
+    assert_eq!(net.receive_all(1, to).len(), 1);
+    assert_eq!(net.statuses(0, socket), [told(1, OperationStatus::Success)]);
+}
+
+// covers 8.36
+#[test]
+fn a_cancelled_operation_says_so_and_what_is_posted_of_it_has_to_complete() {
+    let (mut net, socket, _) = connected(5);
+    send(&mut net, socket, b"posted", attached(1));
+    let pending = net.cancel(0, socket, Some(at(1, 200)));
+    let [(path, request)] = pending[..] else {
+        panic!("{pending:?}");
+    };
+    assert!(!net.host(0).is_completed(path, request));
+    net.settle();
+    assert!(net.host(0).is_completed(path, request));
+    assert_eq!(
+        net.statuses(0, socket),
+        [told(1, OperationStatus::Canceled)]
+    );
+}
+
+// covers 8.36
+#[test]
+fn memory_is_free_when_the_connection_of_a_cancelled_operation_ends() {
+    let (mut net, socket, _) = connected(6);
+    send(&mut net, socket, b"posted", attached(1));
+    let pending = net.cancel(0, socket, None);
+    net.cut(0, 1);
+    net.settle();
+    let (path, request) = pending[0];
+    assert!(net.host(0).is_completed(path, request));
+}
+
+// covers 8.36
+#[test]
+fn a_cancelled_operation_that_waits_for_room_in_the_send_queue_is_never_posted() {
+    let limits = HostLimits {
+        send_requests: 8,
+        ..HostLimits::default()
+    };
+    let (mut net, socket, to) = connected_with(7, limits);
+    let other = net.bind(0, 101);
+    let mut large = attached(1);
+    large.operation.requests = 5;
+    send(&mut net, other, b"first", renamed(&large, 1));
+    send(&mut net, socket, b"second", renamed(&large, 2));
+    assert_eq!(net.cancel(0, socket, None), []);
+    send(&mut net, other, b"third", renamed(&large, 3));
+    net.settle();
+    assert_eq!(net.carried_out, [1, 3]);
+    let received = net.receive_all(1, to).into_iter();
+    let received: Vec<_> = received.map(|(_, bytes)| bytes).collect();
+    assert_eq!(received, [b"first".to_vec(), b"third".to_vec()]);
+    assert_eq!(
+        net.statuses(0, socket),
+        [told(2, OperationStatus::Canceled)]
+    );
+}
+
+// covers 8.37 8.40
+#[test]
+fn the_peer_hears_which_key_was_used() {
+    let (mut net, socket, to) = connected(8);
+    send(&mut net, socket, b"used", attached(1));
+    net.settle();
+    let told: Vec<_> = net.seen[0].header.extensions.iter().collect();
+    assert_eq!(told, [Extension::Rdma { rkey: 7 }]);
+    assert_eq!(net.sides[1].used, [(to, 7)]);
+}
+
+// covers 8.37
+#[test]
+fn an_atomic_tells_of_no_key() {
+    let (mut net, socket, _) = connected(9);
+    let mut atomic = attached(1);
+    atomic.rkey = None;
+    send(&mut net, socket, b"changed", atomic);
+    net.settle();
+    assert_eq!(net.seen[0].header.extensions.iter().count(), 0);
+    assert_eq!(net.sides[1].used, []);
+}
+
+// covers 8.37
+#[test]
+fn a_silent_operation_without_data_is_all_that_is_posted() {
+    let (mut net, socket, to) = connected(10);
+    let mut silent = attached(1);
+    silent.is_silent = true;
+    send(&mut net, socket, &[], silent);
+    net.settle();
+    assert_eq!(net.carried_out, [1]);
+    assert_eq!(net.seen.len(), 0);
+    assert_eq!(net.receive_all(1, to), []);
+    assert_eq!(net.statuses(0, socket), [told(1, OperationStatus::Success)]);
+    // Nothing of it is kept: no acknowledge will come.
+    let path = net.host(0).paths().next().unwrap();
+    assert_eq!(path.unacknowledged, 1, "the message that connected them");
+}
+
+// covers 8.37
+#[test]
+fn a_silent_operation_with_data_sends_them_and_one_that_is_not_silent_sends_a_header() {
+    let (mut net, socket, to) = connected(11);
+    let mut silent = attached(1);
+    silent.is_silent = true;
+    send(&mut net, socket, b"data", silent);
+    send(&mut net, socket, &[], attached(2));
+    net.settle();
+    let received = net.receive_all(1, to).into_iter();
+    let received: Vec<_> = received.map(|(_, bytes)| bytes).collect();
+    assert_eq!(received, [b"data".to_vec(), Vec::new()]);
+}
+
+// covers 8.44
+#[test]
+fn a_program_is_told_always_or_of_failures_or_never() {
+    for (fate, status) in [
+        (Fate::Done, OperationStatus::Success),
+        (Fate::Refused, OperationStatus::RemoteError),
+    ] {
+        for notify in [Notify::Always, Notify::OnError, Notify::Never] {
+            let (mut net, socket, _) = connected(12);
+            let mut asked = attached(9);
+            asked.notify = notify;
+            asked.operation.fate = fate;
+            send(&mut net, socket, b"data", asked);
+            net.settle();
+            let is_told = match notify {
+                Notify::Always => true,
+                Notify::OnError => fate == Fate::Refused,
+                Notify::Never => false,
+            };
+            let expected = is_told.then_some(told(9, status));
+            let statuses = net.statuses(0, socket);
+            assert!(statuses.into_iter().eq(expected), "{fate:?} {notify:?}");
+        }
+    }
+}
+
+// covers 8.44
+#[test]
+fn only_the_operation_that_failed_says_so() {
+    let (mut net, socket, _) = connected(13);
+    let mut refused = attached(2);
+    refused.operation.fate = Fate::Refused;
+    send(&mut net, socket, b"one", attached(1));
+    send(&mut net, socket, b"two", refused);
+    send(&mut net, socket, b"three", attached(3));
+    net.settle();
+    let expected = [
+        told(1, OperationStatus::Success),
+        told(2, OperationStatus::RemoteError),
+        told(3, OperationStatus::Dropped),
+    ];
+    assert_eq!(net.statuses(0, socket), expected);
+}
+
+// covers 8.44
+#[test]
+fn an_operation_behind_a_send_that_failed_is_dropped() {
+    let (mut net, socket, _) = connected(14);
+    net.send(0, socket, at(1, 200), b"fails").unwrap();
+    send(&mut net, socket, b"behind it", attached(1));
+    let path = net.path(0, 1).unwrap();
+    // Two fragments of the map and the message that connected them went before.
+    let failed = OperationStatus::OtherError;
+    net.host(0).handle_failure(path, 4, failed);
+    net.pump(0);
+    net.settle();
+    assert_eq!(net.statuses(0, socket), [told(1, OperationStatus::Dropped)]);
+}
+
+// covers 8.44
+#[test]
+fn statuses_come_before_messages_and_as_many_as_fit() {
+    let (mut net, socket, _) = connected(15);
+    let to = net.bind(1, 201);
+    for name in 0..5 {
+        send(&mut net, socket, &[], attached(name));
+    }
+    net.send(1, to, at(0, 100), b"message").unwrap();
+    net.settle();
+    let readiness = net.host(0).readiness(socket);
+    assert!(readiness.readable);
+    for most in [2, 2, 1] {
+        match net.host(0).receive(socket, 2) {
+            Some(polyverbs_rds::protocol::Inbound::Statuses(statuses)) => {
+                assert_eq!(statuses.len(), most);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(net.receive_all(0, socket).len(), 1);
+}
