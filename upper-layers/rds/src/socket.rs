@@ -426,6 +426,12 @@ impl RdsSocket {
             Control::Map(memory, flags) => {
                 cookie = Some(keys.map(context, pd, memory, *flags)?.0);
             }
+            Control::Rdma(_) | Control::Atomic(_) if to.ip() == bound.at.ip() => {
+                return Err(RdsError::Rdma {
+                    what: "memory of one's own address is reached without RDMA",
+                    errno: libc::EOPNOTSUPP,
+                });
+            }
             Control::Rdma(asked) => {
                 let rkey = Some(asked.cookie.rkey());
                 let operation = asked.prepare(context, pd)?;
