@@ -369,6 +369,12 @@ impl RdsSocket {
         let outcome = bound.wait_for(&self.inner.shared.watch, wait, |state| {
             try_send(state, bound.id, &mut outbound)
         });
+        // Nobody has been told of what was registered for a message that is not sent.
+        if let Control::Map(..) = message.control
+            && let Some(cookie) = outbound.and_then(|outbound| outbound.cookie)
+        {
+            self.inner.shared.keys.free(Cookie(cookie))?;
+        }
         outcome.map(|()| length)
     }
 
