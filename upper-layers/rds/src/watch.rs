@@ -58,8 +58,11 @@ impl Watch {
 
     /// A task to be woken once.
     pub(crate) fn register(&self, waker: &Waker) {
-        self.lock().wakers.push(waker.clone());
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.lock();
+        if !state.wakers.iter().any(|other| other.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// From here on no wake-up is missed: look whether there is something to wait for, then [`Waiter::wait`].
