@@ -245,7 +245,13 @@ pub(crate) struct Posted {
 enum Kind {
     Write(Vec<(Sge, RemoteAddress)>),
     Read(Vec<(Sge, RemoteAddress)>),
-    Atomic(Sge, RemoteAddress, AtomicOperation),
+    Atomic {
+        result: Sge,
+        remote: RemoteAddress,
+        operation: AtomicOperation,
+        /// Posted as a masked one, as Linux does, also where the masks are of all bits.
+        is_masked: bool,
+    },
 }
 
 impl RdmaRequest {
@@ -293,11 +299,8 @@ impl RdmaRequest {
 impl AtomicRequest {
     /// Checks the request and registers its local memory.
     pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
-        let is_there = match self.operation.is_plain() {
-            true => has_atomics(context),
-            false => context.extension::<MaskedAtomics>().is_ok(),
-        };
-        if !is_there {
+        let is_masked = context.extension::<MaskedAtomics>().is_ok();
+        if !is_masked && !(self.operation.is_plain() && has_atomics(context)) {
             return Err(rdma("the device has no such atomics", libc::EOPNOTSUPP));
         }
         if !self.local.address().is_multiple_of(8) || self.local.len() < 8 {
@@ -308,7 +311,12 @@ impl AtomicRequest {
         let result = region.sge(0, 8).expect("it has eight bytes");
         let remote = remote(self.cookie, self.remote_offset);
         Ok(Posted {
-            kind: Kind::Atomic(result, remote, self.operation),
+            kind: Kind::Atomic {
+                result,
+                remote,
+                operation: self.operation,
+                is_masked,
+            },
             _regions: vec![region],
         })
     }
@@ -348,9 +356,12 @@ impl Posted {
         let first = last + 1 - u64::from(self.requests());
         let pieces = match &self.kind {
             Kind::Write(pieces) | Kind::Read(pieces) => pieces,
-            Kind::Atomic(result, remote, operation) => {
-                return post_atomic(qp, last, *result, *remote, *operation);
-            }
+            Kind::Atomic {
+                result,
+                remote,
+                operation,
+                is_masked,
+            } => return post_atomic(qp, last, *result, *remote, *operation, *is_masked),
         };
         let is_write = matches!(self.kind, Kind::Write(_));
         for (request, (local, remote)) in (first..).zip(pieces) {
@@ -371,17 +382,17 @@ fn post_atomic(
     result: Sge,
     remote: RemoteAddress,
     operation: AtomicOperation,
+    is_masked: bool,
 ) -> Result<(), PostError> {
-    let is_plain = operation.is_plain();
     match operation {
-        AtomicOperation::FetchAdd { add, .. } if is_plain => {
+        AtomicOperation::FetchAdd { add, .. } if !is_masked => {
             qp.post_one(wr::FetchAdd::new(result, remote, add).signaled(request))
         }
         AtomicOperation::FetchAdd { add, nocarry_mask } => {
             let fetch_add = MaskedFetchAdd::new(remote, add).fields(nocarry_mask);
             qp.post_one(fetch_add.request(result).signaled(request))
         }
-        AtomicOperation::CompareSwap { compare, swap, .. } if is_plain => {
+        AtomicOperation::CompareSwap { compare, swap, .. } if !is_masked => {
             qp.post_one(wr::CompareSwap::new(result, remote, compare, swap).signaled(request))
         }
         AtomicOperation::CompareSwap {
@@ -402,7 +413,7 @@ impl Operation for Posted {
     fn requests(&self) -> u32 {
         match &self.kind {
             Kind::Write(pieces) | Kind::Read(pieces) => pieces.len() as u32,
-            Kind::Atomic(..) => 1,
+            Kind::Atomic { .. } => 1,
         }
     }
 }
@@ -412,8 +423,46 @@ impl fmt::Debug for Posted {
         let name = match self.kind {
             Kind::Write(_) => "write",
             Kind::Read(_) => "read",
-            Kind::Atomic(..) => "atomic",
+            Kind::Atomic { .. } => "atomic",
         };
         write!(f, "{name} of {} requests", self.requests())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use polyverbs::emulated::{self, EmulatedOptions};
+    use polyverbs::{Memory, Requirements};
+
+    use super::*;
+
+    // covers 4.29
+    #[test]
+    fn atomics_are_posted_as_masked_ones() {
+        for name in ["ib0", "iw0"] {
+            let device = emulated::device(name, &EmulatedOptions::default()).unwrap();
+            let all = Requirements::everything_of(&device.attributes());
+            let context = device.open(&all).unwrap();
+            let pd = context.alloc_pd().wait().unwrap();
+            let add = 1;
+            let nocarry_mask = 0;
+            let asked = AtomicRequest {
+                cookie: Cookie(1),
+                remote_offset: 0,
+                local: Memory::zeroed(8).unwrap().range(0, 8).unwrap().into(),
+                operation: AtomicOperation::FetchAdd { add, nocarry_mask },
+                flags: RdmaFlags::empty(),
+                user_token: 0,
+            };
+            let posted = asked.prepare(&context, &pd).unwrap();
+            let is_masked = matches!(
+                posted.kind,
+                Kind::Atomic {
+                    is_masked: true,
+                    ..
+                }
+            );
+            assert!(is_masked, "{name}");
+        }
     }
 }
