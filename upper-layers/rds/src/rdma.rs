@@ -300,7 +300,8 @@ impl AtomicRequest {
     /// Checks the request and registers its local memory.
     pub(crate) fn prepare(&self, context: &Context, pd: &Pd) -> Result<Posted, RdsError> {
         let is_masked = context.extension::<MaskedAtomics>().is_ok();
-        if !is_masked && !(self.operation.is_plain() && has_atomics(context)) {
+        let is_plain = self.operation.is_plain() && has_atomics(context);
+        if !is_masked && !is_plain {
             return Err(rdma("the device has no such atomics", libc::EOPNOTSUPP));
         }
         if !self.local.address().is_multiple_of(8) || self.local.len() < 8 {

@@ -431,10 +431,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn enqueue(&mut self, address: IpAddr, member: Option<u16>, message: Message<F, O>) {
         let path = self.path_to(address, member);
         self.path_mut(path).enqueue(message);
+        self.wants_connection(path);
+        self.is_ready(path);
+    }
+
+    fn wants_connection(&mut self, path: PathId) {
         if self.path(path).state == (PathState::Down { due: None }) {
             self.begin_connection(path);
         }
-        self.is_ready(path);
     }
 
     fn free_port(&mut self) -> Option<u16> {
@@ -523,7 +527,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     ) -> Result<(), (Refused, Outbound<F, O>)> {
         if let Err(refused) = self.may_send(socket, message.to) {
             // A peer says over its connection that it is congested no more.
-            if let Some(&path) = self.by_address.get(&message.to.ip()) {
+            if let Some(&path) = self.by_address.get(&(message.to.ip(), None)) {
                 self.wants_connection(path);
             }
             return Err((refused, message));

@@ -14,6 +14,7 @@ fn proposal(version: Version, minor_mask: u16) -> ConnectData {
         version,
         minor_mask,
         tos: 0,
+        member: 0,
         ack_sequence: 0,
         credit: 0,
     }
@@ -107,7 +108,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
         cookie: None,
     };
     host.send(socket, message).unwrap();
-    let Some(Action::Connect { path, data }) = host.poll_action() else {
+    let Some(Action::Connect { path, data, .. }) = host.poll_action() else {
         panic!("it asks for a connection");
     };
     assert_eq!(data.credit, limits.receives);

@@ -406,6 +406,7 @@ fn a_peer_that_advertises_nothing_is_sent_what_it_has_receives_for() {
         version: Version::V4_1,
         minor_mask: 3,
         tos: 0,
+        member: 0,
         ack_sequence: 0,
         credit: 10,
     };
@@ -440,6 +441,7 @@ fn a_peer_that_asks_for_connections_without_an_end_has_one_path() {
             },
             minor_mask: number as u16,
             tos: number as u8,
+            member: 0,
             ack_sequence: number << 48,
             credit: number as u32,
         };
@@ -521,7 +523,7 @@ fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
         while let Some(action) = host.poll_action() {
             match action {
                 Action::End(path) => host.handle_gone(now, path),
-                Action::Connect { path, data } => {
+                Action::Connect { path, data, .. } => {
                     paths.insert(path, data);
                 }
                 Action::Wake(_) | Action::Used { .. } => {}
@@ -561,6 +563,7 @@ proptest! {
             version: Version::V4_1,
             minor_mask: 3,
             tos: 0,
+            member: 0,
             ack_sequence: 7,
             credit,
         };

@@ -489,7 +489,7 @@ impl Net {
         match action {
             Action::Wake(socket) => self.sides[number].woken.push(socket),
             Action::Used { socket, rkey } => self.sides[number].used.push((socket, rkey)),
-            Action::Connect { path, data } => self.connect(number, path, data),
+            Action::Connect { path, data, .. } => self.connect(number, path, data),
             Action::End(path) => self.end(number, path),
         }
     }
