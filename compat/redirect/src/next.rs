@@ -1,0 +1,79 @@
+//! The C library's own functions, looked up by name.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The interposed function of this name.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            found: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    pub(crate) fn find(&self) -> *mut c_void {
+        let known = self.found.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        // SAFETY: the name is a text.
+        let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            // Only old programs have it.
+            // SAFETY: as above.
+            found = unsafe {
+                libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr())
+            };
+        }
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// A text of C, of one with its zero.
+pub(crate) const fn text(with_zero: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_zero.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("one zero, at the end"),
+    }
+}
+
+/// The result of a function that does not exist.
+pub(crate) trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failed for isize {
+    const FAILED: Self = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: Self = ptr::null_mut();
+}
+
+// Calls the function at an address with these arguments; null is a function that does not exist. The caller has found the address
+// by the name of a function with these arguments.
+macro_rules! call {
+    ($address:expr => fn($($argument:ident: $type:ty),* $(,)?) -> $answer:ty) => {{
+        let address = $address;
+        if address.is_null() {
+            *libc::__errno_location() = libc::ENOSYS;
+            <$answer as $crate::next::Failed>::FAILED
+        } else {
+            let function: unsafe extern "C" fn($($type),*) -> $answer = std::mem::transmute(address);
+            function($($argument),*)
+        }
+    }};
+}
+pub(crate) use call;
