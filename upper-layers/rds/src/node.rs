@@ -101,11 +101,26 @@ pub(crate) struct Link {
     headers: VecDeque<(u64, Slot)>,
 }
 
-/// The nodes of this process, each with the number of its sockets.
-static NODES: Mutex<Vec<(Arc<Node>, usize)>> = Mutex::new(Vec::new());
+/// The nodes of a process, each with the number of its sockets.
+struct Nodes {
+    process: u32,
+    all: Vec<(Arc<Node>, usize)>,
+}
 
-fn nodes() -> MutexGuard<'static, Vec<(Arc<Node>, usize)>> {
-    NODES.lock().unwrap_or_else(PoisonError::into_inner)
+static NODES: Mutex<Nodes> = Mutex::new(Nodes {
+    process: 0,
+    all: Vec::new(),
+});
+
+fn nodes() -> MutexGuard<'static, Nodes> {
+    let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if nodes.process != process {
+        // Those of the parent have threads and connections that do not exist in a child: they are not dropped here.
+        std::mem::forget(std::mem::take(&mut nodes.all));
+        nodes.process = process;
+    }
+    nodes
 }
 
 impl Node {
@@ -115,26 +130,30 @@ impl Node {
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<Arc<Self>, RdsError> {
         let mut nodes = nodes();
-        if let Some((node, sockets)) = nodes.iter_mut().find(|(node, _)| node.at == at.ip()) {
+        if let Some((node, sockets)) = nodes.all.iter_mut().find(|(node, _)| node.at == at.ip()) {
             *sockets += 1;
             return Ok(Arc::clone(node));
         }
         let device = device().map_err(|error| RdsError::no_device(at, error))?;
         let node = Self::start(at, &device)?;
-        nodes.push((Arc::clone(&node), 1));
+        nodes.all.push((Arc::clone(&node), 1));
         Ok(node)
     }
 
     /// For one socket less: without any, a node ends its connections, and is gone when this returns.
     pub(crate) fn release(self: &Arc<Self>) {
         let mut nodes = nodes();
-        let Some(place) = nodes.iter().position(|(node, _)| Arc::ptr_eq(node, self)) else {
+        let Some(place) = nodes
+            .all
+            .iter()
+            .position(|(node, _)| Arc::ptr_eq(node, self))
+        else {
             return;
         };
-        let sockets = &mut nodes[place].1;
+        let sockets = &mut nodes.all[place].1;
         *sockets -= 1;
         if *sockets == 0 {
-            nodes.swap_remove(place);
+            nodes.all.swap_remove(place);
             self.close();
         }
     }
