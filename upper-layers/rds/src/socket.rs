@@ -602,15 +602,22 @@ impl RdsSocket {
         length.map(|length| length as usize)
     }
 
-    /// What `poll` says of it.
+    /// What `poll` says of it. A change is told ([`on_change`](Self::on_change)) as soon as it is there, without further calls.
     pub fn readiness(&self) -> Readiness {
-        match self.inner.bound.get() {
-            Some(bound) => bound.node.poll_with(|state| state.host.readiness(bound.id)),
-            None => Readiness {
+        let Some(bound) = self.inner.bound.get() else {
+            return Readiness {
                 writable: true,
                 ..Readiness::default()
-            },
+            };
+        };
+        let look = || bound.node.poll_with(|state| state.host.readiness(bound.id));
+        let now = look();
+        if now.readable && now.writable || !bound.node.arm() {
+            return now;
         }
+        let mut later = look();
+        later.congestion_changed |= now.congestion_changed;
+        later
     }
 
     /// Calls this whenever what can be said of its readiness may have changed, on whichever thread that happens, with no lock held.
