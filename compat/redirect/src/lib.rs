@@ -1,4 +1,5 @@
-//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`] shows them devices.
+//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`] shows them devices, and [`sockets`]
+//! gives them reliable datagram sockets.
 //!
 //! This code neither allocates nor locks, so that it may be called wherever the interposed functions may.
 // The C library's functions are looked up by name at run time.
@@ -8,3 +9,4 @@
 
 mod next;
 pub mod paths;
+pub mod sockets;

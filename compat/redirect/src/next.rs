@@ -54,6 +54,10 @@ impl Failed for c_int {
     const FAILED: Self = -1;
 }
 
+impl Failed for () {
+    const FAILED: Self = ();
+}
+
 impl Failed for isize {
     const FAILED: Self = -1;
 }

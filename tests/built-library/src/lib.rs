@@ -23,7 +23,11 @@ pub fn built() -> PathBuf {
     // With the features that everything else has been built with, where that is so.
     match env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
         Some(_) => cargo.args(["--workspace", "--lib", "--bins"]),
-        None => cargo.args(["-ppolyverbs-compat", "-ppolyverbs-redirect"]),
+        None => cargo.args([
+            "-ppolyverbs-compat",
+            "-ppolyverbs-redirect",
+            "-ppolyverbs-rds-sockets",
+        ]),
     };
     if profile.ends_with("release") {
         cargo.arg("--release");

@@ -112,8 +112,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-compat",
         &["polyverbs-libibverbs", "polyverbs-librdmacm"],
     ),
-    // Paths only.
+    // Paths, and whose a descriptor is.
     ("polyverbs-redirect", &[]),
+    // Sockets of C programs.
+    ("polyverbs-rds-sockets", &["polyverbs-abi", "polyverbs-rds"]),
     ("polyverbs-benches", TEST),
     // Tests.
     ("built-library", &[]),

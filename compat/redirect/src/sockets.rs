@@ -1,0 +1,231 @@
+//! Functions that take a descriptor. Those on reliable datagram sockets (`AF_RDS`) go to functions with the same arguments of
+//! `libpolyverbs_rds_sockets.so`; all others are passed on, after a look at one bit. The library is loaded when a program makes
+//! the first such socket.
+
+use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+
+use crate::next::{Next, call, text};
+use crate::paths::Room;
+
+const LIBRARY: &[u8] = b"libpolyverbs_rds_sockets.so";
+
+/// A bit for each descriptor of a reliable datagram socket. The library sets and clears them.
+static DESCRIPTORS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+fn is_ours(descriptor: c_int) -> bool {
+    let descriptor = descriptor as u32;
+    let word = DESCRIPTORS.get(descriptor as usize / 64);
+    word.is_some_and(|word| word.load(Ordering::Relaxed) >> (descriptor % 64) & 1 != 0)
+}
+
+/// A function of the C library, and the one of the library that stands for it.
+struct Function {
+    next: Next,
+    ours: AtomicPtr<c_void>,
+    ours_name: &'static CStr,
+}
+
+impl Function {
+    fn find(&self, is_ours: bool) -> *mut c_void {
+        match is_ours {
+            true => self.ours.load(Ordering::Relaxed),
+            false => self.next.find(),
+        }
+    }
+}
+
+macro_rules! table {
+    ($($name:ident)*) => {
+        // Under the names that they have in C.
+        #[allow(non_upper_case_globals)]
+        mod function {
+            use super::{AtomicPtr, Function, Next, ptr, text};
+
+            $(pub(super) static $name: Function = Function {
+                next: Next::new(text(concat!(stringify!($name), "\0"))),
+                ours: AtomicPtr::new(ptr::null_mut()),
+                ours_name: text(concat!("polyverbs_rds_", stringify!($name), "\0")),
+            };)*
+            pub(super) static ALL: &[&Function] = &[$(&$name),*];
+        }
+    };
+}
+
+table! {
+    accept accept4 bind close close_range closefrom connect dup dup2 dup3 fcntl fcntl64 getpeername getsockname getsockopt ioctl
+    listen read readv recv recvfrom recvmmsg recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown write
+    writev __read_chk __recv_chk __recvfrom_chk socket
+}
+
+// Those that C declares with `...` take the argument in the same register.
+macro_rules! functions {
+    ($(fn $name:ident(@fd $(, $argument:ident: $type:ty)*) -> $answer:ty;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(fd: c_int $(, $argument: $type)*) -> $answer {
+            // SAFETY: both functions have these arguments.
+            unsafe {
+                call!(function::$name.find(is_ours(fd)) => fn(fd: c_int $(, $argument: $type)*) -> $answer)
+            }
+        }
+    )*};
+}
+
+functions! {
+    fn accept(@fd, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn accept4(@fd, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    fn bind(@fd, address: *const sockaddr, length: socklen_t) -> c_int;
+    fn close(@fd) -> c_int;
+    fn connect(@fd, address: *const sockaddr, length: socklen_t) -> c_int;
+    fn dup(@fd) -> c_int;
+    fn fcntl(@fd, command: c_int, argument: *mut c_void) -> c_int;
+    fn fcntl64(@fd, command: c_int, argument: *mut c_void) -> c_int;
+    fn getpeername(@fd, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn getsockname(@fd, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    fn getsockopt(@fd, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
+    fn ioctl(@fd, request: c_ulong, argument: *mut c_void) -> c_int;
+    fn listen(@fd, backlog: c_int) -> c_int;
+    fn read(@fd, target: *mut c_void, size: usize) -> isize;
+    fn readv(@fd, list: *const iovec, count: c_int) -> isize;
+    fn recv(@fd, target: *mut c_void, size: usize, flags: c_int) -> isize;
+    fn recvfrom(@fd, target: *mut c_void, size: usize, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> isize;
+    fn recvmmsg(@fd, messages: *mut mmsghdr, count: c_uint, flags: c_int, time: *mut timespec) -> c_int;
+    fn recvmsg(@fd, message: *mut msghdr, flags: c_int) -> isize;
+    fn send(@fd, source: *const c_void, size: usize, flags: c_int) -> isize;
+    fn sendfile(@fd, source: c_int, offset: *mut off_t, size: usize) -> isize;
+    fn sendfile64(@fd, source: c_int, offset: *mut off_t, size: usize) -> isize;
+    fn sendmmsg(@fd, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fn sendmsg(@fd, message: *const msghdr, flags: c_int) -> isize;
+    fn sendto(@fd, source: *const c_void, size: usize, flags: c_int, address: *const sockaddr, length: socklen_t) -> isize;
+    fn setsockopt(@fd, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int;
+    fn shutdown(@fd, how: c_int) -> c_int;
+    fn write(@fd, source: *const c_void, size: usize) -> isize;
+    fn writev(@fd, list: *const iovec, count: c_int) -> isize;
+    // Where a program was compiled with checks: `room` is how much there is at `target`.
+    fn __read_chk(@fd, target: *mut c_void, size: usize, room: usize) -> isize;
+    fn __recv_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int) -> isize;
+    fn __recvfrom_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> isize;
+}
+
+/// `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let is_ours = domain == libc::AF_RDS && load();
+    // SAFETY: both functions have these arguments.
+    unsafe {
+        call!(function::socket.find(is_ours) => fn(domain: c_int, kind: c_int, protocol: c_int) -> c_int)
+    }
+}
+
+/// `dup2`: either may be ours.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    let is_ours = is_ours(old) || is_ours(new);
+    // SAFETY: both functions have these arguments.
+    unsafe { call!(function::dup2.find(is_ours) => fn(old: c_int, new: c_int) -> c_int) }
+}
+
+/// `dup3`: either may be ours.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    let is_ours = is_ours(old) || is_ours(new);
+    // SAFETY: both functions have these arguments.
+    unsafe {
+        call!(function::dup3.find(is_ours) => fn(old: c_int, new: c_int, flags: c_int) -> c_int)
+    }
+}
+
+/// `close_range`: any may be ours.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: both functions have these arguments.
+    unsafe {
+        call!(function::close_range.find(is_loaded()) => fn(first: c_uint, last: c_uint, flags: c_int) -> c_int)
+    }
+}
+
+/// `closefrom`: any may be ours.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: both functions have these arguments.
+    unsafe { call!(function::closefrom.find(is_loaded()) => fn(first: c_int) -> ()) }
+}
+
+fn is_loaded() -> bool {
+    !function::socket.ours.load(Ordering::Relaxed).is_null()
+}
+
+// Loads the library, once, from beside this one. Threads that do so at the same time get the same.
+fn load() -> bool {
+    if is_loaded() {
+        return true;
+    }
+    let mut room = Room::new();
+    let Some(path) = beside(&mut room) else {
+        return false;
+    };
+    // SAFETY: the path is a text.
+    let library = unsafe { libc::dlopen(path, libc::RTLD_NOW | libc::RTLD_NODELETE) };
+    if library.is_null() {
+        return false;
+    }
+    // SAFETY: the library is loaded, and the name is a text.
+    let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+    let descriptors: *const [AtomicU64; 1024] = &raw const DESCRIPTORS;
+    // SAFETY: the library's function of this name has this argument.
+    unsafe {
+        call!(find(c"polyverbs_rds_start") => fn(descriptors: *const [AtomicU64; 1024]) -> ());
+    }
+    for function in function::ALL {
+        function
+            .ours
+            .store(find(function.ours_name), Ordering::Relaxed);
+    }
+    is_loaded()
+}
+
+fn beside(room: &mut Room) -> Option<*const libc::c_char> {
+    let mut about = MaybeUninit::<libc::Dl_info>::uninit();
+    let own = &raw const DESCRIPTORS;
+    // SAFETY: there is room for the answer, which is there unless it is zero, and names a text.
+    let name = unsafe {
+        let found = libc::dladdr(own.cast(), about.as_mut_ptr()) != 0;
+        found.then(|| CStr::from_ptr(about.assume_init().dli_fname).to_bytes())?
+    };
+    let folder = name
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    room.join(&name[..folder], LIBRARY)
+}
+
+// Looked up before the program runs: it may call these functions from signal handlers, where nothing can be looked up.
+extern "C" fn look_up() {
+    for function in function::ALL {
+        function.next.find();
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOOK_UP: extern "C" fn() = look_up;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_ours_by_their_bit() {
+        DESCRIPTORS[1].fetch_or(1 << 3, Ordering::Relaxed);
+        assert!(is_ours(67));
+        for other in [-1, 3, 66, 68, 65_535, 65_536, c_int::MAX, c_int::MIN] {
+            assert!(!is_ours(other), "{other}");
+        }
+        DESCRIPTORS[1].fetch_and(!(1 << 3), Ordering::Relaxed);
+    }
+}

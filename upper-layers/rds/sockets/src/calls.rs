@@ -1,0 +1,941 @@
+//! The functions that stand for those of the C library: each has the arguments, the result and the errors of the one whose name is
+//! behind `polyverbs_rds_`.
+//!
+//! A descriptor that comes here without a socket is one of the parent process: it is closed and duplicated as any file, and
+//! nothing else.
+// Pointers of programs.
+#![allow(unsafe_code)]
+// Each function has the contract of the C function of its name.
+#![allow(clippy::missing_safety_doc)]
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{ptr, slice};
+
+use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use polyverbs_abi::address;
+use polyverbs_rds::Outgoing;
+use rustix::io::Errno;
+
+use crate::control::{Room, Sent};
+use crate::operations;
+use crate::options::{self, Kept};
+use crate::socket::{Socket, errno};
+use crate::table::{self, Descriptors};
+
+// Of `linux/rds.h`.
+const RDS_CMSG_RDMA_DEST: c_int = 2;
+const RDS_CMSG_RDMA_STATUS: c_int = 4;
+const RDS_CMSG_CONG_UPDATE: c_int = 5;
+const RDS_GET_MR: c_int = 2;
+const RDS_GET_MR_FOR_DEST: c_int = 7;
+const SIOCRDSGETTOS: c_ulong = 0x89e1;
+
+/// The bits of the descriptors whose calls come here. Called before all others.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
+    table::start(descriptors);
+}
+
+/// `socket`, of the domain `AF_RDS`.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    answer(|| {
+        if kind & !flags != libc::SOCK_SEQPACKET || protocol != 0 {
+            return Err(Errno::SOCKTNOSUPPORT);
+        }
+        let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+        let (socket, descriptor) = Socket::new(nonblocking, kind & libc::SOCK_CLOEXEC != 0)?;
+        match table::insert(descriptor.as_raw_fd(), socket) {
+            true => Ok(descriptor.into_raw_fd()),
+            false => Err(Errno::MFILE),
+        }
+    })
+}
+
+/// `bind`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_bind(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
+    done(|| {
+        // SAFETY: the address has this length.
+        let at = unsafe { read_address(address, length, Errno::INVAL) }?;
+        find(fd)?.rds.bind_to(at).map_err(errno)
+    })
+}
+
+/// `connect`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_connect(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
+    done(|| {
+        // SAFETY: the address has this length.
+        let to = unsafe { read_address(address, length, Errno::AFNOSUPPORT) }?;
+        find(fd)?.rds.connect(to).map_err(errno)
+    })
+}
+
+/// `getsockname`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_getsockname(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    done(|| {
+        let socket = find(fd)?;
+        let local = socket.rds.local_addr();
+        // Without an address it has the family of its peer's, if it has one.
+        let peer = socket.rds.peer_addr();
+        let mut name = local.map_or_else(address::none, address::write);
+        let length_of_name = local
+            .or(peer)
+            .map_or(size_of::<libc::sockaddr_in>(), address::length);
+        if let (None, Some(peer)) = (local, peer) {
+            // SAFETY: every family's address begins with the family.
+            name.any.sa_family = unsafe { address::write(peer).any.sa_family };
+        }
+        // SAFETY: the pointers are those of the C function.
+        unsafe { write_name(&name, length_of_name, address, length) }
+    })
+}
+
+/// `getpeername`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_getpeername(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    done(|| {
+        let peer = find(fd)?.rds.peer_addr().ok_or(Errno::NOTCONN)?;
+        // SAFETY: the pointers are those of the C function.
+        unsafe {
+            write_name(
+                &address::write(peer),
+                address::length(peer),
+                address,
+                length,
+            )
+        }
+    })
+}
+
+/// `send`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_send(
+    fd: c_int,
+    source: *const c_void,
+    size: usize,
+    flags: c_int,
+) -> isize {
+    // SAFETY: there are so many bytes; no address has no bytes.
+    unsafe { polyverbs_rds_sendto(fd, source, size, flags, ptr::null(), 0) }
+}
+
+/// `sendto`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_sendto(
+    fd: c_int,
+    source: *const c_void,
+    size: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> isize {
+    count(|| {
+        // SAFETY: the pointers are those of the C function.
+        unsafe {
+            let (data, to) = (bytes(source, size)?, read_destination(address, length)?);
+            send(&*find(fd)?, &[IoSlice::new(data)], to, &[], flags)
+        }
+    })
+}
+
+/// `sendmsg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> isize {
+    count(|| {
+        // SAFETY: null, or a message of the program.
+        let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
+        // SAFETY: as the program describes it.
+        unsafe { send_message(&*find(fd)?, message, flags) }
+    })
+}
+
+/// `sendmmsg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    answer(|| {
+        let socket = find(fd)?;
+        // SAFETY: so many messages of the program.
+        let messages = unsafe { messages_of(messages, count) }?;
+        several(messages, |message| {
+            // SAFETY: as the program describes it.
+            unsafe { send_message(&socket, &message.msg_hdr, flags) }
+        })
+    })
+}
+
+/// `write`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_write(
+    fd: c_int,
+    source: *const c_void,
+    size: usize,
+) -> isize {
+    // SAFETY: there are so many bytes.
+    unsafe { polyverbs_rds_send(fd, source, size, 0) }
+}
+
+/// `writev`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_writev(
+    fd: c_int,
+    list: *const iovec,
+    length: c_int,
+) -> isize {
+    count(|| {
+        let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
+        // SAFETY: so many parts of the program.
+        unsafe {
+            let data = sources(list, length, Errno::INVAL)?;
+            send(&*find(fd)?, &data, None, &[], 0)
+        }
+    })
+}
+
+/// `recv`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_recv(
+    fd: c_int,
+    target: *mut c_void,
+    size: usize,
+    flags: c_int,
+) -> isize {
+    // SAFETY: there are so many bytes; no address is asked for.
+    unsafe { polyverbs_rds_recvfrom(fd, target, size, flags, ptr::null_mut(), ptr::null_mut()) }
+}
+
+/// `recvfrom`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_recvfrom(
+    fd: c_int,
+    target: *mut c_void,
+    size: usize,
+    flags: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> isize {
+    count(|| {
+        // SAFETY: so many bytes of the program.
+        let target = unsafe { room(target, size) }?;
+        let socket = find(fd)?;
+        let mut none = Room::new(&mut []);
+        let received = receive(&socket, &mut [IoSliceMut::new(target)], &mut none, flags)?;
+        if !address.is_null() {
+            // SAFETY: the pointers are those of the C function.
+            unsafe { write_source(received.from, address, length) }?;
+        }
+        Ok(received.length)
+    })
+}
+
+/// `recvmsg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> isize {
+    count(|| {
+        // SAFETY: null, or a message of the program.
+        let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
+        // SAFETY: as the program describes it.
+        unsafe { receive_message(&*find(fd)?, message, flags) }
+    })
+}
+
+/// `recvmmsg`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    time: *mut timespec,
+) -> c_int {
+    answer(|| {
+        let socket = find(fd)?;
+        // SAFETY: so many messages of the program, and a time or null.
+        let (messages, time) = unsafe { (messages_of(messages, count)?, time.as_ref()) };
+        let time = time.map(|time| {
+            Duration::new(
+                time.tv_sec.max(0) as u64,
+                time.tv_nsec.clamp(0, 999_999_999) as u32,
+            )
+        });
+        let end = time.and_then(|time| Instant::now().checked_add(time));
+        let mut received = 0;
+        let mut flags = flags & !libc::MSG_WAITFORONE | flags & libc::MSG_WAITFORONE;
+        several(messages, |message| {
+            if received > 0 && end.is_some_and(|end| Instant::now() >= end) {
+                return Err(Errno::AGAIN);
+            }
+            // SAFETY: as the program describes it.
+            let length = unsafe { receive_message(&socket, &mut message.msg_hdr, flags) }?;
+            received += 1;
+            if flags & libc::MSG_WAITFORONE != 0 {
+                flags |= libc::MSG_DONTWAIT;
+            }
+            Ok(length)
+        })
+    })
+}
+
+/// `read`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_read(fd: c_int, target: *mut c_void, size: usize) -> isize {
+    if size == 0 {
+        return count(|| find(fd).map(|_| 0));
+    }
+    // SAFETY: there are so many bytes.
+    unsafe { polyverbs_rds_recv(fd, target, size, 0) }
+}
+
+/// `readv`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_readv(
+    fd: c_int,
+    list: *const iovec,
+    length: c_int,
+) -> isize {
+    count(|| {
+        let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
+        // SAFETY: so many parts of the program.
+        let mut target = unsafe { targets(list, length, Errno::INVAL) }?;
+        let socket = find(fd)?;
+        if target.iter().all(|part| part.is_empty()) {
+            return Ok(0);
+        }
+        Ok(receive(&socket, &mut target, &mut Room::new(&mut []), 0)?.length)
+    })
+}
+
+/// `__read_chk`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds___read_chk(
+    fd: c_int,
+    target: *mut c_void,
+    size: usize,
+    room: usize,
+) -> isize {
+    check(size, room);
+    // SAFETY: there are so many bytes.
+    unsafe { polyverbs_rds_read(fd, target, size) }
+}
+
+/// `__recv_chk`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds___recv_chk(
+    fd: c_int,
+    target: *mut c_void,
+    size: usize,
+    room: usize,
+    flags: c_int,
+) -> isize {
+    check(size, room);
+    // SAFETY: there are so many bytes.
+    unsafe { polyverbs_rds_recv(fd, target, size, flags) }
+}
+
+/// `__recvfrom_chk`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds___recvfrom_chk(
+    fd: c_int,
+    target: *mut c_void,
+    size: usize,
+    room: usize,
+    flags: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> isize {
+    check(size, room);
+    // SAFETY: there are so many bytes, and the other pointers are those of the C function.
+    unsafe { polyverbs_rds_recvfrom(fd, target, size, flags, address, length) }
+}
+
+fn check(size: usize, room: usize) {
+    assert!(size <= room, "{size} bytes are read into {room}");
+}
+
+/// `getsockopt`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    done(|| {
+        let socket = find(fd)?;
+        // SAFETY: null, or the length of the room at `value`.
+        let room = unsafe { length.as_mut() }.ok_or(Errno::FAULT)?;
+        let size = usize::try_from((*room).cast_signed()).map_err(|_| Errno::INVAL)?;
+        let Kept::Here(number) = options::get(&socket, level, name, size)? else {
+            // SAFETY: the pointers are those of the C function.
+            let result =
+                unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length) };
+            return by_the_system(result).map(drop);
+        };
+        let number = number.to_ne_bytes();
+        let size = size.min(number.len());
+        // SAFETY: so many bytes of the program.
+        unsafe { self::room(value, size) }?.copy_from_slice(&number[..size]);
+        *room = size as socklen_t;
+        Ok(())
+    })
+}
+
+/// `setsockopt`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    done(|| {
+        let socket = find(fd)?;
+        let size = usize::try_from(length.cast_signed()).map_err(|_| Errno::INVAL)?;
+        // SAFETY: so many bytes of the program.
+        let bytes = unsafe { bytes(value, size) }?;
+        if level == libc::SOL_RDS && matches!(name, RDS_GET_MR | RDS_GET_MR_FOR_DEST) {
+            // The address of the destination makes no difference.
+            let skip = match name {
+                RDS_GET_MR => 0,
+                _ => size_of::<libc::sockaddr_storage>(),
+            };
+            let arguments = options::words(bytes.get(skip..).ok_or(Errno::INVAL)?)?;
+            // SAFETY: the program says what is registered, and where the cookie is to be put.
+            return unsafe { operations::get_mr(&socket, arguments) }.map(drop);
+        }
+        match options::set(&socket, level, name, bytes)? {
+            Kept::Here(()) => Ok(()),
+            // SAFETY: the pointers are those of the C function.
+            Kept::WithTheFile => by_the_system(unsafe {
+                libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length)
+            })
+            .map(drop),
+        }
+    })
+}
+
+/// `ioctl`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_ioctl(
+    fd: c_int,
+    request: c_ulong,
+    argument: *mut c_void,
+) -> c_int {
+    answer(|| {
+        let socket = table::find(fd);
+        match (request, &socket) {
+            (libc::FIONREAD, Some(socket)) => {
+                let bytes = socket.rds.next_length().unwrap_or(0) as c_int;
+                // SAFETY: null, or room for the answer.
+                *unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)? = bytes;
+                Ok(0)
+            }
+            // No message has another type of service than this one.
+            (SIOCRDSGETTOS, Some(_)) => {
+                // SAFETY: null, or room for the answer.
+                *unsafe { argument.cast::<u8>().as_mut() }.ok_or(Errno::FAULT)? = 0;
+                Ok(0)
+            }
+            // What it would tell is of the file that the program polls.
+            (libc::TIOCOUTQ | libc::FIONREAD, _) => Err(Errno::NOTTY),
+            // SAFETY: the argument is that of the C function.
+            _ => by_the_system(unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) }),
+        }
+    })
+}
+
+/// `fcntl`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_fcntl(
+    fd: c_int,
+    command: c_int,
+    argument: *mut c_void,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the argument is that of the C function.
+        let done = by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) })?;
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, done),
+            _ => Ok(done),
+        }
+    })
+}
+
+/// `fcntl64`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_fcntl64(
+    fd: c_int,
+    command: c_int,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the same function.
+    unsafe { polyverbs_rds_fcntl(fd, command, argument) }
+}
+
+/// `dup`.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_dup(fd: c_int) -> c_int {
+    answer(|| {
+        // SAFETY: no pointers.
+        let new = by_the_system(unsafe { libc::syscall(libc::SYS_dup, fd) })?;
+        duplicated(fd, new)
+    })
+}
+
+/// `dup2`. The other descriptor may be ours.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        return polyverbs_rds_dup3(old, new, 0);
+    }
+    answer(|| {
+        // SAFETY: no pointers.
+        by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) })?;
+        Ok(new)
+    })
+}
+
+/// `dup3`. The other descriptor may be ours.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    answer(|| {
+        // SAFETY: no pointers.
+        by_the_system(unsafe { libc::syscall(libc::SYS_dup3, old, new, flags) })?;
+        if table::is_own()
+            && let Some(socket) = table::remove(new)
+        {
+            socket.close();
+        }
+        duplicated(old, new)
+    })
+}
+
+// A descriptor that the system has given for the same file.
+fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
+    let socket = table::find(old).filter(|_| table::is_own());
+    if socket.is_none_or(|socket| table::insert(new, socket)) {
+        return Ok(new);
+    }
+    // SAFETY: nobody else has it yet.
+    unsafe { libc::syscall(libc::SYS_close, new) };
+    Err(Errno::MFILE)
+}
+
+/// `close`.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
+    let socket = table::is_own().then(|| table::remove(fd)).flatten();
+    // SAFETY: the program gives it up.
+    let closed = answer(|| by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) }));
+    // Where this was its last descriptor, its address is free when the program goes on.
+    if let Some(socket) = socket {
+        socket.close();
+    }
+    closed
+}
+
+/// `close_range`.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    let closes = flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0;
+    let sockets: Vec<Arc<Socket>> = match closes && table::is_own() {
+        true => table::within(first..=last)
+            .filter_map(table::remove)
+            .collect(),
+        false => Vec::new(),
+    };
+    let closed = answer(|| {
+        // SAFETY: the program gives them up.
+        by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+    });
+    sockets.into_iter().for_each(Socket::close);
+    closed
+}
+
+/// `closefrom`.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_closefrom(first: c_int) {
+    polyverbs_rds_close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0);
+}
+
+macro_rules! not_supported {
+    ($(fn $name:ident($($type:ty),*) -> $answer:ty { $errno:ident })*) => {$(
+        /// Does not apply to sockets of this kind.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(fd: c_int $(, _: $type)*) -> $answer {
+            answer(|| find(fd).and(Err(Errno::$errno))) as $answer
+        }
+    )*};
+}
+
+not_supported! {
+    fn polyverbs_rds_accept(*mut sockaddr, *mut socklen_t) -> c_int { OPNOTSUPP }
+    fn polyverbs_rds_accept4(*mut sockaddr, *mut socklen_t, c_int) -> c_int { OPNOTSUPP }
+    fn polyverbs_rds_listen(c_int) -> c_int { OPNOTSUPP }
+    fn polyverbs_rds_shutdown(c_int) -> c_int { OPNOTSUPP }
+    // What is no file for the C library's: programs read and write then.
+    fn polyverbs_rds_sendfile(c_int, *mut off_t, usize) -> isize { INVAL }
+    fn polyverbs_rds_sendfile64(c_int, *mut off_t, usize) -> isize { INVAL }
+}
+
+fn find(fd: c_int) -> Result<Arc<Socket>, Errno> {
+    table::find(fd).ok_or(Errno::BADF)
+}
+
+// SAFETY of the callers: the control messages are a program's.
+unsafe fn send(
+    socket: &Socket,
+    data: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    control: &[u8],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    if flags & !libc::MSG_DONTWAIT != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    // SAFETY: as the caller promises.
+    let with = unsafe { operations::read(socket, Sent(control)) }?;
+    let message = Outgoing {
+        data,
+        to,
+        control: with.control,
+    };
+    let sent = socket.send(message, flags & libc::MSG_DONTWAIT != 0);
+    if sent.is_err() {
+        operations::give_up(socket, with.mapped);
+    }
+    sent
+}
+
+unsafe fn send_message(socket: &Socket, message: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let data = sources(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?;
+        let to = read_destination(message.msg_name.cast(), message.msg_namelen)?;
+        let control = bytes(message.msg_control, message.msg_controllen)?;
+        send(socket, &data, to, control, flags)
+    }
+}
+
+/// What a call that receives answers.
+#[derive(Default)]
+struct Answer {
+    length: usize,
+    is_cut: bool,
+    from: Option<SocketAddr>,
+}
+
+fn receive(
+    socket: &Socket,
+    room: &mut [IoSliceMut<'_>],
+    control: &mut Room<'_>,
+    flags: c_int,
+) -> Result<Answer, Errno> {
+    if flags & libc::MSG_OOB != 0 {
+        return Ok(Answer::default());
+    }
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    let dont_wait = flags & libc::MSG_DONTWAIT != 0;
+    let most = control.count(size_of::<(u64, i32)>());
+    let received = socket.receive(room, dont_wait, flags & libc::MSG_PEEK != 0, most)?;
+    for status in &received.statuses {
+        let mut data = [0; size_of::<(u64, i32)>()];
+        data[..8].copy_from_slice(&status.user_token.to_ne_bytes());
+        data[8..12].copy_from_slice(&(status.status as i32).to_ne_bytes());
+        control.put(RDS_CMSG_RDMA_STATUS, &data);
+    }
+    if let Some(ports) = received.congestion {
+        control.put(RDS_CMSG_CONG_UPDATE, &ports.to_ne_bytes());
+    }
+    if let Some(cookie) = received.cookie {
+        control.put(RDS_CMSG_RDMA_DEST, &cookie.0.to_ne_bytes());
+    }
+    let asks_for_all = flags & libc::MSG_TRUNC != 0;
+    Ok(Answer {
+        length: match asks_for_all {
+            true => received.full_length,
+            false => received.length,
+        },
+        is_cut: received.length < received.full_length,
+        from: received.from,
+    })
+}
+
+unsafe fn receive_message(
+    socket: &Socket,
+    message: &mut msghdr,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: as the caller promises.
+    let (mut target, control) = unsafe {
+        (
+            targets(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?,
+            room(message.msg_control, message.msg_controllen)?,
+        )
+    };
+    let mut control = Room::new(control);
+    let received = receive(socket, &mut target, &mut control, flags)?;
+    let (used, control_is_cut) = control.finish();
+    message.msg_controllen = used;
+    message.msg_flags = match received.is_cut {
+        true => libc::MSG_TRUNC,
+        false => 0,
+    };
+    if control_is_cut {
+        message.msg_flags |= libc::MSG_CTRUNC;
+    }
+    if !message.msg_name.is_null() {
+        let name = message.msg_name.cast();
+        // SAFETY: as the caller promises.
+        unsafe { write_source(received.from, name, &mut message.msg_namelen) }?;
+    }
+    Ok(received.length)
+}
+
+// Calls that do the same for several messages: as many as were done, or else the error.
+fn several(
+    messages: &mut [mmsghdr],
+    mut each: impl FnMut(&mut mmsghdr) -> Result<usize, Errno>,
+) -> Result<c_int, Errno> {
+    let mut done = 0;
+    for message in messages {
+        match each(message) {
+            Ok(length) => message.msg_len = length as c_uint,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    Ok(done)
+}
+
+fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
+    match call() {
+        Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
+        Err(error) => {
+            // SAFETY: the place is the calling thread's own.
+            unsafe { *libc::__errno_location() = error.raw_os_error() };
+            -1
+        }
+    }
+}
+
+fn answer(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+    // Descriptors and counts of messages, none of them negative.
+    count(|| call().map(|answer| answer as usize)) as c_int
+}
+
+fn done(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    answer(|| call().map(|()| 0))
+}
+
+// What `libc::syscall` has answered.
+fn by_the_system(answer: libc::c_long) -> Result<c_int, Errno> {
+    match answer {
+        // SAFETY: the place is the calling thread's own.
+        -1 => Err(Errno::from_raw_os_error(unsafe {
+            *libc::__errno_location()
+        })),
+        answer => Ok(answer as c_int),
+    }
+}
+
+// SAFETY of the callers: null, or as many bytes as it says.
+unsafe fn read_address(
+    address: *const sockaddr,
+    length: socklen_t,
+    unknown_family: Errno,
+) -> Result<SocketAddr, Errno> {
+    let mut copy = address::none();
+    let length = length as usize;
+    if length < size_of::<libc::sa_family_t>() || length > size_of_val(&copy) {
+        return Err(Errno::INVAL);
+    }
+    if address.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller promises, and there is room for so many.
+    unsafe { ptr::copy_nonoverlapping(address.cast(), (&raw mut copy).cast::<u8>(), length) };
+    let address = address::read(&copy).ok_or(unknown_family)?;
+    if length < address::length(address) {
+        return Err(Errno::INVAL);
+    }
+    Ok(match address {
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => {
+            (address.ip().to_canonical(), v6.port()).into()
+        }
+        address => address,
+    })
+}
+
+// SAFETY of the callers: as above.
+unsafe fn read_destination(
+    address: *const sockaddr,
+    length: socklen_t,
+) -> Result<Option<SocketAddr>, Errno> {
+    if address.is_null() || length == 0 {
+        return Ok(None);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { read_address(address, length, Errno::INVAL) }.map(Some)
+}
+
+// As much of a name as there is room for, and its whole length.
+// SAFETY of the callers: null or a length, and so much room at `target`.
+unsafe fn write_name(
+    name: &polyverbs_abi::rdmacm::Address,
+    length: usize,
+    target: *mut sockaddr,
+    room: *mut socklen_t,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    let room = unsafe { room.as_mut() }.ok_or(Errno::FAULT)?;
+    let size = usize::try_from(room.cast_signed()).map_err(|_| Errno::INVAL)?;
+    // SAFETY: an address of this length lies there.
+    let name = unsafe { slice::from_raw_parts(ptr::from_ref(name).cast::<u8>(), length) };
+    let size = size.min(length);
+    // SAFETY: as the caller promises.
+    unsafe { self::room(target.cast(), size) }?.copy_from_slice(&name[..size]);
+    *room = length as socklen_t;
+    Ok(())
+}
+
+// SAFETY of the callers: as above.
+unsafe fn write_source(
+    from: Option<SocketAddr>,
+    target: *mut sockaddr,
+    room: *mut socklen_t,
+) -> Result<(), Errno> {
+    let name = from.map_or_else(address::none, address::write);
+    // SAFETY: as the caller promises.
+    unsafe { write_name(&name, from.map_or(0, address::length), target, room) }
+}
+
+// SAFETY of the callers: the bytes are readable while the answer is used.
+unsafe fn bytes<'a>(at: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if at.is_null() || length > isize::MAX as usize {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts(at.cast(), length) })
+}
+
+// SAFETY of the callers: the bytes are writable while the answer is used.
+unsafe fn room<'a>(at: *mut c_void, length: usize) -> Result<&'a mut [u8], Errno> {
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    if at.is_null() || length > isize::MAX as usize {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts_mut(at.cast(), length) })
+}
+
+// SAFETY of the callers: so many parts.
+unsafe fn parts<'a>(
+    list: *const iovec,
+    count: usize,
+    too_many: Errno,
+) -> Result<&'a [iovec], Errno> {
+    if count > libc::UIO_MAXIOV as usize {
+        return Err(too_many);
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts(list, count) })
+}
+
+// SAFETY of the callers: so many parts, whose bytes are readable while the answer is used.
+unsafe fn sources<'a>(
+    list: *const iovec,
+    count: usize,
+    too_many: Errno,
+) -> Result<Vec<IoSlice<'a>>, Errno> {
+    // SAFETY: as the caller promises.
+    let parts = unsafe { parts(list, count, too_many) }?.iter();
+    parts
+        // SAFETY: as the caller promises.
+        .map(|part| unsafe { bytes(part.iov_base, part.iov_len) }.map(IoSlice::new))
+        .collect()
+}
+
+// SAFETY of the callers: so many parts, whose bytes are writable while the answer is used.
+unsafe fn targets<'a>(
+    list: *const iovec,
+    count: usize,
+    too_many: Errno,
+) -> Result<Vec<IoSliceMut<'a>>, Errno> {
+    // SAFETY: as the caller promises.
+    let parts = unsafe { parts(list, count, too_many) }?.iter();
+    parts
+        // SAFETY: as the caller promises.
+        .map(|part| unsafe { room(part.iov_base, part.iov_len) }.map(IoSliceMut::new))
+        .collect()
+}
+
+// SAFETY of the callers: so many messages.
+unsafe fn messages_of<'a>(
+    messages: *mut mmsghdr,
+    count: c_uint,
+) -> Result<&'a mut [mmsghdr], Errno> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    if messages.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // More are not looked at in one call.
+    let count = (count as usize).min(libc::UIO_MAXIOV as usize);
+    // SAFETY: as the caller promises.
+    Ok(unsafe { slice::from_raw_parts_mut(messages, count) })
+}

@@ -1,0 +1,213 @@
+//! Remote memory: what programs register, and operations that they send with messages.
+// Addresses of memory in structures of programs.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use polyverbs_rds::{
+    AtomicOperation, AtomicRequest, Control, Cookie, LocalMemory, RdmaFlags, RdmaRequest,
+};
+use rustix::io::Errno;
+
+use crate::control::{ControlMessage, Sent};
+use crate::options::words;
+use crate::socket::{Socket, errno};
+
+// Of `linux/rds.h`.
+const RDS_CMSG_RDMA_ARGS: c_int = 1;
+const RDS_CMSG_RDMA_DEST: c_int = 2;
+const RDS_CMSG_RDMA_MAP: c_int = 3;
+const RDS_CMSG_ATOMIC_FADD: c_int = 6;
+const RDS_CMSG_ATOMIC_CSWP: c_int = 7;
+const RDS_CMSG_MASKED_ATOMIC_FADD: c_int = 8;
+const RDS_CMSG_MASKED_ATOMIC_CSWP: c_int = 9;
+
+/// What goes with a message.
+#[derive(Default)]
+pub(crate) struct WithMessage {
+    pub(crate) control: Control,
+    /// Memory that was registered for it.
+    pub(crate) mapped: Option<Cookie>,
+}
+
+/// Reads what a program sends with a message.
+///
+/// # Safety
+/// The addresses in it are those of the program's memory, which keeps its place while operations and cookies name it.
+///
+/// # Errors
+/// There is more than one thing, or one that is not known.
+pub(crate) unsafe fn read(socket: &Socket, messages: Sent<'_>) -> Result<WithMessage, Errno> {
+    let mut with = WithMessage::default();
+    for message in messages {
+        let ControlMessage { level, kind, data } = message?;
+        if level != libc::SOL_RDS {
+            continue;
+        }
+        if !matches!(with.control, Control::None) {
+            give_up(socket, with.mapped);
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as the caller promises.
+        with = unsafe { read_one(socket, kind, data) }?;
+    }
+    Ok(with)
+}
+
+/// Gives up memory that was registered for a message which is not sent.
+pub(crate) fn give_up(socket: &Socket, mapped: Option<Cookie>) {
+    if let Some(cookie) = mapped {
+        // A peer may have told already that it has used it.
+        let _ = socket.rds.free_mr(cookie);
+    }
+}
+
+// SAFETY of the callers: as above.
+unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMessage, Errno> {
+    let mut mapped = None;
+    let control = match kind {
+        RDS_CMSG_RDMA_ARGS => {
+            // SAFETY: as the caller promises.
+            Control::Rdma(unsafe { rdma(first_words(data)?) }?)
+        }
+        RDS_CMSG_RDMA_DEST => {
+            let [cookie] = first_words(data)?;
+            Control::Destination(Cookie(cookie))
+        }
+        RDS_CMSG_RDMA_MAP => {
+            // SAFETY: as the caller promises.
+            let cookie = unsafe { get_mr(socket, first_words(data)?) }?;
+            mapped = Some(cookie);
+            Control::Destination(cookie)
+        }
+        RDS_CMSG_ATOMIC_FADD
+        | RDS_CMSG_ATOMIC_CSWP
+        | RDS_CMSG_MASKED_ATOMIC_FADD
+        | RDS_CMSG_MASKED_ATOMIC_CSWP => {
+            // SAFETY: as the caller promises.
+            Control::Atomic(unsafe { atomic(kind, first_words(data)?) })
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    Ok(WithMessage { control, mapped })
+}
+
+fn first_words<const COUNT: usize>(data: &[u8]) -> Result<[u64; COUNT], Errno> {
+    words(data.get(..COUNT * 8).ok_or(Errno::INVAL)?)
+}
+
+/// Registers memory: `struct rds_get_mr_args` has its address and length, where the cookie is to be put, and flags.
+///
+/// # Safety
+/// The program keeps the memory until it gives it up or closes the socket; the cookie's place is null or writable.
+///
+/// # Errors
+/// Those of `RDS_GET_MR`.
+pub(crate) unsafe fn get_mr(
+    socket: &Socket,
+    [address, length, cookie_at, flags]: [u64; 4],
+) -> Result<Cookie, Errno> {
+    // SAFETY: as the caller promises.
+    let memory = unsafe { local(address, length) };
+    let flags = RdmaFlags::from_bits_truncate(flags);
+    let cookie = socket.rds.get_mr(memory, flags).map_err(errno)?;
+    let cookie_at = cookie_at as *mut u64;
+    if !cookie_at.is_null() {
+        // SAFETY: as the caller promises.
+        unsafe { cookie_at.write_unaligned(cookie.0) };
+    }
+    Ok(cookie)
+}
+
+// `struct rds_rdma_args`.
+// SAFETY of the callers: the list of local memory is one.
+unsafe fn rdma(
+    [
+        cookie,
+        remote_offset,
+        remote_length,
+        list,
+        count,
+        flags,
+        user_token,
+    ]: [u64; 7],
+) -> Result<RdmaRequest, Errno> {
+    if count > libc::UIO_MAXIOV as u64 {
+        return Err(Errno::MSGSIZE);
+    }
+    if list == 0 || count == 0 {
+        return Err(Errno::INVAL);
+    }
+    // `struct rds_iovec`: an address and a length.
+    let list = list as *const [u64; 2];
+    let local = (0..count as usize).map(|at| {
+        // SAFETY: as the caller promises: so many of them.
+        unsafe {
+            let [address, length] = list.add(at).read_unaligned();
+            local(address, length)
+        }
+    });
+    Ok(RdmaRequest {
+        cookie: Cookie(cookie),
+        remote_offset,
+        remote_length,
+        local: local.collect(),
+        flags: RdmaFlags::from_bits_truncate(flags),
+        user_token,
+    })
+}
+
+// `struct rds_atomic_args`.
+// SAFETY of the callers: eight bytes at the local address.
+unsafe fn atomic(
+    kind: c_int,
+    [
+        cookie,
+        address,
+        remote_offset,
+        first,
+        second,
+        third,
+        fourth,
+        flags,
+        user_token,
+    ]: [u64; 9],
+) -> AtomicRequest {
+    let operation = match kind {
+        RDS_CMSG_ATOMIC_FADD => AtomicOperation::FetchAdd {
+            add: first,
+            nocarry_mask: 0,
+        },
+        RDS_CMSG_MASKED_ATOMIC_FADD => AtomicOperation::FetchAdd {
+            add: first,
+            nocarry_mask: second,
+        },
+        RDS_CMSG_ATOMIC_CSWP => AtomicOperation::CompareSwap {
+            compare: first,
+            swap: second,
+            compare_mask: u64::MAX,
+            swap_mask: u64::MAX,
+        },
+        _ => AtomicOperation::CompareSwap {
+            compare: first,
+            swap: second,
+            compare_mask: third,
+            swap_mask: fourth,
+        },
+    };
+    AtomicRequest {
+        cookie: Cookie(cookie),
+        remote_offset,
+        // SAFETY: as the caller promises.
+        local: unsafe { local(address, 8) },
+        operation,
+        flags: RdmaFlags::from_bits_truncate(flags),
+        user_token,
+    }
+}
+
+// SAFETY of the callers: so much memory, which keeps its place while it is used.
+unsafe fn local(address: u64, length: u64) -> LocalMemory {
+    // SAFETY: as the caller promises; other programs change it as they may.
+    unsafe { LocalMemory::borrowed(address as *mut u8, length as usize) }
+}

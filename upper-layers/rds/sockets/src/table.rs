@@ -1,0 +1,120 @@
+//! The sockets of this process by descriptor.
+//!
+//! A child of a fork has the descriptors of its parent's sockets, and not the sockets: their threads and connections are the
+//! parent's. It begins with an empty table. A child that borrows its parent's memory (`vfork`) changes nothing here.
+// The system calls a function back in each child of a fork.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use crate::socket::Socket;
+
+/// A bit for each descriptor.
+pub(crate) type Descriptors = [AtomicU64; 1024];
+
+type Sockets = RwLock<HashMap<RawFd, Arc<Socket>>>;
+
+/// Those whose calls come here, also where the sockets are the parent's.
+static DESCRIPTORS: OnceLock<&'static Descriptors> = OnceLock::new();
+/// Those of this process; null where there has been none. Never freed: a parent's locks may be held for ever.
+static SOCKETS: AtomicPtr<Sockets> = AtomicPtr::new(ptr::null_mut());
+/// Whose memory this is.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Has the bits of these descriptors set and cleared from now on.
+pub(crate) fn start(descriptors: &'static Descriptors) {
+    DESCRIPTORS.get_or_init(|| {
+        PROCESS.store(std::process::id(), Ordering::SeqCst);
+        // SAFETY: the function takes nothing and is there for ever: this library is not unloaded.
+        // If it cannot be set, a child of a fork believes that its parent's sockets are its own.
+        unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
+        descriptors
+    });
+}
+
+// In a child of a fork, where other threads' locks may be held.
+extern "C" fn begin_anew() {
+    SOCKETS.store(ptr::null_mut(), Ordering::SeqCst);
+    PROCESS.store(std::process::id(), Ordering::SeqCst);
+}
+
+/// Whether what is here is this process's own, and not its parent's, which waits until this one runs another program.
+pub(crate) fn is_own() -> bool {
+    PROCESS.load(Ordering::SeqCst) == std::process::id()
+}
+
+/// Names a socket by a descriptor. `false` where no socket can have this one.
+pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
+    let Some((word, bit)) = place(descriptor) else {
+        return false;
+    };
+    let mut all = own().write().unwrap_or_else(PoisonError::into_inner);
+    // Closed behind our back, as by `fclose`.
+    let closed = all.insert(descriptor, socket);
+    word.fetch_or(bit, Ordering::SeqCst);
+    drop(all);
+    drop(closed);
+    true
+}
+
+/// The socket of this process with this descriptor.
+pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
+    let all = sockets()?.read().unwrap_or_else(PoisonError::into_inner);
+    all.get(&descriptor).cloned()
+}
+
+/// Takes a descriptor's name away before it is closed; the socket is closed with its last descriptor.
+pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
+    if let Some((word, bit)) = place(descriptor) {
+        word.fetch_and(!bit, Ordering::SeqCst);
+    }
+    let all = sockets()?.write();
+    all.unwrap_or_else(PoisonError::into_inner)
+        .remove(&descriptor)
+}
+
+/// The descriptors in a range whose calls come here.
+pub(crate) fn within(range: RangeInclusive<u32>) -> impl Iterator<Item = RawFd> {
+    let words = DESCRIPTORS.get().into_iter().flat_map(|all| all.iter());
+    let all = words.zip(0..).flat_map(|(word, place)| {
+        let word = word.load(Ordering::SeqCst);
+        (0..64)
+            .filter(move |bit| word >> bit & 1 != 0)
+            .map(move |bit| place * 64 + bit)
+    });
+    all.filter(move |number: &u32| range.contains(number))
+        .map(|number| number as RawFd)
+}
+
+fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(descriptor).ok()?;
+    Some((DESCRIPTORS.get()?.get(number / 64)?, 1 << (number % 64)))
+}
+
+fn sockets() -> Option<&'static Sockets> {
+    // SAFETY: null, or a table that is never freed.
+    unsafe { SOCKETS.load(Ordering::SeqCst).as_ref() }
+}
+
+fn own() -> &'static Sockets {
+    sockets().unwrap_or_else(|| {
+        let new = Box::into_raw(Box::default());
+        let set =
+            SOCKETS.compare_exchange(ptr::null_mut(), new, Ordering::SeqCst, Ordering::SeqCst);
+        let there = match set {
+            Ok(_) => new,
+            Err(there) => {
+                // SAFETY: it was made above, and nobody else has it.
+                drop(unsafe { Box::from_raw(new) });
+                there
+            }
+        };
+        // SAFETY: a table that is never freed.
+        unsafe { &*there }
+    })
+}

@@ -1,0 +1,144 @@
+//! C and Python programs with `AF_RDS` sockets, as `polyverbs run` starts them.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
+
+/// What makes sockets from here on is ours. Programs have the same addresses: one at a time.
+fn alone() -> (MutexGuard<'static, ()>, PathBuf) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = BUILT.get_or_init(built_library::built);
+    (alone, built.with_file_name("libpolyverbs_redirect.so"))
+}
+
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sockets");
+        // With checks of room, as distributions compile.
+        let compiled = Command::new("cc")
+            .args(["-O1", "-w", "-pthread", "-D_FORTIFY_SOURCE=2"])
+            .args([&format!("{TESTS}/sockets.c"), "-o"])
+            .arg(&program)
+            .output()
+            .unwrap();
+        assert!(compiled.status.success(), "{compiled:?}");
+        program
+    })
+}
+
+#[track_caller]
+fn does(part: &str) {
+    let (_alone, library) = alone();
+    let ran = Command::new(program())
+        .arg(part)
+        .env("LD_PRELOAD", library)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "done\n", "{ran:?}");
+}
+
+#[test]
+fn a_socket_is_made_with_its_flags_and_refuses_what_does_not_apply() {
+    does("made");
+}
+
+#[test]
+fn addresses_are_given_told_and_refused_as_linux_does() {
+    does("addresses");
+}
+
+#[test]
+fn every_call_that_sends_and_every_call_that_receives_passes_whole_messages() {
+    does("messages");
+}
+
+#[test]
+fn a_message_is_looked_at_measured_and_cut() {
+    does("cut");
+}
+
+#[test]
+fn options_are_kept_and_refused() {
+    does("options");
+}
+
+#[test]
+fn poll_and_select_tell_of_messages_and_of_room() {
+    does("polled");
+}
+
+#[test]
+fn level_triggered_epoll_tells_of_messages_and_of_room() {
+    does("level");
+}
+
+#[test]
+fn edge_triggered_epoll_tells_of_each_change_after_a_call_that_would_wait() {
+    does("edge");
+}
+
+#[test]
+fn calls_wait_until_there_is_something_a_time_is_over_or_a_signal_comes() {
+    does("waits");
+}
+
+#[test]
+fn duplicates_are_the_same_socket_and_numbers_of_closed_ones_are_free() {
+    does("descriptors");
+}
+
+#[test]
+fn a_child_has_sockets_of_its_own_and_leaves_those_of_its_parent_alone() {
+    does("forked");
+}
+
+#[test]
+fn memory_is_registered_written_read_and_changed_with_messages() {
+    does("remote");
+}
+
+#[test]
+fn two_processes_send_each_other_messages() {
+    let (_alone, library) = alone();
+    let mut server = Command::new(program())
+        .arg("server")
+        .env("LD_PRELOAD", &library)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(server.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "bound\n");
+    let client = Command::new(program())
+        .arg("client")
+        .env("LD_PRELOAD", &library)
+        .output()
+        .unwrap();
+    if !client.status.success() {
+        server.kill().unwrap();
+    }
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert!(server.wait().unwrap().success(), "{rest}{client:?}");
+    assert_eq!(rest, "done\n", "{client:?}");
+}
+
+#[test]
+fn a_python_program_has_sockets_too() {
+    let (_alone, library) = alone();
+    let ran = Command::new("python3")
+        .arg(format!("{TESTS}/sockets.py"))
+        .env("LD_PRELOAD", library)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "done\n", "{ran:?}");
+}
