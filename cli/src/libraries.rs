@@ -18,6 +18,8 @@ pub(crate) const VERBS: &str = "libibverbs.so.1";
 pub(crate) const CM: &str = "librdmacm.so.1";
 /// The library that redirects paths below `/sys` and `/dev`.
 pub(crate) const REDIRECT: &str = "libpolyverbs_redirect.so";
+/// The library of `AF_RDS` sockets, which that one loads from beside itself.
+pub(crate) const RDS: &str = "libpolyverbs_rds_sockets.so";
 
 // The names that cargo gives to these files.
 const BUILT: &str = "libpolyverbs_compat.so";
@@ -29,6 +31,7 @@ pub(crate) struct Libraries {
     /// The folder with both under the names that programs load.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) redirect: PathBuf,
+    pub(crate) rds: PathBuf,
 }
 
 impl Libraries {
@@ -37,27 +40,25 @@ impl Libraries {
         let command = env::current_exe().context("cannot find this command's own file")?;
         let beside = command.parent().unwrap_or(Path::new("/"));
         let installed = beside.with_file_name("lib").join("polyverbs");
-        let (verbs, folder, redirect) = if installed.join(VERBS).exists() {
-            (
-                installed.join(VERBS),
-                Some(installed.clone()),
-                installed.join(REDIRECT),
-            )
-        } else {
-            (beside.join(BUILT), None, beside.join(REDIRECT))
+        let is_installed = installed.join(VERBS).exists();
+        let (within, verbs) = match is_installed {
+            true => (&*installed, VERBS),
+            false => (beside, BUILT),
         };
-        for file in [&verbs, &redirect] {
+        let found = Self {
+            verbs: within.join(verbs),
+            folder: is_installed.then(|| installed.clone()),
+            redirect: within.join(REDIRECT),
+            rds: within.join(RDS),
+        };
+        for file in [&found.verbs, &found.redirect, &found.rds] {
             anyhow::ensure!(
                 file.exists(),
                 "there is no {}: build the libraries with `cargo build --release` in a clone of Polyverbs",
                 file.display(),
             );
         }
-        Ok(Self {
-            verbs,
-            folder,
-            redirect,
-        })
+        Ok(found)
     }
 
     /// The libraries of a command installed by `cargo install`, which omits libraries: builds them on first use, in the clone
@@ -104,6 +105,7 @@ impl Libraries {
             return Ok((folder, self.redirect.clone()));
         }
         link(&self.redirect, REDIRECT)?;
+        link(&self.rds, RDS)?;
         let redirect = folder.join(REDIRECT);
         Ok((folder, redirect))
     }
@@ -137,6 +139,7 @@ fn build() -> anyhow::Result<Libraries> {
             "--message-format=json-render-diagnostics",
         ])
         .args(["-p", "polyverbs-compat", "-p", "polyverbs-redirect"])
+        .args(["-p", "polyverbs-rds-sockets"])
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo")?;
@@ -162,6 +165,7 @@ fn build() -> anyhow::Result<Libraries> {
         verbs: file(BUILT)?,
         folder: None,
         redirect: file(REDIRECT)?,
+        rds: file(RDS)?,
     })
 }
 

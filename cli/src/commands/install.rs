@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use clap_complete::Shell;
 
 use super::completions;
-use crate::libraries::{CM, Libraries, REDIRECT, VERBS};
+use crate::libraries::{CM, Libraries, RDS, REDIRECT, VERBS};
 use crate::output::say;
 use crate::transfer::printable;
 
@@ -79,11 +79,12 @@ const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Zsh, "share/zsh/site-functions/_polyverbs"),
 ];
 
-fn of_libraries(lib: &Path, libraries: Libraries) -> [(PathBuf, Content); 3] {
+fn of_libraries(lib: &Path, libraries: Libraries) -> [(PathBuf, Content); 4] {
     [
         (lib.join(VERBS), Content::File(libraries.verbs)),
         (lib.join(CM), Content::Link(VERBS)),
         (lib.join(REDIRECT), Content::File(libraries.redirect)),
+        (lib.join(RDS), Content::File(libraries.rds)),
     ]
 }
 

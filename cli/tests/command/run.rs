@@ -22,7 +22,12 @@ impl Installed {
         fs::create_dir_all(&bin).unwrap();
         fs::create_dir_all(&lib).unwrap();
         fs::copy(env!("CARGO_BIN_EXE_polyverbs"), bin.join("polyverbs")).unwrap();
-        for name in ["libibverbs.so.1", "libpolyverbs_redirect.so"] {
+        let libraries = [
+            "libibverbs.so.1",
+            "libpolyverbs_redirect.so",
+            "libpolyverbs_rds_sockets.so",
+        ];
+        for name in libraries {
             let made = Command::new("cc")
                 .args(["-shared", "-o"])
                 .arg(lib.join(name))
@@ -309,6 +314,7 @@ fn the_command_installs_itself_with_its_libraries() {
         fs::read_link(lib.join("librdmacm.so.1")).unwrap(),
         PathBuf::from("libibverbs.so.1")
     );
+    assert!(lib.join("libpolyverbs_rds_sockets.so").exists());
     assert_eq!(
         fs::metadata(prefix.join("bin/polyverbs"))
             .unwrap()
@@ -336,7 +342,7 @@ fn the_command_installs_itself_with_its_libraries() {
     }
     // Again, over what is there; and it runs from there, moved.
     assert!(install.output().unwrap().status.success());
-    assert_eq!(fs::read_dir(&lib).unwrap().count(), 3);
+    assert_eq!(fs::read_dir(&lib).unwrap().count(), 4);
     let moved = installed.folder.path("moved");
     fs::rename(&prefix, &moved).unwrap();
     let ran = Command::new(moved.join("bin/polyverbs"))
