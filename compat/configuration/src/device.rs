@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use polyverbs::emulated::{Contract, FaultSpec};
+use polyverbs::emulated::{self, Contract, EmulatedDeviceError, EmulatedOptions, FaultSpec, Tap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use verbs_api::{
     Limit, Transport,
@@ -197,6 +197,36 @@ impl Default for Device {
 const NAME: usize = 64;
 
 impl Device {
+    /// Makes it, for this process.
+    ///
+    /// # Errors
+    /// Its address is another user's, or none of this machine.
+    pub fn make(&self, tap: Option<Tap>) -> Result<verbs_api::Device, EmulatedDeviceError> {
+        let options = EmulatedOptions {
+            name: Some(self.name.clone()),
+            faults: self.fault.unwrap_or_default(),
+            limits: self
+                .limits
+                .iter()
+                .map(|(name, most)| (name.0, *most))
+                .collect(),
+            tap,
+            without_crc: !self.crc,
+            speaks_first: self.speaks_first,
+            strict_signaling: self.strict_signaling,
+            without_shared_memory: !self.shared_memory,
+            ..EmulatedOptions::default()
+        };
+        let kind = match self.transport {
+            TransportName::Roce => "ib0",
+            TransportName::Iwarp => "iw0",
+        };
+        match self.wire {
+            true => emulated::device_at(kind, self.address, &options),
+            false => emulated::device(kind, &options),
+        }
+    }
+
     /// The link layer that its port reports.
     pub fn link_layer(&self) -> LinkLayer {
         self.link_layer.unwrap_or_default()

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod capture;
 mod device;
 mod text;
 

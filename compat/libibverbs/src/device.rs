@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::ptr;
 use std::sync::{Mutex, OnceLock};
 
-use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs_configuration::{Device as Configured, TransportName};
 use verbs_api::{Context, Device, Requirements, Transport};
 
@@ -140,31 +139,7 @@ impl ListedDevice {
         if let Some((_, device)) = made.as_ref().filter(|(maker, _)| *maker == process) {
             return Ok(device.clone());
         }
-        let known = &self.configured;
-        let options = EmulatedOptions {
-            name: Some(known.name.clone()),
-            faults: known.fault.unwrap_or_default(),
-            limits: known
-                .limits
-                .iter()
-                .map(|(name, most)| (name.0, *most))
-                .collect(),
-            tap: setup::tap(),
-            without_crc: !known.crc,
-            speaks_first: known.speaks_first,
-            strict_signaling: known.strict_signaling,
-            without_shared_memory: !known.shared_memory,
-            ..EmulatedOptions::default()
-        };
-        let kind = match known.transport {
-            TransportName::Roce => "ib0",
-            TransportName::Iwarp => "iw0",
-        };
-        let made_now = if known.wire {
-            emulated::device_at(kind, known.address, &options)
-        } else {
-            emulated::device(kind, &options)
-        };
+        let made_now = self.configured.make(setup::tap());
         let device = made_now.map_err(|error| {
             setup::complain(format_args!("{error}"));
             Errno(libc::ENODEV)
