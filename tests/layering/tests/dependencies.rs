@@ -115,7 +115,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Paths, and whose a descriptor is.
     ("polyverbs-redirect", &[]),
     // Sockets of C programs.
-    ("polyverbs-rds-sockets", &["polyverbs-abi", "polyverbs-rds"]),
+    (
+        "polyverbs-rds-sockets",
+        &[
+            "polyverbs",
+            "polyverbs-abi",
+            "polyverbs-configuration",
+            "polyverbs-rds",
+        ],
+    ),
     ("polyverbs-benches", TEST),
     // Tests.
     ("built-library", &[]),

@@ -18,6 +18,7 @@ mod watch;
 
 pub use error::RdsError;
 pub use memory::LocalMemory;
+pub use node::{DeviceSource, look_first_at};
 pub use polyverbs_rds_wire::MAX_MESSAGE;
 pub use protocol::{OperationStatus, RdmaStatus, Readiness, SocketOptions};
 pub use rdma::{AtomicOperation, AtomicRequest, Control, Cookie, RdmaFlags, RdmaRequest};

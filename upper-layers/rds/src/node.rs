@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use async_executor::Executor;
 use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
-use polyverbs::emulated::{EmulatedOptions, device_at};
+use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, device_at};
 use polyverbs::ids::Qpn;
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
@@ -457,8 +457,22 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     }
 }
 
-/// The device at an address: a registered one, of the wanted transport if there is one, or an emulated one that is made there.
+/// Where nodes look for a device first: at an address there is one, or it cannot be made, or neither.
+pub type DeviceSource = fn(IpAddr) -> Option<Result<Device, EmulatedDeviceError>>;
+
+static SOURCE: OnceLock<DeviceSource> = OnceLock::new();
+
+/// Has the sockets of this process look for their devices here first. Only the first call counts.
+pub fn look_first_at(source: DeviceSource) {
+    SOURCE.get_or_init(|| source);
+}
+
+/// The device at an address: that of the source, a registered one, of the wanted transport if there is one, or an emulated one that
+/// is made there.
 pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
+    if let Some(found) = SOURCE.get().and_then(|source| source(at)) {
+        return Ok(found?);
+    }
     let registered = registry().ok();
     let mut found = registered.map_or_else(Vec::new, |registry| devices_at(&registry, at));
     let is_other = |device: &Device| {

@@ -22,6 +22,7 @@ use polyverbs_rds::Outgoing;
 use rustix::io::Errno;
 
 use crate::control::{Room, Sent};
+use crate::devices;
 use crate::operations;
 use crate::options::{self, Kept};
 use crate::socket::{Socket, errno};
@@ -39,6 +40,7 @@ const SIOCRDSGETTOS: c_ulong = 0x89e1;
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);
+    polyverbs_rds::look_first_at(devices::configured);
 }
 
 /// `socket`, of the domain `AF_RDS`.

@@ -7,6 +7,7 @@
 
 pub mod calls;
 mod control;
+mod devices;
 mod mirror;
 mod operations;
 mod options;

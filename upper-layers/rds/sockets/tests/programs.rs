@@ -34,10 +34,16 @@ fn program() -> &'static Path {
 
 #[track_caller]
 fn does(part: &str) {
+    does_over(part, "");
+}
+
+#[track_caller]
+fn does_over(part: &str, devices: &str) {
     let (_alone, library) = alone();
     let ran = Command::new(program())
         .arg(part)
         .env("LD_PRELOAD", library)
+        .env("POLYVERBS_CONFIG", devices)
         .output()
         .unwrap();
     assert!(ran.status.success(), "{ran:?}");
@@ -97,6 +103,16 @@ fn duplicates_are_the_same_socket_and_numbers_of_closed_ones_are_free() {
 #[test]
 fn a_child_has_sockets_of_its_own_and_leaves_those_of_its_parent_alone() {
     does("forked");
+}
+
+#[test]
+fn sockets_are_on_the_devices_that_there_are_to_be() {
+    let at = |name, address| {
+        format!("[[device]]\nname = \"{name}\"\ntransport = \"iwarp\"\naddress = \"{address}\"\n")
+    };
+    let iwarp = at("iw0", "127.0.25.1") + &at("iw1", "127.0.25.2");
+    does_over("over_iwarp", &iwarp);
+    does_over("messages", &iwarp);
 }
 
 #[test]

@@ -344,6 +344,8 @@ static int selected(int fd) {
     return FD_ISSET(fd, &in) | FD_ISSET(fd, &out) << 1;
 }
 
+static void over_iwarp(void) { IS(number(bound(HERE, 4000), SOL_RDS, SO_RDS_TRANSPORT), RDS_TRANS_IWARP); }
+
 static void polled(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001);
     IS(has(b, POLLIN | POLLOUT), POLLOUT);
@@ -760,7 +762,7 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(void);
     } parts[] = {
-        {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options},
+        {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
         {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"descriptors", descriptors},
         {"forked", forked}, {"remote", remote}, {"server", server}, {"client", client},
     };

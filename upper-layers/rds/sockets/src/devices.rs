@@ -1,0 +1,32 @@
+//! The devices that `polyverbs run` was asked for.
+
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use polyverbs::Device;
+use polyverbs::emulated::EmulatedDeviceError;
+use polyverbs_configuration::{Configuration, VARIABLE};
+
+/// The first of them at an address.
+pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceError>> {
+    static READ: OnceLock<Configuration> = OnceLock::new();
+    let configuration = READ.get_or_init(|| {
+        Configuration::from_environment().unwrap_or_else(|error| {
+            complain(format_args!("{VARIABLE}: {error}"));
+            Configuration::default()
+        })
+    });
+    let mut devices = configuration.devices.iter();
+    let device = devices.find(|device| device.address == at && device.wire)?;
+    let tap = configuration.tap().unwrap_or_else(|error| {
+        complain(format_args!("the capture cannot be written: {error}"));
+        None
+    });
+    Some(device.make(tap))
+}
+
+fn complain(what: std::fmt::Arguments<'_>) {
+    // A failure cannot be reported.
+    let _ = writeln!(io::stderr(), "polyverbs: {what}");
+}
