@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -21,16 +21,22 @@ pub(crate) struct Level {
     pub(crate) writable: bool,
 }
 
-pub(crate) struct Mirror {
+/// The pair of sockets.
+pub(crate) struct Ends {
     /// Another descriptor of the program's file.
     theirs: OwnedFd,
     ours: OwnedFd,
+}
+
+pub(crate) struct Mirror {
+    /// Kept only while the lock is held, so that the file is closed when the socket is.
+    ends: Weak<Ends>,
     shown: Mutex<Level>,
     /// What is shown may not be so any more.
     is_stale: AtomicBool,
 }
 
-impl Mirror {
+impl Ends {
     /// With the program's descriptor.
     ///
     /// # Errors
@@ -50,16 +56,63 @@ impl Mirror {
         if !close_on_exec {
             fcntl_setfd(&program, FdFlags::empty())?;
         }
-        let mirror = Self {
-            theirs: fcntl_dupfd_cloexec(&program, 0)?,
-            ours,
+        let theirs = fcntl_dupfd_cloexec(&program, 0)?;
+        Ok((Self { theirs, ours }, program))
+    }
+
+    /// Waits until it is readable, as a call of the kernel does that reads: signals and `SO_RCVTIMEO` end it.
+    ///
+    /// # Errors
+    /// `AGAIN` after that time, `INTR` by a signal.
+    pub(crate) fn wait_readable(&self) -> Result<(), Errno> {
+        recv(&self.theirs, &mut [MaybeUninit::uninit()], RecvFlags::PEEK).map(drop)
+    }
+
+    /// Waits until it is writable, by sending a byte: as a call of the kernel does that writes: signals and `SO_SNDTIMEO` end it.
+    ///
+    /// # Errors
+    /// `AGAIN` after that time, `INTR` by a signal.
+    pub(crate) fn wait_writable(&self) -> Result<(), Errno> {
+        send(&self.theirs, &[0], SendFlags::NOSIGNAL).map(drop)
+    }
+
+    /// Whether the program has made its descriptor non-blocking.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        fcntl_getfl(&self.theirs).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+    }
+
+    fn put_byte(&self) -> bool {
+        send(&self.ours, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
+    }
+
+    fn take_byte(&self) -> bool {
+        take(&self.theirs, 1) > 0
+    }
+
+    // As much as there is room for.
+    fn fill(&self) {
+        let _ = send(
+            &self.theirs,
+            &FILLING,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        );
+    }
+
+    fn take_sent(&self) {
+        while take(&self.ours, FILLING.len()) > 0 {}
+    }
+}
+
+impl Mirror {
+    pub(crate) fn of(ends: &Arc<Ends>) -> Self {
+        Self {
+            ends: Arc::downgrade(ends),
             shown: Mutex::new(Level {
                 readable: false,
                 writable: true,
             }),
             is_stale: AtomicBool::new(false),
-        };
-        Ok((mirror, program))
+        }
     }
 
     /// Shows what is so now.
@@ -101,29 +154,11 @@ impl Mirror {
         self.set_writable(&mut self.lock(), false);
     }
 
-    /// Waits until it is readable, as a call of the kernel does that reads: signals and `SO_RCVTIMEO` end it.
-    ///
-    /// # Errors
-    /// `AGAIN` after that time, `INTR` by a signal.
-    pub(crate) fn wait_readable(&self) -> Result<(), Errno> {
-        recv(&self.theirs, &mut [MaybeUninit::uninit()], RecvFlags::PEEK).map(drop)
-    }
-
-    /// Waits until it is writable, by sending a byte: as a call of the kernel does that writes: signals and `SO_SNDTIMEO` end it.
-    ///
-    /// # Errors
-    /// `AGAIN` after that time, `INTR` by a signal.
-    pub(crate) fn wait_writable(&self) -> Result<(), Errno> {
-        send(&self.theirs, &[0], SendFlags::NOSIGNAL)?;
-        if self.lock().writable {
-            self.take_sent();
+    /// Takes what calls have sent that waited: of each a byte.
+    pub(crate) fn take_waited(&self) {
+        if let (true, Some(ends)) = (self.lock().writable, self.ends.upgrade()) {
+            ends.take_sent();
         }
-        Ok(())
-    }
-
-    /// Whether the program has made its descriptor non-blocking.
-    pub(crate) fn is_nonblocking(&self) -> bool {
-        fcntl_getfl(&self.theirs).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     fn lock(&self) -> MutexGuard<'_, Level> {
@@ -156,38 +191,29 @@ impl Mirror {
 
     // What the system refuses is tried again with the next change.
     fn set_readable(&self, shown: &mut Level, readable: bool) {
-        if shown.readable == readable {
-            return;
-        }
-        let done = match readable {
-            true => send(&self.ours, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok(),
-            false => take(&self.theirs, 1) > 0,
-        };
-        if done {
-            shown.readable = readable;
+        if shown.readable != readable
+            && let Some(ends) = self.ends.upgrade()
+        {
+            let is_done = match readable {
+                true => ends.put_byte(),
+                false => ends.take_byte(),
+            };
+            if is_done {
+                shown.readable = readable;
+            }
         }
     }
 
     fn set_writable(&self, shown: &mut Level, writable: bool) {
-        if shown.writable == writable {
-            return;
-        }
-        match writable {
-            true => self.take_sent(),
-            // As much of it as there is room for.
-            false => {
-                let _ = send(
-                    &self.theirs,
-                    &FILLING,
-                    SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-                );
+        if shown.writable != writable
+            && let Some(ends) = self.ends.upgrade()
+        {
+            match writable {
+                true => ends.take_sent(),
+                false => ends.fill(),
             }
+            shown.writable = writable;
         }
-        shown.writable = writable;
-    }
-
-    fn take_sent(&self) {
-        while take(&self.ours, FILLING.len()) > 0 {}
     }
 }
 

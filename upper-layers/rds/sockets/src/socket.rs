@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Wait};
 use rustix::io::Errno;
 
-use crate::mirror::{Level, Mirror};
+use crate::mirror::{Ends, Level, Mirror};
 
 /// How long a call looks for messages itself before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
 pub(crate) struct Socket {
     pub(crate) rds: RdsSocket,
+    ends: Arc<Ends>,
     mirror: Arc<Mirror>,
     /// How many calls look for messages themselves.
     receivers: AtomicUsize,
@@ -35,10 +36,12 @@ impl Socket {
         nonblocking: bool,
         close_on_exec: bool,
     ) -> Result<(Arc<Self>, OwnedFd), Errno> {
-        let (mirror, descriptor) = Mirror::new(nonblocking, close_on_exec)?;
+        let (ends, descriptor) = Ends::new(nonblocking, close_on_exec)?;
+        let ends = Arc::new(ends);
         let socket = Arc::new(Self {
             rds: RdsSocket::new(),
-            mirror: Arc::new(mirror),
+            mirror: Arc::new(Mirror::of(&ends)),
+            ends,
             receivers: AtomicUsize::new(0),
             congestion_changed: AtomicBool::new(false),
             statuses: Mutex::default(),
@@ -97,7 +100,7 @@ impl Socket {
             received => received.map_err(errno),
         };
         match receive(Wait::No) {
-            Err(Errno::AGAIN) if !dont_wait && !self.mirror.is_nonblocking() => {}
+            Err(Errno::AGAIN) if !dont_wait && !self.ends.is_nonblocking() => {}
             outcome => return outcome,
         }
         self.receivers.fetch_add(1, Ordering::SeqCst);
@@ -109,7 +112,7 @@ impl Socket {
         });
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
             self.mirror.show_after_empty(|| self.level());
-            self.mirror.wait_readable().map_err(timed_out)?;
+            self.ends.wait_readable().map_err(timed_out)?;
             outcome = receive(Wait::No);
         }
         outcome
@@ -145,7 +148,7 @@ impl Socket {
         };
         let has_no_room = |error: &Errno| matches!(*error, Errno::AGAIN | Errno::NOBUFS);
         match send() {
-            Err(error) if has_no_room(&error) && !dont_wait && !self.mirror.is_nonblocking() => {}
+            Err(error) if has_no_room(&error) && !dont_wait && !self.ends.is_nonblocking() => {}
             outcome => return outcome,
         }
         loop {
@@ -155,7 +158,8 @@ impl Socket {
                 Err(error) if has_no_room(&error) => {}
                 outcome => return outcome,
             }
-            self.mirror.wait_writable().map_err(timed_out)?;
+            self.ends.wait_writable().map_err(timed_out)?;
+            self.mirror.take_waited();
         }
     }
 
