@@ -575,8 +575,8 @@ static void forked(void) {
         int file = open("/dev/zero", O_RDONLY);
         IS(file, b);
         IS(read(file, into, 4), 4);
-        /* Sockets of its own, at an address of its own. */
-        struct sockaddr_in parents = at(HERE, 5000);
+        /* Sockets of its own. */
+        struct sockaddr_in parents = at(HERE, 4000);
         int refused = new();
         FAILS(bind(refused, (void *)&parents, sizeof parents), EADDRINUSE);
         int own = bound("127.0.25.3", 4000), near = bound("127.0.25.3", 4001);
