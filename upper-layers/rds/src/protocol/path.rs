@@ -784,8 +784,8 @@ fn ended<F, O>(
         (Notify::Never, _) | (Notify::OnError, OperationStatus::Success) => false,
         (Notify::OnError | Notify::Always, _) => true,
     };
+    attached.notify = Notify::Never;
     if is_told {
-        attached.notify = Notify::Never;
         events.push_back(Event::Ended {
             socket,
             user_token: attached.user_token,
