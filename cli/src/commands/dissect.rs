@@ -24,7 +24,7 @@ Examples:
   polyverbs dissect FILE.pcap
   polyverbs dissect FILE.pcap --json | jq .summary
   polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.headers'
-  polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.payload.rds.header'")]
+  polyverbs dissect FILE.pcap --json | jq '.. | objects | .rds.header // empty'")]
 pub(crate) struct Arguments {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux's cooked capture
     file: PathBuf,

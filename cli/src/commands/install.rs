@@ -101,9 +101,12 @@ fn man_pages(folder: &Path) -> anyhow::Result<Vec<(PathBuf, Content)>> {
     let mut command = crate::command();
     command.build();
     let mut pages = Vec::new();
+    let is_no_help = |it: &&clap::Command| it.get_name() != "help";
     let subcommands = command
         .get_subcommands()
-        .filter(|it| it.get_name() != "help");
+        .filter(is_no_help)
+        .flat_map(|it| std::iter::once(it).chain(it.get_subcommands()))
+        .filter(is_no_help);
     for page in std::iter::once(&command).chain(subcommands) {
         let page = clap_mangen::Man::new(page.clone());
         let mut text = Vec::new();

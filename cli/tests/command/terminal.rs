@@ -55,7 +55,7 @@ fn assert_fits(text: &str, columns: usize) {
     }
 }
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 18] = [
     "capture",
     "completions",
     "copy",
@@ -67,9 +67,18 @@ const COMMANDS: [&str; 13] = [
     "ping",
     "plan",
     "put",
+    "rds",
+    "rds ping",
+    "rds receive",
+    "rds send",
+    "rds stress",
     "run",
     "serve",
 ];
+
+fn help_of(command: &str) -> Vec<&str> {
+    command.split(' ').chain(["--help"]).collect()
+}
 
 #[test]
 fn tables_and_help_fit_the_terminal() {
@@ -87,14 +96,14 @@ fn tables_and_help_fit_the_terminal() {
         }
         for command in COMMANDS {
             assert_fits(
-                &on_terminal(columns, &[command, "--help"], &[]),
+                &on_terminal(columns, &help_of(command), &[]),
                 columns.into(),
             );
         }
     }
     // The lines that are left whole as well.
     for command in COMMANDS {
-        let help = plain(&on_terminal(80, &[command, "--help"], &[]));
+        let help = plain(&on_terminal(80, &help_of(command), &[]));
         assert!(
             help.lines()
                 .all(|line| line.trim_end().chars().count() <= 80),

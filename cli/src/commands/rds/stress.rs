@@ -27,7 +27,7 @@ use crate::output::{BOLD, DIM, complain, count, format_bytes, nanoseconds, progr
 Examples:
   polyverbs rds stress 127.0.0.2 --listen --device ib0
   polyverbs rds stress 127.0.0.1 --to 127.0.0.2 --device ib0 --tasks 4 --depth 8
-  polyverbs rds stress 192.0.2.1 --to 192.0.2.7 --device ib0 --request-bytes 8k --reply-bytes 256 --seconds 60 --json")]
+  polyverbs rds stress 192.0.2.1 --to 192.0.2.7 --device ib0 --request-bytes 8k --json")]
 pub(super) struct Arguments {
     /// An address of this machine; a listener has port 4000 unless told otherwise
     #[arg(value_name = "HOST[:PORT]")]
