@@ -13,10 +13,11 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// A descriptor whose number stands for nothing in a child of a fork.
 #[derive(Debug)]
-pub(crate) struct Unshared(OwnedFd);
+pub struct Unshared(OwnedFd);
 
 impl Unshared {
-    pub(crate) fn new(descriptor: OwnedFd) -> Self {
+    /// In children of forks from now on, until it is dropped.
+    pub fn new(descriptor: OwnedFd) -> Self {
         NOTHING.get_or_init(|| {
             let nothing = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
             // SAFETY: `replace_all` takes nothing, and is there until the process ends, or until this library is unloaded:

@@ -40,7 +40,7 @@ pub mod codec;
 pub mod emulated;
 mod exit;
 mod fence;
-mod fork;
+pub mod fork;
 pub mod group;
 mod large_pages;
 mod memory;

@@ -2,36 +2,47 @@
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, UnixStream};
+
+use polyverbs::emulated::Unshared;
 
 fn name(rest: &str) -> io::Result<UnixAddress> {
     UnixAddress::from_abstract_name(format!("polyverbs-rds/{rest}"))
 }
 
+fn unshared(named: impl Into<OwnedFd>) -> Unshared {
+    Unshared::new(named.into())
+}
+
 /// A port of an address, among all processes of this machine. Dropped, or with its process, it is free.
 pub(crate) struct PortLock {
-    _named: UnixDatagram,
+    _named: Unshared,
 }
 
 impl PortLock {
     /// Takes a port, if no process has it.
     pub(crate) fn take(at: SocketAddr) -> io::Result<Self> {
         let named = UnixDatagram::bind_addr(&name(&format!("{}/{}", at.ip(), at.port()))?)?;
-        Ok(Self { _named: named })
+        Ok(Self {
+            _named: unshared(named),
+        })
     }
 }
 
 /// By this others see when the leader is gone. It takes no connection, and says nothing.
 pub(crate) struct Presence {
     /// Without it the others find out later, by silence.
-    _named: Option<UnixListener>,
+    _named: Option<Unshared>,
 }
 
 impl Presence {
     pub(crate) fn of_leader(at: IpAddr) -> Self {
         let named = name(&format!("{at}/leader")).and_then(|name| UnixListener::bind_addr(&name));
-        Self { _named: named.ok() }
+        Self {
+            _named: named.ok().map(unshared),
+        }
     }
 
     /// Returns when the leader that there is now is gone, or at once if there is none.

@@ -589,6 +589,9 @@ static void forked(void) {
     }
     IS(recv(b, into, sizeof into, 0), 6);
     is_text("parent");
+    /* The child does not keep the port. */
+    IS(close(a), 0);
+    a = bound(HERE, 4000);
     IS(put(b, "answer", "127.0.25.3", 4000), 6);
     IS(ended(child), 0);
 
