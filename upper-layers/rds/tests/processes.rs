@@ -15,7 +15,7 @@ const STARTED: &str = "POLYVERBS_RDS_PROCESS";
 
 /// A process with one socket, which does what its standard input says and answers in lines.
 #[test]
-#[ignore = "the other tests start it as a process of its own"]
+#[ignore = "a process of the other tests"]
 fn process() {
     let Some(at) = std::env::var_os(STARTED) else {
         return;
