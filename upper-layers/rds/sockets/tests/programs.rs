@@ -55,21 +55,25 @@ fn a_socket_is_made_with_its_flags_and_refuses_what_does_not_apply() {
     does("made");
 }
 
+// covers 8.21 8.22
 #[test]
 fn addresses_are_given_told_and_refused_as_linux_does() {
     does("addresses");
 }
 
+// covers 8.20 8.23 8.24
 #[test]
 fn every_call_that_sends_and_every_call_that_receives_passes_whole_messages() {
     does("messages");
 }
 
+// covers 8.20
 #[test]
 fn a_message_is_looked_at_measured_and_cut() {
     does("cut");
 }
 
+// covers 8.47
 #[test]
 fn options_are_kept_and_refused() {
     does("options");
@@ -115,6 +119,7 @@ fn sockets_are_on_the_devices_that_there_are_to_be() {
     does_over("messages", &iwarp);
 }
 
+// covers 8.37 8.38 8.39 8.43 8.44
 #[test]
 fn memory_is_registered_written_read_and_changed_with_messages() {
     does("remote");
