@@ -230,6 +230,10 @@ pub(crate) async fn end(node: Weak<Node>, path: PathId, mut link: Link) {
     drop(strong);
     // One that cannot be flushed is destroyed all the same.
     let _ = flushed.await;
+    // What became of its requests is known before the rest is given up.
+    if let Some(node) = node.upgrade() {
+        node.poll_with(|state| state.forget(&link.qp));
+    }
     link.destroy().await;
     if let Some(node) = node.upgrade() {
         let now = node.now();

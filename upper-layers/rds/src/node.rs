@@ -523,9 +523,12 @@ impl State {
     }
 
     pub(crate) fn take_link(&mut self, path: PathId) -> Option<Link> {
-        let link = self.links.get_mut(path.index())?.take()?;
-        self.paths.remove(&link.qp.qp_num());
-        Some(link)
+        self.links.get_mut(path.index())?.take()
+    }
+
+    /// Nothing more completes on this queue pair.
+    pub(crate) fn forget(&mut self, qp: &Qp) {
+        self.paths.remove(&qp.qp_num());
     }
 
     /// The connection of a path is there: what arrived before is taken in.
@@ -561,10 +564,10 @@ impl State {
     }
 
     fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
-        let Some(Some(link)) = self.links.get_mut(path.index()) else {
-            return;
-        };
+        // None: its connection has ended, and what is told is what became of its requests.
+        let link = self.links.get_mut(path.index()).and_then(Option::as_mut);
         if wr_id & RECEIVE != 0 {
+            let Some(link) = link else { return };
             let slot = link.receives.pop_front();
             if link.receives.len() + REFILLED <= self.host.limits().receives as usize {
                 self.short.push(path);
@@ -582,8 +585,10 @@ impl State {
         }
         match status {
             WcStatus::Success => {
-                while link.headers.front().is_some_and(|(last, _)| *last <= wr_id) {
-                    link.headers.pop_front();
+                if let Some(link) = link {
+                    while link.headers.front().is_some_and(|(last, _)| *last <= wr_id) {
+                        link.headers.pop_front();
+                    }
                 }
                 self.host.handle_completion(path, wr_id);
             }
