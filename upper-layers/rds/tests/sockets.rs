@@ -1,24 +1,86 @@
-//! Sockets at two addresses of this machine: two hosts in one process.
+//! Sockets at addresses of this machine: hosts in one process, over RoCE and over iWARP.
 
-use polyverbs_rds::{RdsError, RdsSocket};
+#[path = "sockets/calls.rs"]
+mod calls;
+#[path = "sockets/congestion.rs"]
+mod congestion;
+#[path = "sockets/errors.rs"]
+mod errors;
+#[path = "sockets/messages.rs"]
+mod messages;
+#[path = "sockets/rdma.rs"]
+mod rdma;
 
-fn pair(subnet: u8) -> [RdsSocket; 2] {
-    [1, 2].map(|host| RdsSocket::bind(format!("127.0.{subnet}.{host}:0").parse().unwrap()).unwrap())
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs_rds::{RdsError, RdsSocket, RdsTransport};
+
+/// Longer than anything takes here, however busy the machine is.
+const LONG: Duration = Duration::from_secs(120);
+
+/// An address that no other test has.
+fn address() -> IpAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(number < 8 * 250);
+    Ipv4Addr::new(127, 0, 32 + (number / 250) as u8, 1 + (number % 250) as u8).into()
 }
 
-// covers 8.20
-#[test]
-fn a_message_arrives_whole_with_its_sender() -> Result<(), RdsError> {
-    let [near, far] = pair(30);
-    let to = far.local_addr().unwrap();
-    for length in [0, 1, 4095, 4096, 4097, 8193, 65536] {
-        let sent: Vec<u8> = (0..length).map(|at: u32| (at % 251) as u8).collect();
-        assert_eq!(near.send_to(&sent, to)?, sent.len());
-        let mut room = vec![0; sent.len() + 1];
-        let received = far.recv_from(&mut room)?;
-        assert_eq!(received.from, near.local_addr());
-        assert_eq!(received.length, sent.len());
-        assert_eq!(room[..received.length], sent[..]);
+/// A socket at this address, which a device of this transport has.
+fn socket_at(at: SocketAddr, transport: RdsTransport) -> RdsSocket {
+    let socket = RdsSocket::new();
+    socket.set_transport(transport).unwrap();
+    socket.bind_to(at).unwrap();
+    assert_eq!(socket.transport(), Some(transport));
+    socket
+}
+
+/// So many sockets, each at an address of its own.
+fn sockets<const COUNT: usize>(transport: RdsTransport) -> [RdsSocket; COUNT] {
+    std::array::from_fn(|_| socket_at(SocketAddr::new(address(), 0), transport))
+}
+
+fn at(socket: &RdsSocket) -> SocketAddr {
+    socket.local_addr().unwrap()
+}
+
+fn over_both(test: impl Fn(RdsTransport)) {
+    test(RdsTransport::InfiniBand);
+    test(RdsTransport::Iwarp);
+}
+
+/// Looks until this is there.
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LONG;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it does not happen");
+        thread::yield_now();
     }
-    Ok(())
+}
+
+/// The next message of a socket, of at most so many bytes.
+fn receive(socket: &RdsSocket, most: usize) -> Vec<u8> {
+    let mut room = vec![0; most];
+    let deadline = Instant::now() + LONG;
+    let received = socket.recv_from_until(&mut room, deadline).unwrap();
+    assert!(received.from.is_some(), "{received:?}");
+    room.truncate(received.length);
+    room
+}
+
+fn errno<T>(outcome: Result<T, RdsError>) -> Option<i32> {
+    outcome.err().map(|error| error.errno())
+}
+
+/// Bytes that differ from place to place.
+fn content(seed: usize, length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|place| ((seed + place) % 251) as u8)
+        .collect()
 }

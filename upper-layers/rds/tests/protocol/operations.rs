@@ -254,6 +254,23 @@ fn a_program_is_told_always_or_of_failures_or_never() {
     }
 }
 
+// covers 8.32 8.44
+#[test]
+fn an_operation_that_was_done_does_not_fail_when_its_connection_ends() {
+    for notify in [Notify::Always, Notify::OnError] {
+        let (mut net, socket, _) = connected(16);
+        let mut asked = attached(9);
+        asked.notify = notify;
+        send(&mut net, socket, b"done", asked);
+        net.settle();
+        net.cut(0, 1);
+        net.settle();
+        let expected = (notify == Notify::Always).then_some(told(9, OperationStatus::Success));
+        assert!(net.statuses(0, socket).into_iter().eq(expected));
+        assert_eq!(net.statuses(0, socket), []);
+    }
+}
+
 // covers 8.44
 #[test]
 fn only_the_operation_that_failed_says_so() {

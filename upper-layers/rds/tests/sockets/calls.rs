@@ -1,0 +1,201 @@
+//! Calls that wait, for a while or not at all, and those that are awaited.
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use polyverbs_rds::{RdsSocket, RdsTransport};
+
+use crate::{address, at, errno, over_both, receive, sockets, until};
+
+/// Wakes a thread, and counts.
+struct Unpark(Thread, AtomicUsize);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.unpark();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current(), AtomicUsize::new(0))));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        thread::park();
+    }
+}
+
+/// A socket whose messages go nowhere, as many as its send buffer takes, and where they do not go.
+fn stuck() -> (RdsSocket, SocketAddr) {
+    let [socket] = sockets(RdsTransport::InfiniBand);
+    socket.set_options(|options| options.send_buffer = 1000);
+    let nobody = SocketAddr::new(address(), 4000);
+    (socket, nobody)
+}
+
+// covers 8.25
+#[test]
+fn a_full_send_buffer_takes_nothing_until_there_is_room() {
+    let (socket, nobody) = stuck();
+    socket.try_send_to(&[1; 999], nobody).unwrap();
+    socket.try_send_to(&[2; 1000], nobody).unwrap();
+    assert!(!socket.readiness().writable);
+    let full = socket.try_send_to(&[], nobody);
+    assert_eq!(errno(full), Some(libc::EAGAIN));
+    let deadline = Instant::now() + Duration::from_millis(20);
+    let late = socket.send_to_until(&[], nobody, deadline);
+    assert_eq!(errno(late), Some(libc::ETIMEDOUT));
+    assert!(Instant::now() >= deadline);
+}
+
+// covers 8.25 8.36
+#[test]
+fn a_send_that_waits_goes_on_when_another_thread_cancels() {
+    let (socket, nobody) = stuck();
+    socket.try_send_to(&[1; 1000], nobody).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| socket.send_to(&[2; 1000], nobody));
+        until(|| {
+            socket.cancel_sent_to(Some(nobody)).unwrap();
+            waits.is_finished().then_some(())
+        });
+        assert_eq!(waits.join().unwrap().unwrap(), 1000);
+    });
+}
+
+// covers 8.36
+#[test]
+fn what_is_cancelled_to_one_destination_leaves_the_others() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        let nobody = SocketAddr::new(address(), 4000);
+        near.send_to(&[1; 1000], nobody).unwrap();
+        near.send_to(b"kept", at(&far)).unwrap();
+        near.cancel_sent_to(Some(nobody)).unwrap();
+        assert_eq!(receive(&far, 100), b"kept");
+        let paths = near.paths().unwrap();
+        let path = paths.iter().find(|path| path.peer == nobody.ip()).unwrap();
+        assert_eq!((path.queued, path.unacknowledged), (0, 0));
+    });
+}
+
+// covers 8.49
+#[test]
+fn a_socket_that_is_closed_gives_up_what_it_has_not_sent() {
+    let (socket, nobody) = stuck();
+    let other = RdsSocket::bind(SocketAddr::new(at(&socket).ip(), 0)).unwrap();
+    socket.send_to(&[1; 1000], nobody).unwrap();
+    assert_eq!(other.paths().unwrap()[0].queued, 1);
+    drop(socket);
+    assert_eq!(other.paths().unwrap()[0].queued, 0);
+}
+
+#[test]
+fn a_receive_ends_at_its_deadline_or_at_once() {
+    over_both(|transport| {
+        let [socket] = sockets(transport);
+        let nothing = socket.try_recv_from(&mut []);
+        assert_eq!(errno(nothing), Some(libc::EAGAIN));
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let late = socket.recv_from_until(&mut [], deadline);
+        assert_eq!(errno(late), Some(libc::ETIMEDOUT));
+        assert!(Instant::now() >= deadline);
+    });
+}
+
+#[test]
+fn a_receive_waits_for_the_message() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let mut room = [0; 100];
+                let received = far.recv_from(&mut room).unwrap();
+                room[..received.length].to_vec()
+            });
+            near.send_to(b"at last", at(&far)).unwrap();
+            assert_eq!(waits.join().unwrap(), b"at last");
+        });
+    });
+}
+
+#[test]
+fn calls_can_be_awaited() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        for number in 0..100_u8 {
+            let message = [number; 9000];
+            block_on(near.send_to_async(&message, at(&far))).unwrap();
+            let mut room = [0; 9000];
+            let received = block_on(far.recv_from_async(&mut room)).unwrap();
+            assert_eq!(received.length, 9000);
+            assert_eq!(room, message);
+        }
+    });
+}
+
+// covers 8.25
+#[test]
+fn a_send_that_is_awaited_is_woken_by_room() {
+    let (socket, nobody) = stuck();
+    socket.try_send_to(&[1; 1000], nobody).unwrap();
+    let woken = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    let mut send = pin!(socket.send_to_async(&[2; 1000], nobody));
+    for _ in 0..3 {
+        assert!(send.as_mut().poll(&mut cx).is_pending());
+    }
+    assert_eq!(woken.1.load(Ordering::SeqCst), 0);
+    socket.cancel_sent_to(None).unwrap();
+    assert_eq!(woken.1.load(Ordering::SeqCst), 1);
+    assert!(send.as_mut().poll(&mut cx).is_ready());
+}
+
+#[test]
+fn a_change_of_readiness_is_told_to_whoever_asked() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        let told = Arc::new(AtomicUsize::new(0));
+        let counts = Arc::clone(&told);
+        far.on_change(Some(Arc::new(move || {
+            counts.fetch_add(1, Ordering::SeqCst);
+        })));
+        near.send_to(b"readable", at(&far)).unwrap();
+        until(|| (told.load(Ordering::SeqCst) > 0).then_some(()));
+        assert!(far.readiness().readable);
+        far.on_change(None);
+        receive(&far, 100);
+        let before = told.load(Ordering::SeqCst);
+        near.send_to(b"again", at(&far)).unwrap();
+        receive(&far, 100);
+        assert_eq!(told.load(Ordering::SeqCst), before);
+    });
+}
+
+#[test]
+fn paths_and_counters_say_what_was_sent() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        for _ in 0..20 {
+            near.send_to(&[1; 9000], at(&far)).unwrap();
+            receive(&far, 9000);
+        }
+        let paths = near.paths().unwrap();
+        let peers: Vec<IpAddr> = paths.iter().map(|path| path.peer).collect();
+        assert_eq!(peers, [at(&far).ip()]);
+        assert_eq!(paths[0].next_transmit, 21);
+        assert_eq!(far.paths().unwrap()[0].next_receive, 21);
+        assert_eq!(near.counters().unwrap().send_queued, 20);
+        assert_eq!(far.counters().unwrap().recv_delivered, 20);
+    });
+}

@@ -1,0 +1,101 @@
+//! A receiver that does not read.
+
+use std::io::IoSliceMut;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
+
+use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
+
+use crate::{LONG, at, over_both, receive, socket_at, sockets, until};
+
+/// Sends until the destination is congested: how many messages that took.
+fn congest(near: &RdsSocket, to: SocketAddr) -> usize {
+    let mut sent = 0;
+    until(|| match near.try_send_to(&[1; 1000], to) {
+        Ok(_) => {
+            sent += 1;
+            None
+        }
+        Err(RdsError::WouldBlock) => None,
+        Err(error) => {
+            assert_eq!(error.errno(), libc::ENOBUFS);
+            Some(sent)
+        }
+    })
+}
+
+/// A sender, a receiver with a small buffer, and another socket at the receiver's address.
+fn three(transport: RdsTransport) -> [RdsSocket; 3] {
+    let [near, far] = sockets(transport);
+    far.set_options(|options| options.receive_buffer = 5000);
+    let other = socket_at(SocketAddr::new(at(&far).ip(), 0), transport);
+    [near, far, other]
+}
+
+// covers 8.33 8.34
+#[test]
+fn a_congested_destination_is_refused_and_another_at_the_same_host_is_not() {
+    over_both(|transport| {
+        let [near, far, other] = three(transport);
+        congest(&near, at(&far));
+        for _ in 0..100 {
+            near.send_to(&[2; 4000], at(&other)).unwrap();
+            assert_eq!(receive(&other, 4000), [2; 4000]);
+        }
+        let refused = near.try_send_to(b"no", at(&far)).unwrap_err();
+        assert_eq!(refused.errno(), libc::ENOBUFS);
+        assert!(near.counters().unwrap().cong_send_error > 0);
+    });
+}
+
+// covers 8.33 8.34
+#[test]
+fn a_send_that_waits_goes_on_when_the_receiver_has_read() {
+    over_both(|transport| {
+        let [near, far, _] = three(transport);
+        let sent = congest(&near, at(&far));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| near.send_to(b"free", at(&far)).unwrap());
+            // Refused for as long as nobody reads.
+            let deadline = Instant::now() + std::time::Duration::from_millis(20);
+            let late = near.send_to_until(b"late", at(&far), deadline);
+            assert_eq!(late.unwrap_err().errno(), libc::ETIMEDOUT);
+            assert!(!waits.is_finished());
+            (0..sent).for_each(|_| assert_eq!(receive(&far, 1000), [1; 1000]));
+            waits.join().unwrap();
+            assert_eq!(receive(&far, 1000), b"free");
+        });
+    });
+}
+
+// covers 8.35
+#[test]
+fn a_monitor_is_told_which_group_of_ports_is_free() {
+    over_both(|transport| {
+        let [near, far, _] = three(transport);
+        near.set_options(|options| options.congestion_monitor = true);
+        let sent = congest(&near, at(&far));
+        assert!(!near.readiness().readable);
+        (0..sent).for_each(|_| assert_eq!(receive(&far, 1000), [1; 1000]));
+        let mut room = [0; 10];
+        let wait = Wait::Until(Instant::now() + LONG);
+        let told = near.receive_message(&mut [IoSliceMut::new(&mut room)], wait, false);
+        let told = told.unwrap();
+        assert_eq!(told.congestion, Some(1 << (at(&far).port() % 64)));
+        assert_eq!((told.from, told.length), (None, 0));
+        near.try_send_to(b"free", at(&far)).unwrap();
+    });
+}
+
+// covers 8.33 8.49
+#[test]
+fn a_receiver_that_is_closed_is_congested_no_more() {
+    over_both(|transport| {
+        let [near, far, _other] = three(transport);
+        congest(&near, at(&far));
+        let to = at(&far);
+        drop(far);
+        until(|| near.try_send_to(b"dropped", to).ok());
+    });
+}
