@@ -714,7 +714,11 @@ impl Bound {
         while blocks(&outcome) {
             let generation = waiter.generation();
             outcome = self.node.poll_with(&mut attempt);
-            if blocks(&outcome) && !self.node.arm() && !waiter.wait(generation, deadline) {
+            if !blocks(&outcome) || self.node.arm() {
+                continue;
+            }
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if is_over || !waiter.wait(generation, deadline) {
                 return Err(RdsError::TimedOut);
             }
         }
