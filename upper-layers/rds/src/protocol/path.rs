@@ -191,6 +191,8 @@ pub(crate) struct Path<F, O> {
     signaled: u64,
     /// The peer's last message that has arrived whole.
     acknowledges: u64,
+    /// The peer has every message up to this one, over this connection.
+    acknowledged: u64,
     /// Messages that have arrived and have been passed on, and that the next one does not have yet.
     held: VecDeque<u64>,
     /// Connections that there were.
@@ -225,6 +227,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             completed: 0,
             signaled: 0,
             acknowledges: 0,
+            acknowledged: 0,
             held: VecDeque::new(),
             epoch: 0,
             answers_pings: true,
@@ -489,6 +492,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             }
             !is_over
         });
+        self.handle_ack(self.acknowledged);
     }
 
     /// This request failed, not because of another one before it: the connection has to end.
@@ -612,10 +616,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
 
     /// The peer has every message up to this one.
     pub(crate) fn handle_ack(&mut self, ack: u64) {
+        // A peer of the host that was here before may name a number that was not sent yet.
+        let sent = self.unacknowledged.back().map_or(0, |last| last.sequence);
+        self.acknowledged = self.acknowledged.max(min(ack, sent));
         while let Some(message) = self.unacknowledged.front() {
             let is_current = self.unacknowledged.len() == 1
                 && matches!(self.current, Some(Current::Message { .. }));
-            if message.sequence > ack || is_current {
+            // A message may overtake the read before it.
+            let is_under_way = message.operation_request > self.completed;
+            if message.sequence > self.acknowledged || is_current || is_under_way {
                 return;
             }
             if let Some(message) = self.unacknowledged.pop_front() {
@@ -694,6 +703,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.reassembly = None;
         self.is_ack_due = false;
         self.acknowledges = 0;
+        self.acknowledged = 0;
         self.held.clear();
         self.epoch += 1;
         self.completed = self.posted;

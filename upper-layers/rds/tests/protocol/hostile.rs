@@ -279,6 +279,24 @@ fn an_acknowledge_of_what_is_being_sent_waits_until_it_is_sent() {
     assert_eq!(net.receive_all(HOSTILE, to), [(at(0, 100), bytes)]);
 }
 
+// covers 8.30
+#[test]
+fn an_acknowledge_is_of_what_was_sent_before_it() {
+    let mut net = between(16);
+    let socket = net.bind(0, 100);
+    let ack = Header {
+        ack: u64::MAX,
+        ..Header::default()
+    };
+    net.inject(0, HOSTILE, &ack.to_bytes(), &[]).unwrap();
+    net.send(0, socket, at(HOSTILE, 200), &[1]).unwrap();
+    let path = net.path(0, HOSTILE).unwrap();
+    net.host(0).handle_completion(path, u64::MAX);
+    let mut paths = net.host(0).paths();
+    let path = paths.find(|path| path.peer == address(HOSTILE)).unwrap();
+    assert_eq!(path.unacknowledged, 1);
+}
+
 // covers 8.27
 #[test]
 fn extension_headers_of_any_bytes_are_read_as_far_as_they_are_known() {

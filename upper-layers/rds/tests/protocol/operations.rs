@@ -4,7 +4,7 @@ use polyverbs_rds::RdmaStatus;
 use polyverbs_rds::protocol::{
     Attached, HostLimits, Notify, OperationStatus, Outbound, PathState, SocketId,
 };
-use polyverbs_rds_wire::Extension;
+use polyverbs_rds_wire::{Extension, Header};
 
 use crate::net::{Bytes, Fate, Net, Op, at, attached, renamed};
 
@@ -103,6 +103,23 @@ fn an_operation_is_done_once_or_told_to_be_dropped_with_its_message() {
         }
     }
     assert!(dropped > 0);
+}
+
+// covers 8.44
+#[test]
+fn an_operation_is_done_when_it_is_complete_and_not_when_its_message_is_acknowledged() {
+    let (mut net, socket, _) = connected(17);
+    send(&mut net, socket, b"overtakes a read", attached(1));
+    let ack = Header {
+        ack: 2,
+        ..Header::default()
+    };
+    net.inject(0, 1, &ack.to_bytes(), &[]).unwrap();
+    assert_eq!(net.statuses(0, socket), []);
+    net.settle();
+    assert_eq!(net.statuses(0, socket), [told(1, OperationStatus::Success)]);
+    let path = net.host(0).paths().next().unwrap();
+    assert_eq!(path.unacknowledged, 0);
 }
 
 // covers 8.32
