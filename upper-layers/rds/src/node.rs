@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 use crate::connect;
 use crate::error::{DeviceError, RdsError};
 use crate::pool::{Pool, Slot};
-use crate::ports::Presence;
+use crate::ports::{Followed, Presence};
 use crate::protocol::{
     Action, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload, Role,
     SocketId, Transmit,
@@ -68,8 +68,8 @@ pub(crate) struct Node {
     listener: Mutex<Option<Listener>>,
     /// Of a leader.
     presence: Mutex<Option<Presence>>,
-    /// A thread waits for the end of the leader.
-    follows: AtomicBool,
+    /// Of a member: its leader, whose end a thread waits for.
+    followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
     /// Looks of programs at the completion queue.
@@ -166,6 +166,12 @@ impl Node {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
+        drop(
+            self.followed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
         // Peers keep what they do not know to have arrived.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
@@ -210,7 +216,7 @@ impl Node {
             sockets: Mutex::new(HashMap::new()),
             listener: Mutex::new(None),
             presence: Mutex::new(None),
-            follows: AtomicBool::new(false),
+            followed: Mutex::new(None),
             tasks: Arc::new(Executor::new()),
             thread: OnceLock::new(),
             polls: AtomicU64::new(0),
@@ -259,18 +265,23 @@ impl Node {
         true
     }
 
-    /// Has a thread wait for the end of the leader, which this process is not, unless one does already.
+    /// Has a thread wait for the end of this leader, unless one does already.
     pub(crate) fn follow(self: &Arc<Self>, leader: u16) {
-        if self.follows.swap(true, Ordering::SeqCst) {
+        let followed = self.followed.lock();
+        let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
+        if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
-        let (node, at) = (Arc::downgrade(self), self.at);
-        let thread = thread::Builder::new().name("rds-leader".to_owned());
         // Without the thread the end is noticed later, by silence.
+        let Ok((ours, waits)) = Followed::leader(self.at) else {
+            return;
+        };
+        *followed = Some((leader, ours));
+        let node = Arc::downgrade(self);
+        let thread = thread::Builder::new().name("rds-leader".to_owned());
         let _ = thread.spawn(move || {
-            Presence::wait_for_end(at);
+            waits.wait_for_end();
             if let Some(node) = node.upgrade() {
-                node.follows.store(false, Ordering::SeqCst);
                 node.with(|state| state.host.handle_leader_gone(leader));
             }
         });

@@ -1,7 +1,7 @@
 //! What processes at one address agree on by names that only one of them can have: who has a port, and who the leader is.
 
 use std::io::{self, Read as _};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, UnixStream};
@@ -44,13 +44,28 @@ impl Presence {
             _named: named.ok().map(unshared),
         }
     }
+}
 
-    /// Returns when the leader that there is now is gone, or at once if there is none.
-    pub(crate) fn wait_for_end(at: IpAddr) {
-        let leader = name(&format!("{at}/leader")).and_then(|name| UnixStream::connect_addr(&name));
-        if let Ok(mut leader) = leader {
-            // Nothing is ever sent: this ends with the leader.
-            let _ = leader.read(&mut [0]);
-        }
+/// The leader that there is, as another process sees it.
+pub(crate) struct Followed(UnixStream);
+
+impl Followed {
+    /// And the same for a thread that waits.
+    pub(crate) fn leader(at: IpAddr) -> io::Result<(Self, Self)> {
+        let stream = UnixStream::connect_addr(&name(&format!("{at}/leader"))?)?;
+        Ok((Self(stream.try_clone()?), Self(stream)))
+    }
+
+    /// Returns when the leader is gone, or is followed no longer.
+    pub(crate) fn wait_for_end(mut self) {
+        // Nothing is ever sent.
+        let _ = self.0.read(&mut [0]);
+    }
+}
+
+impl Drop for Followed {
+    /// Ends the wait of the other one.
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }
