@@ -189,7 +189,7 @@ fn connected(node: &Weak<Node>, path: PathId, qp: &Qp, connection: Connection, t
         let is_wanted = state.has_link(path, qp);
         if is_wanted {
             state.host.handle_connected(path, told);
-            state.connected(path, connection);
+            state.connected(&node, path, connection);
         }
         is_wanted
     });

@@ -542,8 +542,8 @@ impl State {
         self.paths.remove(&qp.qp_num());
     }
 
-    /// The connection of a path is there: what arrived before is taken in.
-    pub(crate) fn connected(&mut self, path: PathId, connection: Connection) {
+    /// The connection of a path is there: what arrived before is taken in, and receives are posted in its place.
+    pub(crate) fn connected(&mut self, node: &Node, path: PathId, connection: Connection) {
         let Some(Some(link)) = self.links.get_mut(path.index()) else {
             return;
         };
@@ -551,6 +551,8 @@ impl State {
         for (slot, length) in std::mem::take(&mut link.early) {
             handle_fragment(&mut self.host, path, slot, length);
         }
+        self.short.push(path);
+        self.refill(node);
     }
 
     /// Takes in what has completed.
@@ -621,8 +623,8 @@ impl State {
             let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
             };
-            // Those of a queue pair in ERR would complete at once.
-            if !self.host.is_connected(path) {
+            // Those of a queue pair in ERR would complete at once, and a peer is told of no receives before the connection is there.
+            if link.connection.is_none() || !self.host.is_connected(path) {
                 continue;
             }
             let missing = wanted - link.receives.len();
