@@ -153,6 +153,7 @@ fn two_processes_send_each_other_messages() {
 }
 
 #[test]
+#[ignore = "needs python3: tests/foreign runs it"]
 fn a_python_program_has_sockets_too() {
     let (_alone, library) = alone();
     let ran = Command::new("python3")
