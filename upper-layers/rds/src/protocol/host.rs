@@ -34,7 +34,7 @@ pub struct HostLimits {
     pub send_requests: u32,
     /// Receives that a path has posted.
     pub receives: u32,
-    /// Bytes of fragments that wait in sockets, all together.
+    /// Bytes of fragments that wait in sockets or to be passed on, all together.
     pub max_memory: usize,
     /// Whether credits are used.
     pub flow_control: FlowControl,
@@ -275,7 +275,7 @@ pub struct Host<F, O> {
     generation: u64,
     ready: VecDeque<PathId>,
     actions: VecDeque<Action>,
-    /// Fragments that wait in sockets.
+    /// Fragments that wait in sockets, or to be passed on.
     held: usize,
     counters: Counters,
 }
@@ -782,6 +782,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 }
             }
             Event::Settled(origin) => {
+                self.held -= origin.held;
                 self.path_mut(origin.path).settled(origin);
                 self.is_ready(origin.path);
             }
@@ -837,7 +838,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             epoch: passed.epoch,
             sequence: message.sequence,
             is_ack_required: message.is_ack_required,
+            held: message.fragments.len().max(1),
         };
+        self.held += origin.held;
         let outgoing = Message {
             origin: Some(origin),
             length: message.length,
@@ -908,7 +911,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     ) -> Result<(), ProtocolError> {
         let has_room = self.held.saturating_mul(FRAGMENT) <= self.limits.max_memory;
         let outcome = match Header::parse(header) {
-            Ok(_) if !has_room => Err(ProtocolError::Memory),
+            // An acknowledge takes no memory, and may free some.
+            Ok(header) if !has_room && !header.is_ack_only(length) => Err(ProtocolError::Memory),
             Ok(header) => self
                 .path_mut(path)
                 .handle_fragment(&header, length, fragment),

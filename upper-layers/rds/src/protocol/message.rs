@@ -87,6 +87,8 @@ pub(crate) struct Origin {
     pub(crate) epoch: u32,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,
+    /// How many fragments wait with it; one at least.
+    pub(crate) held: usize,
 }
 
 /// A message that a path is to carry.
