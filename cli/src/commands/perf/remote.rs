@@ -80,6 +80,10 @@ impl End {
         let mut silence = Silence::default();
         loop {
             let found = self.side.cq.poll(slots)?.len();
+            if found == 1 && slots[0].wr_id == LOOKED {
+                check(&slots[0])?;
+                continue;
+            }
             if found > 0 {
                 return Ok(found);
             }
@@ -90,8 +94,19 @@ impl End {
             if silent > SILENCE {
                 anyhow::bail!("the other side does not answer");
             }
+            self.look(&mut silence, silent)?;
             rest(silent, BUSY);
         }
+    }
+
+    /// Now and then: a write of no bytes, which fails when the other side is gone.
+    fn look(&self, silence: &mut Silence, silent: Duration) -> anyhow::Result<()> {
+        if silent < silence.looked + LOOK {
+            return Ok(());
+        }
+        silence.looked = silent;
+        let look = wr::Write::new((), RemoteAddress::default());
+        self.side.post(look.signaled(LOOKED))
     }
 
     /// Waits for this many completions; each must be a success.
@@ -109,8 +124,10 @@ impl End {
 /// Polls that found nothing, one after another.
 #[derive(Default)]
 struct Silence {
-    looks: u32,
+    polls: u32,
     since: Option<Instant>,
+    // How long it had lasted when the other side was last looked for.
+    looked: Duration,
 }
 
 impl Silence {
@@ -119,8 +136,8 @@ impl Silence {
 
     /// Counts another poll; returns for how long nothing has arrived.
     fn goes_on(&mut self) -> Duration {
-        self.looks += 1;
-        if self.looks < Self::UNTIMED {
+        self.polls += 1;
+        if self.polls < Self::UNTIMED {
             return Duration::ZERO;
         }
         self.since.get_or_insert_with(Instant::now).elapsed()
@@ -427,7 +444,6 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
     let mut player = Player::new(&end.side, size);
     let mut silence = Silence::default();
     let (mut counted, mut beats) = (0, 0);
-    let mut looked = Duration::ZERO;
     let busy = match test.sends_messages() {
         true => BUSY,
         false => BUSY_UNTOLD,
@@ -453,13 +469,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
                 continue;
             }
             peer.check().map_err(anyhow::Error::from_boxed)?;
-            // Of another silence, or a second ago.
-            if silent < looked || silent > looked + LOOK {
-                looked = silent;
-                // A peer that is gone does not answer this.
-                let look = wr::Write::new((), RemoteAddress::default()).signaled(LOOKED);
-                end.side.post(look)?;
-            }
+            end.look(&mut silence, silent)?;
             rest(silent, busy);
             continue;
         }
