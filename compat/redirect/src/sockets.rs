@@ -1,13 +1,16 @@
 //! Functions that take a descriptor. Those on reliable datagram sockets (`AF_RDS`) go to functions with the same arguments of
 //! `libpolyverbs_rds_sockets.so`; all others are passed on, after a look at one bit. The library is loaded when a program makes
-//! the first such socket.
+//! the first such socket. Of calls that wait for any descriptors it is told.
 
 use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr,
+    socklen_t, timespec, timeval,
+};
 
 use crate::next::{Next, call, text};
 use crate::paths::Room;
@@ -22,6 +25,10 @@ fn is_ours(descriptor: c_int) -> bool {
     let word = DESCRIPTORS.get(descriptor as usize / 64);
     word.is_some_and(|word| word.load(Ordering::Relaxed) >> (descriptor % 64) & 1 != 0)
 }
+
+/// Functions of the library: a thread is about to sleep, and does not any more.
+static SLEEPS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static IS_AWAKE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// A function of the C library, and the one of the library that stands for it.
 struct Function {
@@ -60,6 +67,7 @@ table! {
     accept accept4 bind close close_range closefrom connect dup dup2 dup3 fcntl fcntl64 getpeername getsockname getsockopt ioctl
     listen read readv recv recvfrom recvmmsg recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown write
     writev __read_chk __recv_chk __recvfrom_chk socket
+    epoll_pwait epoll_pwait2 epoll_wait poll ppoll pselect select __poll_chk __ppoll_chk
 }
 
 // Those that C declares with `...` take the argument in the same register.
@@ -110,6 +118,48 @@ functions! {
     fn __read_chk(@fd, target: *mut c_void, size: usize, room: usize) -> isize;
     fn __recv_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int) -> isize;
     fn __recvfrom_chk(@fd, target: *mut c_void, size: usize, room: usize, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> isize;
+}
+
+// They wait for descriptors of any kind, and are the kernel's: what they see of a socket is its descriptor.
+macro_rules! waits {
+    ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+            let is_told = tell(&SLEEPS);
+            // SAFETY: the function has these arguments.
+            let answer = unsafe {
+                call!(function::$name.find(false) => fn($($argument: $type),*) -> c_int)
+            };
+            if is_told {
+                tell(&IS_AWAKE);
+            }
+            answer
+        }
+    )*};
+}
+
+waits! {
+    fn epoll_pwait(fd: c_int, events: *mut epoll_event, count: c_int, time: c_int, signals: *const sigset_t);
+    fn epoll_pwait2(fd: c_int, events: *mut epoll_event, count: c_int, time: *const timespec, signals: *const sigset_t);
+    fn epoll_wait(fd: c_int, events: *mut epoll_event, count: c_int, time: c_int);
+    fn poll(list: *mut pollfd, count: nfds_t, time: c_int);
+    fn ppoll(list: *mut pollfd, count: nfds_t, time: *const timespec, signals: *const sigset_t);
+    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set, time: *const timespec, signals: *const sigset_t);
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set, time: *mut timeval);
+    fn __poll_chk(list: *mut pollfd, count: nfds_t, time: c_int, room: usize);
+    fn __ppoll_chk(list: *mut pollfd, count: nfds_t, time: *const timespec, signals: *const sigset_t, room: usize);
+}
+
+// Calls a function of the library that has no arguments; `false` where it is not loaded.
+fn tell(function: &AtomicPtr<c_void>) -> bool {
+    let function = function.load(Ordering::Acquire);
+    if function.is_null() {
+        return false;
+    }
+    // SAFETY: the library's functions that are kept as such have no arguments.
+    unsafe { call!(function => fn() -> ()) };
+    true
 }
 
 /// `socket`.
@@ -181,6 +231,8 @@ fn load() -> bool {
     unsafe {
         call!(find(c"polyverbs_rds_start") => fn(descriptors: *const [AtomicU64; 1024]) -> ());
     }
+    SLEEPS.store(find(c"polyverbs_rds_sleeps"), Ordering::Release);
+    IS_AWAKE.store(find(c"polyverbs_rds_is_awake"), Ordering::Release);
     for function in function::ALL {
         function
             .ours

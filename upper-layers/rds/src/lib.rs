@@ -13,6 +13,7 @@ mod ports;
 pub mod protocol;
 mod rdma;
 mod shared;
+mod sleeping;
 mod socket;
 mod watch;
 
@@ -22,4 +23,5 @@ pub use node::{DeviceSource, look_first_at};
 pub use polyverbs_rds_wire::MAX_MESSAGE;
 pub use protocol::{OperationStatus, RdmaStatus, Readiness, SocketOptions};
 pub use rdma::{AtomicOperation, AtomicRequest, Control, Cookie, RdmaFlags, RdmaRequest};
+pub use sleeping::Sleeping;
 pub use socket::{Outgoing, RdsSocket, RdsTransport, Received, Wait};

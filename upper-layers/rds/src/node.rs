@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -33,6 +33,7 @@ use crate::protocol::{
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
+use crate::sleeping::Sleeping;
 use crate::socket::RdsTransport;
 
 /// The bit that marks a receive's `wr_id`; below it sends have their request's number.
@@ -75,8 +76,11 @@ pub(crate) struct Node {
     followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
-    /// Looks of programs at the completion queue.
+    /// Looks of programs at the completion queue, and how many there had been when one of them last armed it.
     polls: AtomicU64,
+    armed_after: AtomicU64,
+    /// The thread leaves the completion queue to programs that poll.
+    is_left_to_polls: AtomicBool,
     began: Instant,
 }
 
@@ -124,6 +128,21 @@ fn nodes() -> MutexGuard<'static, Nodes> {
         nodes.process = process;
     }
     nodes
+}
+
+/// Has the threads of nodes look at what completes that have left it to programs. Those that are made or closed at this moment look
+/// soon in any case.
+pub(crate) fn look_at_once() {
+    let nodes = match NODES.try_lock() {
+        Ok(nodes) => nodes,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    for (node, _) in &nodes.all {
+        if node.is_left_to_polls.load(Ordering::SeqCst) {
+            node.kick();
+        }
+    }
 }
 
 impl Node {
@@ -223,6 +242,8 @@ impl Node {
             tasks: Arc::new(Executor::new()),
             thread: OnceLock::new(),
             polls: AtomicU64::new(0),
+            armed_after: AtomicU64::new(0),
+            is_left_to_polls: AtomicBool::new(false),
             began: Instant::now(),
             context,
             pd,
@@ -363,6 +384,8 @@ impl Node {
     /// Has the thread look when something completes: to be called before a program stops looking itself. Whether something has completed
     /// already.
     pub(crate) fn arm(&self) -> bool {
+        self.armed_after
+            .store(self.polls.load(Ordering::SeqCst), Ordering::SeqCst);
         // Without a device there is nothing to wait for.
         self.cq.arm(Notify::Next).unwrap_or(false)
     }
@@ -428,14 +451,28 @@ impl Node {
         let due = state.host.next_due();
         self.finish(state);
         let due = due.map(|due| due.saturating_sub(now));
-        let found = self.polls.load(Ordering::Relaxed);
-        if std::mem::replace(polls, found) != found {
+        if self.leave_to_polls(polls) {
             return Some(due.map_or(LOOK, |due| due.min(LOOK)));
         }
-        match self.arm() {
+        match self.cq.arm(Notify::Next).unwrap_or(false) {
             false => due,
             true => Some(Duration::ZERO),
         }
+    }
+
+    /// Whether programs have polled since the last time, and none of them sleeps.
+    fn leave_to_polls(&self, polls: &mut u64) -> bool {
+        let found = self.polls.load(Ordering::SeqCst);
+        let have_polled = std::mem::replace(polls, found) != found;
+        let is_armed = self.armed_after.load(Ordering::SeqCst) == found;
+        let is_left = have_polled && !is_armed;
+        self.is_left_to_polls.store(is_left, Ordering::SeqCst);
+        // One that begins to sleep from here on sees that the queue is left to it, and wakes the thread.
+        if is_left && Sleeping::is_any() {
+            self.is_left_to_polls.store(false, Ordering::SeqCst);
+            return false;
+        }
+        is_left
     }
 
     /// The address and the transport, for those who ask.

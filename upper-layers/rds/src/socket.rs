@@ -4,7 +4,9 @@ use std::future::poll_fn;
 use std::hint;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::RangeInclusive;
+use std::os::unix::process::parent_id;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -22,10 +24,13 @@ use crate::protocol::{
 };
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
+use crate::sleeping::Sleeping;
 use crate::watch::Watch;
 
-/// How long a call that waits looks by itself before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a call that waits looks by itself before it sleeps: about as long as it takes to sleep and to be woken, which is so many
+/// system calls that do nothing.
+const SPIN_CALLS: u32 = 1000;
+const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
 /// How long the process that peers reach may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
@@ -38,6 +43,8 @@ const CHOICES: usize = 1000;
 pub enum Wait {
     /// Not at all.
     No,
+    /// For as long as it would take to sleep and to be woken, without that.
+    Briefly,
     /// Until then.
     Until(Instant),
     /// Until it is done.
@@ -602,7 +609,7 @@ impl RdsSocket {
         length.map(|length| length as usize)
     }
 
-    /// What `poll` says of it. A change is told ([`on_change`](Self::on_change)) as soon as it is there, without further calls.
+    /// What `poll` says of it, as far as has been seen of what has arrived. Whatever changes is [told](Self::on_change).
     pub fn readiness(&self) -> Readiness {
         let Some(bound) = self.inner.bound.get() else {
             return Readiness {
@@ -610,17 +617,11 @@ impl RdsSocket {
                 ..Readiness::default()
             };
         };
-        let look = || bound.node.poll_with(|state| state.host.readiness(bound.id));
-        let now = look();
-        if now.readable && now.writable || !bound.node.arm() {
-            return now;
-        }
-        let mut later = look();
-        later.congestion_changed |= now.congestion_changed;
-        later
+        bound.node.lock().host.readiness(bound.id)
     }
 
-    /// Calls this whenever what can be said of its readiness may have changed, on whichever thread that happens, with no lock held.
+    /// Calls this whenever what can be said of its readiness may have changed, on whichever thread that happens, with no lock held:
+    /// at once while a thread is [`Sleeping`], and otherwise within a millisecond.
     pub fn on_change(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
         self.inner.shared.watch.tell(told);
     }
@@ -700,17 +701,20 @@ impl Bound {
             return outcome;
         }
         let deadline = match wait {
-            Wait::No if !self.node.arm() => return outcome,
-            Wait::No => return self.node.poll_with(attempt),
+            Wait::No => return outcome,
             Wait::Until(deadline) => Some(deadline),
-            Wait::Forever => None,
+            Wait::Briefly | Wait::Forever => None,
         };
-        let began = Instant::now();
-        while blocks(&outcome) && began.elapsed() < SPIN {
+        let until = Instant::now() + *SPIN_TIME;
+        let until = deadline.map_or(until, |deadline| deadline.min(until));
+        while blocks(&outcome) && Instant::now() < until {
             hint::spin_loop();
             outcome = self.node.poll_with(&mut attempt);
         }
-        let waiter = watch.waiter();
+        if !blocks(&outcome) || wait == Wait::Briefly {
+            return outcome;
+        }
+        let (waiter, _sleeping) = (watch.waiter(), Sleeping::new());
         while blocks(&outcome) {
             let generation = waiter.generation();
             outcome = self.node.poll_with(&mut attempt);
@@ -725,6 +729,16 @@ impl Bound {
         outcome
     }
 }
+
+static SPIN_TIME: LazyLock<Duration> = LazyLock::new(|| {
+    let calls = (0..8).map(|_| {
+        let began = Instant::now();
+        (0..16).for_each(|_| _ = hint::black_box(parent_id()));
+        began.elapsed() / 16
+    });
+    let shortest = calls.min().unwrap_or_default();
+    (shortest * SPIN_CALLS).clamp(*SPIN.start(), *SPIN.end())
+});
 
 /// A port of a node, for one process of this machine.
 fn take_port(

@@ -16,6 +16,7 @@ pub(crate) struct Watch {
 #[derive(Default)]
 struct Waiting {
     generation: u64,
+    threads: usize,
     wakers: Vec<Waker>,
     told: Option<Arc<dyn Fn() + Send + Sync>>,
 }
@@ -36,10 +37,13 @@ impl Watch {
         let mut state = self.lock();
         state.generation += 1;
         let wakers = std::mem::take(&mut state.wakers);
-        let told = state.told.clone();
+        let (told, threads) = (state.told.clone(), state.threads);
         self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
         drop(state);
-        self.changed.notify_all();
+        // It is a system call, also where nobody waits.
+        if threads > 0 {
+            self.changed.notify_all();
+        }
         wakers.into_iter().for_each(Waker::wake);
         if let Some(told) = told {
             told();
@@ -81,20 +85,21 @@ impl Waiter<'_> {
     /// Waits for a wake-up after this generation; false if there was none by then.
     pub(crate) fn wait(&self, generation: u64, deadline: Option<Instant>) -> bool {
         let mut state = self.0.lock();
-        while state.generation == generation {
+        state.threads += 1;
+        let mut is_over = false;
+        while state.generation == generation && !is_over {
             let Some(deadline) = deadline else {
                 let waited = self.0.changed.wait(state);
                 state = waited.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
             let waited = self.0.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            is_over = left.is_zero();
         }
-        true
+        state.threads -= 1;
+        state.generation != generation
     }
 }
 

@@ -18,7 +18,7 @@ use std::{ptr, slice};
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
 use polyverbs_abi::address;
-use polyverbs_rds::Outgoing;
+use polyverbs_rds::{Outgoing, Sleeping};
 use rustix::io::Errno;
 
 use crate::control::{Room, Sent};
@@ -41,6 +41,18 @@ const SIOCRDSGETTOS: c_ulong = 0x89e1;
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);
     polyverbs_rds::look_first_at(devices::configured);
+}
+
+/// A thread is about to sleep in a call of the C library, maybe until something changes at a socket. Takes no lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_sleeps() {
+    std::mem::forget(Sleeping::new());
+}
+
+/// It does not any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_is_awake() {
+    Sleeping::forgotten_is_over();
 }
 
 /// `socket`, of the domain `AF_RDS`.

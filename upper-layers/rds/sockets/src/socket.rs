@@ -5,15 +5,11 @@ use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Wait};
+use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Sleeping, Wait};
 use rustix::io::Errno;
 
 use crate::mirror::{Ends, Level, Mirror};
-
-/// How long a call looks for messages itself before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
 
 pub(crate) struct Socket {
     pub(crate) rds: RdsSocket,
@@ -104,12 +100,9 @@ impl Socket {
             outcome => return outcome,
         }
         self.receivers.fetch_add(1, Ordering::SeqCst);
-        let outcome = receive(Wait::Until(Instant::now() + SPIN));
+        let mut outcome = receive(Wait::Briefly);
         self.receivers.fetch_sub(1, Ordering::SeqCst);
-        let mut outcome = outcome.map_err(|error| match error {
-            Errno::TIMEDOUT => Errno::AGAIN,
-            error => error,
-        });
+        let _sleeping = outcome.is_err().then(Sleeping::new);
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
             self.mirror.show_after_empty(|| self.level());
             self.ends.wait_readable().map_err(timed_out)?;
@@ -141,20 +134,21 @@ impl Socket {
     }
 
     fn send_any(&self, message: Outgoing<'_>, dont_wait: bool) -> Result<usize, Errno> {
-        let send = || {
-            self.rds
-                .send_message(message.clone(), Wait::No)
-                .map_err(errno)
-        };
+        let send = |wait| self.rds.send_message(message.clone(), wait).map_err(errno);
         let has_no_room = |error: &Errno| matches!(*error, Errno::AGAIN | Errno::NOBUFS);
-        match send() {
+        match send(Wait::No) {
             Err(error) if has_no_room(&error) && !dont_wait && !self.ends.is_nonblocking() => {}
             outcome => return outcome,
         }
+        match send(Wait::Briefly) {
+            Err(error) if has_no_room(&error) => {}
+            outcome => return outcome,
+        }
+        let _sleeping = Sleeping::new();
         loop {
             // Any change from here on ends the waiting, so that none is missed.
             self.mirror.show_full();
-            match send() {
+            match send(Wait::No) {
                 Err(error) if has_no_room(&error) => {}
                 outcome => return outcome,
             }
