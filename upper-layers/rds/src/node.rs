@@ -1,10 +1,12 @@
 //! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while no
 //! program's thread does.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
@@ -33,7 +35,7 @@ use crate::protocol::{
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
-use crate::sleeping::Sleeping;
+use crate::sleeping::{SPIN_TIME, Sleeping};
 use crate::socket::RdsTransport;
 
 /// The bit that marks a receive's `wr_id`; below it sends have their request's number.
@@ -81,6 +83,8 @@ pub(crate) struct Node {
     armed_after: AtomicU64,
     /// The thread leaves the completion queue to programs that poll.
     is_left_to_polls: AtomicBool,
+    /// A thread that polled was notified by what it found itself.
+    is_notified: AtomicBool,
     began: Instant,
 }
 
@@ -106,6 +110,11 @@ pub(crate) struct Link {
     early: Vec<(Slot, usize)>,
     /// Headers without a fragment of a message, until their requests are complete.
     headers: VecDeque<(u64, Slot)>,
+}
+
+thread_local! {
+    /// The node whose completion queue this thread is polling.
+    static POLLED_NODE: Cell<*const Node> = const { Cell::new(ptr::null()) };
 }
 
 /// The nodes of a process, each with the number of its sockets.
@@ -244,6 +253,7 @@ impl Node {
             polls: AtomicU64::new(0),
             armed_after: AtomicU64::new(0),
             is_left_to_polls: AtomicBool::new(false),
+            is_notified: AtomicBool::new(false),
             began: Instant::now(),
             context,
             pd,
@@ -263,8 +273,17 @@ impl Node {
             .spawn(move || drive(&weak, &tasks))
             .map_err(|error| RdsError::no_device(at, error))?;
         let thread = thread.thread().clone();
-        let waker = thread.clone();
-        node.cq.on_completion(move |_| waker.unpark());
+        let (weak, waker) = (Arc::downgrade(&node), thread.clone());
+        node.cq
+            .on_completion(move |_| match POLLED_NODE.get() == weak.as_ptr() {
+                // It has the lock, which the thread would only wait for.
+                true => {
+                    if let Some(node) = weak.upgrade() {
+                        node.is_notified.store(true, Ordering::Relaxed);
+                    }
+                }
+                false => waker.unpark(),
+            });
         let _ = node.thread.set(thread);
         node.kick();
         Ok(node)
@@ -369,16 +388,25 @@ impl Node {
         let outcome = work(&mut state);
         state.transmit(self);
         self.finish(state);
+        // What was armed is not any more.
+        if self.is_notified.swap(false, Ordering::Relaxed)
+            && !self.is_left_to_polls.load(Ordering::SeqCst)
+        {
+            self.kick();
+        }
         outcome
     }
 
-    /// Gives the lock back and does what the host asks for.
-    fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
+    /// Gives the lock back and does what the host asks for. Whether a socket was told of something.
+    fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
+        let mut has_told = false;
         while let Some(action) = state.host.poll_action() {
+            has_told |= matches!(action, Action::Wake(_));
             drop(state);
             self.act(action);
             state = self.lock();
         }
+        has_told
     }
 
     /// Has the thread look when something completes: to be called before a program stops looking itself. Whether something has completed
@@ -442,17 +470,26 @@ impl Node {
     }
 
     /// A turn of the thread: how long it may sleep.
-    fn turn(self: &Arc<Self>, polls: &mut u64) -> Option<Duration> {
+    fn turn(self: &Arc<Self>, polls: &mut u64, busy_until: &mut Duration) -> Option<Duration> {
         let mut state = self.lock();
         let now = self.now();
         state.host.handle_timeout(now);
-        state.poll(self);
+        let has_found = state.poll(self);
         state.transmit(self);
         let due = state.host.next_due();
-        self.finish(state);
+        let has_told = self.finish(state);
         let due = due.map(|due| due.saturating_sub(now));
         if self.leave_to_polls(polls) {
             return Some(due.map_or(LOOK, |due| due.min(LOOK)));
+        }
+        // A part of a message is followed by more, which is found for less than it costs to be woken for it.
+        match (has_found, has_told) {
+            (_, true) => *busy_until = now,
+            (true, false) => *busy_until = now + *SPIN_TIME,
+            (false, false) => {}
+        }
+        if now < *busy_until {
+            return Some(Duration::ZERO);
         }
         match self.cq.arm(Notify::Next).unwrap_or(false) {
             false => due,
@@ -496,16 +533,16 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut cx = TaskContext::from_waker(&waker);
     let mut run = pin!(tasks.run(pending::<()>()));
-    let mut polls = 0;
+    let (mut polls, mut busy_until) = (0, Duration::ZERO);
     loop {
         let _ = run.as_mut().poll(&mut cx);
         let Some(node) = node.upgrade() else {
             return;
         };
-        let sleep = node.turn(&mut polls);
+        let sleep = node.turn(&mut polls, &mut busy_until);
         drop(node);
         match sleep {
-            Some(time) if time.is_zero() => {}
+            Some(time) if time.is_zero() => thread::yield_now(),
             Some(time) => thread::park_timeout(time),
             None => thread::park(),
         }
@@ -599,13 +636,16 @@ impl State {
         self.refill(node);
     }
 
-    /// Takes in what has completed.
-    fn poll(&mut self, node: &Node) {
+    /// Takes in what has completed; whether there was any.
+    fn poll(&mut self, node: &Node) -> bool {
+        let mut found = false;
         loop {
-            let Ok(done) = node.cq.poll(&mut self.slots) else {
-                return;
-            };
+            POLLED_NODE.set(node);
+            let done = node.cq.poll(&mut self.slots);
+            POLLED_NODE.set(ptr::null());
+            let Ok(done) = done else { return found };
             let count = done.len();
+            found |= count > 0;
             for number in 0..count {
                 let (wr_id, status) = (self.slots[number].wr_id, self.slots[number].status);
                 let (qpn, length) = (self.slots[number].qp_num, self.slots[number].byte_len);
@@ -615,7 +655,7 @@ impl State {
             }
             self.refill(node);
             if count < POLLED {
-                return;
+                return found;
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What a socket and its node both have of it.
 
 use crate::rdma::Keys;
+use crate::sleeping::Spin;
 use crate::watch::Watch;
 
 /// See the [module](self).
@@ -8,4 +9,5 @@ use crate::watch::Watch;
 pub(crate) struct Shared {
     pub(crate) watch: Watch,
     pub(crate) keys: Keys,
+    pub(crate) spin: Spin,
 }

@@ -4,9 +4,7 @@ use std::future::poll_fn;
 use std::hint;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
-use std::os::unix::process::parent_id;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -25,12 +23,6 @@ use crate::protocol::{
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
 use crate::sleeping::Sleeping;
-use crate::watch::Watch;
-
-/// How long a call that waits looks by itself before it sleeps: about as long as it takes to sleep and to be woken, which is so many
-/// system calls that do nothing.
-const SPIN_CALLS: u32 = 1000;
-const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
 /// How long the process that peers reach may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
@@ -237,7 +229,7 @@ impl RdsSocket {
             _port: port,
         };
         bound.wait_for(
-            &self.inner.shared.watch,
+            &self.inner.shared,
             Wait::Until(Instant::now() + ANNOUNCED),
             |state| match state.host.is_announced(id) {
                 true => Ok(()),
@@ -373,7 +365,7 @@ impl RdsSocket {
     pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
-        let outcome = bound.wait_for(&self.inner.shared.watch, wait, |state| {
+        let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
             try_send(state, bound.id, &mut outbound)
         });
         // Nobody has been told of what was registered for a message that is not sent.
@@ -554,14 +546,14 @@ impl RdsSocket {
     ) -> Result<Received, RdsError> {
         let bound = self.bound()?;
         if peek {
-            return bound.wait_for(&self.inner.shared.watch, wait, |state| {
+            return bound.wait_for(&self.inner.shared, wait, |state| {
                 let message = state.host.peek(bound.id);
                 message
                     .map(|message| taken(message, room))
                     .ok_or(RdsError::WouldBlock)
             });
         }
-        let inbound = bound.wait_for(&self.inner.shared.watch, wait, |state| {
+        let inbound = bound.wait_for(&self.inner.shared, wait, |state| {
             let inbound = state.host.receive(bound.id, usize::MAX);
             inbound.ok_or(RdsError::WouldBlock)
         })?;
@@ -659,7 +651,7 @@ impl RdsSocket {
             address.set_ip(peer);
             pings.send_for(&[], address, wait)?;
         }
-        bound.wait_for(&self.inner.shared.watch, wait, |state| {
+        bound.wait_for(&self.inner.shared, wait, |state| {
             match state.host.unacknowledged(bound.id).next() {
                 None => Ok(()),
                 Some(_) => Err(RdsError::WouldBlock),
@@ -689,7 +681,7 @@ impl Bound {
     /// Attempts this at once, then for a while with looks at what arrives, then at each wake-up.
     fn wait_for<R>(
         &self,
-        watch: &Watch,
+        shared: &Shared,
         wait: Wait,
         mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
     ) -> Result<R, RdsError> {
@@ -698,6 +690,7 @@ impl Bound {
             matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested))
         };
         if !blocks(&outcome) {
+            shared.spin.is_awake(|| self.node.now());
             return outcome;
         }
         let deadline = match wait {
@@ -705,16 +698,23 @@ impl Bound {
             Wait::Until(deadline) => Some(deadline),
             Wait::Briefly | Wait::Forever => None,
         };
-        let until = Instant::now() + *SPIN_TIME;
+        let (began, until) = (self.node.now(), Instant::now() + shared.spin.time());
         let until = deadline.map_or(until, |deadline| deadline.min(until));
-        while blocks(&outcome) && Instant::now() < until {
+        let mut polls = 0_u32;
+        // The time of some machines costs more than a look.
+        while blocks(&outcome) && (!polls.is_multiple_of(8) || Instant::now() < until) {
+            polls += 1;
             hint::spin_loop();
             outcome = self.node.poll_with(&mut attempt);
         }
-        if !blocks(&outcome) || wait == Wait::Briefly {
+        if !blocks(&outcome) {
             return outcome;
         }
-        let (waiter, _sleeping) = (watch.waiter(), Sleeping::new());
+        shared.spin.sleeps(began);
+        if wait == Wait::Briefly {
+            return outcome;
+        }
+        let (waiter, _sleeping) = (shared.watch.waiter(), Sleeping::new());
         while blocks(&outcome) {
             let generation = waiter.generation();
             outcome = self.node.poll_with(&mut attempt);
@@ -726,19 +726,10 @@ impl Bound {
                 return Err(RdsError::TimedOut);
             }
         }
+        shared.spin.is_awake(|| self.node.now());
         outcome
     }
 }
-
-static SPIN_TIME: LazyLock<Duration> = LazyLock::new(|| {
-    let calls = (0..8).map(|_| {
-        let began = Instant::now();
-        (0..16).for_each(|_| _ = hint::black_box(parent_id()));
-        began.elapsed() / 16
-    });
-    let shortest = calls.min().unwrap_or_default();
-    (shortest * SPIN_CALLS).clamp(*SPIN.start(), *SPIN.end())
-});
 
 /// A port of a node, for one process of this machine.
 fn take_port(
