@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use polyverbs_rds::protocol::{
-    Action, Answer, Host, HostLimits, Inbound, PathId, PathState, ProtocolError,
+    Action, Answer, Host, HostLimits, Inbound, PathId, PathState, Process, ProtocolError, Role,
+    Transmit,
 };
 use polyverbs_rds_wire::{ConnectData, Extension, Extensions, Flags, HEADER, Header, Version};
 use proptest::prelude::*;
@@ -413,25 +414,114 @@ fn a_peer_that_pings_and_acknowledges_nothing_has_256_answers() {
     others_go_on(&mut net);
 }
 
+/// What a peer says of itself when it asks for a connection with host 0.
+fn asking(source: usize, member: u16) -> ConnectData {
+    ConnectData {
+        source: address(source),
+        destination: address(0),
+        version: Version::V4_1,
+        minor_mask: 3,
+        tos: 0,
+        member,
+        ack_sequence: 0,
+        credit: 0,
+    }
+}
+
+fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
+    let answer = match asked.member {
+        0 => host.handle_request(asked),
+        _ => host.handle_request_of_process(asked),
+    };
+    let Answer::Accept { path, .. } = answer else {
+        panic!("it is accepted");
+    };
+    host.handle_connected(path, asked);
+    path
+}
+
+// covers 8.33
+#[test]
+fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_more() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let net = Net::new(0, limits, 1);
+    let mut host = TestHost::new(address(0), limits, 1);
+    host.set_role(Role::Leader);
+    let member = accepted(&mut host, &asking(0, 7));
+    // The member says that port 100 is its own.
+    let announced = Header {
+        sequence: 1,
+        source_port: 100,
+        destination_port: 1,
+        extensions: Extensions::of(Extension::Paths(1)),
+        ..Header::default()
+    };
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(member, &announced.to_bytes(), 0, nothing)
+        .unwrap();
+
+    let flood = |host: &mut TestHost, path| {
+        (0..2000).find(|number| {
+            let message = Header {
+                sequence: 1000 + number,
+                ..header(4096)
+            };
+            let payload = net.fragment(&[1; 4096]);
+            host.handle_fragment(path, &message.to_bytes(), 4096, payload)
+                == Err(ProtocolError::Memory)
+        })
+    };
+    let hostile = accepted(&mut host, &asking(HOSTILE, 0));
+    assert_eq!(flood(&mut host, hostile), Some(257));
+    assert_eq!(net.fragments_held(), 257);
+
+    // The member takes what waits, and acknowledges it: that is heard although there is no memory, and frees some.
+    let passed = std::iter::from_fn(|| host.poll_action()).find_map(|action| match action {
+        Action::Connect { path, to, .. } => Some((path, to)),
+        _ => None,
+    });
+    let (path, to) = passed.unwrap();
+    assert_eq!(to, Process::Member(7));
+    host.handle_connected(path, &asking(HOSTILE, 7));
+    let mut last = 0;
+    while let Some(transmit) = host.poll_transmit(path) {
+        if let Transmit::Send {
+            request, header, ..
+        } = transmit
+        {
+            host.handle_completion(path, request);
+            last = last.max(header.sequence);
+        }
+    }
+    assert_eq!(last, 257);
+    let acknowledged = Header {
+        ack: last,
+        ..Header::default()
+    };
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(path, &acknowledged.to_bytes(), 0, nothing)
+        .unwrap();
+    host.settle(path);
+    assert_eq!(net.fragments_held(), 0);
+    // The connection that ended for want of memory is made again by this host.
+    host.handle_gone(Duration::ZERO, hostile);
+    host.handle_connected(hostile, &asking(HOSTILE, 0));
+    assert_eq!(flood(&mut host, hostile), Some(257));
+}
+
 // covers 8.48
 #[test]
 fn a_peer_that_advertises_nothing_is_sent_what_it_has_receives_for() {
     let mut host = TestHost::new(address(0), HostLimits::default(), 1);
     let (socket, _) = host.bind(100, Default::default()).unwrap();
     let asked = ConnectData {
-        source: address(1),
-        destination: address(0),
-        version: Version::V4_1,
-        minor_mask: 3,
-        tos: 0,
-        member: 0,
-        ack_sequence: 0,
         credit: 10,
+        ..asking(1, 0)
     };
-    let Answer::Accept { path, .. } = host.handle_request(&asked) else {
-        panic!("it is accepted");
-    };
-    host.handle_connected(path, &asked);
+    let path = accepted(&mut host, &asked);
     let net = Net::new(0, HostLimits::default(), 1);
     for _ in 0..100 {
         host.send(socket, net.message(at(1, 200), &[1])).unwrap();
