@@ -10,6 +10,8 @@ mod errors;
 mod messages;
 #[path = "sockets/rdma.rs"]
 mod rdma;
+#[path = "sockets/stalled.rs"]
+mod stalled;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
