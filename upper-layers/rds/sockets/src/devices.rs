@@ -8,7 +8,7 @@ use polyverbs::Device;
 use polyverbs::emulated::EmulatedDeviceError;
 use polyverbs_configuration::{Configuration, VARIABLE};
 
-/// The first of them at an address.
+/// The first of them at an address; where there is none, one like the first of all.
 pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceError>> {
     static READ: OnceLock<Configuration> = OnceLock::new();
     let configuration = READ.get_or_init(|| {
@@ -17,8 +17,10 @@ pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceErro
             Configuration::default()
         })
     });
-    let mut devices = configuration.devices.iter();
-    let device = devices.find(|device| device.address == at && device.wire)?;
+    let mut devices = configuration.devices.iter().filter(|device| device.wire);
+    let there = devices.clone().find(|device| device.address == at);
+    let mut device = there.or_else(|| devices.next())?.clone();
+    device.address = at;
     let tap = configuration.tap().unwrap_or_else(|error| {
         complain(format_args!("the capture cannot be written: {error}"));
         None

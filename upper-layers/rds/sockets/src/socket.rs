@@ -104,6 +104,8 @@ impl Socket {
         self.receivers.fetch_sub(1, Ordering::SeqCst);
         let _sleeping = outcome.is_err().then(Sleeping::new);
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
+            // That is nothing to receive.
+            self.congestion_changed.store(false, Ordering::Relaxed);
             self.mirror.show_after_empty(|| self.level());
             self.ends.wait_readable().map_err(timed_out)?;
             outcome = receive(Wait::No);

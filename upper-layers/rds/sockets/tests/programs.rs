@@ -117,6 +117,8 @@ fn sockets_are_on_the_devices_that_there_are_to_be() {
     let iwarp = at("iw0", "127.0.25.1") + &at("iw1", "127.0.25.2");
     does_over("over_iwarp", &iwarp);
     does_over("messages", &iwarp);
+    // At other addresses there are more of the kind that was asked for.
+    does_over("over_iwarp", &at("iw0", "127.0.25.9"));
 }
 
 // covers 8.37 8.38 8.39 8.43 8.44

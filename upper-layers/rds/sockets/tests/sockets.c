@@ -435,6 +435,12 @@ static void *receives(void *fd) {
     return NULL;
 }
 
+static void *is_read_after_a_while(void *congested) {
+    usleep(20000);
+    while (recv(*(int *)congested, into, sizeof into, MSG_DONTWAIT) >= 0) {}
+    return NULL;
+}
+
 static void ignore(int signal) { (void)signal; }
 
 static void on_alarm(int flags) {
@@ -478,6 +484,17 @@ static void waits(void) {
     double began = now();
     FAILS(recv(b, into, 1, 0), ETIMEDOUT);
     IS(now() - began >= 0.05, 1);
+    /* That another port is free to send to is nothing to receive. */
+    int c = bound(HERE, 4002);
+    struct sockaddr_in free_again = at(HERE, 4002);
+    IS(setsockopt(c, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
+    while (sendto(b, into, 4096, MSG_DONTWAIT, (void *)&free_again, sizeof free_again) == 4096 || errno == EAGAIN) {}
+    IS(errno, ENOBUFS);
+    IS(pthread_create(&thread, NULL, is_read_after_a_while, &c), 0);
+    char one;
+    FAILS(recv(b, &one, 1, 0), ETIMEDOUT);
+    IS(pthread_join(thread, NULL), 0);
+    IS(close(c), 0);
     fill(b);
     began = now();
     FAILS(put(b, "x", NOWHERE, 4000), ETIMEDOUT);
