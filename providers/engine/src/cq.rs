@@ -265,15 +265,14 @@ impl CqOps for Cq {
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
         let mut polled = self.take(completions);
         if let (0, Some(device)) = (polled, &self.device) {
-            // Who armed the queue takes a last look before sleeping.
-            let is_last = self.awaited.load(Ordering::Relaxed);
             for _ in 0..LOOKS {
-                let found = device.poll(is_last);
+                let found = device.poll();
                 polled = self.take(completions);
                 if polled > 0 || !found {
                     break;
                 }
             }
+            // Who armed the queue takes a last look before sleeping.
             if self.awaited.load(Ordering::Relaxed) {
                 device.hand_back();
             }

@@ -578,8 +578,8 @@ impl<D: Driver> Member for Device<D> {
 }
 
 impl<D: Driver> Polled for Device<D> {
-    fn poll(&self, is_last: bool) -> bool {
-        self.network.poll_for(self, is_last)
+    fn poll(&self) -> bool {
+        self.network.poll_for(self)
     }
 
     fn hand_back(&self) {

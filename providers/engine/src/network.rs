@@ -83,9 +83,8 @@ pub trait Progress: Send + Sync {
 /// What a thread does that polls, for a device and whatever its driver.
 pub trait Polled: Send + Sync {
     /// One look, unless another thread is looking. Answers whether anything arrived. Where pollers look again and again,
-    /// acknowledges that it brings about wait for the next [`flush`](Progress::flush). Who looks for the last time before
-    /// sleeping does not count among them.
-    fn poll(&self, is_last: bool) -> bool;
+    /// acknowledges that it brings about wait for the next [`flush`](Progress::flush).
+    fn poll(&self) -> bool;
 
     /// The thread is about to sleep.
     fn hand_back(&self);
@@ -296,7 +295,7 @@ impl<M: Member> Network<M> {
 
     // A poll by a thread that looks for what is mostly for this device. Acknowledges wait until the program, which is about
     // to be told what has come, has answered it; unless nobody may look for long.
-    pub(crate) fn poll_for(&self, device: &M, is_last: bool) -> bool {
+    pub(crate) fn poll_for(&self, device: &M) -> bool {
         let Some(link) = &self.link else { return false };
         let Some(input) = link.input() else {
             return false;
@@ -316,9 +315,7 @@ impl<M: Member> Network<M> {
             input.give_way();
             return false;
         }
-        if !is_last {
-            input.polled();
-        }
+        input.polled();
         if self.is_unsettled() && (!input.is_polled() || self.has_waited(found)) {
             self.settle();
         }
