@@ -198,50 +198,79 @@ impl Pinger {
     }
 
     fn all(&self, arguments: &Arguments) -> anyhow::Result<()> {
+        let pings = Pings {
+            address: self.to.ip(),
+            count: arguments.count,
+            interval: arguments.interval,
+            timeout: arguments.timeout,
+            json: arguments.json,
+        };
+        let tally = pings.ask(|| self.once(arguments.timeout))?;
+        match arguments.json {
+            true => say!("{}", tally.to_json(self.to.ip()))?,
+            false => say!("{tally}")?,
+        }
+        tally.outcome()
+    }
+}
+
+/// Whom to ask, how often, and how to tell of it.
+pub(super) struct Pings {
+    pub(super) address: IpAddr,
+    pub(super) count: u64,
+    pub(super) interval: Duration,
+    pub(super) timeout: Duration,
+    pub(super) json: bool,
+}
+
+impl Pings {
+    /// Asks by `once`, which returns the time until an answer, and says what came of each.
+    pub(super) fn ask(
+        &self,
+        mut once: impl FnMut() -> anyhow::Result<Option<Duration>>,
+    ) -> anyhow::Result<Tally> {
         let tally = Arc::new(Mutex::new(Tally::default()));
-        let (shared, address) = (Arc::clone(&tally), self.to.ip());
+        let (shared, address) = (Arc::clone(&tally), self.address);
         interrupt::says(Ending::AtOnce, move || locked(&shared).to_string());
-        for number in 1..=arguments.count {
+        for number in 1..=self.count {
             if number > 1 {
-                thread::sleep(arguments.interval);
+                thread::sleep(self.interval);
             }
             locked(&tally).sent += 1;
-            let time = self.once(arguments.timeout)?;
+            let time = once()?;
             locked(&tally).times.extend(time);
             let line = match time {
-                _ if arguments.json => {
+                _ if self.json => {
                     let seconds = time.map(|time| time.as_secs_f64());
                     json!({ "address": address, "number": number, "seconds": seconds }).to_string()
                 }
                 Some(time) => format!("{address} answers in {}", seconds(time)),
-                None => format!(
-                    "{address} does not answer within {}",
-                    seconds(arguments.timeout)
-                ),
+                None => format!("{address} does not answer within {}", seconds(self.timeout)),
             };
             say!("{line}")?;
             std::io::stdout().flush()?;
         }
-        let tally = locked(&tally);
-        match arguments.json {
-            true => say!("{}", tally.to_json(address))?,
-            false => say!("{tally}")?,
-        }
-        match tally.times.is_empty() {
-            true => Err(AlreadyReported.into()),
-            false => Ok(()),
-        }
+        let tally = locked(&tally).clone();
+        Ok(tally)
     }
 }
 
 /// The outcome of all pings.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Tally {
-    pub(super) sent: u64,
-    pub(super) times: Vec<Duration>,
+    sent: u64,
+    times: Vec<Duration>,
 }
 
 impl Tally {
+    /// An error where nothing was answered, which has been said.
+    pub(super) fn outcome(&self) -> anyhow::Result<()> {
+        match self.times.is_empty() {
+            true => Err(AlreadyReported.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Minimum, median, maximum.
     fn spread(&self) -> Option<[Duration; 3]> {
         let mut times = self.times.clone();
@@ -276,7 +305,7 @@ impl std::fmt::Display for Tally {
     }
 }
 
-pub(super) fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+fn locked(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -2,18 +2,14 @@
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs_rds::{RdsError, RdsSocket};
-use serde_json::json;
 
 use super::super::network::{Host, parse_seconds};
-use super::super::ping::{Tally, locked};
+use super::super::ping::Pings;
 use super::{Common, parse_message, peer};
-use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyReported, say, seconds};
+use crate::output::say;
 
 /// Find out whether a host of RDS answers at an address, and how soon
 ///
@@ -59,38 +55,17 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (to, from) = peer(&arguments.to, PORT, arguments.from)?;
     // Keeps the connection, while each ping has a socket of its own: a late answer is to no other.
     let host = common.bind(from)?;
-    let tally = Arc::new(Mutex::new(Tally::default()));
-    let shared = Arc::clone(&tally);
-    interrupt::says(Ending::AtOnce, move || locked(&shared).to_string());
-    let address = to.ip();
-    for number in 1..=arguments.count {
-        if number > 1 {
-            thread::sleep(arguments.interval);
-        }
-        locked(&tally).sent += 1;
-        let time = ping(common, from, to, arguments)?;
-        locked(&tally).times.extend(time);
-        let line = match time {
-            _ if common.json => {
-                let seconds = time.map(|time| time.as_secs_f64());
-                json!({ "address": address, "number": number, "seconds": seconds }).to_string()
-            }
-            Some(time) => format!("{address} answers in {}", seconds(time)),
-            None => format!(
-                "{address} does not answer within {}",
-                seconds(arguments.timeout)
-            ),
-        };
-        say!("{line}")?;
-        std::io::stdout().flush()?;
-    }
-    let tally = locked(&tally);
-    let end = common.end(&host, tally.to_json(address), &tally.to_string())?;
+    let pings = Pings {
+        address: to.ip(),
+        count: arguments.count,
+        interval: arguments.interval,
+        timeout: arguments.timeout,
+        json: common.json,
+    };
+    let tally = pings.ask(|| ping(common, from, to, arguments))?;
+    let end = common.end(&host, tally.to_json(to.ip()), &tally.to_string())?;
     say!("{end}")?;
-    match tally.times.is_empty() {
-        true => Err(AlreadyReported.into()),
-        false => Ok(()),
-    }
+    tally.outcome()
 }
 
 /// The time until it is answered; `None` if it is not.
