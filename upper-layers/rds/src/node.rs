@@ -386,6 +386,28 @@ impl Node {
         let mut state = self.lock();
         state.poll(self);
         let outcome = work(&mut state);
+        self.finish_poll(state);
+        outcome
+    }
+
+    /// The same for what may be possible without that look, which then comes behind it: a message does not wait for it.
+    pub(crate) fn attempt<R>(
+        self: &Arc<Self>,
+        mut work: impl FnMut(&mut State) -> Result<R, RdsError>,
+    ) -> Result<R, RdsError> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        let mut outcome = work(&mut state);
+        state.transmit(self);
+        state.poll(self);
+        if outcome.is_err() {
+            outcome = work(&mut state);
+        }
+        self.finish_poll(state);
+        outcome
+    }
+
+    fn finish_poll<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
         state.transmit(self);
         self.finish(state);
         // What was armed is not any more.
@@ -394,7 +416,6 @@ impl Node {
         {
             self.kick();
         }
-        outcome
     }
 
     /// Gives the lock back and does what the host asks for. Whether a socket was told of something.

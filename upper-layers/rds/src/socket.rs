@@ -685,7 +685,7 @@ impl Bound {
         wait: Wait,
         mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
     ) -> Result<R, RdsError> {
-        let mut outcome = self.node.poll_with(&mut attempt);
+        let mut outcome = self.node.attempt(&mut attempt);
         let blocks = |outcome: &Result<R, RdsError>| {
             matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested))
         };
