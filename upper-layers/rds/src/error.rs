@@ -43,14 +43,6 @@ pub enum RdsError {
         /// Why.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// `EADDRINUSE`: another process is the host of this address.
-    #[error("{at} has a host already: {error}")]
-    HostElsewhere {
-        /// Where.
-        at: SocketAddr,
-        /// Which process.
-        error: ConnectError,
-    },
     /// `ENOPROTOOPT`: the transport that was chosen does not have the address.
     #[error("the transport that was chosen does not have {0}")]
     WrongTransport(SocketAddr),
@@ -110,7 +102,6 @@ impl RdsError {
                 PortError::InUse(_) | PortError::Exhausted => libc::EADDRINUSE,
             },
             Self::NoDevice { .. } => libc::EADDRNOTAVAIL,
-            Self::HostElsewhere { .. } => libc::EADDRINUSE,
             Self::WrongTransport(_) | Self::NoTransport => libc::ENOPROTOOPT,
             Self::TransportChosen | Self::Family { .. } => libc::EOPNOTSUPP,
             Self::TooLong { .. } => libc::EMSGSIZE,

@@ -2,8 +2,9 @@
 
 use std::future::poll_fn;
 use std::hint;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -601,15 +602,48 @@ impl RdsSocket {
         length.map(|length| length as usize)
     }
 
-    /// What `poll` says of it, as far as has been seen of what has arrived. Whatever changes is [told](Self::on_change).
+    /// A descriptor for `poll` and `epoll`, the same at each call. It is readable, at first and whenever what [`readiness`](Self::readiness)
+    /// says may have changed, until that is asked for.
+    ///
+    /// ```no_run
+    /// # fn example(socket: &polyverbs_rds::RdsSocket) -> Result<(), Box<dyn std::error::Error>> {
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// let fd = socket.fd()?;
+    /// while !socket.readiness().readable {
+    ///     poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+    /// }
+    /// let received = socket.try_recv_from(&mut [0; 4096])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The process has no more files.
+    pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.inner.shared.watch.fd()
+    }
+
+    /// What `poll` says of it, as far as has been seen of what has arrived. Whatever changes is told: by its descriptor
+    /// ([`fd`](Self::fd)) at once, else as [`on_change`](Self::on_change) says.
     pub fn readiness(&self) -> Readiness {
+        let has_descriptor = self.inner.shared.watch.clear();
         let Some(bound) = self.inner.bound.get() else {
             return Readiness {
                 writable: true,
                 ..Readiness::default()
             };
         };
-        bound.node.lock().host.readiness(bound.id)
+        if !has_descriptor {
+            return bound.node.lock().host.readiness(bound.id);
+        }
+        let look = || bound.node.poll_with(|state| state.host.readiness(bound.id));
+        let mut now = look();
+        if bound.node.arm() {
+            let has_changed = now.congestion_changed;
+            now = look();
+            now.congestion_changed |= has_changed;
+        }
+        now
     }
 
     /// Calls this whenever what can be said of its readiness may have changed, on whichever thread that happens, with no lock held:

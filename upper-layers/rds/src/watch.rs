@@ -1,9 +1,14 @@
-//! Who waits for a socket: threads, tasks, and a callback.
+//! Who waits for a socket: threads, tasks, a callback, and whoever has its descriptor.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{read, write};
 
 /// See the [module](self). A wake-up costs a look where nobody waits.
 #[derive(Default)]
@@ -11,6 +16,8 @@ pub(crate) struct Watch {
     waiting: AtomicUsize,
     state: Mutex<Waiting>,
     changed: Condvar,
+    /// Readable since the first wake-up after it was cleared.
+    event: OnceLock<OwnedFd>,
 }
 
 #[derive(Default)]
@@ -45,9 +52,42 @@ impl Watch {
             self.changed.notify_all();
         }
         wakers.into_iter().for_each(Waker::wake);
+        self.show();
         if let Some(told) = told {
             told();
         }
+    }
+
+    fn show(&self) {
+        if let Some(event) = self.event.get() {
+            // It is full only where it is readable for long.
+            let _ = write(event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// A descriptor that is readable at first, and since the first wake-up after it was [cleared](Self::clear).
+    ///
+    /// # Errors
+    /// The process has no more files.
+    pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.event.get().is_none() {
+            let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            if self.event.set(made).is_ok() {
+                self.waiting.fetch_add(1, Ordering::SeqCst);
+                self.show();
+            }
+        }
+        Ok(self.event.get().expect("it was made").as_fd())
+    }
+
+    /// Whether there is a descriptor, which is not readable any more.
+    pub(crate) fn clear(&self) -> bool {
+        let event = self.event.get();
+        event.is_some_and(|event| {
+            // It may not have been readable.
+            let _ = read(event, &mut [0; 8]);
+            true
+        })
     }
 
     /// Calls this at each wake-up from now on, in the place of what was called before.

@@ -10,8 +10,9 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use polyverbs_rds::{RdsSocket, RdsTransport};
+use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{address, at, errno, over_both, receive, sockets, until};
+use crate::{LONG, address, at, errno, over_both, receive, sockets, until};
 
 /// Wakes a thread, and counts.
 struct Unpark(Thread, AtomicUsize);
@@ -179,6 +180,37 @@ fn a_change_of_readiness_is_told_to_whoever_asked() {
         near.send_to(b"again", at(&far)).unwrap();
         receive(&far, 100);
         assert_eq!(told.load(Ordering::SeqCst), before);
+    });
+}
+
+// covers 8.20
+#[test]
+fn a_descriptor_is_readable_from_a_change_until_readiness_is_asked_for() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        let is_readable = |socket: &RdsSocket, time: Duration| {
+            let fd = socket.fd().unwrap();
+            let time = time.try_into().unwrap();
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)).unwrap() == 1
+        };
+        for socket in [&near, &far] {
+            assert!(is_readable(socket, Duration::ZERO));
+        }
+        while far.readiness().readable || is_readable(&far, Duration::ZERO) {}
+        near.send_to(b"readable", at(&far)).unwrap();
+        assert!(is_readable(&far, LONG));
+        until(|| far.readiness().readable.then_some(()));
+        receive(&far, 100);
+        assert!(!far.readiness().readable);
+
+        // Room to send.
+        near.set_options(|options| options.send_buffer = 5000);
+        let nobody = SocketAddr::new(address(), 4000);
+        near.send_to(&[1; 5000], nobody).unwrap();
+        while near.readiness().writable || is_readable(&near, Duration::ZERO) {}
+        near.cancel_sent_to(Some(nobody)).unwrap();
+        assert!(is_readable(&near, LONG));
+        assert!(near.readiness().writable);
     });
 }
 
