@@ -2,7 +2,7 @@
 //! program's thread does.
 
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -70,7 +70,7 @@ pub(crate) struct Node {
     pub(crate) connector: Connector,
     pub(crate) pool: Arc<Pool>,
     state: Mutex<State>,
-    sockets: Mutex<HashMap<SocketId, Arc<Shared>>>,
+    sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
     /// Of a leader.
     presence: Mutex<Option<Presence>>,
@@ -244,7 +244,7 @@ impl Node {
                 slots: Default::default(),
                 batch: Batch::new(),
             }),
-            sockets: Mutex::new(HashMap::new()),
+            sockets: Mutex::default(),
             listener: Mutex::new(None),
             presence: Mutex::new(None),
             followed: Mutex::new(None),
@@ -367,7 +367,7 @@ impl Node {
         self.sockets().remove(&socket);
     }
 
-    fn sockets(&self) -> MutexGuard<'_, HashMap<SocketId, Arc<Shared>>> {
+    fn sockets(&self) -> MutexGuard<'_, FxHashMap<SocketId, Arc<Shared>>> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -732,11 +732,12 @@ impl Bound {
             Wait::Until(deadline) => Some(deadline),
             Wait::Briefly | Wait::Forever => None,
         };
-        let (began, until) = (self.node.now(), Instant::now() + shared.spin.time());
+        let began = Instant::now();
+        let until = began + shared.spin.time();
         let until = deadline.map_or(until, |deadline| deadline.min(until));
         let mut polls = 0_u32;
         // The time of some machines costs more than a look.
-        while blocks(&outcome) && (!polls.is_multiple_of(8) || Instant::now() < until) {
+        while blocks(&outcome) && (polls % 8 != 7 || Instant::now() < until) {
             polls += 1;
             hint::spin_loop();
             outcome = self.node.poll_with(&mut attempt);
@@ -744,7 +745,9 @@ impl Bound {
         if !blocks(&outcome) {
             return outcome;
         }
-        shared.spin.sleeps(began);
+        shared
+            .spin
+            .sleeps(self.node.now().saturating_sub(began.elapsed()));
         if wait == Wait::Briefly {
             return outcome;
         }
