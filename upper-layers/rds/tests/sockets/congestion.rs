@@ -84,7 +84,8 @@ fn a_monitor_is_told_which_group_of_ports_is_free() {
         let told = told.unwrap();
         assert_eq!(told.congestion, Some(1 << (at(&far).port() % 64)));
         assert_eq!((told.from, told.length), (None, 0));
-        near.try_send_to(b"free", at(&far)).unwrap();
+        // What was still on its way may have made it congested once more.
+        until(|| near.try_send_to(b"free", at(&far)).ok());
     });
 }
 
