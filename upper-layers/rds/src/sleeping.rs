@@ -71,7 +71,7 @@ static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 pub struct Sleeping(());
 
 impl Sleeping {
-    #[expect(missing_docs)]
+    /// Before the last look: what changes after it is told.
     #[expect(clippy::new_without_default, reason = "making one has an effect")]
     pub fn new() -> Self {
         SLEEPING.fetch_add(1, Ordering::SeqCst);
