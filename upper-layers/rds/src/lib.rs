@@ -13,15 +13,14 @@ mod ports;
 pub mod protocol;
 mod rdma;
 mod shared;
-mod sleeping;
 mod socket;
+mod spin;
 mod watch;
 
 pub use error::RdsError;
 pub use memory::LocalMemory;
-pub use node::{DeviceSource, look_first_at};
+pub use node::{DeviceSource, Sleeping, look_first_at};
 pub use polyverbs_rds_wire::MAX_MESSAGE;
 pub use protocol::{OperationStatus, RdmaStatus, Readiness, SocketOptions};
 pub use rdma::{AtomicOperation, AtomicRequest, Control, Cookie, RdmaFlags, RdmaRequest};
-pub use sleeping::Sleeping;
 pub use socket::{Outgoing, RdsSocket, RdsTransport, Received, Wait};

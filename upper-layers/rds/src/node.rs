@@ -7,7 +7,7 @@ use std::future::{Future, pending};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
@@ -35,8 +35,8 @@ use crate::protocol::{
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
-use crate::sleeping::{SPIN_TIME, Sleeping};
 use crate::socket::RdsTransport;
+use crate::spin::SPIN_TIME;
 
 /// The bit that marks a receive's `wr_id`; below it sends have their request's number.
 const RECEIVE: u64 = 1 << 62;
@@ -139,9 +139,47 @@ fn nodes() -> MutexGuard<'static, Nodes> {
     nodes
 }
 
+/// Threads of the program that sleep.
+static SLEEPING: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that sleeps until something changes at a socket, or is about to, in a call of its own, as in `poll`.
+///
+/// While programs poll, the threads of nodes leave the completion queues to them, and look only now and then whether they still do. As
+/// long as there is one of these, each change is told at once ([`RdsSocket::on_change`](crate::RdsSocket::on_change)). Making one takes
+/// no lock, so that a signal handler may.
+#[derive(Debug)]
+#[must_use = "changes are told at once as long as it is there"]
+pub struct Sleeping(());
+
+impl Sleeping {
+    /// Before the last look: what changes after it is told.
+    #[expect(clippy::new_without_default, reason = "making one has an effect")]
+    pub fn new() -> Self {
+        SLEEPING.fetch_add(1, Ordering::SeqCst);
+        look_at_once();
+        Self(())
+    }
+
+    /// Ends one that was forgotten ([`std::mem::forget`]): for those who can keep none.
+    pub fn forgotten_is_over() {
+        drop(Self(()));
+    }
+
+    /// Whether there is one in this process.
+    pub(crate) fn is_any() -> bool {
+        SLEEPING.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for Sleeping {
+    fn drop(&mut self) {
+        SLEEPING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Has the threads of nodes look at what completes that have left it to programs. Those that are made or closed at this moment look
 /// soon in any case.
-pub(crate) fn look_at_once() {
+fn look_at_once() {
     let nodes = match NODES.try_lock() {
         Ok(nodes) => nodes,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -1,7 +1,7 @@
 //! What a socket and its node both have of it.
 
 use crate::rdma::Keys;
-use crate::sleeping::Spin;
+use crate::spin::Spin;
 use crate::watch::Watch;
 
 /// See the [module](self).

@@ -14,7 +14,7 @@ use polyverbs_rds_wire::{FRAGMENT, MAX_MESSAGE};
 
 use crate::error::{DeviceError, RdsError};
 use crate::memory::LocalMemory;
-use crate::node::{Node, State, device_of};
+use crate::node::{Node, Sleeping, State, device_of};
 use crate::pool::{Pool, Slot};
 use crate::ports::PortLock;
 use crate::protocol::{
@@ -23,7 +23,6 @@ use crate::protocol::{
 };
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
-use crate::sleeping::Sleeping;
 
 /// How long the process that peers reach may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);

@@ -1,22 +1,17 @@
-//! Threads of the program that sleep until something changes at a socket.
-//!
-//! While programs poll, the threads of nodes leave the completion queues to them, and look only now and then whether they still do.
-//! A thread that sleeps in a call of its own, as in `poll`, therefore says so.
+//! How long a thread looks by itself before it sleeps.
 
 use std::hint;
 use std::ops::RangeInclusive;
 use std::os::unix::process::parent_id;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-use crate::node;
 
 /// So many system calls that do nothing take about as long as to sleep and to be woken.
 const SPIN_CALLS: u32 = 1000;
 const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
-/// How long a thread looks by itself before it sleeps.
+/// About as long as a sleep and a wake-up take.
 pub(crate) static SPIN_TIME: LazyLock<Duration> = LazyLock::new(|| {
     let calls = (0..8).map(|_| {
         let began = Instant::now();
@@ -59,39 +54,5 @@ impl Spin {
             let is_short = now().saturating_sub(since) < *SPIN_TIME * LONGER;
             self.is_longer.store(is_short, Ordering::Relaxed);
         }
-    }
-}
-
-static SLEEPING: AtomicUsize = AtomicUsize::new(0);
-
-/// A thread that sleeps, or is about to: as long as there is one, each change at a socket is told at once
-/// ([`RdsSocket::on_change`](crate::RdsSocket::on_change)). Making one takes no lock, so that a signal handler may.
-#[derive(Debug)]
-#[must_use = "changes are told at once as long as it is there"]
-pub struct Sleeping(());
-
-impl Sleeping {
-    /// Before the last look: what changes after it is told.
-    #[expect(clippy::new_without_default, reason = "making one has an effect")]
-    pub fn new() -> Self {
-        SLEEPING.fetch_add(1, Ordering::SeqCst);
-        node::look_at_once();
-        Self(())
-    }
-
-    /// Ends one that was forgotten ([`std::mem::forget`]): for those who can keep none.
-    pub fn forgotten_is_over() {
-        drop(Self(()));
-    }
-
-    /// Whether there is one in this process.
-    pub(crate) fn is_any() -> bool {
-        SLEEPING.load(Ordering::SeqCst) > 0
-    }
-}
-
-impl Drop for Sleeping {
-    fn drop(&mut self) {
-        SLEEPING.fetch_sub(1, Ordering::SeqCst);
     }
 }
