@@ -143,9 +143,16 @@ impl Pinger {
 
     /// The time until it answers; `None` if it does not.
     fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
-        match ping(&self.connector, &self.context, self.to, timeout.min(SOON)) {
-            None => {}
-            answer => return self.outcome(answer),
+        let ping = |patience| ping(&self.connector, &self.context, self.to, patience);
+        let mut answer = ping(timeout.min(SOON));
+        if let Some((_, Err(ConnectError::Refused { .. }))) = answer
+            && self.to.port() == 0
+        {
+            thread::sleep(TAKEN_OVER);
+            answer = ping(timeout.min(SOON));
+        }
+        if answer.is_some() {
+            return self.outcome(answer);
         }
         anyhow::ensure!(
             !self.is_refused(),
@@ -154,8 +161,7 @@ impl Pinger {
         );
         // The message may have been lost.
         let rest = timeout.saturating_sub(SOON);
-        let again = ping(&self.connector, &self.context, self.to, rest);
-        self.outcome(again)
+        self.outcome(ping(rest))
     }
 
     fn outcome(&self, answer: Option<Answer>) -> anyhow::Result<Option<Duration>> {
@@ -327,3 +333,5 @@ pub(super) fn is_held(at: IpAddr) -> bool {
 
 /// The time in which a device of this network answers.
 const SOON: Duration = Duration::from_millis(50);
+/// The time after which another process at an address has taken over the port of one that is gone.
+const TAKEN_OVER: Duration = Duration::from_millis(100);

@@ -260,6 +260,17 @@ fn ping_finds_a_device_of_another_process() {
 }
 
 #[test]
+fn ping_finds_the_device_of_a_process_whose_predecessor_at_the_address_is_gone() {
+    for device in DEVICES {
+        let first = Server::new(device, "127.0.45.41:0", &[]);
+        let _second = Server::new(device, "127.0.45.41:0", &[]);
+        drop(first);
+        let told = text(&["ping", "127.0.45.41", "--device", device, "--count", "1"]);
+        assert!(told.contains("1 answered"), "{told}");
+    }
+}
+
+#[test]
 fn a_device_answers_within_one_round_trip() {
     for device in DEVICES {
         let server = Server::new(device, "127.0.43.1:0", &[]);

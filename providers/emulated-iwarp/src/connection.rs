@@ -17,9 +17,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use polyverbs_engine::driver::Change;
+use polyverbs_engine::sync::Mutex;
 use verbs_api::qp::QpState;
 
 use crate::header::{End, Message, Stream};
@@ -186,19 +186,15 @@ pub(crate) struct Ends(Mutex<HashMap<u32, QpWeak>>);
 
 impl Ends {
     pub(crate) fn insert(&self, epoch: u32, qp: &QpRef) {
-        self.map().insert(epoch, qp.downgrade());
+        self.0.lock().insert(epoch, qp.downgrade());
     }
 
     pub(crate) fn remove(&self, epoch: u32) {
-        self.map().remove(&epoch);
+        self.0.lock().remove(&epoch);
     }
 
     fn get(&self, epoch: u32) -> Option<QpRef> {
-        self.map().get(&epoch)?.upgrade()
-    }
-
-    fn map(&self) -> MutexGuard<'_, HashMap<u32, QpWeak>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(&epoch)?.upgrade()
     }
 }
 

@@ -6,11 +6,13 @@
 //! for as long as programs may need to start.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use polyverbs_engine::effects::Effects;
+use polyverbs_engine::sync::Mutex;
 use polyverbs_wire::iwarp::start::{
     self, Enhanced, Kind, LEFT_TO_PROGRAM, MAX_START_LEN, Settings, Start, StartHeader,
 };
@@ -44,7 +46,8 @@ const MAX_LEFT: usize = 64;
 pub(crate) struct Rendezvous {
     /// The streams of this device.
     pub(crate) streams: Arc<Streams>,
-    port: u16,
+    /// The port is that of all devices; 0 for none.
+    at: SocketAddr,
     state: Mutex<State>,
     me: Weak<Self>,
 }
@@ -79,23 +82,37 @@ struct Caller {
 }
 
 impl Rendezvous {
-    /// By these streams, over this port, which all devices have; 0 for none.
-    pub(crate) fn new(streams: Arc<Streams>, port: u16) -> Arc<Self> {
+    /// By these streams, over this port.
+    pub(crate) fn new(streams: Arc<Streams>, at: SocketAddr) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             streams,
-            port,
+            at,
             state: Mutex::default(),
             me: me.clone(),
         })
     }
 
-    /// Accepts the streams of peers that connect.
-    pub(crate) fn listener(&self) -> Arc<dyn StreamListener> {
-        Arc::new(RendezvousListener(self.me.clone()))
+    /// Accepts the streams of peers that connect; where that fails, attempts it again and again.
+    pub(crate) fn listen(&self) -> io::Result<()> {
+        let listener = Arc::new(RendezvousListener(self.me.clone()));
+        let listening = self.streams.listen(self.at, listener);
+        if listening.is_err() {
+            self.later(|me| drop(me.listen()));
+        }
+        listening.map(drop)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    // Makes an attempt in a moment.
+    fn later(&self, attempt: impl FnOnce(&Self) + Send + 'static) {
+        let (me, device) = (self.me.clone(), self.streams.device());
+        let Some(device) = device else { return };
+        let timers = device.network().timers();
+        let job = move |_| {
+            if let Some(me) = me.upgrade() {
+                attempt(&me);
+            }
+        };
+        timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
     }
 
     /// A queue pair is ready, and names another, or its stream.
@@ -106,7 +123,7 @@ impl Rendezvous {
         let LinkAddress::Ip(theirs) = named.address else {
             return;
         };
-        if self.port == 0 {
+        if self.at.port() == 0 {
             return fail_later(qp, cx);
         }
         let pair = (theirs, named.end.qpn, qp.qpn);
@@ -117,7 +134,7 @@ impl Rendezvous {
             is_connected: false,
             arrived: Vec::new(),
         };
-        self.lock().waiting.insert(pair, waiting);
+        self.state.lock().waiting.insert(pair, waiting);
         let begins = (self.streams.address(), qp.qpn) < (theirs, named.end.qpn);
         let (me, epoch) = (self.me.clone(), named.mine);
         cx.effects.later(move |_| {
@@ -138,7 +155,7 @@ impl Rendezvous {
             return;
         };
         let pair = (theirs, peer.end.qpn, qpn);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(waiting) = state.take(pair, peer.mine) else {
             return;
         };
@@ -152,7 +169,7 @@ impl Rendezvous {
 
     // Replies to a connection request that has been waiting; otherwise that will come.
     fn answer(&self, pair: PairKey) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.waiting.contains_key(&pair) {
             return;
         }
@@ -188,7 +205,7 @@ impl Rendezvous {
             .streams
             .device()
             .is_some_and(|device| device.qp(pair.2).is_some());
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let left = state.left.iter().position(|left| *left == pair);
         let is_late = left
             .and_then(|at| state.left.remove(at))
@@ -208,7 +225,7 @@ impl Rendezvous {
 
     // Connects to the other queue pair's device.
     fn call(&self, pair: PairKey, epoch: u32) {
-        let to = SocketAddr::new(pair.0, self.port);
+        let to = SocketAddr::new(pair.0, self.at.port());
         let sink = InitiatorSink {
             rendezvous: self.me.clone(),
             pair,
@@ -217,7 +234,7 @@ impl Rendezvous {
         let Ok(stream) = self.streams.connect(to, Arc::new(sink)) else {
             return self.again(pair, epoch);
         };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(waiting) = state.waiting_mut(pair, epoch) else {
             drop(state);
             return self.streams.close(stream, StreamClose::Abrupt);
@@ -251,7 +268,7 @@ impl Rendezvous {
 
     // The peer was not there: connects again in a moment, until the timeout.
     fn again(&self, pair: PairKey, epoch: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(waiting) = state.waiting_mut(pair, epoch) else {
             return;
         };
@@ -265,17 +282,7 @@ impl Rendezvous {
         (waiting.stream, waiting.is_connected) = (None, false);
         waiting.arrived.clear();
         drop(state);
-        let Some(device) = self.streams.device() else {
-            return;
-        };
-        let me = self.me.clone();
-        let timers = device.network().timers();
-        let job = move |_| {
-            if let Some(me) = me.upgrade() {
-                me.call(pair, epoch);
-            }
-        };
-        timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
+        self.later(move |me| me.call(pair, epoch));
     }
 }
 
@@ -312,7 +319,7 @@ impl StreamSink for InitiatorSink {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
-        let mut state = rendezvous.lock();
+        let mut state = rendezvous.state.lock();
         let Some(waiting) = state.waiting_mut(self.pair, self.epoch) else {
             return;
         };
@@ -330,7 +337,7 @@ impl StreamSink for InitiatorSink {
             return;
         };
         let streams = &rendezvous.streams;
-        let mut state = rendezvous.lock();
+        let mut state = rendezvous.state.lock();
         let Some(waiting) = state.waiting_mut(self.pair, self.epoch) else {
             return;
         };
@@ -376,7 +383,7 @@ impl StreamSink for InitiatorSink {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
-        let mut state = rendezvous.lock();
+        let mut state = rendezvous.state.lock();
         let waiting = state.waiting_mut(self.pair, self.epoch);
         // A connection without a reply stays: the peer's program may not be ready yet.
         let late = waiting.filter(|waiting| !waiting.is_connected);
@@ -414,12 +421,6 @@ struct AcceptorSink {
     arrived: Mutex<Vec<u8>>,
 }
 
-impl AcceptorSink {
-    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl StreamSink for AcceptorSink {
     fn connected(&self) {}
 
@@ -428,7 +429,7 @@ impl StreamSink for AcceptorSink {
             return;
         };
         let streams = &rendezvous.streams;
-        let mut arrived = self.lock();
+        let mut arrived = self.arrived.lock();
         arrived.extend_from_slice(bytes);
         let whole = match start::decode(&arrived) {
             Ok(None) => return,
@@ -456,7 +457,7 @@ impl StreamSink for AcceptorSink {
 
     fn ended(&self, _: StreamEnd) {
         if let Some(rendezvous) = self.rendezvous.upgrade() {
-            let callers = &mut rendezvous.lock().callers;
+            let callers = &mut rendezvous.state.lock().callers;
             callers.retain(|_, caller| caller.stream != self.stream);
         }
     }
@@ -465,7 +466,7 @@ impl StreamSink for AcceptorSink {
         let Some(rendezvous) = self.rendezvous.upgrade() else {
             return;
         };
-        let has_asked = matches!(start::decode(&self.lock()), Ok(Some(_)));
+        let has_asked = matches!(start::decode(&self.arrived.lock()), Ok(Some(_)));
         if !has_asked {
             rendezvous.streams.close(self.stream, StreamClose::Abrupt);
         }

@@ -9,7 +9,6 @@ use polyverbs_io::RealHost;
 use polyverbs_io::TcpLink;
 use polyverbs_io::emulated::EmulatedError;
 use verbs_api::ids::LinkAddress;
-use verbs_api::provider::carrier::StreamPort;
 
 use crate::codec::MpaCodec;
 use crate::driver::Iwarp;
@@ -30,7 +29,8 @@ pub struct OnWire {
 impl OnWire {
     /// A device at an address of this machine.
     ///
-    /// Several processes may be at one address. The port by which queue pairs find each other is that of the first.
+    /// Several processes may be at one address. The port by which queue pairs find each other is that of the first, and that
+    /// of another when it has gone.
     ///
     /// # Errors
     /// The address is not this machine's, or the engine refuses.
@@ -41,20 +41,10 @@ impl OnWire {
     ) -> Result<Self, EmulatedError> {
         let failed = |error: std::io::Error| EmulatedError::Wire(error.to_string());
         let ip = wire.address.ip();
-        let (address, port) = (wire.address, wire.address.port());
+        let address = wire.address;
         let link = TcpLink::new(MpaCodec, ip, wire.link).map_err(failed)?;
         let streams = Streams::new(Arc::clone(&link), wire);
-        let rendezvous = Rendezvous::new(Arc::clone(&streams), port);
-        if port != 0 {
-            match streams.listen(address, rendezvous.listener()) {
-                // Another process at this address has it: whoever names a queue pair by number finds those there.
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-                listening => {
-                    let taken = |error| EmulatedError::Wire(format!("{address}: {error}"));
-                    listening.map_err(taken)?;
-                }
-            }
-        }
+        let rendezvous = Rendezvous::new(Arc::clone(&streams), address);
         let carries = Arc::clone(&link) as SharedLink<Header>;
         let network = RealHost::network::<Iwarp>(Some(carries));
         let (first, end) = options.qp_numbers;
@@ -63,9 +53,19 @@ impl OnWire {
             ..options
         };
         let mut driver = driver(LinkAddress::Ip(ip));
-        driver.rendezvous = Some(rendezvous);
+        driver.rendezvous = Some(Arc::clone(&rendezvous));
         let device = Device::new(driver, &network, options)?;
         streams.bind(&device);
+        if address.port() != 0 {
+            match rendezvous.listen() {
+                // Another process at this address has it, and leaves it to this one when it ends.
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+                listening => {
+                    let taken = |error| EmulatedError::Wire(format!("{address}: {error}"));
+                    listening.map_err(taken)?;
+                }
+            }
+        }
         let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
         let attended = Arc::downgrade(&streams);
         let attend = move |token| {

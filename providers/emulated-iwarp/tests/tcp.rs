@@ -440,3 +440,22 @@ fn a_port_is_free_once_it_is_listened_to_no_more() {
     turns.wait();
     again.expect("the port is free");
 }
+
+#[test]
+fn a_device_takes_over_the_port_of_another_at_its_address() {
+    let [near, first, second] = ["127.0.6.80:6001", "127.0.6.81:6001", "127.0.6.81:6001"]
+        .map(|address| End::new(address, 64, |_| {}));
+    drop(first);
+    connect(&near, &second);
+    let remote = second.remote();
+    let all = near.mr.sge(0, 64).unwrap();
+    near.memory.write(0, &pattern(64, 1)).unwrap();
+    near.qp
+        .post_one(wr::Write::new(all, remote).signaled(1))
+        .unwrap();
+    assert_eq!(near.completion().status, WcStatus::Success);
+    let began = Instant::now();
+    while second.memory.to_vec(0, 64).unwrap() != pattern(64, 1) {
+        assert!(began.elapsed() < LONG);
+    }
+}
