@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use polyverbs_rds::{RdsError, RdsSocket};
+use polyverbs_rds::{RdsError, RdsSocket, Wait};
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -149,6 +149,18 @@ fn a_peer_elsewhere_reaches_every_process_at_an_address() {
     peer.send_to_until(b"unasked", silent.at.parse().unwrap(), deadline)
         .unwrap();
     silent.receives(&at, "unasked");
+}
+
+#[test]
+fn what_a_peer_has_sent_to_any_process_is_acknowledged_when_it_asks() {
+    let peer = RdsSocket::bind("127.0.57.2:0".parse().unwrap()).unwrap();
+    let processes = [(); 2].map(|()| Process::start("127.0.57.1:0"));
+    for process in &processes {
+        let deadline = Instant::now() + PATIENCE;
+        let to = process.at.parse().unwrap();
+        peer.send_to_until(b"one", to, deadline).unwrap();
+        peer.flush(Wait::Until(deadline)).unwrap();
+    }
 }
 
 #[test]

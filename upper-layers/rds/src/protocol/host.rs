@@ -837,7 +837,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             path,
             epoch: passed.epoch,
             sequence: message.sequence,
-            is_ack_required: message.is_ack_required,
             held: message.fragments.len().max(1),
         };
         self.held += origin.held;
@@ -846,7 +845,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             length: message.length,
             fragments: message.fragments,
             extension: message.extensions.iter().next(),
-            is_ack_required: message.is_ack_required,
+            // Another process here acknowledges each: the peer may ask for it when all has been passed on.
+            is_ack_required: message.is_ack_required || member.is_some(),
             ..Message::header_only(message.source_port, message.destination_port)
         };
         self.enqueue(address, member, outgoing);

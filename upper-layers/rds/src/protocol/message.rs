@@ -86,7 +86,6 @@ pub(crate) struct Origin {
     /// Which of the path's connections.
     pub(crate) epoch: u32,
     pub(crate) sequence: u64,
-    pub(crate) is_ack_required: bool,
     /// How many fragments wait with it; one at least.
     pub(crate) held: usize,
 }

@@ -586,8 +586,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         let place = self.held.iter().position(|held| *held == origin.sequence);
         if let Some(place) = place {
             self.held.remove(place);
+            // The peer may have asked while it was held.
+            self.is_ack_due = true;
         }
-        self.is_ack_due |= origin.is_ack_required;
     }
 
     /// Gives up what was sent over another connection.
