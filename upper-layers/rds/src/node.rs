@@ -437,8 +437,7 @@ impl Node {
         let mut state = self.lock();
         let mut outcome = work(&mut state);
         state.transmit(self);
-        state.poll(self);
-        if outcome.is_err() {
+        if state.poll(self) && outcome.is_err() {
             outcome = work(&mut state);
         }
         self.finish_poll(state);
@@ -542,10 +541,10 @@ impl Node {
             return Some(due.map_or(LOOK, |due| due.min(LOOK)));
         }
         // A part of a message is followed by more, which is found for less than it costs to be woken for it.
-        match (has_found, has_told) {
-            (_, true) => *busy_until = now,
-            (true, false) => *busy_until = now + *SPIN_TIME,
-            (false, false) => {}
+        if has_told {
+            *busy_until = now;
+        } else if has_found {
+            *busy_until = now + *SPIN_TIME;
         }
         if now < *busy_until {
             return Some(Duration::ZERO);
