@@ -39,6 +39,10 @@ fn process() {
                 let sent = socket.try_send_to(&vec![0; length], to.parse().unwrap());
                 println!("> {:?}", sent.map_err(|error| error.errno()));
             }
+            ["flush"] => {
+                let flushed = socket.flush(Wait::Until(deadline));
+                println!("> {:?}", flushed.map_err(|error| error.errno()));
+            }
             ["look"] => {
                 let soon = Instant::now() + Duration::from_millis(200);
                 println!("> {}", received(&socket, soon));
@@ -160,6 +164,20 @@ fn what_a_peer_has_sent_to_any_process_is_acknowledged_when_it_asks() {
         let to = process.at.parse().unwrap();
         peer.send_to_until(b"one", to, deadline).unwrap();
         peer.flush(Wait::Until(deadline)).unwrap();
+    }
+}
+
+#[test]
+fn what_a_process_has_sent_to_any_other_is_acknowledged_when_it_asks() {
+    let peer = RdsSocket::bind("127.0.57.4:0".parse().unwrap()).unwrap();
+    let mut processes = [(); 3].map(|()| Process::start("127.0.57.3:0"));
+    let peers = processes.each_ref().map(|process| process.at.clone());
+    let at = peer.local_addr().unwrap().to_string();
+    for to in peers.iter().chain([&at]) {
+        for process in &mut processes {
+            process.send(to, "one");
+            assert_eq!(process.ask("flush"), "Ok(())");
+        }
     }
 }
 

@@ -13,10 +13,10 @@ use thiserror::Error;
 use super::credits::Credits;
 use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
 use super::message::{
-    Arrived, Attached, Fragment, Fragments, Message, Operation, OperationStatus, Origin, PathId,
-    SocketId,
+    Arrived, Attached, Fragment, Fragments, Message, NO_PORT, Operation, OperationStatus, Origin,
+    PROBE_PORT, PathId, SocketId,
 };
-use super::path::{Event, PROBE_PORT, Path, PathState, ProtocolError, Transmit};
+use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
 /// Minor versions of major version 4 that are understood: 0 and 1.
 const MINORS: u16 = 3;
@@ -547,8 +547,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 cookie: message.cookie,
             };
             let to = match port {
-                // The answer to a ping has nothing in it.
+                // The answer to a ping has nothing in it, and other processes here acknowledge as peers do that answer one.
                 0 => {
+                    self.ask_others();
                     queued = Queued {
                         from: message.to,
                         length: 0,
@@ -569,12 +570,30 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             fragments: message.fragments,
             attached: message.attached,
             extension: message.cookie.map(Extension::from_cookie),
-            // Another process here is not asked by a ping, which its own host answers.
-            is_ack_required: is_own || endpoint.sent >= endpoint.options.send_buffer / 2,
+            is_ack_required: endpoint.sent >= endpoint.options.send_buffer / 2,
             ..Message::header_only(source_port, port)
         };
         self.enqueue(address, member.filter(|_| is_own), outgoing);
         Ok(())
+    }
+
+    /// Has the other processes at this address acknowledge what they have been sent.
+    fn ask_others(&mut self) {
+        for number in 0..self.peers.len() {
+            let Peer {
+                address,
+                member,
+                ref path,
+                ..
+            } = self.peers[number];
+            if address == self.address && path.waits_unasked() {
+                let question = Message {
+                    is_ack_required: true,
+                    ..Message::header_only(NO_PORT, PROBE_PORT)
+                };
+                self.enqueue(address, member, question);
+            }
+        }
     }
 
     fn deliver(&mut self, port: u16, message: Queued<F>) {

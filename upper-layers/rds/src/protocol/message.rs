@@ -5,6 +5,12 @@ use std::fmt::Debug;
 use polyverbs_rds_wire::Extension;
 use smallvec::SmallVec;
 
+/// The port by which hosts tell each other of themselves; no socket has it.
+pub(crate) const PROBE_PORT: u16 = 1;
+
+/// The port of a congestion map's message, of acknowledges, and of pings.
+pub(crate) const NO_PORT: u16 = 0;
+
 /// A stretch of payload of at most [`FRAGMENT`](polyverbs_rds_wire::FRAGMENT) bytes. The protocol moves it and does not look at it.
 pub trait Fragment: Debug {
     /// Its bytes, from the beginning; `into` is no longer than it.
@@ -135,7 +141,7 @@ impl<F, O> Message<F, O> {
 
     /// Whether it answers a ping.
     pub(crate) fn is_pong(&self) -> bool {
-        self.source_port == 0 && self.origin.is_none()
+        self.source_port == NO_PORT && self.destination_port != PROBE_PORT && self.origin.is_none()
     }
 
     /// How many requests carry its header and payload.

@@ -13,7 +13,8 @@ use thiserror::Error;
 
 use super::credits::Credits;
 use super::message::{
-    Arrived, Fragment, Fragments, Message, Notify, Operation, OperationStatus, Origin, SocketId,
+    Arrived, Fragment, Fragments, Message, NO_PORT, Notify, Operation, OperationStatus, Origin,
+    PROBE_PORT, SocketId,
 };
 
 /// After so many messages, or bytes, one asks for an acknowledge.
@@ -29,12 +30,6 @@ const MOST_PONGS: usize = 256;
 /// The window of random waits before a connection is tried again.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-
-/// The port by which hosts tell each other of themselves; no socket has it.
-pub(crate) const PROBE_PORT: u16 = 1;
-
-/// The port of a congestion map's message, of acknowledges, and of pings.
-const NO_PORT: u16 = 0;
 
 /// Bytes of a congestion map.
 const MAP: u32 = 8192;
@@ -246,6 +241,12 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     pub(crate) fn owes(&self, socket: SocketId) -> bool {
         let mut messages = self.queue.iter().chain(&self.unacknowledged);
         messages.any(|message| message.socket == Some(socket))
+    }
+
+    /// Whether the peer has been sent something that it was not asked to acknowledge, and has not.
+    pub(crate) fn waits_unasked(&self) -> bool {
+        let last = self.queue.back().or(self.unacknowledged.back());
+        last.is_some_and(|last| !last.is_ack_required)
     }
 
     /// Tells the peer what has arrived, with the next message or by itself.
