@@ -928,6 +928,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
+        // What follows is sent again with what was refused.
+        if self.path(path).has_refused {
+            return Ok(());
+        }
         let has_room = self.held.saturating_mul(FRAGMENT) <= self.limits.max_memory;
         let outcome = match Header::parse(header) {
             // An acknowledge takes no memory, and may free some.
@@ -943,6 +947,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.settle(path);
         self.is_ready(path);
         if outcome.is_err() {
+            self.path_mut(path).has_refused = true;
             self.handle_lost(path);
         }
         outcome

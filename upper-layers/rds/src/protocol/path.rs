@@ -194,6 +194,8 @@ pub(crate) struct Path<F, O> {
     pub(crate) epoch: u32,
     /// Pings are answered, and not passed on.
     pub(crate) answers_pings: bool,
+    /// A fragment was not taken: the connection takes no more.
+    pub(crate) has_refused: bool,
     is_ack_due: bool,
     reassembly: Option<Reassembly<F>>,
     /// The window of the next random wait; `None`: the next attempt is made at once.
@@ -226,6 +228,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             held: VecDeque::new(),
             epoch: 0,
             answers_pings: true,
+            has_refused: false,
             is_ack_due: false,
             reassembly: None,
             window: None,
@@ -704,6 +707,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.credits = None;
         self.reassembly = None;
         self.is_ack_due = false;
+        self.has_refused = false;
         self.acknowledges = 0;
         self.acknowledged = 0;
         self.held.clear();

@@ -373,6 +373,44 @@ fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no
 
 // covers 8.33
 #[test]
+fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let mut net = between_with(23, limits);
+    let socket = net.bind(0, 100);
+    let message = |sequence, flags| Header {
+        sequence,
+        flags,
+        ..header(0)
+    };
+    let none = Flags::empty();
+    for number in 0..257 {
+        let bytes = message(1000 + number, none).to_bytes();
+        net.inject(0, HOSTILE, &bytes, &[]).unwrap();
+    }
+    // One finds no memory; before the connection is ended there is some again.
+    let path = net.path(0, HOSTILE).unwrap();
+    let (fragment, host) = (net.fragment(&[]), net.host(0));
+    let refused = message(1257, none).to_bytes();
+    let refused = host.handle_fragment(path, &refused, 0, fragment.clone());
+    assert_eq!(refused, Err(ProtocolError::Memory));
+    assert!(host.receive(socket, usize::MAX).is_some());
+    let next = message(1258, none).to_bytes();
+    host.handle_fragment(path, &next, 0, fragment).unwrap();
+    net.pump(0);
+    assert_eq!(net.receive_all(0, socket).len(), 256);
+    net.settle();
+    for sequence in [1257, 1258] {
+        let again = message(sequence, Flags::RETRANSMITTED).to_bytes();
+        net.inject(0, HOSTILE, &again, &[]).unwrap();
+    }
+    assert_eq!(net.receive_all(0, socket).len(), 2);
+}
+
+// covers 8.33
+#[test]
 fn messages_without_bytes_fill_the_memory_too() {
     let limits = HostLimits {
         max_memory: 1 << 20,
