@@ -4,7 +4,7 @@
 Nothing in here knows whose RDS it is: the kernel's, or that of the library that `polyverbs run` puts in its place.
 
 Both hosts bind the same ports: that of `--port` for what the two processes tell each other, the ones behind it for what is
-exercised. One of them is told to come `--first`; where there is no connection yet, its host asks for one.
+exercised. Where both are one host, the one that receives has those from the tenth one on. One of them is told to come `--first`; where there is no connection yet, its host asks for one.
 """
 import argparse
 import ctypes
@@ -47,6 +47,8 @@ class Side:
 
     def __init__(self, options):
         self.options = options
+        ports = [options.port, options.port + 10 * (options.at == options.peer)]
+        self.port, self.their_port = ports if options.role == "sends" else reversed(ports)
         self.sockets = [self.bound(index) for index in range(9)]
         self.control = self.sockets[0]
         # One that was killed has met the other already.
@@ -55,7 +57,7 @@ class Side:
 
     def bound(self, index):
         opened = socket.socket(socket.AF_RDS, socket.SOCK_SEQPACKET, 0)
-        opened.bind((self.options.at, self.options.port + index))
+        opened.bind((self.options.at, self.port + index))
         return opened
 
     def socket(self, index, receive_room=4 * LARGEST, send_room=4 * LARGEST):
@@ -66,7 +68,7 @@ class Side:
         return opened
 
     def there(self, index):
-        return (self.options.peer, self.options.port + index)
+        return (self.options.peer, self.their_port + index)
 
     def meet(self):
         """The first one may be there before the other, and so it asks again."""
