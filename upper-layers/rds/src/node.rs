@@ -448,7 +448,8 @@ impl Node {
         state.transmit(self);
         self.finish(state);
         // What was armed is not any more.
-        if self.is_notified.swap(false, Ordering::Relaxed)
+        if self.is_notified.load(Ordering::Relaxed)
+            && self.is_notified.swap(false, Ordering::Relaxed)
             && !self.is_left_to_polls.load(Ordering::SeqCst)
         {
             self.kick();
@@ -459,7 +460,17 @@ impl Node {
     fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
         let mut has_told = false;
         while let Some(action) = state.host.poll_action() {
-            has_told |= matches!(action, Action::Wake(_));
+            if let Action::Wake(socket) = action {
+                has_told = true;
+                // Where nobody waits there is nothing to give the lock back for.
+                let sockets = self.sockets();
+                let is_watched = sockets
+                    .get(&socket)
+                    .is_some_and(|shared| shared.watch.is_watched());
+                if !is_watched {
+                    continue;
+                }
+            }
             drop(state);
             self.act(action);
             state = self.lock();

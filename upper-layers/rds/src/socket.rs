@@ -404,7 +404,7 @@ impl RdsSocket {
     ) -> Result<Outbound<Slot, Posted>, RdsError> {
         let (context, pd) = (&bound.node.context, &bound.node.pd);
         let keys = &self.inner.shared.keys;
-        let recverr = self.options().recverr;
+        let recverr = || self.options().recverr;
         let is_remote = matches!(message.control, Control::Rdma(_) | Control::Atomic(_));
         if !matches!(message.control, Control::None) && !bound.node.is_leader() {
             return Err(RdsError::Rdma {
@@ -441,12 +441,12 @@ impl RdsSocket {
                 let rkey = Some(asked.cookie.rkey());
                 let operation = asked.prepare(context, pd)?;
                 let (flags, token) = (asked.flags, asked.user_token);
-                attach = Some(attached(operation, rkey, flags, token, recverr));
+                attach = Some(attached(operation, rkey, flags, token, recverr()));
             }
             Control::Atomic(asked) => {
                 let operation = asked.prepare(context, pd)?;
                 let (flags, token) = (asked.flags, asked.user_token);
-                attach = Some(attached(operation, None, flags, token, recverr));
+                attach = Some(attached(operation, None, flags, token, recverr()));
             }
         }
         Ok(Outbound {

@@ -36,9 +36,14 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether anybody waits, or wants to be told.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
     /// What is waited for may be there.
     pub(crate) fn wake(&self) {
-        if self.waiting.load(Ordering::SeqCst) == 0 {
+        if !self.is_watched() {
             return;
         }
         let mut state = self.lock();
