@@ -649,7 +649,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             }
         };
         *looks += if *idle == 0 { FOUND } else { 1 };
-        if *idle >= IDLE || *looks >= EVERY {
+        if *idle >= IDLE || *looks >= EVERY || !self.reactor.is_polled() {
             *looks = 0;
             self.read(self.lease.socket(), batch, &mut take);
         }
