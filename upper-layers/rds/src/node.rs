@@ -88,6 +88,16 @@ pub(crate) struct Node {
     began: Instant,
 }
 
+/// Who looks at what completes.
+enum Looks {
+    /// A program, which polls.
+    Program,
+    /// The thread, for a program that has polled and sleeps now.
+    ForProgram,
+    /// The thread.
+    Thread,
+}
+
 /// What a node's lock protects.
 pub(crate) struct State {
     pub(crate) host: NodeHost,
@@ -548,8 +558,11 @@ impl Node {
         let due = state.host.next_due();
         let has_told = self.finish(state);
         let due = due.map(|due| due.saturating_sub(now));
-        if self.leave_to_polls(polls) {
-            return Some(due.map_or(LOOK, |due| due.min(LOOK)));
+        match self.who_looks(polls) {
+            Looks::Program => return Some(due.map_or(LOOK, |due| due.min(LOOK))),
+            // It may be answered for less than it costs to wake the thread.
+            Looks::ForProgram => *busy_until = now + *SPIN_TIME,
+            Looks::Thread => {}
         }
         // A part of a message is followed by more, which is found for less than it costs to be woken for it.
         if has_told {
@@ -566,19 +579,22 @@ impl Node {
         }
     }
 
-    /// Whether programs have polled since the last time, and none of them sleeps.
-    fn leave_to_polls(&self, polls: &mut u64) -> bool {
+    /// Who looks at what completes next, by whether programs have polled since the last time.
+    fn who_looks(&self, polls: &mut u64) -> Looks {
         let found = self.polls.load(Ordering::SeqCst);
         let have_polled = std::mem::replace(polls, found) != found;
         let is_armed = self.armed_after.load(Ordering::SeqCst) == found;
         let is_left = have_polled && !is_armed;
         self.is_left_to_polls.store(is_left, Ordering::SeqCst);
         // One that begins to sleep from here on sees that the queue is left to it, and wakes the thread.
-        if is_left && Sleeping::is_any() {
-            self.is_left_to_polls.store(false, Ordering::SeqCst);
-            return false;
+        match is_left {
+            true if Sleeping::is_any() => {
+                self.is_left_to_polls.store(false, Ordering::SeqCst);
+                Looks::ForProgram
+            }
+            true => Looks::Program,
+            false => Looks::Thread,
         }
-        is_left
     }
 
     /// The address and the transport, for those who ask.
