@@ -145,10 +145,12 @@ impl Pinger {
     fn once(&self, timeout: Duration) -> anyhow::Result<Option<Duration>> {
         let ping = |patience| ping(&self.connector, &self.context, self.to, patience);
         let mut answer = ping(timeout.min(SOON));
-        if let Some((_, Err(ConnectError::Refused { .. }))) = answer
-            && self.to.port() == 0
-        {
-            thread::sleep(TAKEN_OVER);
+        for _ in 0..TAKE_OVER {
+            let is_refused = matches!(answer, Some((_, Err(ConnectError::Refused { .. }))));
+            if !is_refused || self.to.port() != 0 {
+                break;
+            }
+            thread::sleep(SOON);
             answer = ping(timeout.min(SOON));
         }
         if answer.is_some() {
@@ -333,5 +335,5 @@ pub(super) fn is_held(at: IpAddr) -> bool {
 
 /// The time in which a device of this network answers.
 const SOON: Duration = Duration::from_millis(50);
-/// The time after which another process at an address has taken over the port of one that is gone.
-const TAKEN_OVER: Duration = Duration::from_millis(100);
+/// So many times that, and another process at an address has taken over the port of one that is gone.
+const TAKE_OVER: u32 = 10;
