@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_executor::Executor;
 use polyverbs::completion::{Notify, WcStatus};
@@ -280,12 +280,16 @@ impl Node {
         };
         let pd = context.alloc_pd().wait()?;
         let connector = Connector::of(&context).map_err(|error| failed(error.into()))?;
+        let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
+        // Higher than those of who had the address before.
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        host.number_from(since.as_micros() as u64 + 1);
         let node = Arc::new(Self {
             at: at.ip(),
             cq: context.create_cq(FIRST_ENTRIES).wait()?,
             pool: Pool::new(&pd),
             state: Mutex::new(State {
-                host: Host::new(at.ip(), limits, polyverbs::provider::random()),
+                host,
                 links: Vec::new(),
                 paths: FxHashMap::default(),
                 short: Vec::new(),
@@ -809,6 +813,7 @@ impl State {
                 && link.connection.is_some()
                 && post_all(node, &mut self.host, path, link, &mut self.batch).is_err()
             {
+                self.batch.clear();
                 self.host.handle_lost(path);
             }
             self.host.settle(path);

@@ -10,7 +10,7 @@ use crate::output::{BOLD, DIM};
 
 pub(super) fn tables(socket: &RdsSocket) -> anyhow::Result<String> {
     let mut text = format!(
-        "\n\n{BOLD}{:40} {:10} {:>10} {:>10} {:>8} {:>8}{BOLD:#}",
+        "\n\n{BOLD}{:39} {:10} {:>16} {:>16} {:>7} {:>7}{BOLD:#}",
         "CONNECTION", "STATE", "NEXT SENT", "NEXT RECV", "QUEUED", "UNACKED",
     );
     for path in socket.paths()? {
@@ -25,7 +25,7 @@ pub(super) fn tables(socket: &RdsSocket) -> anyhow::Result<String> {
         let state = name(path.state);
         write!(
             text,
-            "\n{peer:40} {state:10} {next_transmit:>10} {next_receive:>10} {queued:>8} {unacknowledged:>8}"
+            "\n{peer:39} {state:10} {next_transmit:>16} {next_receive:>16} {queued:>7} {unacknowledged:>7}"
         )?;
     }
     write!(text, "\n\n{BOLD}COUNTER{BOLD:#}")?;

@@ -182,6 +182,8 @@ struct Peer<F, O> {
     /// Of a member's path: its ports that are congested.
     member_map: CongestionMap,
     was_connected: bool,
+    /// Somebody waits to hear of it that one of its ports is free.
+    is_asked: bool,
     /// The leader over which it was connected.
     leader: Option<u16>,
     /// What is proposed next.
@@ -277,6 +279,8 @@ pub struct Host<F, O> {
     actions: VecDeque<Action>,
     /// Fragments that wait in sockets, or to be passed on.
     held: usize,
+    /// The number of a path's first message.
+    first_sequence: u64,
     counters: Counters,
 }
 
@@ -303,8 +307,15 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             ready: VecDeque::new(),
             actions: VecDeque::new(),
             held: 0,
+            first_sequence: 1,
             counters: Counters::default(),
         }
+    }
+
+    /// The number of the first message of each path that it has from now on. Peers know those of whoever had the address before, and
+    /// take a lower one that comes again for one that they have.
+    pub fn number_from(&mut self, first: u64) {
+        self.first_sequence = first;
     }
 
     /// What it may take.
@@ -354,7 +365,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             && let Some(path) = self.by_address.remove(&(self.address, None))
         {
             self.path_mut(path).abandon();
+            self.handle_lost(path);
             self.settle(path);
+            // What peers send again may have been passed on already, by other numbers.
+            for peer in &mut self.peers {
+                peer.path.next_receive = u64::MAX;
+            }
+            self.tell_congestion();
         }
         for endpoint in self.sockets.values_mut() {
             endpoint.is_announced |= role == Role::Leader;
@@ -399,6 +416,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let endpoint = Endpoint::new(port, options, self.generation);
         self.sockets.insert(id, endpoint);
         self.by_port.insert(port, id);
+        // Of one that had it before something may have come late.
+        self.members.remove(&port);
         self.announce(id);
         Ok((id, port))
     }
@@ -528,6 +547,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         if let Err(refused) = self.may_send(socket, message.to) {
             // A peer says over its connection that it is congested no more.
             if let Some(&path) = self.by_address.get(&(message.to.ip(), None)) {
+                self.peers[path.index()].is_asked |= refused == Refused::Congested;
                 self.wants_connection(path);
             }
             return Err((refused, message));
@@ -720,7 +740,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let known = self.by_address.entry((address, member));
         *known.or_insert_with(|| {
             let number = PathId(self.peers.len() as u32);
-            let mut path = Path::new(self.limits.send_requests);
+            let mut path = Path::new(self.limits.send_requests, self.first_sequence);
             // A member's pings are the peer's to answer.
             path.answers_pings = member.is_none();
             self.peers.push(Peer {
@@ -730,6 +750,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 map: CongestionMap::new(),
                 member_map: CongestionMap::new(),
                 was_connected: false,
+                is_asked: false,
                 leader: None,
                 version: Version::V4_1,
                 is_ready: false,
@@ -907,7 +928,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.peers[path.index()].member_map.replace(&bytes);
             return self.tell_congestion();
         }
-        let freed = self.peers[path.index()].map.replace(&bytes);
+        let peer = &mut self.peers[path.index()];
+        let freed = peer.map.replace(&bytes);
+        peer.is_asked &= bytes.iter().any(|byte| *byte != 0);
         for number in 0..self.peers.len() {
             let peer = &self.peers[number];
             if peer.member.is_some() && peer.address == address {
@@ -928,14 +951,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        // What follows is sent again with what was refused.
-        if self.path(path).has_refused {
-            return Ok(());
-        }
         let has_room = self.held.saturating_mul(FRAGMENT) <= self.limits.max_memory;
+        let has_refused = self.path(path).has_refused;
         let outcome = match Header::parse(header) {
-            // An acknowledge takes no memory, and may free some.
-            Ok(header) if !has_room && !header.is_ack_only(length) => Err(ProtocolError::Memory),
+            // What follows is sent again with what was refused. What is acknowledged is so all the same.
+            Ok(header) if has_refused => {
+                self.path_mut(path).handle_ack(header.ack);
+                Ok(())
+            }
+            _ if has_refused => Ok(()),
+            // An acknowledge takes no memory, and may free some; a map takes none for long.
+            Ok(header) if !has_room && !header.is_ack_only(length) && !header.is_map() => {
+                self.path_mut(path).handle_ack(header.ack);
+                Err(ProtocolError::Memory)
+            }
             Ok(header) => self
                 .path_mut(path)
                 .handle_fragment(&header, length, fragment),
@@ -1095,9 +1124,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn handle_gone(&mut self, now: Duration, path: PathId) {
         self.counters.conn_reset += 1;
         let peer = &mut self.peers[path.index()];
+        // Whoever sent what was refused is there.
+        let has_gone = std::mem::take(&mut peer.was_connected) && !peer.path.has_refused;
         peer.path.reset();
         let (address, member) = (peer.address, peer.member);
-        let has_ended = std::mem::take(&mut peer.was_connected) && address == self.address;
+        let has_ended = has_gone && address == self.address;
         let is_wanted = match member {
             Some(_) if has_ended || peer.path.has_been_tried_long() => {
                 self.handle_member_gone(member);
@@ -1109,7 +1140,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         let peer = &mut self.peers[path.index()];
         let due = match is_wanted {
-            true => peer.path.next_attempt(now, &mut self.random),
+            true => peer.path.next_attempt(now, &mut self.random, peer.is_asked),
             false => None,
         };
         peer.path.state = PathState::Down { due };
@@ -1124,6 +1155,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             if peer.member == member {
                 peer.member_map = CongestionMap::new();
                 peer.path.abandon();
+                self.handle_lost(PathId(number as u32));
                 self.settle(PathId(number as u32));
             }
         }

@@ -203,12 +203,12 @@ pub(crate) struct Path<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
-    /// `capacity`: requests that the send queue holds.
-    pub(crate) fn new(capacity: u32) -> Self {
+    /// `capacity`: requests that the send queue holds; `first`: the number of the first message.
+    pub(crate) fn new(capacity: u32, first: u64) -> Self {
         Self {
             state: PathState::Down { due: None },
             events: VecDeque::new(),
-            next_transmit: 1,
+            next_transmit: first,
             next_receive: 0,
             queue: VecDeque::new(),
             unacknowledged: VecDeque::new(),
@@ -554,7 +554,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     fn handle_message(&mut self, whole: Reassembly<F>) {
         let header = whole.header;
         self.is_ack_due |= header.flags.contains(Flags::ACK_REQUIRED);
-        if header.flags == Flags::CONG_BITMAP {
+        if header.is_map() {
             self.events.push_back(Event::Map(whole.fragments));
             return;
         }
@@ -610,6 +610,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
 
     /// Gives up everything: the peer will not come again.
     pub(crate) fn abandon(&mut self) {
+        self.current = None;
         while let Some(message) = self.unacknowledged.pop_front() {
             self.finish(message, OperationStatus::Dropped);
         }
@@ -721,7 +722,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 continue;
             }
             message.is_ack_required = true;
-            message.is_retransmitted = true;
+            // One of which nothing was posted is not known to the peer.
+            message.is_retransmitted |= message.last_request > 0;
             message.last_request = 0;
             self.queue.push_front(message);
         }
@@ -733,25 +735,26 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     }
 
     /// When to connect again: at once the first time, then after a random part of a window that doubles. `None`: nothing waits for
-    /// the peer, which has been tried long enough.
+    /// the peer, and nobody (`is_asked`) for what it says, and it has been tried long enough.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
         random: &mut impl Rng,
+        is_asked: bool,
     ) -> Option<Duration> {
         let Some(window) = self.window else {
             self.window = Some(SHORTEST_WAIT);
             return Some(now);
         };
         self.window = Some(min(window * 2, LONGEST_WAIT));
-        let is_wanted = !self.queue.is_empty() || window < LONGEST_WAIT;
+        let is_wanted = !self.queue.is_empty() || is_asked || window < LONGEST_WAIT;
         is_wanted.then(|| now + window.mul_f64(random.random()))
     }
 }
 
 impl<F> Reassembly<F> {
     fn new(header: &Header) -> Result<Self, ProtocolError> {
-        let is_map = header.flags == Flags::CONG_BITMAP;
+        let is_map = header.is_map();
         let length = header.length;
         if length as usize > MAX_MESSAGE || (is_map && length != MAP) {
             return Err(ProtocolError::Length { length });

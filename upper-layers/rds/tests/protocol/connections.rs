@@ -280,6 +280,53 @@ fn a_host_that_was_replaced_talks_to_the_same_peers() {
     });
 }
 
+// covers 8.29
+#[test]
+fn what_a_host_that_was_replaced_sends_again_is_not_taken_for_what_the_one_before_has_sent() {
+    let mut net = Net::new(2, HostLimits::default(), 5);
+    let near = net.bind(0, 100);
+    let far = net.bind(1, 200);
+    for number in 0..10 {
+        net.send(1, far, at(0, 100), &content(number, 100)).unwrap();
+    }
+    net.settle();
+    assert_eq!(net.receive_all(0, near).len(), 10);
+    net.restart(1);
+    net.host(1).number_from(1_000_000);
+    let far = net.bind(1, 200);
+    net.send(1, far, at(0, 100), b"after").unwrap();
+    net.until(|net| net.common(0, 1).is_some());
+    net.cut(0, 1);
+    net.settle();
+    assert_eq!(net.receive_all(0, near), [(at(1, 200), b"after".to_vec())]);
+}
+
+// covers 8.34
+#[test]
+fn a_peer_is_tried_for_as_long_as_somebody_waits_for_one_of_its_ports() {
+    let mut net = Net::new(2, HostLimits::default(), 6);
+    let near = net.bind(0, 100);
+    let far = net.bind(1, 200);
+    while net.send(1, far, at(0, 100), &content(1, 60_000)).is_ok() {
+        net.settle();
+    }
+    net.is_unreachable = true;
+    net.cut(0, 1);
+    net.pass(Duration::from_mins(1));
+    let attempts = net.asked.len();
+    net.pass(Duration::from_mins(1));
+    let attempts = net.asked.len() - attempts;
+    assert!((60..240).contains(&attempts), "{attempts}");
+    net.receive_all(0, near);
+    net.is_unreachable = false;
+    net.sides[1].woken.clear();
+    net.settle();
+    assert!(net.sides[1].woken.contains(&far));
+    net.send(1, far, at(0, 100), b"after").unwrap();
+    net.settle();
+    assert_eq!(net.receive_all(0, near), [(at(1, 200), b"after".to_vec())]);
+}
+
 // covers 8.46
 #[test]
 fn a_connection_that_failed_before_it_was_there_is_tried_again() {

@@ -478,18 +478,18 @@ fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
     path
 }
 
-// covers 8.33
-#[test]
-fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_more() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let net = Net::new(0, limits, 1);
-    let mut host = TestHost::new(address(0), limits, 1);
-    host.set_role(Role::Leader);
-    let member = accepted(&mut host, &asking(0, 7));
-    // The member says that port 100 is its own.
+/// The connection that it asks for next, and whom.
+fn asked(host: &mut TestHost) -> (PathId, Process) {
+    let asked = std::iter::from_fn(|| host.poll_action()).find_map(|action| match action {
+        Action::Connect { path, to, .. } => Some((path, to)),
+        _ => None,
+    });
+    asked.unwrap()
+}
+
+/// Another process at the address, which says that port 100 is its own.
+fn with_member(host: &mut TestHost, net: &Net) -> PathId {
+    let member = accepted(host, &asking(0, 7));
     let announced = Header {
         sequence: 1,
         source_port: 100,
@@ -500,7 +500,98 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
     let nothing = net.fragment(&[]);
     host.handle_fragment(member, &announced.to_bytes(), 0, nothing)
         .unwrap();
+    member
+}
 
+// covers 8.20
+#[test]
+fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
+    let limits = HostLimits {
+        send_requests: 1,
+        ..HostLimits::default()
+    };
+    let net = Net::new(0, limits, 1);
+    let mut host = TestHost::new(address(0), limits, 1);
+    let member = with_member(&mut host, &net);
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    for _ in 0..2 {
+        let half = net.fragment(&[1; 4096]);
+        let message = header(8192).to_bytes();
+        host.handle_fragment(peer, &message, 4096, half).unwrap();
+    }
+    let (passed, _) = asked(&mut host);
+    host.handle_connected(passed, &asking(HONEST, 7));
+    // The map takes two requests.
+    for request in 1..=3 {
+        host.handle_completion(passed, request - 1);
+        assert!(host.poll_transmit(passed).is_some());
+    }
+    host.handle_lost(member);
+    host.handle_gone(Duration::ZERO, member);
+    host.handle_completion(passed, 3);
+    assert!(host.poll_transmit(passed).is_none());
+    assert_eq!(net.fragments_held(), 0);
+}
+
+// covers 8.20
+#[test]
+fn a_process_whose_messages_find_no_memory_is_there_all_the_same() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let net = Net::new(0, limits, 1);
+    let mut host = TestHost::new(address(0), limits, 1);
+    let (socket, _) = host.bind(200, Default::default()).unwrap();
+    let member = with_member(&mut host, &net);
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    let sent = |sequence, destination_port| {
+        let message = Header {
+            sequence,
+            destination_port,
+            ..header(0)
+        };
+        message.to_bytes()
+    };
+    let refused = (2..1000).find(|&sequence| {
+        let nothing = net.fragment(&[]);
+        host.handle_fragment(member, &sent(sequence, 200), 0, nothing) == Err(ProtocolError::Memory)
+    });
+    assert_eq!(refused, Some(259));
+    host.handle_gone(Duration::ZERO, member);
+    while host.receive(socket, usize::MAX).is_some() {}
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(peer, &sent(1, 100), 0, nothing)
+        .unwrap();
+    assert_eq!(host.counters().recv_drop_no_sock, 0);
+}
+
+// covers 8.20
+#[test]
+fn a_port_is_that_of_the_socket_that_was_bound_last() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    with_member(&mut host, &net);
+    // The other process has given it up; its word of that may be under way.
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(peer, &header(0).to_bytes(), 0, nothing)
+        .unwrap();
+    assert!(host.receive(socket, usize::MAX).is_some());
+}
+
+// covers 8.33
+#[test]
+fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_more() {
+    let limits = HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    };
+    let net = Net::new(0, limits, 1);
+    let mut host = TestHost::new(address(0), limits, 1);
+    host.set_role(Role::Leader);
+    with_member(&mut host, &net);
     let flood = |host: &mut TestHost, path| {
         (0..2000).find(|number| {
             let message = Header {
@@ -517,11 +608,7 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
     assert_eq!(net.fragments_held(), 257);
 
     // The member takes what waits, and acknowledges it: that is heard although there is no memory, and frees some.
-    let passed = std::iter::from_fn(|| host.poll_action()).find_map(|action| match action {
-        Action::Connect { path, to, .. } => Some((path, to)),
-        _ => None,
-    });
-    let (path, to) = passed.unwrap();
+    let (path, to) = asked(&mut host);
     assert_eq!(to, Process::Member(7));
     host.handle_connected(path, &asking(HOSTILE, 7));
     let mut last = 0;

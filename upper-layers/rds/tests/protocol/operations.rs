@@ -191,6 +191,28 @@ fn a_cancelled_operation_that_waits_for_room_in_the_send_queue_is_never_posted()
     );
 }
 
+// covers 8.37
+#[test]
+fn an_operation_that_waits_for_room_when_its_connection_ends_is_posted_on_the_next_one() {
+    let limits = HostLimits {
+        send_requests: 8,
+        ..HostLimits::default()
+    };
+    let (mut net, socket, to) = connected_with(15, limits);
+    let other = net.bind(0, 101);
+    let mut large = attached(1);
+    // One request is left.
+    large.operation.requests = 3;
+    send(&mut net, other, b"posted", renamed(&large, 1));
+    send(&mut net, socket, b"waits", renamed(&large, 2));
+    net.cut(0, 1);
+    net.settle();
+    assert_eq!(net.carried_out, [2]);
+    assert_eq!(net.receive_all(1, to).len(), 1);
+    assert_eq!(net.statuses(0, other), [told(1, OperationStatus::Dropped)]);
+    assert_eq!(net.statuses(0, socket), [told(2, OperationStatus::Success)]);
+}
+
 // covers 8.37 8.40
 #[test]
 fn the_peer_hears_which_key_was_used() {

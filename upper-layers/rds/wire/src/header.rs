@@ -114,6 +114,11 @@ impl Header {
     pub fn is_ack_only(&self, data_length: usize) -> bool {
         self.source_port == 0 && self.destination_port == 0 && data_length == 0
     }
+
+    /// Whether what follows it is a congestion map.
+    pub fn is_map(&self) -> bool {
+        self.flags == Flags::CONG_BITMAP
+    }
 }
 
 /// The Internet checksum (RFC 1071) of a header: what belongs into the field where that holds 0, and 0 where it holds it.
