@@ -12,7 +12,7 @@ use polyverbs::connection::{
 use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_rds_wire::{ConnectData, PORT, PORT_V6};
 
-use crate::node::{Link, Node, post_receives};
+use crate::node::{Link, Made, Node, NodeHost, State, post_receives};
 use crate::pool::Slot;
 use crate::protocol::{Answer, PathId, Process};
 
@@ -60,65 +60,76 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
     let from = incoming.from().map(|from| from.ip());
     let answer = match &asked {
         Some(asked) if from == Some(node.at) => {
-            node.with(|state| state.host.handle_request_of_process(asked))
+            node.with(|state| numbered(state, |host| host.handle_request_of_process(asked)))
         }
         // What a peer says of its address has to be where it comes from.
         Some(asked) if from.is_none_or(|from| from == asked.source) => {
-            node.with(|state| state.host.handle_request(asked))
+            node.with(|state| numbered(state, |host| host.handle_request(asked)))
         }
-        _ => Answer::Refuse,
+        _ => None,
     };
     match (answer, asked) {
-        (Answer::Accept { path, data }, Some(asked)) => {
-            node.spawn(accept(Arc::downgrade(node), incoming, path, asked, data));
+        (Some((made, data)), Some(asked)) => {
+            node.spawn(accept(Arc::downgrade(node), incoming, made, asked, data));
         }
         // One that has gone hears it no more.
         _ => drop(incoming.reject(&REFUSED)),
     }
 }
 
+/// What is accepted, by which attempt.
+fn numbered(
+    state: &mut State,
+    answer: impl FnOnce(&mut NodeHost) -> Answer,
+) -> Option<(Made, ConnectData)> {
+    match answer(&mut state.host) {
+        Answer::Accept { path, data } => Some(((path, state.host.attempt(path)?), data)),
+        Answer::Refuse => None,
+    }
+}
+
 async fn accept(
     node: Weak<Node>,
     incoming: Incoming,
-    path: PathId,
+    made: Made,
     asked: ConnectData,
     data: ConnectData,
 ) {
     let Some(strong) = node.upgrade() else { return };
-    let Ok(qp) = make_link(&strong, path).await else {
-        return failed(&strong, path, None);
+    let Ok(qp) = make_link(&strong, made).await else {
+        return failed(&strong, made, None);
     };
     let accepted = incoming.accept(&strong.context, &qp, options(&data));
     drop(strong);
     match accepted.await {
-        Ok(connection) => connected(&node, path, &qp, connection, &asked),
+        Ok(connection) => connected(&node, made, &qp, connection, &asked),
         Err(_) => node
             .upgrade()
-            .map_or((), |node| failed(&node, path, Some(&qp))),
+            .map_or((), |node| failed(&node, made, Some(&qp))),
     }
 }
 
 /// Asks a peer for a connection.
-pub(crate) async fn connect(node: Weak<Node>, path: PathId, whom: Process, data: ConnectData) {
+pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: ConnectData) {
     let Some(strong) = node.upgrade() else { return };
     if whom == Process::Leader && strong.lead() {
         // The one that there was has gone. What this path was for is asked of the peer itself.
-        return failed(&strong, path, None);
+        return failed(&strong, made, None);
     }
     let to = match whom {
         Process::Peer => port_at(SocketAddr::new(data.destination, 0)),
         Process::Leader => port_at(SocketAddr::new(strong.at, 0)),
         Process::Member(port) => SocketAddr::new(strong.at, port),
     };
-    let Ok(qp) = make_link(&strong, path).await else {
-        return failed(&strong, path, None);
+    let Ok(qp) = make_link(&strong, made).await else {
+        return failed(&strong, made, None);
     };
     let connector = &strong.connector;
     let asked = connector.connect(&strong.context, &qp, to, options(&data));
     drop(strong);
     match complete(asked, &data).await {
         Ok((connection, told)) => {
-            connected(&node, path, &qp, connection, &told);
+            connected(&node, made, &qp, connection, &told);
             if let (Process::Leader, Some(node)) = (whom, node.upgrade()) {
                 node.follow(told.member);
             }
@@ -126,9 +137,9 @@ pub(crate) async fn connect(node: Weak<Node>, path: PathId, whom: Process, data:
         Err(error) => {
             let Some(node) = node.upgrade() else { return };
             if matches!(error, ConnectError::Refused { .. }) {
-                node.with(|state| state.host.handle_refused(path));
+                node.with(|state| state.host.handle_refused(made.0));
             }
-            failed(&node, path, Some(&qp));
+            failed(&node, made, Some(&qp));
         }
     }
 }
@@ -147,7 +158,7 @@ async fn complete(
 }
 
 /// The queue pair of a path, with its receives posted.
-async fn make_link(node: &Arc<Node>, path: PathId) -> Result<Qp, VerbError> {
+async fn make_link(node: &Arc<Node>, made: Made) -> Result<Qp, VerbError> {
     let limits = *node.lock().host.limits();
     let entries = limits.send_requests + limits.receives;
     let needed = entries * (1 + node.lock().links() as u32);
@@ -167,8 +178,10 @@ async fn make_link(node: &Arc<Node>, path: PathId) -> Result<Qp, VerbError> {
     if posted < limits.receives {
         return Err(VerbError::Resources("receives"));
     }
-    node.with(|state| state.add_link(path, &qp, receives));
-    Ok(qp)
+    match node.with(|state| state.add_link(made, &qp, receives)) {
+        true => Ok(qp),
+        false => Err(VerbError::Resources("an attempt that is over")),
+    }
 }
 
 fn qp_options() -> ConnectOptions {
@@ -182,11 +195,12 @@ fn options(data: &ConnectData) -> ConnectionOptions {
         .private_data(&data.to_bytes())
 }
 
-fn connected(node: &Weak<Node>, path: PathId, qp: &Qp, connection: Connection, told: &ConnectData) {
+fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, told: &ConnectData) {
     let Some(node) = node.upgrade() else { return };
     let ended = connection.disconnected();
+    let path = made.0;
     let is_wanted = node.with(|state| {
-        let is_wanted = state.has_link(path, qp);
+        let is_wanted = state.is_wanted(made, qp);
         if is_wanted {
             state.host.handle_connected(path, told);
             state.connected(&node, path, connection);
@@ -213,10 +227,14 @@ async fn watch(node: Weak<Node>, path: PathId, qp: Qp, ended: Started<(), Connec
 }
 
 /// No connection was made with this queue pair, if there was one.
-fn failed(node: &Arc<Node>, path: PathId, qp: Option<&Qp>) {
+fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     node.with(|state| {
-        if qp.is_none_or(|qp| state.has_link(path, qp)) {
-            state.host.handle_lost(path);
+        let is_wanted = match qp {
+            Some(qp) => state.is_wanted(made, qp),
+            None => state.host.attempt(made.0) == Some(made.1),
+        };
+        if is_wanted {
+            state.host.handle_lost(made.0);
         }
     });
 }

@@ -61,6 +61,9 @@ const FIRST_ENTRIES: u32 = 4096;
 
 pub(crate) type NodeHost = Host<Slot, Posted>;
 
+/// A path, and the attempt by which its connection is made.
+pub(crate) type Made = (PathId, u32);
+
 /// See the [module](self).
 pub(crate) struct Node {
     pub(crate) at: IpAddr,
@@ -511,7 +514,10 @@ impl Node {
                 }
             }
             Action::Connect { path, to, data } => {
-                self.spawn(connect::connect(this, path, to, data));
+                let attempt = self.lock().host.attempt(path);
+                if let Some(attempt) = attempt {
+                    self.spawn(connect::connect(this, (path, attempt), to, data));
+                }
             }
             Action::End(path) => self.end(path),
             Action::Used { socket, rkey } => {
@@ -672,8 +678,13 @@ pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Devi
 }
 
 impl State {
-    /// A queue pair for a path, which has no other.
-    pub(crate) fn add_link(&mut self, path: PathId, qp: &Qp, receives: VecDeque<Slot>) {
+    /// A queue pair for an attempt to connect a path. Whether that one is still wanted, and has no other.
+    pub(crate) fn add_link(&mut self, made: Made, qp: &Qp, receives: VecDeque<Slot>) -> bool {
+        let (path, attempt) = made;
+        let link = self.links.get(path.index());
+        if self.host.attempt(path) != Some(attempt) || link.is_some_and(Option::is_some) {
+            return false;
+        }
         self.paths.insert(qp.qp_num(), path);
         let link = Link {
             qp: qp.clone(),
@@ -686,6 +697,12 @@ impl State {
             self.links.resize_with(path.index() + 1, || None);
         }
         self.links[path.index()] = Some(link);
+        true
+    }
+
+    /// Whether a connection is still wanted that was made with this queue pair.
+    pub(crate) fn is_wanted(&self, made: Made, qp: &Qp) -> bool {
+        self.host.attempt(made.0) == Some(made.1) && self.has_link(made.0, qp)
     }
 
     /// How many queue pairs there are.

@@ -718,6 +718,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         pending
     }
 
+    /// The number of the attempt by which a path's connection is being made, if one is.
+    pub fn attempt(&self, path: PathId) -> Option<u32> {
+        let path = self.path(path);
+        (path.state == PathState::Connecting).then_some(path.epoch)
+    }
+
     /// Whether a path's connection is there, or is being made.
     pub fn is_connected(&self, path: PathId) -> bool {
         matches!(self.path(path).state, PathState::Up | PathState::Connecting)
