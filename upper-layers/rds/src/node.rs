@@ -356,9 +356,11 @@ impl Node {
             return false;
         };
         *presence = Some(Presence::of_leader(self.at));
-        self.with(|state| state.host.set_role(Role::Leader));
+        self.lock().host.set_role(Role::Leader);
         *self.listener() = Some(listener);
         drop(presence);
+        // What comes of it calls programs, which may close the node.
+        self.with(|_| ());
         self.spawn(connect::accept_all(Arc::downgrade(self)));
         true
     }
