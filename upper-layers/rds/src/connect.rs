@@ -200,7 +200,7 @@ fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, tol
     let ended = connection.disconnected();
     let path = made.0;
     let is_wanted = node.with(|state| {
-        let is_wanted = state.is_wanted(made, qp);
+        let is_wanted = state.is_wanted(made, Some(qp));
         if is_wanted {
             state.host.handle_connected(path, told);
             state.connected(&node, path, connection);
@@ -229,11 +229,7 @@ async fn watch(node: Weak<Node>, path: PathId, qp: Qp, ended: Started<(), Connec
 /// No connection was made with this queue pair, if there was one.
 fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     node.with(|state| {
-        let is_wanted = match qp {
-            Some(qp) => state.is_wanted(made, qp),
-            None => state.host.attempt(made.0) == Some(made.1),
-        };
-        if is_wanted {
+        if state.is_wanted(made, qp) {
             state.host.handle_lost(made.0);
         }
     });

@@ -682,9 +682,9 @@ pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Devi
 impl State {
     /// A queue pair for an attempt to connect a path. Whether that one is still wanted, and has no other.
     pub(crate) fn add_link(&mut self, made: Made, qp: &Qp, receives: VecDeque<Slot>) -> bool {
-        let (path, attempt) = made;
+        let path = made.0;
         let link = self.links.get(path.index());
-        if self.host.attempt(path) != Some(attempt) || link.is_some_and(Option::is_some) {
+        if !self.is_wanted(made, None) || link.is_some_and(Option::is_some) {
             return false;
         }
         self.paths.insert(qp.qp_num(), path);
@@ -702,9 +702,9 @@ impl State {
         true
     }
 
-    /// Whether a connection is still wanted that was made with this queue pair.
-    pub(crate) fn is_wanted(&self, made: Made, qp: &Qp) -> bool {
-        self.host.attempt(made.0) == Some(made.1) && self.has_link(made.0, qp)
+    /// Whether an attempt is still wanted, and what it was made with, if there is that yet.
+    pub(crate) fn is_wanted(&self, (path, attempt): Made, qp: Option<&Qp>) -> bool {
+        self.host.attempt(path) == Some(attempt) && qp.is_none_or(|qp| self.has_link(path, qp))
     }
 
     /// How many queue pairs there are.
