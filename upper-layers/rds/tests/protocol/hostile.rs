@@ -12,6 +12,14 @@ use proptest::prelude::*;
 
 use crate::net::{Bytes, Net, Op, TestHost, address, at, content};
 
+/// Memory for 256 fragments.
+fn little_memory() -> HostLimits {
+    HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    }
+}
+
 /// Host 0 with connections to an honest host and to one that is not.
 fn between(seed: u64) -> Net {
     between_with(seed, HostLimits::default())
@@ -356,11 +364,7 @@ fn flood(net: &mut Net, length: usize, count: u64) -> usize {
 // covers 8.33
 #[test]
 fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no_more() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let mut net = between_with(13, limits);
+    let mut net = between_with(13, little_memory());
     net.delay = Duration::from_micros(1);
     let socket = net.bind(0, 100);
     let most = flood(&mut net, 4096, 2000);
@@ -374,11 +378,7 @@ fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no
 // covers 8.33
 #[test]
 fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let mut net = between_with(23, limits);
+    let mut net = between_with(23, little_memory());
     let socket = net.bind(0, 100);
     let message = |sequence, flags| Header {
         sequence,
@@ -412,11 +412,7 @@ fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
 // covers 8.33
 #[test]
 fn messages_without_bytes_fill_the_memory_too() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let mut net = between_with(14, limits);
+    let mut net = between_with(14, little_memory());
     net.delay = Duration::from_micros(1);
     let socket = net.bind(0, 100);
     flood(&mut net, 0, 2000);
@@ -536,12 +532,8 @@ fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
 // covers 8.20
 #[test]
 fn a_process_whose_messages_find_no_memory_is_there_all_the_same() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let net = Net::new(0, limits, 1);
-    let mut host = TestHost::new(address(0), limits, 1);
+    let net = Net::new(0, little_memory(), 1);
+    let mut host = TestHost::new(address(0), little_memory(), 1);
     let (socket, _) = host.bind(200, Default::default()).unwrap();
     let member = with_member(&mut host, &net);
     let peer = accepted(&mut host, &asking(HONEST, 0));
@@ -584,12 +576,8 @@ fn a_port_is_that_of_the_socket_that_was_bound_last() {
 // covers 8.33
 #[test]
 fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_more() {
-    let limits = HostLimits {
-        max_memory: 1 << 20,
-        ..HostLimits::default()
-    };
-    let net = Net::new(0, limits, 1);
-    let mut host = TestHost::new(address(0), limits, 1);
+    let net = Net::new(0, little_memory(), 1);
+    let mut host = TestHost::new(address(0), little_memory(), 1);
     host.set_role(Role::Leader);
     with_member(&mut host, &net);
     let flood = |host: &mut TestHost, path| {
