@@ -191,7 +191,7 @@ def order_receives(side):
             except BlockingIOError:
                 # A map of congested ports has come.
                 continue
-            source, target = sender[1] - side.options.port - 1, targets.index(data)
+            source, target = sender[1] - side.their_port - 1, targets.index(data)
             number = expected.get((source, target), 0)
             check(message == numbered(source, target, number), f"{message[:6].hex()}, not {number} of {source} to {target}")
             expected[source, target] = number + 1
@@ -250,7 +250,7 @@ def congestion_sends(side):
             send(0)
         while way != "blocking":
             check(poll.poll(20000), f"who waits for a congested port is not woken: {way}")
-            if way == "monitor" and not sees_update(data, side.options.port + 1):
+            if way == "monitor" and not sees_update(data, side.their_port + 1):
                 continue
             if not is_congested():
                 break
