@@ -22,7 +22,7 @@ use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
 };
-use polyverbs_rds_wire::HEADER;
+use polyverbs_rds_wire::{FRAGMENT, HEADER};
 use rustc_hash::FxHashMap;
 
 use crate::connect;
@@ -46,6 +46,9 @@ const POLLED: usize = 32;
 
 /// Receives are posted again when so many are missing.
 const REFILLED: usize = 16;
+
+/// Bytes of what nobody has read yet, from which on the memory of more is saved at the price of a copy.
+const UNREAD: usize = 1 << 20;
 
 /// While programs poll, the thread looks after this time whether they still do.
 const LOOK: Duration = Duration::from_millis(1);
@@ -855,8 +858,13 @@ impl Link {
 fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize) {
     let header = slot.header();
     let header = &header[..length.min(HEADER)];
+    let length = length.saturating_sub(HEADER);
+    let slot = match host.held() > UNREAD {
+        true => slot.shortened(length),
+        false => slot,
+    };
     // What is wrong ends the connection, which is what the peer sees of it.
-    let _ = host.handle_fragment(path, header, length.saturating_sub(HEADER), slot);
+    let _ = host.handle_fragment(path, header, length, slot);
 }
 
 /// Posts so many receives; how many were.
@@ -868,7 +876,9 @@ pub(crate) fn post_receives(
 ) -> u32 {
     let mut posted = 0;
     for _ in 0..count {
-        let Ok(slot) = node.pool.take() else { break };
+        let Ok(slot) = node.pool.take(FRAGMENT) else {
+            break;
+        };
         if qp
             .post_receive(ReceiveRequest::new(RECEIVE, slot.room()))
             .is_err()
@@ -904,11 +914,11 @@ fn post_all(
                         fragment.sge(length)
                     }
                     Payload::None | Payload::Map(_) => {
-                        let slot = node.pool.take().map_err(|_| ())?;
                         let bytes = match payload {
                             Payload::Map(bytes) => bytes,
                             _ => &[],
                         };
+                        let slot = node.pool.take(bytes.len()).map_err(|_| ())?;
                         slot.write_header(&header.to_bytes());
                         slot.write(0, bytes);
                         let sge = slot.sge(bytes.len());

@@ -1,4 +1,4 @@
-//! Registered memory in slots of one fragment with its header, for what the paths of a node send and receive.
+//! Registered memory in slots of one fragment with its header, or of less, for what the paths of a node send and receive.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,22 @@ use crate::protocol::Fragment;
 /// Slots that are registered at one time.
 const CHUNK: usize = 256;
 
-/// Bytes from one slot to the next: whole cache lines.
-const STRIDE: usize = (HEADER + FRAGMENT).next_multiple_of(64);
+/// Bytes behind the header that a short slot has: with it, four cache lines.
+const SHORT: usize = 256 - HEADER;
 
 /// See the [module](self).
 pub(crate) struct Pool {
     pd: Pd,
     free: Mutex<Vec<Place>>,
+    short: Mutex<Vec<Place>>,
 }
 
+/// Slots of one length.
 struct Chunk {
     memory: Memory,
     region: Mr,
+    /// Bytes behind the header.
+    room: usize,
 }
 
 struct Place {
@@ -41,18 +45,23 @@ impl Pool {
         Arc::new(Self {
             pd: pd.clone(),
             free: Mutex::new(Vec::new()),
+            short: Mutex::new(Vec::new()),
         })
     }
 
-    /// A free slot; where there is none, memory is registered.
+    /// A free slot for so many bytes behind the header, a fragment at most; where there is none, memory is registered.
     ///
     /// # Errors
     /// There is no memory, or it cannot be registered.
-    pub(crate) fn take(self: &Arc<Self>) -> Result<Slot, VerbError> {
-        let free = self.lock().pop();
+    pub(crate) fn take(self: &Arc<Self>, length: usize) -> Result<Slot, VerbError> {
+        let room = match length <= SHORT {
+            true => SHORT,
+            false => FRAGMENT,
+        };
+        let free = self.free(room).pop();
         let place = match free {
             Some(place) => place,
-            None => self.grow()?,
+            None => self.grow(room)?,
         };
         Ok(Slot {
             place: Some(place),
@@ -60,21 +69,31 @@ impl Pool {
         })
     }
 
-    fn grow(&self) -> Result<Place, VerbError> {
-        let memory = Memory::zeroed(CHUNK * STRIDE).map_err(|_| VerbError::Resources("memory"))?;
+    fn grow(&self, room: usize) -> Result<Place, VerbError> {
+        // Whole cache lines.
+        let stride = (HEADER + room).next_multiple_of(64);
+        let memory = Memory::zeroed(CHUNK * stride).map_err(|_| VerbError::Resources("memory"))?;
         let region = self.pd.register(&memory, Access::LOCAL_WRITE).wait()?;
-        let chunk = Arc::new(Chunk { memory, region });
+        let chunk = Arc::new(Chunk {
+            memory,
+            region,
+            room,
+        });
         let mut places = (0..CHUNK).map(|number| Place {
             chunk: Arc::clone(&chunk),
-            offset: number * STRIDE,
+            offset: number * stride,
         });
         let first = places.next().ok_or(VerbError::Resources("memory"))?;
-        self.lock().extend(places);
+        self.free(room).extend(places);
         Ok(first)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free(&self, room: usize) -> MutexGuard<'_, Vec<Place>> {
+        let free = match room {
+            SHORT => &self.short,
+            _ => &self.free,
+        };
+        free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,7 +104,24 @@ impl Slot {
 
     /// The whole slot, to be received into.
     pub(crate) fn room(&self) -> Sge {
-        self.sge(FRAGMENT)
+        self.sge(self.place().chunk.room)
+    }
+
+    /// The header and so many bytes behind it in a slot that is no longer than it must be: many that wait take no more memory than
+    /// what they say.
+    pub(crate) fn shortened(self, length: usize) -> Self {
+        // Of a header only nothing is kept.
+        if !(1..=SHORT).contains(&length) {
+            return self;
+        }
+        let Ok(short) = self.pool.take(length) else {
+            return self;
+        };
+        let mut bytes = [0; HEADER + SHORT];
+        let bytes = &mut bytes[..HEADER + length];
+        self.read_at(0, bytes);
+        short.write_at(0, bytes);
+        short
     }
 
     /// The header and so many bytes behind it.
@@ -131,13 +167,20 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.pool.lock().extend(self.place.take());
+        let Some(place) = self.place.take() else {
+            return;
+        };
+        self.pool.free(place.chunk.room).push(place);
     }
 }
 
 impl Fragment for Slot {
     fn copy_to(&self, into: &mut [u8]) {
         self.read(0, into);
+    }
+
+    fn held(&self) -> usize {
+        HEADER + self.place().chunk.room
     }
 }
 

@@ -821,12 +821,12 @@ fn fragments(
     length: usize,
 ) -> Result<Fragments<Slot>, RdsError> {
     let mut fragments = Fragments::with_capacity(length.div_ceil(FRAGMENT));
-    let mut filled = FRAGMENT;
+    let (mut filled, mut left) = (FRAGMENT, length);
     for part in data {
         let mut part: &[u8] = part;
         while !part.is_empty() {
             if filled == FRAGMENT {
-                fragments.push(pool.take()?);
+                fragments.push(pool.take(left.min(FRAGMENT))?);
                 filled = 0;
             }
             let count = part.len().min(FRAGMENT - filled);
@@ -835,6 +835,7 @@ fn fragments(
                 last.write(filled, now);
             }
             filled += count;
+            left -= count;
             part = later;
         }
     }

@@ -52,13 +52,6 @@ pub struct Queued<F> {
     pub cookie: Option<u64>,
 }
 
-impl<F> Queued<F> {
-    /// Fragments that it takes of a host's memory: one that is a header only is kept as well.
-    pub(crate) fn held(&self) -> usize {
-        self.fragments.len().max(1)
-    }
-}
-
 /// What `poll` says of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {

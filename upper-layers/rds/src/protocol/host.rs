@@ -14,7 +14,7 @@ use super::credits::Credits;
 use super::endpoint::{Endpoint, Queued, RdmaStatus, Readiness, SocketOptions};
 use super::message::{
     Arrived, Attached, Fragment, Fragments, Message, NO_PORT, Operation, OperationStatus, Origin,
-    PROBE_PORT, PathId, SocketId,
+    PROBE_PORT, PathId, SocketId, held,
 };
 use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
@@ -34,7 +34,7 @@ pub struct HostLimits {
     pub send_requests: u32,
     /// Receives that a path has posted.
     pub receives: u32,
-    /// Bytes of fragments that wait in sockets or to be passed on, all together.
+    /// Bytes of memory that what waits in sockets or to be passed on takes, all together.
     pub max_memory: usize,
     /// Whether credits are used.
     pub flow_control: FlowControl,
@@ -277,7 +277,7 @@ pub struct Host<F, O> {
     generation: u64,
     ready: VecDeque<PathId>,
     actions: VecDeque<Action>,
-    /// Fragments that wait in sockets, or to be passed on.
+    /// Bytes of memory that what waits in sockets or to be passed on takes.
     held: usize,
     /// The number of a path's first message.
     first_sequence: u64,
@@ -479,7 +479,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 };
                 self.enqueue(self.address, None, farewell);
             }
-            self.held -= endpoint.queued().map(Queued::held).sum::<usize>();
+            let waiting = endpoint.queued().map(|message| held(&message.fragments));
+            self.held -= waiting.sum::<usize>();
             if endpoint.is_congested {
                 self.map.clear(endpoint.port);
                 self.tell_congestion();
@@ -622,7 +623,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return;
         };
         let endpoint = self.sockets.get_mut(&id).expect("it has a port");
-        self.held += message.held();
+        self.held += held(&message.fragments);
         self.counters.recv_queued += 1;
         endpoint.push(message);
         self.actions.push_back(Action::Wake(id));
@@ -689,7 +690,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return Some(Inbound::Congestion(freed));
         }
         let message = endpoint.pop()?;
-        self.held -= message.held();
+        self.held -= held(&message.fragments);
         self.counters.recv_delivered += 1;
         self.congestion_may_change(socket);
         Some(Inbound::Message(message))
@@ -883,7 +884,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             path,
             epoch: passed.epoch,
             sequence: message.sequence,
-            held: message.fragments.len().max(1),
+            held: held(&message.fragments),
         };
         self.held += origin.held;
         let outgoing = Message {
@@ -957,7 +958,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        let has_room = self.held.saturating_mul(FRAGMENT) <= self.limits.max_memory;
+        let has_room = self.held <= self.limits.max_memory;
         let has_refused = self.path(path).has_refused;
         let outcome = match Header::parse(header) {
             // What follows is sent again with what was refused. What is acknowledged is so all the same.
@@ -986,6 +987,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.handle_lost(path);
         }
         outcome
+    }
+
+    /// Bytes of memory that what waits in sockets or to be passed on takes.
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// All requests of a path up to this one are complete.

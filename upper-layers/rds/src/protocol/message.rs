@@ -15,6 +15,9 @@ pub(crate) const NO_PORT: u16 = 0;
 pub trait Fragment: Debug {
     /// Its bytes, from the beginning; `into` is no longer than it.
     fn copy_to(&self, into: &mut [u8]);
+
+    /// Bytes of memory that are not free before it is dropped.
+    fn held(&self) -> usize;
 }
 
 /// An operation on the peer's memory, as whoever posts it knows it.
@@ -92,7 +95,7 @@ pub(crate) struct Origin {
     /// Which of the path's connections.
     pub(crate) epoch: u32,
     pub(crate) sequence: u64,
-    /// How many fragments wait with it; one at least.
+    /// Bytes that the message takes of a host's memory.
     pub(crate) held: usize,
 }
 
@@ -167,4 +170,9 @@ pub(crate) struct Arrived<F> {
     pub(crate) extensions: polyverbs_rds_wire::Extensions,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,
+}
+
+/// Bytes of a host's memory that a message takes while it waits, with what is kept of a header.
+pub(crate) fn held<F: Fragment>(fragments: &Fragments<F>) -> usize {
+    size_of::<Arrived<F>>() + fragments.iter().map(F::held).sum::<usize>()
 }

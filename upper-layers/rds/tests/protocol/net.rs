@@ -26,6 +26,10 @@ impl Fragment for Bytes {
     fn copy_to(&self, into: &mut [u8]) {
         into.copy_from_slice(&self.bytes[..into.len()]);
     }
+
+    fn held(&self) -> usize {
+        FRAGMENT
+    }
 }
 
 /// What becomes of an operation at the peer.

@@ -11,8 +11,12 @@ use crate::{LONG, at, over_both, receive, socket_at, sockets, until};
 
 /// Sends until the destination is congested: how many messages that took.
 fn congest(near: &RdsSocket, to: SocketAddr) -> usize {
+    congest_with(&[1; 1000], near, to)
+}
+
+fn congest_with(message: &[u8], near: &RdsSocket, to: SocketAddr) -> usize {
     let mut sent = 0;
-    until(|| match near.try_send_to(&[1; 1000], to) {
+    until(|| match near.try_send_to(message, to) {
         Ok(_) => {
             sent += 1;
             None
@@ -98,5 +102,22 @@ fn a_receiver_that_is_closed_is_congested_no_more() {
         let to = at(&far);
         drop(far);
         until(|| near.try_send_to(b"dropped", to).ok());
+    });
+}
+
+// covers 8.33
+#[test]
+fn short_messages_that_nobody_reads_take_no_memory_from_others() {
+    over_both(|transport| {
+        let [near, far] = sockets(transport);
+        // Each message in the memory of a whole fragment, that would be more than there is.
+        let idle = [(); 6].map(|()| socket_at(SocketAddr::new(at(&far).ip(), 0), transport));
+        let sent = idle
+            .each_ref()
+            .map(|idle| congest_with(&[1; 8], &near, at(idle)));
+        assert!(sent.iter().sum::<usize>() * 4096 > 256 << 20);
+        near.send_to(&[2; 4000], at(&far)).unwrap();
+        assert_eq!(receive(&far, 4000), [2; 4000]);
+        assert_eq!(far.counters().unwrap().conn_reset, 0);
     });
 }
