@@ -173,6 +173,7 @@ const TEST: &[&str] = &[
     "emulated-ib",
     "emulated-iwarp",
     "polyverbs",
+    "polyverbs-rds",
 ];
 
 const FUZZED: &[&str] = &[
