@@ -23,6 +23,12 @@ fn little_memory() -> HostLimits {
 /// More messages than find room in that.
 const MANY: u64 = 20_000;
 
+/// A host with little memory holds so many bytes for so many messages, all alike: the last one of them found room, and no other.
+fn assert_full(held: usize, messages: usize) {
+    let each = held / messages;
+    assert_eq!(messages, little_memory().max_memory / each + 1, "{held}");
+}
+
 /// Host 0 with connections to an honest host and to one that is not.
 fn between(seed: u64) -> Net {
     between_with(seed, HostLimits::default())
@@ -371,10 +377,12 @@ fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no
     net.delay = Duration::from_micros(1);
     let socket = net.bind(0, 100);
     let most = flood(&mut net, 4096, 2000);
-    assert!((200..300).contains(&most), "{most}");
     assert!(net.host(0).counters().conn_reset > 0);
     // The host has no memory for others either, until somebody reads.
-    net.receive_all(0, socket);
+    let held = net.host(0).held();
+    let kept = net.receive_all(0, socket).len();
+    assert_full(held, kept);
+    assert!((kept..300).contains(&most), "{most}");
     others_go_on(&mut net);
 }
 
@@ -399,6 +407,7 @@ fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
     let refused =
         (1000..MANY).find(|&sequence| arrives(host, sequence) == Err(ProtocolError::Memory));
     let refused = refused.expect("there is little memory");
+    assert_full(host.held(), refused as usize - 1000);
     assert!(host.receive(socket, usize::MAX).is_some());
     arrives(host, refused + 1).unwrap();
     net.pump(0);
@@ -419,8 +428,8 @@ fn messages_without_bytes_fill_the_memory_too() {
     let socket = net.bind(0, 100);
     flood(&mut net, 0, MANY);
     assert!(net.host(0).counters().conn_reset > 0);
-    let kept = net.receive_all(0, socket).len() as u64;
-    assert!((1000..MANY - 1000).contains(&kept), "{kept}");
+    let held = net.host(0).held();
+    assert_full(held, net.receive_all(0, socket).len());
     others_go_on(&mut net);
 }
 
@@ -552,7 +561,8 @@ fn a_process_whose_messages_find_no_memory_is_there_all_the_same() {
         let nothing = net.fragment(&[]);
         host.handle_fragment(member, &sent(sequence, 200), 0, nothing) == Err(ProtocolError::Memory)
     });
-    assert!(refused.is_some());
+    let refused = refused.expect("there is little memory");
+    assert_full(host.held(), refused as usize - 2);
     host.handle_gone(Duration::ZERO, member);
     while host.receive(socket, usize::MAX).is_some() {}
     let nothing = net.fragment(&[]);
@@ -597,6 +607,7 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
     let hostile = accepted(&mut host, &asking(HOSTILE, 0));
     let taken = flood(&mut host, hostile).expect("there is little memory");
     assert_eq!(net.fragments_held() as u64, taken);
+    assert_full(host.held(), taken as usize);
 
     // The member takes what waits, and acknowledges it: that is heard although there is no memory, and frees some.
     let (path, to) = asked(&mut host);
