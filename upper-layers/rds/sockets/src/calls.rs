@@ -25,7 +25,7 @@ use crate::control::{Room, Sent};
 use crate::devices;
 use crate::operations;
 use crate::options::{self, Kept};
-use crate::socket::{Socket, errno};
+use crate::socket::{Socket, errno, poll_begins};
 use crate::table::{self, Descriptors};
 
 // Of `linux/rds.h`.
@@ -46,6 +46,7 @@ pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
 /// A thread is about to sleep in a call of the C library, maybe until something changes at a socket. Takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_sleeps() {
+    poll_begins();
     std::mem::forget(Sleeping::new());
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Sleeping, Wait};
@@ -11,14 +11,24 @@ use rustix::io::Errno;
 
 use crate::mirror::{Ends, Level, Mirror};
 
+/// How many calls like `poll` have begun.
+static POLLS: AtomicU64 = AtomicU64::new(0);
+
+/// A call like `poll` begins: it sees what is shown now.
+pub(crate) fn poll_begins() {
+    POLLS.fetch_add(1, Ordering::SeqCst);
+}
+
 pub(crate) struct Socket {
     pub(crate) rds: RdsSocket,
     ends: Arc<Ends>,
     mirror: Arc<Mirror>,
     /// How many calls look for messages themselves.
     receivers: AtomicUsize,
-    /// A congestion map has changed since the last call.
-    congestion_changed: AtomicBool,
+    /// The poll that sees that a congestion map has changed; 0 where that need not be seen any more.
+    congestion_changed: AtomicU64,
+    /// A send has been refused because its destination was congested.
+    is_refused: AtomicBool,
     /// Those for which the program has had no room.
     statuses: Mutex<VecDeque<RdmaStatus>>,
 }
@@ -39,7 +49,8 @@ impl Socket {
             mirror: Arc::new(Mirror::of(&ends)),
             ends,
             receivers: AtomicUsize::new(0),
-            congestion_changed: AtomicBool::new(false),
+            congestion_changed: AtomicU64::new(0),
+            is_refused: AtomicBool::new(false),
             statuses: Mutex::default(),
         });
         let (weak, mirror) = (Arc::downgrade(&socket), Arc::clone(&socket.mirror));
@@ -73,7 +84,7 @@ impl Socket {
     ) -> Result<Received, Errno> {
         let received = self.receive_any(room, dont_wait, peek);
         let received = received.map(|received| self.keep_rest(received, most));
-        self.congestion_changed.store(false, Ordering::Relaxed);
+        self.note_congestion();
         match received {
             Err(Errno::AGAIN) => self.mirror.show_after_empty(|| self.level()),
             _ => self.show(),
@@ -103,13 +114,20 @@ impl Socket {
         let mut outcome = receive(Wait::Briefly);
         self.receivers.fetch_sub(1, Ordering::SeqCst);
         let _sleeping = outcome.is_err().then(Sleeping::new);
+        let mut changed = 0;
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
             // That is nothing to receive.
-            self.congestion_changed.store(false, Ordering::Relaxed);
+            changed = self
+                .congestion_changed
+                .swap(0, Ordering::SeqCst)
+                .max(changed);
             self.mirror.show_after_empty(|| self.level());
-            self.ends.wait_readable().map_err(timed_out)?;
-            outcome = receive(Wait::No);
+            outcome = match self.ends.wait_readable() {
+                Ok(()) => receive(Wait::No),
+                Err(error) => Err(timed_out(error)),
+            };
         }
+        self.congestion_changed.fetch_max(changed, Ordering::SeqCst);
         outcome
     }
 
@@ -127,7 +145,10 @@ impl Socket {
     /// Those of `sendmsg`.
     pub(crate) fn send(&self, message: Outgoing<'_>, dont_wait: bool) -> Result<usize, Errno> {
         let sent = self.send_any(message, dont_wait);
-        self.congestion_changed.store(false, Ordering::Relaxed);
+        if let Err(Errno::NOBUFS) = sent {
+            self.is_refused.store(true, Ordering::SeqCst);
+        }
+        self.note_congestion();
         match sent {
             Err(Errno::AGAIN) => self.mirror.show_after_full(|| self.level()),
             _ => self.show(),
@@ -159,6 +180,22 @@ impl Socket {
         }
     }
 
+    /// After a call: a change of a congestion map need not be shown any more, but to a program that may wait for it because it was
+    /// refused once, and to that only by a poll that begins after the change.
+    fn note_congestion(&self) {
+        let changed = self.congestion_changed.load(Ordering::SeqCst);
+        let is_seen = POLLS.load(Ordering::SeqCst) >= changed;
+        if is_seen || !self.is_refused.load(Ordering::SeqCst) {
+            // What has changed meanwhile stays to be shown.
+            let _ = self.congestion_changed.compare_exchange(
+                changed,
+                0,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+        }
+    }
+
     /// Shows what is so now on the program's descriptor.
     pub(crate) fn show(&self) {
         self.mirror.show(|| self.level());
@@ -167,12 +204,13 @@ impl Socket {
     fn level(&self) -> Level {
         let now = self.rds.readiness();
         if now.congestion_changed {
-            self.congestion_changed.store(true, Ordering::Relaxed);
+            let next = POLLS.load(Ordering::SeqCst) + 1;
+            self.congestion_changed.store(next, Ordering::SeqCst);
         }
         let is_taken = self.receivers.load(Ordering::SeqCst) > 0;
         Level {
             readable: now.readable && !is_taken
-                || self.congestion_changed.load(Ordering::Relaxed)
+                || self.congestion_changed.load(Ordering::SeqCst) != 0
                 || !self.statuses().is_empty(),
             writable: now.writable,
         }

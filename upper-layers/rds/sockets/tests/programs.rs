@@ -99,6 +99,12 @@ fn calls_wait_until_there_is_something_a_time_is_over_or_a_signal_comes() {
     does("waits");
 }
 
+// covers 8.33 8.34
+#[test]
+fn a_program_that_was_refused_is_told_when_the_port_is_free() {
+    does("congested");
+}
+
 #[test]
 fn duplicates_are_the_same_socket_and_numbers_of_closed_ones_are_free() {
     does("descriptors");

@@ -111,6 +111,13 @@ static void empty(int fd) {
     IS(setsockopt(fd, SOL_RDS, RDS_CANCEL_SENT_TO, &to, sizeof to), 0);
 }
 
+/* The first message brings a connection, and that a congestion map, which makes a socket readable until a call. */
+static void meet(int a, int b) {
+    IS(put(a, "meet", THERE, 4001), 4);
+    IS(recv(b, into, sizeof into, 0), 4);
+    FAILS(recv(b, into, 1, MSG_DONTWAIT), EAGAIN);
+}
+
 static void made(void) {
     FAILS(socket(AF_RDS, SOCK_STREAM, 0), ESOCKTNOSUPPORT);
     FAILS(socket(AF_RDS, SOCK_SEQPACKET, 1), ESOCKTNOSUPPORT);
@@ -254,6 +261,7 @@ static void messages(void) {
 static void cut(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001), bytes = -1;
     struct msghdr message = {.msg_iov = &(struct iovec){into, 4}, .msg_iovlen = 1};
+    meet(a, b);
     IS(ioctl(b, FIONREAD, &bytes), 0);
     IS(bytes, 0);
     IS(put(a, "first message", THERE, 4001), 13);
@@ -379,6 +387,7 @@ static int events(int set) {
 
 static void level(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001), set = epoll_create1(0);
+    meet(a, b);
     IS(epoll_ctl(set, EPOLL_CTL_ADD, b, &(struct epoll_event){EPOLLIN | EPOLLOUT}), 0);
     IS(events(set), EPOLLOUT);
     IS(put(a, "one", THERE, 4001), 3);
@@ -399,6 +408,7 @@ static void level(void) {
 static void edge(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001), set = epoll_create1(0);
     struct epoll_event event;
+    meet(a, b);
     IS(epoll_ctl(set, EPOLL_CTL_ADD, b, &(struct epoll_event){EPOLLIN | EPOLLOUT | EPOLLET}), 0);
     IS(events(set), EPOLLOUT);
     IS(events(set), 0);
@@ -448,8 +458,9 @@ static void on_alarm(int flags) {
     IS(sigaction(SIGALRM, &action, NULL), 0);
 }
 
+/* And again, as the first may come before a call sleeps; 0 for no more. */
 static void alarm_in(int milliseconds) {
-    struct itimerval time = {.it_value = {0, milliseconds * 1000}};
+    struct itimerval time = {.it_value = {0, milliseconds * 1000}, .it_interval = {0, milliseconds * 1000}};
     IS(setitimer(ITIMER_REAL, &time, NULL), 0);
 }
 
@@ -508,13 +519,14 @@ static void waits(void) {
     on_alarm(0);
     alarm_in(50);
     FAILS(recv(b, into, 1, 0), EINTR);
-    alarm_in(50);
     FAILS(put(b, "x", NOWHERE, 4000), EINTR);
+    alarm_in(0);
     on_alarm(SA_RESTART);
     alarm_in(10);
     IS(pthread_create(&thread, NULL, sends_after_a_while, &a), 0);
     IS(recv(b, into, sizeof into, 0), 4);
     IS(pthread_join(thread, NULL), 0);
+    alarm_in(0);
 
     /* Without waiting. */
     IS(ioctl(b, FIONBIO, &(int){1}), 0);
@@ -524,6 +536,26 @@ static void waits(void) {
     IS(fcntl(b, F_SETFL, 0), 0);
     IS(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){0, 1}, sizeof time), 0);
     FAILS(recv(b, into, 1, 0), ETIMEDOUT);
+}
+
+/* Whoever was refused is told by poll that a port is free, whatever it calls before. */
+static void congested(void) {
+    int a = bound(HERE, 4000), b = bound(THERE, 4001), other = bound(HERE, 4002);
+    struct sockaddr_in to = at(THERE, 4001);
+    meet(a, b);
+    IS(setsockopt(b, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
+    while (sendto(a, into, 4096, MSG_DONTWAIT, (void *)&to, sizeof to) == 4096 || errno == EAGAIN) {}
+    IS(errno, ENOBUFS);
+    while (sendto(other, "x", 1, MSG_DONTWAIT, (void *)&to, sizeof to) != 1) {
+        while (recv(b, into, sizeof into, MSG_DONTWAIT) >= 0) {}
+    }
+    while (recv(b, into, sizeof into, 0) != 1) {}
+    IS(put(a, "x", HERE, 4002), 1);
+    FAILS(recv(a, into, 1, MSG_DONTWAIT), EAGAIN);
+    FAILS(recv(a, into, 1, MSG_DONTWAIT), EAGAIN);
+    IS(comes(a, POLLIN), POLLIN);
+    IS(put(a, "free", THERE, 4001), 4);
+    while (has(a, POLLIN)) FAILS(recv(a, into, 1, MSG_DONTWAIT), EAGAIN);
 }
 
 static void is_socket(int fd, int is) {
@@ -783,7 +815,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"descriptors", descriptors},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors},
         {"forked", forked}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
