@@ -26,6 +26,7 @@ use polyverbs_engine::network::Progress;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
+use verbs_api::provider::start_thread;
 
 use crate::exit::at_exit;
 use crate::lock;
@@ -219,10 +220,11 @@ impl Reactor {
         at_exit(Weak::clone(&handler));
         let _ = self.served.set(Served { handler, network });
         let reactor = Arc::clone(self);
-        crate::thread::start("polyverbs-io", move || {
+        let started = start_thread("polyverbs-io", move || {
             crate::thread::prefer_short_turns();
             reactor.run();
-        })
+        });
+        started.map(drop)
     }
 
     /// What delivers, once the thread has been [started](Self::start).

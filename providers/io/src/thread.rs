@@ -1,22 +1,6 @@
-//! Threads of our own, in a program that knows nothing of them.
-
-use std::io;
-use std::thread;
+//! How soon the calling thread comes when it is woken.
 
 use nix::sys::prctl::set_timerslack;
-use nix::sys::signal::{SigSet, SigmaskHow};
-
-/// Starts a thread that takes no signals. One that is sent to the process is for the program's threads, which may have blocked
-/// it to fetch it by `sigwait` or a signalfd: a thread that has it unblocked would take it away.
-///
-/// # Errors
-/// No thread could be started.
-pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let started = thread::Builder::new().name(name.to_owned()).spawn(body);
-    before.thread_set_mask()?;
-    started.map(drop)
-}
 
 /// Has the calling thread come soon when it is woken, on a busy processor too, for the price of short turns, and in time when
 /// it has slept.
@@ -29,31 +13,3 @@ pub(crate) fn prefer_short_turns() {
 
 /// What kernels grant, in nanoseconds.
 const SHORTEST_TURN: u64 = 100_000;
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use nix::sys::signal::Signal;
-
-    use super::*;
-
-    #[test]
-    fn takes_no_signals_and_leaves_the_starter_those_that_it_takes() {
-        let mut own = SigSet::thread_get_mask().unwrap();
-        own.add(Signal::SIGUSR1);
-        own.thread_set_mask().unwrap();
-        let (told, mask) = mpsc::channel();
-        start("quiet", move || {
-            told.send(SigSet::thread_get_mask().unwrap()).unwrap();
-        })
-        .unwrap();
-        let mask = mask.recv().unwrap();
-        let able_to_be_blocked =
-            |signal: &Signal| !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP);
-        for signal in Signal::iterator().filter(able_to_be_blocked) {
-            assert!(mask.contains(signal), "{signal}");
-        }
-        assert_eq!(SigSet::thread_get_mask().unwrap(), own);
-    }
-}

@@ -13,7 +13,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
-use verbs_api::provider::random;
+use verbs_api::provider::{random, start_thread};
 
 use crate::lock;
 
@@ -156,7 +156,7 @@ impl Era {
 
     fn start(self: &Arc<Self>, clock: Clock, network: &Weak<dyn Progress>) -> bool {
         let (era, network) = (Arc::clone(self), Weak::clone(network));
-        crate::thread::start("polyverbs-timer", move || era.run(clock, &network)).is_ok()
+        start_thread("polyverbs-timer", move || era.run(clock, &network)).is_ok()
     }
 
     fn run(&self, clock: Clock, network: &Weak<dyn Progress>) {

@@ -9,6 +9,7 @@ use std::thread::{self, ThreadId};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use verbs_api::VerbError;
+use verbs_api::provider::start_thread;
 
 use crate::lock::lock;
 
@@ -116,8 +117,8 @@ impl Watcher {
             telling: Mutex::default(),
         });
         let watching = Arc::clone(&watcher);
-        let thread = thread::Builder::new().name("libibverbs-events".into());
-        let thread = thread.spawn(move || while watching.round().is_ok() {});
+        let watch = move || while watching.round().is_ok() {};
+        let thread = start_thread("libibverbs-events", watch);
         let thread = thread.map_err(|error| VerbError::os("thread", error))?;
         lock(&watcher.watched).thread = Some(thread.thread().id());
         *known = Some(Arc::clone(&watcher));

@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::thread;
 
 use verbs_api::VerbError;
-use verbs_api::provider::{Help, want_help};
+use verbs_api::provider::{Help, start_thread, want_help};
 
 use crate::lock::lock;
 
@@ -39,8 +38,7 @@ impl Worker {
         let jobs = Arc::<Jobs>::default();
         let help: Weak<dyn Help> = Arc::downgrade(&jobs) as _;
         let own = Arc::clone(&jobs);
-        let thread = thread::Builder::new().name("libibverbs-verbs".into());
-        let thread = thread.spawn(move || own.work());
+        let thread = start_thread("libibverbs-verbs", move || own.work());
         thread.map_err(|error| VerbError::os("thread", error))?;
         Ok(Self { jobs, help })
     }

@@ -18,6 +18,7 @@ use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
 use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, device_at};
 use polyverbs::ids::Qpn;
+use polyverbs::provider::start_thread;
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
@@ -326,9 +327,7 @@ impl Node {
             node.spawn(connect::accept_all(Arc::downgrade(&node)));
         }
         let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
-        let thread = thread::Builder::new()
-            .name("rds".to_owned())
-            .spawn(move || drive(&weak, &tasks))
+        let thread = start_thread("rds", move || drive(&weak, &tasks))
             .map_err(|error| RdsError::no_device(at, error))?;
         let thread = thread.thread().clone();
         let (weak, waker) = (Arc::downgrade(&node), thread.clone());
@@ -381,8 +380,7 @@ impl Node {
         };
         *followed = Some((leader, ours));
         let node = Arc::downgrade(self);
-        let thread = thread::Builder::new().name("rds-leader".to_owned());
-        let _ = thread.spawn(move || {
+        let _ = start_thread("rds-leader", move || {
             waits.wait_for_end();
             if let Some(node) = node.upgrade() {
                 node.with(|state| state.host.handle_leader_gone(leader));

@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod carrier;
 mod extension;
+mod thread;
 
 use std::any::Any;
 use std::array::IntoIter;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use carrier::Carrier;
 pub use extension::{QpExtension, QpShape, SrqExtension};
+pub use thread::start_thread;
 
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
