@@ -109,6 +109,8 @@ pub struct Reactor {
     data: OwnedFd,
     bell: OwnedFd,
     is_polled: AtomicBool,
+    /// How often the input was claimed.
+    claimed: AtomicU32,
     polls: AtomicU32,
     claims: Mutex<Claims>,
     served: OnceLock<Served>,
@@ -148,6 +150,7 @@ impl Reactor {
             data: epoll::create(CreateFlags::CLOEXEC)?,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_polled: AtomicBool::new(false),
+            claimed: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             claims: Mutex::new(Claims {
                 looked: now,
@@ -284,6 +287,7 @@ impl Reactor {
         claims.soon += 1;
         // Where the input cannot be left to pollers, the thread goes on.
         if claims.soon >= claims.needed && self.heed_data(EventFlags::empty()).is_ok() {
+            self.claimed.fetch_add(1, Ordering::Relaxed);
             self.is_polled.store(true, Ordering::Release);
             self.tell_handler(true);
             self.ring();
@@ -316,11 +320,14 @@ impl Reactor {
 
     fn run(&self) {
         let mut again = false;
-        let mut owners = None;
+        let mut owners: Option<Pollers> = None;
         loop {
             let is_polled = self.is_polled();
             let polls = || self.polls.load(Ordering::Relaxed);
-            owners = is_polled.then(|| owners.unwrap_or_else(|| Pollers::new(polls())));
+            let claim = self.claimed.load(Ordering::Relaxed);
+            // They may have gone and come again since.
+            let known = owners.filter(|pollers| pollers.claim == claim);
+            owners = is_polled.then(|| known.unwrap_or_else(|| Pollers::new(claim, polls())));
             let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
             let mut is_due = has_some || again;
             let time = match &owners {
@@ -458,6 +465,8 @@ impl Input for Reactor {
 /// Pollers that own the input, as the thread sees them.
 #[derive(Clone, Copy)]
 struct Pollers {
+    /// Which claim of all.
+    claim: u32,
     claimed: Instant,
     polls: u32,
     /// When there were no more of them yet.
@@ -467,9 +476,10 @@ struct Pollers {
 }
 
 impl Pollers {
-    fn new(polls: u32) -> Self {
+    fn new(claim: u32, polls: u32) -> Self {
         let now = Instant::now();
         Self {
+            claim,
             claimed: now,
             polls,
             since: now,
