@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -207,6 +207,32 @@ fn removal_ends_every_outstanding_verb_and_refuses_later_ones() {
         (mock.live("qp"), mock.live("cq"), mock.live("pd")),
         (0, 0, 0)
     );
+}
+
+// covers 5.15
+#[test]
+fn events_end_behind_the_removal_for_who_asks_during_it_too() {
+    let (mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    mock.delay();
+    let (told, asked) = mpsc::channel();
+    let other = context.clone();
+    pd.alloc_key(4).on_done(move |_| {
+        let mut next = pin!(other.next_event());
+        let looked = next
+            .as_mut()
+            .poll(&mut TaskContext::from_waker(Waker::noop()));
+        told.send(looked.is_pending()).unwrap();
+    });
+    mock.remove();
+    assert!(
+        asked.recv().unwrap(),
+        "the removal's event was still to come"
+    );
+    let event = context.next_event().wait().unwrap();
+    assert_eq!(event.event_type(), EventType::DeviceRemoved);
+    let over = context.next_event().wait().unwrap_err();
+    assert_eq!(over, VerbError::DeviceRemoved);
 }
 
 // covers 5.15

@@ -41,9 +41,11 @@ impl ContextShared {
     pub(crate) fn next_event(&self, waker: &Waker) -> Poll<Result<AsyncEvent, VerbError>> {
         // Registered first, or an event between the look and the registration would wake nobody.
         self.events.add_waiter(waker);
+        // Looked at first, or the last event between the two looks would be missed.
+        let is_over = self.events.is_over();
         match self.poll_event() {
             Some(event) => Poll::Ready(Ok(event)),
-            None if self.is_removed() => Poll::Ready(Err(VerbError::DeviceRemoved)),
+            None if is_over => Poll::Ready(Err(VerbError::DeviceRemoved)),
             None => Poll::Pending,
         }
     }

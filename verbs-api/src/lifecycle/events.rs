@@ -80,12 +80,15 @@ struct Queue {
     events: VecDeque<(EventType, EventSubject)>,
     handler: Option<EventHandler>,
     lost: u64,
+    /// The device's removal has been queued: no event comes after it.
+    is_over: bool,
 }
 
 impl EventQueue {
     /// Queues an event; where the queue is full, a fatal one replaces one that is not.
     pub(super) fn push(&self, event: EventType, subject: EventSubject) {
         let mut queue = self.lock();
+        queue.is_over |= event == EventType::DeviceRemoved;
         if queue.events.len() >= EVENT_QUEUE_CAPACITY {
             queue.lost += 1;
             let place = queue.events.iter().position(|(event, _)| !is_fatal(*event));
@@ -151,6 +154,10 @@ impl EventQueue {
             self.notifier.raise();
         }
         Ok(fd)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
     }
 
     pub(crate) fn lost(&self) -> u64 {
