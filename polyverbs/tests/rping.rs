@@ -164,7 +164,7 @@ fn a_server_that_is_killed_is_missed() {
         let (succeeded, text) = client.end();
         assert!(!succeeded, "{text}");
         assert!(text.contains("connection"), "{text}");
-        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(began.elapsed() < Duration::from_secs(30));
     }
 }
 

@@ -250,7 +250,7 @@ fn long_messages_go_through_memory_in_fewer_pieces_than_packets() {
         let near = End::new("127.0.40.1:14791", |_| {});
         let far = End::new("127.0.40.1:14791", |_| {});
         let mtu = Mtu::from_code(code).unwrap();
-        connect(&near, &far, open().path_mtu(mtu));
+        connect(&near, &far, open().path_mtu(mtu).timeout(20));
         everything(&near, &far);
         one_of_each(&near, &far, (1 << 20) + 77);
         let (sent, packets) = (

@@ -81,6 +81,6 @@ mod tests {
             }
             silent.insert(peer(1), order.into(), order);
         }
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < Duration::from_secs(60));
     }
 }

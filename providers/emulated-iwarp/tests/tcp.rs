@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Lines};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bmme as _;
@@ -24,6 +24,9 @@ use verbs_api::{
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
+
+/// Held while a process is started.
+static STARTING: Mutex<()> = Mutex::new(());
 
 struct End {
     wire: OnWire,
@@ -314,7 +317,10 @@ impl Echoed {
         if there {
             command.env(MEMORY, "yes");
         }
+        // It has all open descriptors for a moment, and what is closed meanwhile is not.
+        let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut other = command.spawn().unwrap();
+        drop(starting);
         let mut said = BufReader::new(other.stdout.take().unwrap()).lines();
         let mut after = |word: &str| {
             let line = said.find_map(|line| Some(line.ok()?.strip_prefix(word)?.to_owned()));
@@ -422,6 +428,7 @@ impl StreamListener for Slow {
 
 #[test]
 fn a_port_is_free_once_it_is_listened_to_no_more() {
+    let _open = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let end = End::new("127.0.6.71:6001", 64, |_| {});
     let Some(Carrier::Streams(port)) = end.wire.device.carrier() else {
         panic!("no streams")

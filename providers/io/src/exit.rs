@@ -38,10 +38,10 @@ extern "C" fn flush_all() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Write;
-    use std::process::Command;
-    use std::sync::Arc;
+    use std::process::{Command, Stdio};
+    use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
     use super::*;
 
@@ -71,13 +71,24 @@ mod tests {
         std::process::exit(0);
     }
 
+    static STARTING: RwLock<()> = RwLock::new(());
+
+    /// Until it is dropped no child is started here: one has all open descriptors for a moment, and what is closed meanwhile is not.
+    pub(crate) fn no_child_starts() -> RwLockReadGuard<'static, ()> {
+        STARTING.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[test]
     fn what_is_still_there_is_flushed() {
-        let output = Command::new(std::env::current_exe().unwrap())
+        let starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+        let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "exit::tests::a_process_that_ends", "--nocapture"])
             .env(CHILD, "1")
-            .output()
+            .stdout(Stdio::piped())
+            .spawn()
             .unwrap();
+        drop(starting);
+        let output = child.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(said.contains("flushed at the end"), "{said}");
         assert!(!said.contains("never flushed"), "{said}");

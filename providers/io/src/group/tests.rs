@@ -1,4 +1,5 @@
 use super::*;
+use crate::exit::tests::no_child_starts;
 use crate::sockets::{FlowSockets, Transmit};
 use crate::{Put, Readers, RecordMeta};
 
@@ -102,6 +103,7 @@ fn what_answers_a_process_lies_with_that_process_and_no_other() {
 
 #[test]
 fn a_range_begins_empty() {
+    let _open = no_child_starts();
     let first = Lease::join(options(47_003)).unwrap();
     let second = Lease::join(options(47_003)).unwrap();
     let (flows, range) = (flows(&first), second.range());
@@ -116,6 +118,7 @@ fn a_range_begins_empty() {
 
 #[test]
 fn a_port_that_something_else_holds_is_told() {
+    let _open = no_child_starts();
     let options = options(47_004);
     let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
     let taken = Lease::join(options.clone()).unwrap_err();
@@ -136,6 +139,7 @@ fn an_address_of_another_machine_is_told() {
 
 #[test]
 fn the_port_is_free_when_all_have_left() {
+    let _open = no_child_starts();
     let options = options(47_006);
     let leases = [(); 3].map(|()| Lease::join(options.clone()).unwrap());
     drop(leases);
@@ -153,6 +157,7 @@ fn arrival_at(lease: &Lease) -> Arrival {
 
 #[test]
 fn a_datagram_is_handed_to_a_range_or_to_a_service() {
+    let _open = no_child_starts();
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_007)).unwrap());
     let (arrival, datagram) = (arrival_at(&one), [7; 60_000]);
     one.hand_to_range(other.range(), &arrival, &datagram)
@@ -179,6 +184,7 @@ fn a_datagram_is_handed_to_a_range_or_to_a_service() {
 
 #[test]
 fn nothing_is_kept_of_a_process_that_has_gone() {
+    let _open = no_child_starts();
     let [one, other, third] = [(); 3].map(|()| Lease::join(options(47_013)).unwrap());
     let arrival = arrival_at(&one);
     for to in [&other, &third] {

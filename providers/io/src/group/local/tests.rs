@@ -2,6 +2,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::exit::tests::no_child_starts;
 
 fn name(of: &str) -> String {
     format!("polyverbs-test/{}/{of}", std::process::id())
@@ -23,6 +24,7 @@ fn send(connection: &Connection, bytes: &[u8]) -> io::Result<()> {
 
 #[test]
 fn a_name_is_held_by_one_and_free_when_he_is_gone() {
+    let _open = no_child_starts();
     let (name, admission) = (name("held"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
     let second = Inbox::named(&name).unwrap_err();
@@ -46,6 +48,7 @@ fn a_name_is_held_by_one_and_free_when_he_is_gone() {
 
 #[test]
 fn a_message_outlives_the_connection_that_it_came_by() {
+    let _open = no_child_starts();
     let (name, admission) = (name("outlives"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
     for _ in 0..3 {
@@ -57,6 +60,7 @@ fn a_message_outlives_the_connection_that_it_came_by() {
 
 #[test]
 fn descriptors_come_where_they_were_asked_for_and_nowhere_else() {
+    let _open = no_child_starts();
     let (name, admission) = (name("descriptors"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
     let asker = Connection::to(&name, &admission).unwrap();
@@ -97,6 +101,7 @@ fn others_are_admitted_by_name() {
 
 #[test]
 fn an_inbox_keeps_no_more_connections_than_it_may() {
+    let _open = no_child_starts();
     let (name, admission) = (name("most"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
     let connect = || Connection::to(&name, &admission).unwrap();
