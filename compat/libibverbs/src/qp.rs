@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn destroying_a_queue_pair_waits_for_a_verb_of_the_connection_manager() {
         let options = EmulatedOptions {
-            command_latency: Duration::from_millis(20),
+            command_latency: Duration::from_millis(500),
             ..EmulatedOptions::default()
         };
         let device = emulated::device("ib0", &options).unwrap();

@@ -13,7 +13,7 @@ use crate::address;
 use crate::device::{self, CmDevice, Service};
 use crate::errno::{self, done};
 use crate::id::{self, Own};
-use crate::ports::{Port, some_port};
+use crate::ports::Port;
 use crate::state::{Data, DeviceListener, Inner, Part};
 
 /// Gives the identifier an address, and the device that has the address: unlike with the kernel, also for loopback, because
@@ -33,14 +33,17 @@ pub(crate) fn bind_to(public: &mut RdmaCmId, own: &Own, local: SocketAddr) -> Re
         false => Port::take(id::service(public), local, state.options.sharing)?,
     };
     let local = port.at();
+    state.port = Some(port);
     // libfabric tries loopback on machines whose devices are elsewhere.
     let may_be_nowhere = state.is_sync && local.ip().is_loopback();
     drop(state);
     let is_nowhere = local.ip().is_unspecified()
         || may_be_nowhere && !device::is_at(local.ip(), id::service(public));
-    bind_at(public, own, local, is_nowhere)?;
-    own.inner.lock().port = Some(port);
-    Ok(())
+    let bound = bind_at(public, own, local, is_nowhere);
+    if bound.is_err() {
+        own.inner.lock().port = None;
+    }
+    bound
 }
 
 fn bind_at(
@@ -149,9 +152,11 @@ fn listeners_at(
         if !in_use || !own.inner.lock().has_assigned_port {
             break;
         }
-        let other = SocketAddr::new(local.ip(), some_port());
-        show_local(public, own, other);
-        listeners = self::listeners(&devices, service, other.port(), backlog);
+        let sharing = own.inner.lock().options.sharing;
+        let other = Port::assign(service, local, sharing)?;
+        show_local(public, own, other.at());
+        listeners = self::listeners(&devices, service, other.at().port(), backlog);
+        own.inner.lock().port = Some(other);
     }
     let listeners = listeners.map_err(|error| errno::of(&error))?;
     // If no device has the family, listening at any address succeeds without effect, as with the kernel.

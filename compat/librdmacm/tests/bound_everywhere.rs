@@ -1,6 +1,7 @@
-//! Identifiers that are bound to every address.
+//! Identifiers that are bound to every address, and the ports that they are assigned.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ptr;
 use std::sync::Once;
@@ -14,20 +15,26 @@ address = "127.0.41.31"
 transport = "iwarp"
 "#;
 
-fn bound(everywhere: &str) -> *mut RdmaCmId {
+fn bound(to: &str) -> *mut RdmaCmId {
+    let (made, result) = bind(to);
+    assert_eq!(result, 0);
+    made
+}
+
+// What `rdma_bind_addr` answers.
+fn bind(to: &str) -> (*mut RdmaCmId, c_int) {
     static ONCE: Once = Once::new();
     // SAFETY: every test begins with it, before anything looks at the environment.
     ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", DEVICES) });
     let mut made = ptr::null_mut();
-    let mut everywhere = address::write(everywhere.parse().unwrap());
+    let mut to = address::write(to.parse().unwrap());
     // SAFETY: pointers are to what the test has, or to what the library made.
     unsafe {
         let context = ptr::null_mut();
         let created = id::create(channel::create(), &raw mut made, context, port_space::TCP);
         assert_eq!(created, 0);
-        assert_eq!(bind::bind_addr(made, (&raw mut everywhere).cast()), 0);
+        (made, bind::bind_addr(made, (&raw mut to).cast()))
     }
-    made
 }
 
 // Its port is told to peers, and nobody who asks there is refused.
@@ -65,4 +72,25 @@ fn listening_on_a_family_without_a_device_succeeds_without_effect() {
         assert_eq!(id::destroy(made), 0);
     }
     TcpListener::bind("127.0.41.31:7474").expect("the other family's port is free");
+}
+
+#[test]
+fn a_port_that_was_assigned_in_vain_is_free_and_the_one_instead_of_it_is_taken() {
+    let made = bound("127.0.41.31:0");
+    // SAFETY: the identifier is live.
+    let in_vain = u16::from_be(unsafe { id::get_src_port(made) });
+    let somebody = TcpListener::bind(("127.0.41.31", in_vain)).unwrap();
+    // SAFETY: the identifiers are live.
+    unsafe {
+        assert_eq!(bind::listen(made, 1), 0);
+        let port = u16::from_be(id::get_src_port(made));
+        assert_ne!(port, in_vain);
+        let (second, taken) = bind(&format!("127.0.41.31:{port}"));
+        assert_eq!(taken, -1);
+        let free = bound(&format!("127.0.41.31:{in_vain}"));
+        for id in [made, second, free] {
+            assert_eq!(id::destroy(id), 0);
+        }
+    }
+    drop(somebody);
 }
