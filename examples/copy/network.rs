@@ -136,9 +136,9 @@ impl Store {
         peer.steps();
         server.post_receives()?;
         let path = self.path_of(&name)?;
-        // Before the file, so that the room is free when the file has gone.
-        let mut share = self.room.share(self.limit);
         let part = Part::within(&self.folder)?;
+        // Given back before the file goes, so that the room is free when it has gone.
+        let mut share = self.room.share(self.limit);
         let sinks = server.sinks(self.options)?;
         let moved = store_file(server, &sinks, part.file(), &path, &mut share, progress)?;
         peer.waits();

@@ -485,6 +485,7 @@ fn send_file(
     let mut is_read = false;
     loop {
         while !is_read && let Some(index) = free.pop() {
+            check_interrupted()?;
             let length = fill(source, &mut octets).map_err(|error| cannot("read", from, error))?;
             is_read = length < octets.len();
             if length == 0 {
