@@ -380,7 +380,7 @@ fn a_request_that_failed_stays_failed() {
 // covers 5.28
 #[test]
 fn slow_queue_pairs_do_not_hold_one_another_up() {
-    let rig = Rig::slow("ib0", Duration::from_millis(10));
+    let rig = Rig::slow("ib0", Duration::from_millis(100));
     let pairs: Vec<_> = (0..50)
         .map(|_| {
             let (near, far) = (
@@ -415,9 +415,9 @@ fn slow_queue_pairs_do_not_hold_one_another_up() {
         .into_iter()
         .map(|done| done.wait().unwrap())
         .collect();
-    // Six modifies of 10 ms one after the other for one connection; 3 s if they stood in line.
+    // Six modifies of 100 ms one after the other for one connection; 30 s if they stood in line.
     assert!(
-        begun.elapsed() < Duration::from_millis(1500),
+        begun.elapsed() < Duration::from_secs(20),
         "{:?}",
         begun.elapsed()
     );

@@ -382,8 +382,8 @@ fn the_ready_to_receive_indication_is_repeated() {
     assert_eq!(near.state(), QpState::Rts);
 }
 
-// What is said before the active side has, by a passive side that may, or `None` where nothing comes.
-fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
+// What is said before the active side has, by a passive side that may, or `None` where nothing comes for so long.
+fn said_first(far: &End, ip: &str, patience: Duration) -> Option<Vec<u8>> {
     let listener = far.listen(ip);
     let mut peer = TcpStream::connect(listener.address()).unwrap();
     let wishes = Enhanced::default();
@@ -397,8 +397,7 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
     far.qp
         .post_one(wr::Send::new(&b"first"[..]).signaled(1))
         .unwrap();
-    peer.set_read_timeout(Some(Duration::from_millis(300)))
-        .unwrap();
+    peer.set_read_timeout(Some(patience)).unwrap();
     let (mut bytes, mut said) = ([0; 1024], Vec::new());
     loop {
         let Ok(len @ 1..) = peer.read(&mut bytes) else {
@@ -417,9 +416,10 @@ fn said_first(far: &End, ip: &str) -> Option<Vec<u8>> {
 #[test]
 fn a_passive_side_sends_first_only_if_configured_to() {
     let far = End::new("127.0.4.26");
-    assert_eq!(said_first(&far, "127.0.4.26"), None);
+    let nothing = said_first(&far, "127.0.4.26", Duration::from_millis(300));
+    assert_eq!(nothing, None);
     let far = End::with("127.0.4.27", |wire| wire.speaks_first = true);
-    let said = said_first(&far, "127.0.4.27").unwrap();
+    let said = said_first(&far, "127.0.4.27", Duration::from_secs(30)).unwrap();
     assert!(said.windows(5).any(|bytes| bytes == b"first"), "{said:?}");
 }
 

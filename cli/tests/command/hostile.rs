@@ -186,7 +186,8 @@ fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
         let mut server = Server::new(device, "127.0.24.26:0", &more);
         let to = [&server.address, "--device", device, "--from", "127.0.24.27"];
         let running = Running::new(&[&["put", path(&large)], &to[..]].concat());
-        until(|| !server.stored().is_empty());
+        // Far enough to be left alone for longer than the other one asks.
+        until(|| unfinished_bytes(&server) >= 128 << 10);
         let refused = complaint(&[&["put", path(&small)], &to[..]].concat());
         assert!(
             refused.ends_with("refused: it serves as many as it may at one time"),
@@ -215,6 +216,21 @@ fn a_thread_that_is_not_to_be_had_ends_no_server() {
     }
 }
 
+fn unfinished(server: &Server) -> PathBuf {
+    server.folder.path("stored/.polyverbs-unfinished")
+}
+
+/// How much there is of files that are not finished.
+fn unfinished_bytes(server: &Server) -> u64 {
+    let parts = fs::read_dir(unfinished(server))
+        .into_iter()
+        .flatten()
+        .flatten();
+    parts
+        .map(|part| part.metadata().map_or(0, |part| part.len()))
+        .sum()
+}
+
 #[test]
 fn unfinished_files_have_so_many_bytes_together_at_most() {
     let folder = Folder::new();
@@ -232,14 +248,7 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
             .unwrap();
         line.say(&file_message("unfinished"));
         line.say(&window(lent.remote(0).to_bytes(), 0, 5000));
-        let unfinished = server.folder.path("stored/.polyverbs-unfinished");
-        let bytes = || {
-            let parts = fs::read_dir(&unfinished).into_iter().flatten().flatten();
-            parts
-                .map(|part| part.metadata().map_or(0, |part| part.len()))
-                .sum::<u64>()
-        };
-        until(|| bytes() == 5000);
+        until(|| unfinished_bytes(&server) == 5000);
         let told = complaint(&["put", path(&file), &server.address, "--device", device]);
         let reason = "unfinished files may have 10000 bytes together there";
         assert!(told.contains(reason), "{told}");
@@ -248,7 +257,7 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
             arrives(&mut server, device, 5000, &[]);
         }
         drop(line);
-        until(|| !unfinished.exists());
+        until(|| !unfinished(&server).exists());
         arrives(&mut server, device, 10_000, &[]);
     }
 }
@@ -378,7 +387,8 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
             large.ends_with("refused: it has no memory left for measurements of that size"),
             "{large}"
         );
-        text(&perf("512k", "127.0.24.36"));
+        // Its place is free a moment after it has been told.
+        until(|| super::run(&perf("512k", "127.0.24.36")).status.success());
         // One that does nothing has the place of its address, and gives way when it is asked for.
         let client = Client::new(device, "127.0.24.37");
         let line = client.connect(address(to), &measurement(8)).unwrap();

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use super::network::{DEVICES, Running, SOON, Server, arrives, path};
+use super::network::{DEVICES, PATIENCE, Running, Server, arrives, path};
 use super::{Folder, complaint, text};
 
 #[track_caller]
 pub(super) fn until(is_so: impl FnMut() -> bool) {
-    until_within(SOON, is_so);
+    until_within(PATIENCE, is_so);
 }
 
 #[track_caller]

@@ -254,7 +254,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
         }
     }
     // Nobody finds what was withdrawn.
-    thread::sleep(Duration::from_millis(200));
+    thread::sleep(Duration::from_secs(2));
     target.serves();
 
     // While the program looks at it.
@@ -262,7 +262,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     stream.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
     reset(stream);
-    thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_secs(2));
     let qp = target.qp();
     let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
     assert!(accepted.wait().is_err());
@@ -280,7 +280,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     connection.disconnected().wait().unwrap();
     let began = Instant::now();
     while qp.query().unwrap().state != QpState::Err {
-        assert!(began.elapsed() < Duration::from_secs(10));
+        assert!(began.elapsed() < Duration::from_secs(60));
         thread::yield_now();
     }
     target.serves();

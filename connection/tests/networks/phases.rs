@@ -321,7 +321,7 @@ fn pending_complete(ends: &Ends, pending: Accepted) -> Result<Connection, Connec
 fn connections_on_slow_devices_are_established_concurrently() {
     on_sockets(|ends| {
         let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
-        let slow = Duration::from_millis(50);
+        let slow = Duration::from_millis(150);
         ends.rig.near.steer().set_latency(slow);
         ends.rig.far.steer().set_latency(slow);
         let began = Instant::now();
@@ -338,9 +338,9 @@ fn connections_on_slow_devices_are_established_concurrently() {
             .map(|done| ends.end(done))
             .collect();
         assert_eq!(connections.len(), 100);
-        // Three modifies of 50 ms at either end; 15 s if they stood in line.
+        // Three modifies of 150 ms at either end; 45 s if they stood in line.
         assert!(
-            began.elapsed() < Duration::from_secs(5),
+            began.elapsed() < Duration::from_secs(30),
             "{:?}",
             began.elapsed()
         );

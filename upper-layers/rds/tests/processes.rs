@@ -262,7 +262,12 @@ fn congestion_of_any_process_is_known_to_all_who_send_there() {
     }
     let refused = format!("Err({})", libc::ENOBUFS);
     let attempt = format!("try {} 1", full.at);
-    while near.ask(&attempt) != refused {
+    loop {
+        let told = near.ask(&attempt);
+        if told == refused {
+            break;
+        }
+        sent += usize::from(told.starts_with("Ok"));
         assert!(Instant::now() < deadline, "a neighbour does not know");
     }
     for _ in 0..sent {
