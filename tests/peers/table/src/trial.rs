@@ -1,5 +1,6 @@
 //! One run of a row.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +14,9 @@ use crate::process::{Group, has_crashed};
 use crate::results::Outcome;
 use crate::rows::{Row, Trial};
 
-/// How long a server without a word to wait for has before it is asked.
+/// How long a server without a word to wait for has before it is asked, once it has opened a device or a port.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// How long one that says when it may be asked has at most.
+/// How long it may take until then, or until it says that it may be asked.
 const READY: Duration = Duration::from_secs(20);
 /// How long a server may take to end by itself.
 const ENDING: Duration = Duration::from_secs(2);
@@ -71,6 +72,26 @@ fn shortage(folder: &Path) -> String {
     }
 }
 
+// What may be connected to on this machine: ports of TCP, and what processes with a device of ours are called.
+fn listening() -> BTreeSet<String> {
+    let lines = |file| fs::read_to_string(file).unwrap_or_default();
+    let words = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let tcp = ["/proc/net/tcp", "/proc/net/tcp6"].map(lines).concat();
+    let ports = tcp.lines().map(words).filter_map(|mut words| {
+        let is_listening = words.get(3).is_some_and(|state| state == "0A");
+        is_listening.then(|| words.swap_remove(1))
+    });
+    let unix = lines("/proc/net/unix");
+    let names = unix.lines().filter_map(|line| words(line).pop());
+    ports
+        .chain(names.filter(|name| name.starts_with("@polyverbs/")))
+        .collect()
+}
+
 struct Scene<'a> {
     trial: &'a Trial<'a>,
     polyverbs: &'a Path,
@@ -118,10 +139,14 @@ impl Scene<'_> {
 
     fn serve(&self, command: &str) -> anyhow::Result<Group> {
         let log = self.log("server");
+        let before = listening();
         let mut server = Group::start(&mut self.command(command, false), &log)?;
         match &self.row().ready {
             Some(ready) => server.wait_until(READY, || ready.0.is_match(&text(&log)))?,
-            None => server.wait_until(BEGINNING, || false)?,
+            None => {
+                server.wait_until(READY, || !listening().is_subset(&before))?;
+                server.wait_until(BEGINNING, || false)?;
+            }
         }
         Ok(server)
     }
