@@ -175,7 +175,11 @@ impl Rig {
         self.time.run_for(duration);
     }
 
-    pub(crate) fn wait_until(&self, done: impl FnMut() -> bool) {
+    /// Lets time pass until this is so.
+    ///
+    /// # Panics
+    /// It never is.
+    pub fn wait_until(&self, done: impl FnMut() -> bool) {
         self.time.run_until(done).expect("a network that goes on");
     }
 

@@ -480,11 +480,7 @@ fn arming_within_the_handler_loses_nothing(rig: &Rig) {
             });
         }
     });
-    for _ in 0..30 {
-        if seen.load(Ordering::SeqCst) < 2 * each {
-            rig.run_for(Duration::from_secs(1));
-        }
-    }
+    rig.wait_until(|| seen.load(Ordering::SeqCst) >= 2 * each);
     rig.settle();
     assert_eq!(seen.load(Ordering::SeqCst), 2 * each);
 }
@@ -564,12 +560,7 @@ fn a_queue_drains_while_what_has_begun_is_not_over(rig: &Rig) {
         if is_there {
             rig.near.steer().set_port_state(PortState::Active);
         }
-        for _ in 0..30 {
-            if is_draining() {
-                rig.run_for(Duration::from_secs(1));
-            }
-        }
-        assert!(!is_draining());
+        rig.wait_until(|| !is_draining());
         let done = poll(&pair.near.cq);
         assert_eq!((done.len(), done[0].status.is_success()), (1, is_there));
         if is_there {
