@@ -127,7 +127,9 @@ impl Socket {
                 Err(error) => Err(timed_out(error)),
             };
         }
-        self.congestion_changed.fetch_max(changed, Ordering::SeqCst);
+        if changed != 0 {
+            self.congestion_changed.fetch_max(changed, Ordering::SeqCst);
+        }
         outcome
     }
 
@@ -184,6 +186,9 @@ impl Socket {
     /// refused once, and to that only by a poll that begins after the change.
     fn note_congestion(&self) {
         let changed = self.congestion_changed.load(Ordering::SeqCst);
+        if changed == 0 {
+            return;
+        }
         let is_seen = POLLS.load(Ordering::SeqCst) >= changed;
         if is_seen || !self.is_refused.load(Ordering::SeqCst) {
             // What has changed meanwhile stays to be shown.
