@@ -106,6 +106,13 @@ static void fill(int fd) {
     IS(errno, EAGAIN);
 }
 
+/* Sends to a port that nobody reads until that is congested. */
+static void congest(int fd, const char *address, int port) {
+    struct sockaddr_in to = at(address, port);
+    while (sendto(fd, into, 4096, MSG_DONTWAIT, (void *)&to, sizeof to) == 4096 || errno == EAGAIN) {}
+    IS(errno, ENOBUFS);
+}
+
 static void empty(int fd) {
     struct sockaddr_in to = at(NOWHERE, 4000);
     IS(setsockopt(fd, SOL_RDS, RDS_CANCEL_SENT_TO, &to, sizeof to), 0);
@@ -497,10 +504,8 @@ static void waits(void) {
     IS(now() - began >= 0.05, 1);
     /* That another port is free to send to is nothing to receive. */
     int c = bound(HERE, 4002);
-    struct sockaddr_in free_again = at(HERE, 4002);
     IS(setsockopt(c, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
-    while (sendto(b, into, 4096, MSG_DONTWAIT, (void *)&free_again, sizeof free_again) == 4096 || errno == EAGAIN) {}
-    IS(errno, ENOBUFS);
+    congest(b, HERE, 4002);
     IS(pthread_create(&thread, NULL, is_read_after_a_while, &c), 0);
     char one;
     FAILS(recv(b, &one, 1, 0), ETIMEDOUT);
@@ -544,8 +549,7 @@ static void congested(void) {
     struct sockaddr_in to = at(THERE, 4001);
     meet(a, b);
     IS(setsockopt(b, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
-    while (sendto(a, into, 4096, MSG_DONTWAIT, (void *)&to, sizeof to) == 4096 || errno == EAGAIN) {}
-    IS(errno, ENOBUFS);
+    congest(a, THERE, 4001);
     while (sendto(other, "x", 1, MSG_DONTWAIT, (void *)&to, sizeof to) != 1) {
         while (recv(b, into, sizeof into, MSG_DONTWAIT) >= 0) {}
     }
