@@ -332,9 +332,11 @@ fn traffic_before_the_rtu_establishes_the_connection() {
         ends.far.post_receive(&far, 1);
         ends.rig.settle();
         assert!(!accepted.is_done());
+        let began = Instant::now();
         near.post_one(wr::Send::new(&b"I am here"[..]).signaled(1))
             .unwrap();
         let at_far = ends.end(accepted);
+        assert!(began.elapsed() < Duration::from_secs(20));
         assert_eq!(ends.take(&ends.far, 1)[0].wr_id, 1);
         assert!(ends.sent(RTU) >= 1);
         // As good a connection as any.
