@@ -138,6 +138,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("program-table", TEST),
     ("planted-faults", &[]),
     ("real-devices", &[]),
+    ("waiting", &[]),
     (
         "two-processes",
         &[

@@ -1,0 +1,44 @@
+//! How a test waits for another thread, another process or the kernel: for a condition, never for a time.
+//!
+//! A test that waits here states an order of events. [`PATIENCE`] only ends a test that would hang; no test may assert that
+//! something took less, because a busy machine takes longer.
+#![forbid(unsafe_code)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// After this long a test gives up. Pass it to calls that take a timeout of their own.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Waits until `found` returns a value, and returns the value.
+///
+/// # Panics
+/// `found` returns `None` for longer than [`PATIENCE`].
+#[track_caller]
+pub fn until_some<T>(mut found: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    for polls in 0_u32.. {
+        if let Some(value) = found() {
+            return value;
+        }
+        assert!(
+            began.elapsed() < PATIENCE,
+            "the test waited {PATIENCE:?} for a condition that did not come true"
+        );
+        if polls < 100 {
+            thread::yield_now();
+        } else {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+    unreachable!("the loop has no other end")
+}
+
+/// Waits until `is_true` returns `true`.
+///
+/// # Panics
+/// `is_true` returns `false` for longer than [`PATIENCE`].
+#[track_caller]
+pub fn until(mut is_true: impl FnMut() -> bool) {
+    until_some(|| is_true().then_some(()));
+}
