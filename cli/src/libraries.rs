@@ -35,15 +35,20 @@ pub(crate) struct Libraries {
 }
 
 impl Libraries {
-    /// The libraries of this command: beside it as built by cargo, or as installed.
+    /// The libraries of this command: as installed, as cargo builds them, or in the same folder.
     pub(crate) fn find() -> anyhow::Result<Self> {
         let command = env::current_exe().context("cannot find this command's own file")?;
         let beside = command.parent().unwrap_or(Path::new("/"));
         let installed = beside.with_file_name("lib").join("polyverbs");
         let is_installed = installed.join(VERBS).exists();
-        let (within, verbs) = match is_installed {
-            true => (&*installed, VERBS),
-            false => (beside, BUILT),
+        // Cargo puts every library that it builds there, but only those next to the command that it was asked to build.
+        let dependencies = beside.join("deps");
+        let (within, verbs) = if is_installed {
+            (&*installed, VERBS)
+        } else if dependencies.join(BUILT).exists() {
+            (&*dependencies, BUILT)
+        } else {
+            (beside, BUILT)
         };
         let found = Self {
             verbs: within.join(verbs),
@@ -131,42 +136,40 @@ fn build() -> anyhow::Result<Libraries> {
     complain(&format!(
         "the libraries of `run` are built, this once, in {CLONE}"
     ));
+    Ok(Libraries {
+        verbs: build_library("polyverbs-compat", BUILT)?,
+        folder: None,
+        redirect: build_library("polyverbs-redirect", REDIRECT)?,
+        rds: build_library("polyverbs-rds-sockets", RDS)?,
+    })
+}
+
+// By itself: cargo optimises a library for C across crates only where it is no library of Rust at the same time.
+fn build_library(package: &str, name: &str) -> anyhow::Result<PathBuf> {
     let cargo = Command::new("cargo")
         .current_dir(CLONE)
-        .args([
-            "build",
-            "--release",
-            "--message-format=json-render-diagnostics",
-        ])
-        .args(["-p", "polyverbs-compat", "-p", "polyverbs-redirect"])
-        .args(["-p", "polyverbs-rds-sockets"])
+        .args(["rustc", "--profile", "dist", "-p", package])
+        .args(["--lib", "--crate-type", "cdylib"])
+        .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()
         .context("cannot run cargo")?;
     anyhow::ensure!(
         cargo.status.success(),
-        "the libraries could not be built in {CLONE}"
+        "{name} could not be built in {CLONE}"
     );
     let messages = String::from_utf8_lossy(&cargo.stdout);
-    let file = |name: &str| {
-        let messages = messages
-            .lines()
-            .filter_map(|line| serde_json::from_str(line).ok());
-        let mut files = messages.flat_map(|message: serde_json::Value| {
-            let files = message["filenames"].as_array().cloned().unwrap_or_default();
-            files
-                .into_iter()
-                .filter_map(|file| Some(PathBuf::from(file.as_str()?)))
-        });
-        let found = files.find(|file| file.ends_with(name));
-        found.with_context(|| format!("cargo built no {name}"))
-    };
-    Ok(Libraries {
-        verbs: file(BUILT)?,
-        folder: None,
-        redirect: file(REDIRECT)?,
-        rds: file(RDS)?,
-    })
+    let messages = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let mut files = messages.flat_map(|message: serde_json::Value| {
+        let files = message["filenames"].as_array().cloned().unwrap_or_default();
+        files
+            .into_iter()
+            .filter_map(|file| Some(PathBuf::from(file.as_str()?)))
+    });
+    let found = files.find(|file| file.ends_with(name));
+    found.with_context(|| format!("cargo built no {name}"))
 }
 
 // Separators in the dynamic linker's lists.

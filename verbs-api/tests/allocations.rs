@@ -14,6 +14,7 @@ use verbs_api::{
     wr::{self, ReceiveRequest},
 };
 
+#[path = "it/mock/mod.rs"]
 mod mock;
 
 thread_local! {

@@ -6,6 +6,8 @@ use verbs_api::extension::Extensions;
 use verbs_api::provider::{DeviceList, Provider, RegistryError, link_provider};
 use verbs_api::*;
 
+// The provider that it links is linked into no other test.
+#[path = "it/mock/mod.rs"]
 mod mock;
 
 use mock::MockDevice;

@@ -1,40 +1,23 @@
-//! The C library of this workspace, for tests that load it: a test cannot depend on a library of C, so cargo does not build it for
-//! the test.
+//! The libraries for C of this workspace as files, for tests that load them.
+//!
+//! Cargo builds them because this package depends on their packages, which are Rust libraries too.
 #![deny(unsafe_code)]
 
 use std::env;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Once;
 
-/// Builds `libibverbs.so.1` and `librdmacm.so.1`, which are one file, beside the program that runs, and what `polyverbs run` puts
-/// beside them; answers where.
+/// The file that is both `libibverbs.so.1` and `librdmacm.so.1`. The libraries that `polyverbs run` needs besides are in the
+/// same folder.
 ///
 /// # Panics
-/// It cannot be built, or the program lies in no target folder.
+/// The program that runs is no test that cargo has built.
 pub fn built() -> PathBuf {
     let test = env::current_exe().expect("a program");
     // target/debug/deps/exchange-…
-    let profile = test.ancestors().nth(2).expect("a target folder");
-    let target = profile.parent().expect("a target folder");
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.args(["build", "--target-dir"]).arg(target);
-    // With the features that everything else has been built with, where that is so.
-    match env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
-        Some(_) => cargo.args(["--workspace", "--lib", "--bins"]),
-        None => cargo.args([
-            "-ppolyverbs-compat",
-            "-ppolyverbs-redirect",
-            "-ppolyverbs-rds-sockets",
-        ]),
-    };
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    let built = cargo.output().expect("cargo");
-    assert!(built.status.success(), "cargo build: {built:?}");
-    profile.join("libpolyverbs_compat.so")
+    let file = test.with_file_name("libpolyverbs_compat.so");
+    assert!(file.exists(), "there is no {}", file.display());
+    file
 }
 
 /// One device of each kind, each at an address that leads to no other: librdmacm finds devices by addresses.
@@ -49,7 +32,8 @@ transport = "iwarp"
 address = "127.0.0.1"
 "#;
 
-/// The same, with `ib0` at 127.0.0.2 and `iw0` at 127.0.0.1 for whoever loads it in this process. Called before anything else.
+/// The same file as [`built`]; `ib0` is at 127.0.0.2 and `iw0` at 127.0.0.1 where it is loaded in this process. A test calls this
+/// before anything else.
 ///
 /// # Panics
 /// As [`built`].
@@ -61,7 +45,7 @@ pub fn built_apart() -> PathBuf {
     built()
 }
 
-/// The same, as the library of real devices for whoever asks for linked devices in this process. Called before anything else.
+/// Makes the same file the library of real devices for all linked devices of this process. A test calls this before anything else.
 ///
 /// # Panics
 /// As [`built`].

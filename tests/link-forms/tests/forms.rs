@@ -128,39 +128,18 @@ struct Built {
 }
 
 impl Built {
+    // This test depends on the package of the library, so cargo has built all its forms.
     fn new() -> Self {
         let test = std::env::current_exe().unwrap();
-        // target/debug/deps/forms-…
-        let target = test.ancestors().nth(3).unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--message-format", "json"]);
-        // With the features that everything else has been built with, where that is so.
-        match std::env::var_os("POLYVERBS_WHOLE_WORKSPACE") {
-            Some(_) => cargo.args(["--workspace", "--lib"]),
-            None => cargo.args(["--package", "link-forms-c"]),
-        };
-        cargo.arg("--target-dir").arg(target).current_dir(ROOT);
-        let messages = output(&mut cargo);
-        let files: Vec<PathBuf> = messages
-            .lines()
-            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
-            .filter(|message| message["target"]["name"] == "link_forms_c")
-            .filter_map(|message| message["filenames"].as_array().cloned())
-            .flatten()
-            .filter_map(|file| file.as_str().map(PathBuf::from))
-            .collect();
-        let find = |ending: &str| {
-            let mut fitting = files
-                .iter()
-                .filter(|file| file.extension().is_some_and(|is| is == ending));
-            fitting
-                .next()
-                .unwrap_or_else(|| panic!("no {ending} among {files:?}"))
-                .clone()
+        let form = |name| {
+            // target/debug/deps/forms-…
+            let file = test.with_file_name(name);
+            assert!(file.exists(), "there is no {}", file.display());
+            file
         };
         Self {
-            shared: find("so"),
-            archive: find("a"),
+            shared: form("liblink_forms_c.so"),
+            archive: form("liblink_forms_c.a"),
             folder: tempfile::tempdir().unwrap(),
         }
     }

@@ -1,0 +1,4 @@
+//! The library as C programs see it.
+
+mod kept;
+mod symbols;

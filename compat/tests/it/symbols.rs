@@ -1,0 +1,57 @@
+//! The symbols of the library, each with its version, are those of Debian's two libraries, and what libraries of providers
+//! that perftest of Debian 13 is linked with ask for beside them.
+
+use std::collections::BTreeSet;
+
+use object::Endianness;
+use object::elf::{FileHeader64, SHN_ABS, SHN_UNDEF, SHT_DYNSYM};
+use object::read::elf::{FileHeader as _, Sym as _};
+
+/// What the library exports, each symbol with its version as a linker writes it: `@@` before the one that programs get.
+fn exported(library: &[u8]) -> BTreeSet<String> {
+    let header = FileHeader64::<Endianness>::parse(library).unwrap();
+    let endian = header.endian().unwrap();
+    let sections = header.sections(endian, library).unwrap();
+    let versions = sections.versions(endian, library).unwrap();
+    let versions = versions.expect("a library whose symbols have versions");
+    let symbols = sections.symbols(endian, library, SHT_DYNSYM).unwrap();
+    let exported = symbols.enumerate().filter_map(|(index, symbol)| {
+        // The versions themselves are listed as absolute.
+        let shndx = symbol.st_shndx(endian);
+        if shndx == SHN_UNDEF || shndx == SHN_ABS {
+            return None;
+        }
+        let name = symbols.symbol_name(endian, symbol).unwrap();
+        let version = versions.version_index(endian, index);
+        let at = if version.is_hidden() { "@" } else { "@@" };
+        let version = versions
+            .version(version.into())
+            .unwrap()
+            .expect("a version");
+        let text = |bytes| std::str::from_utf8(bytes).unwrap();
+        Some(format!("{}{at}{}", text(name), text(version.name())))
+    });
+    exported.collect()
+}
+
+#[test]
+fn every_symbol_has_the_version_that_programs_ask_for() {
+    let exported = exported(&std::fs::read(built_library::built()).unwrap());
+    let mut wanted: BTreeSet<String> = [
+        include_str!("../../symbols/libibverbs.txt"),
+        include_str!("../../symbols/librdmacm.txt"),
+    ]
+    .iter()
+    .flat_map(|list| list.lines().map(str::to_owned))
+    .collect();
+    assert_eq!(wanted.len(), 248);
+    wanted.extend(
+        include_str!("../../symbols/later.txt")
+            .lines()
+            .map(str::to_owned),
+    );
+    // Of the C library, for programs that are linked already.
+    let interposed = ["free", "mmap", "mmap64", "mremap", "munmap", "realloc"];
+    wanted.extend(interposed.map(|name| format!("{name}@GLIBC_2.2.5")));
+    assert_eq!(exported, wanted);
+}

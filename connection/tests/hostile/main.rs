@@ -1,8 +1,0 @@
-//! Peers that mean harm: to InfiniBand's connection manager, and to MPA over TCP.
-#![forbid(unsafe_code)]
-
-mod amplification;
-mod cm;
-mod forged;
-mod mpa;
-mod segments;

@@ -1,0 +1,121 @@
+//! Requests with forged addresses, over UDP, while somebody connects who means it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs::{Context, Cq, Pd, Qp, QpOptions};
+use polyverbs_connection::{ConnectionOptions, Connector};
+use polyverbs_wire::layout::{Header as _, Octets};
+use polyverbs_wire::mad;
+use polyverbs_wire::mad::cm::{Message, Req, header_of};
+use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
+
+use crate::hostile::amplification::{open, silent};
+
+const FORGERS: u8 = 48;
+/// What a listener of a release answers easily, and one with all checks.
+const A_SECOND: u32 = if cfg!(debug_assertions) { 500 } else { 2000 };
+const CLIENTS: u32 = 10;
+
+fn request(from: IpAddr, to: IpAddr, port: u16, number: u32) -> [u8; mad::MAD_LEN] {
+    let named = RdmaCm::new(from, 9, to).unwrap().to_view().0;
+    let request = Message::from(Req {
+        local_comm_id: number,
+        service_id: service_id(port_space::TCP, port),
+        ca_guid: number.into(),
+        qpn: 2 + number,
+        path_mtu: 3,
+        max_cm_retries: 15,
+        private_data: Octets::padded(&named).unwrap(),
+        ..Req::default()
+    });
+    mad::encode(&header_of(&request, number.into()), &request.to_data())
+}
+
+/// Ends the others, also where something fails.
+struct Over<'o>(&'o AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Maker {
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Maker {
+    fn of(context: &Context) -> Self {
+        Self {
+            pd: context.alloc_pd().wait().unwrap(),
+            cq: context.create_cq(8).wait().unwrap(),
+        }
+    }
+
+    fn qp(&self) -> Qp {
+        let options = QpOptions::rc(&self.cq).max_send_wr(1).max_recv_wr(1);
+        self.pd.create_qp(options).wait().unwrap()
+    }
+}
+
+// covers 7.47
+#[test]
+fn a_client_connects_while_forged_requests_arrive_all_the_time() {
+    let at = |last: u8| IpAddr::from(Ipv4Addr::new(127, 0, 33, last));
+    let (server, client) = (open(at(1), None), open(at(2), None));
+    let victims: Vec<_> = (0..FORGERS).map(|n| open(at(100 + n), None)).collect();
+    let ports: Vec<_> = victims.iter().map(silent).collect();
+    let listener = Connector::of(&server).unwrap();
+    let listener = listener.listen((at(1), 0).into(), 0).unwrap();
+    let (own, asks) = (Maker::of(&client), Connector::of(&client).unwrap());
+    let (is_over, sent) = (AtomicBool::new(false), AtomicU32::new(0));
+    let mut longest = Duration::ZERO;
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            // It cannot tell who means it.
+            let maker = Maker::of(&server);
+            let mut answered = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                let incoming = listener.next().wait().unwrap();
+                let qp = maker.qp();
+                let accepted = incoming.accept(&server, &qp, ConnectionOptions::new());
+                answered.push((qp, accepted));
+            }
+        });
+        let (ports, sent, listener) = (&ports, &sent, &listener);
+        scope.spawn(move || {
+            let began = Instant::now();
+            // The server ends with a request.
+            while !serving.is_finished() {
+                let number = sent.fetch_add(1, Ordering::Relaxed);
+                let forger = number as usize % ports.len();
+                let from = at(100 + forger as u8);
+                let port = listener.address().port();
+                ports[forger].send(at(1), &request(from, at(1), port, number));
+                let due = began + Duration::from_secs(1) * (number + 1) / A_SECOND;
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
+            let rate = f64::from(sent.load(Ordering::Relaxed)) / began.elapsed().as_secs_f64();
+            println!("{rate:.0} forged requests a second");
+        });
+        let _over = Over(&is_over);
+        // They have filled what there is to be filled.
+        while sent.load(Ordering::Relaxed) < 2 * A_SECOND {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let mut connections = Vec::new();
+        for _ in 0..CLIENTS {
+            let began = Instant::now();
+            let qp = own.qp();
+            let asked = asks.connect(&client, &qp, listener.address(), ConnectionOptions::new());
+            let connection = asked.wait().unwrap().complete().wait().unwrap();
+            longest = longest.max(began.elapsed());
+            connections.push((qp, connection));
+        }
+    });
+    println!("the longest connect of {CLIENTS} took {longest:?}");
+}

@@ -1,0 +1,315 @@
+//! MPA over TCP, and streams of whoever connects.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use emulated_iwarp::{Iwarp, OnWire, WireOptions};
+use nix::libc::linger;
+use nix::sys::socket::{setsockopt, sockopt};
+use polyverbs::provider::DeviceOps;
+use polyverbs::qp::QpState;
+use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
+use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, Listener};
+use polyverbs_engine::device::DeviceOptions;
+use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
+use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
+use polyverbs_wire::layout::Header as _;
+
+use crate::hostile::segments::FRAMING;
+
+pub(crate) struct Target {
+    _wire: OnWire,
+    pub(crate) context: Context,
+    connector: Connector,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) listener: Listener,
+}
+
+impl Target {
+    pub(crate) fn new(address: &str) -> Self {
+        Self::with(address, |_| {})
+    }
+
+    fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
+        let address = SocketAddr::new(address.parse().unwrap(), 0);
+        let driver = |at| Iwarp::new(format!("iw at {address}"), at);
+        let mut options = WireOptions::new(address);
+        change(&mut options);
+        let wire = OnWire::new(driver, options, DeviceOptions::default()).unwrap();
+        let device = Device::of(Arc::clone(&wire.device) as Arc<dyn DeviceOps>);
+        let context = device.open(&Requirements::new()).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(64).wait().unwrap();
+        let connector = Connector::of(&context).unwrap();
+        let listener = connector.listen(address, 0).unwrap();
+        Self {
+            _wire: wire,
+            context,
+            connector,
+            pd,
+            cq,
+            listener,
+        }
+    }
+
+    pub(crate) fn qp(&self) -> Qp {
+        self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
+    }
+
+    pub(crate) fn stream(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.listener.address()).unwrap();
+        let longest = Some(Duration::from_secs(25));
+        stream.set_read_timeout(longest).unwrap();
+        stream
+    }
+
+    /// Somebody who means well is served, in time.
+    pub(crate) fn serves(&self) {
+        let began = Instant::now();
+        let (near, far) = (self.qp(), self.qp());
+        let options = ConnectionOptions::new().private_data(b"in good faith");
+        let to = self.listener.address();
+        let asked = self.connector.connect(&self.context, &near, to, options);
+        let incoming = self.listener.next().wait().unwrap();
+        assert!(incoming.private_data().starts_with(b"in good faith\0"));
+        let accepted = incoming.accept(&self.context, &far, ConnectionOptions::new());
+        let near = asked.wait().unwrap().complete().wait().unwrap();
+        accepted.wait().unwrap();
+        drop(near);
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// A request of revision 1, which nothing has to be agreed on for.
+fn request() -> Vec<u8> {
+    encoded(&Start::new(Kind::Request, None, b"bad").unwrap())
+}
+
+fn encoded(start: &Start<'_>) -> Vec<u8> {
+    let mut bytes = [0; 64];
+    let len = start.encode(&mut bytes).unwrap();
+    bytes[..len].to_vec()
+}
+
+fn reset(stream: TcpStream) {
+    let at_once = linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    setsockopt(&stream.as_fd(), sockopt::Linger, &at_once).unwrap();
+}
+
+fn is_cut_off(stream: &mut TcpStream) -> bool {
+    let mut bytes = [0; 64];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => {
+                return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
+        }
+    }
+}
+
+// covers 7.41
+#[test]
+fn a_stream_without_a_complete_request_is_closed() {
+    let target = Target::new("127.0.6.1");
+    let began = Instant::now();
+    let mut silent: Vec<_> = (0..200).map(|_| target.stream()).collect();
+    for stream in silent.iter_mut().skip(100) {
+        stream.write_all(&request()[..19]).unwrap();
+    }
+    target.serves();
+    for stream in &mut silent {
+        assert!(is_cut_off(stream));
+    }
+    let took = began.elapsed();
+    assert!(
+        took > Duration::from_secs(5) && took < Duration::from_secs(20),
+        "{took:?}"
+    );
+    target.serves();
+}
+
+// covers 7.41
+#[test]
+fn silent_connections_do_not_keep_others_out() {
+    let target = Target::with("127.0.6.11", |options| options.max_early = 64);
+    // One that has asked, and waits for the program: it is not given up for those.
+    let mut asking = target.stream();
+    asking.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    let mut silent: Vec<_> = (0..300).map(|_| target.stream()).collect();
+    let began = Instant::now();
+    for _ in 0..5 {
+        target.serves();
+    }
+    // The oldest had to go, long before it would have had to anyway.
+    assert!(is_cut_off(&mut silent[0]));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    incoming.reject(b"seen").unwrap();
+    let mut bytes = [0; 16];
+    asking.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, Kind::Reply.key());
+}
+
+// covers 7.41
+#[test]
+fn single_bytes_now_and_then_extend_no_timeout() {
+    let target = Target::new("127.0.6.2");
+    let mut stream = target.stream();
+    let began = Instant::now();
+    for byte in request() {
+        thread::sleep(Duration::from_secs(1));
+        if stream.write_all(&[byte]).is_err() || began.elapsed() > Duration::from_secs(14) {
+            break;
+        }
+    }
+    assert!(is_cut_off(&mut stream));
+    assert!(began.elapsed() < Duration::from_secs(18));
+    target.serves();
+}
+
+/// A request that announces a write of nothing, as the sign that its sender is ready.
+fn request_with_a_sign() -> Vec<u8> {
+    let wishes = Enhanced {
+        peer_to_peer: true,
+        rtr_write: true,
+        ..Enhanced::default()
+    };
+    let mut start = Start::new(Kind::Request, Some(wishes), b"").unwrap();
+    start.header.crc = true;
+    encoded(&start)
+}
+
+fn sign() -> Vec<u8> {
+    let header = Tagged::new(Opcode::WRITE, 0, 0, true);
+    let mut frame = [0; 64];
+    let mut sender = Direction::new(FRAMING);
+    let len = sender.frame(&[&header.to_view().0], &mut frame).unwrap();
+    frame[..len].to_vec()
+}
+
+// concerns 7.35
+#[test]
+fn a_peer_that_completes_and_disconnects_during_the_accept_was_connected() {
+    let target = Target::new("127.0.6.7");
+    let (request, sign) = (request_with_a_sign(), sign());
+    for _ in 0..500 {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut stream = target.stream();
+                stream.write_all(&request).unwrap();
+                let mut reply = [0; 24];
+                stream.read_exact(&mut reply).unwrap();
+                stream.write_all(&sign).unwrap();
+            });
+            let incoming = target.listener.next().wait().unwrap();
+            let qp = target.qp();
+            let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+            accepted.wait().unwrap().disconnected().wait().unwrap();
+        });
+    }
+}
+
+// covers 7.34
+#[test]
+fn endless_bytes_are_not_read_for_ever() {
+    let target = Target::new("127.0.6.3");
+    // Behind a request that nobody has answered, and as private data of a request that says so.
+    let mut endless = request();
+    endless[18..20].copy_from_slice(&u16::MAX.to_be_bytes());
+    for start in [request(), endless] {
+        let mut stream = target.stream();
+        stream.write_all(&start).unwrap();
+        let chunk = [0x5a; 4096];
+        let mut sent = 0;
+        while sent < 64 << 20 && stream.write_all(&chunk).is_ok() {
+            sent += chunk.len();
+        }
+        assert!(sent < 64 << 20, "all of it was taken");
+    }
+    // The request of the first has come, and is withdrawn.
+    target.serves();
+}
+
+// covers 7.44 7.47
+#[test]
+fn tcp_resets_at_each_step_disturb_no_other_connection() {
+    let target = Target::new("127.0.6.4");
+    for _ in 0..20 {
+        // Before anything, in the middle of the request, and behind it.
+        for length in [0, 9, request().len()] {
+            let mut stream = target.stream();
+            stream.write_all(&request()[..length]).unwrap();
+            thread::sleep(Duration::from_millis(2));
+            reset(stream);
+        }
+    }
+    // Nobody finds what was withdrawn.
+    thread::sleep(Duration::from_secs(2));
+    target.serves();
+
+    // While the program looks at it.
+    let mut stream = target.stream();
+    stream.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    reset(stream);
+    thread::sleep(Duration::from_secs(2));
+    let qp = target.qp();
+    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    assert!(accepted.wait().is_err());
+
+    // When it is connected.
+    let mut stream = target.stream();
+    stream.write_all(&request()).unwrap();
+    let incoming = target.listener.next().wait().unwrap();
+    let qp = target.qp();
+    let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+    let connection = accepted.wait().unwrap();
+    let mut reply = [0; 20];
+    stream.read_exact(&mut reply).unwrap();
+    reset(stream);
+    connection.disconnected().wait().unwrap();
+    let began = Instant::now();
+    while qp.query().unwrap().state != QpState::Err {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        thread::yield_now();
+    }
+    target.serves();
+}
+
+// covers 7.34
+#[test]
+fn malformed_replies_fail_a_connect() {
+    let target = Target::new("127.0.6.5");
+    let listener = std::net::TcpListener::bind("127.0.6.6:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut too_long = request();
+    too_long[..16].copy_from_slice(b"MPA ID Rep Frame");
+    too_long[18..20].copy_from_slice(&513_u16.to_be_bytes());
+    let mut of_a_later_revision = too_long.clone();
+    of_a_later_revision[17] = 9;
+    of_a_later_revision[18..20].copy_from_slice(&3_u16.to_be_bytes());
+    for lie in [too_long, request(), of_a_later_revision] {
+        let qp = target.qp();
+        let options = ConnectionOptions::new();
+        let asked = target.connector.connect(&target.context, &qp, to, options);
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&lie).unwrap();
+        let error = match asked.wait() {
+            Ok(_) => panic!("it was believed"),
+            Err(error) => error,
+        };
+        assert_eq!(error, ConnectError::Aborted);
+        assert_eq!(qp.query().unwrap().state, QpState::Reset);
+    }
+    target.serves();
+}

@@ -1,0 +1,182 @@
+//! Frames of a peer that is no device: what may not be, and who sends first.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use polyverbs::{
+    Access, Memory, Mr, Qp,
+    wr::{self, ReceiveRequest},
+};
+use polyverbs_connection::{Connection, ConnectionOptions};
+use polyverbs_wire::iwarp::start::{Kind, Start};
+use polyverbs_wire::iwarp::{
+    Body, Direction, Framing, Opcode, SegmentHeader, Tagged, Untagged, ddp, rdmap, terminate,
+};
+use polyverbs_wire::layout::Header as _;
+
+use crate::hostile::mpa::Target;
+
+pub(crate) const FRAMING: Framing = Framing {
+    markers: false,
+    crc: true,
+};
+
+/// A connection to a device, of which the peer's end is bare.
+struct Bare<'t> {
+    target: &'t Target,
+    stream: TcpStream,
+    sender: Direction,
+    qp: Qp,
+    _mr: Mr,
+    _connection: Connection,
+}
+
+impl<'t> Bare<'t> {
+    /// Of revision 1: nothing is agreed on but checksums, and the peer has not sent a frame yet.
+    fn new(target: &'t Target) -> Self {
+        let mut bytes = [0; 64];
+        let mut start = Start::new(Kind::Request, None, b"").unwrap();
+        start.header.crc = true;
+        let len = start.encode(&mut bytes).unwrap();
+        let mut stream = target.stream();
+        stream.write_all(&bytes[..len]).unwrap();
+        let incoming = target.listener.next().wait().unwrap();
+        let qp = target.qp();
+        let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
+        let connection = accepted.wait().unwrap();
+        stream.read_exact(&mut bytes[..20]).unwrap();
+        let memory = Memory::zeroed(4096).unwrap();
+        let mr = target.pd.register(&memory, Access::LOCAL_WRITE);
+        let mr = mr.wait().unwrap();
+        let room = mr.sge(0, 64).unwrap();
+        qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
+        Self {
+            target,
+            stream,
+            sender: Direction::new(FRAMING),
+            qp,
+            _mr: mr,
+            _connection: connection,
+        }
+    }
+
+    fn send(&mut self, segment: &[u8]) {
+        let mut frame = [0; 256];
+        let len = self.sender.frame(&[segment], &mut frame).unwrap();
+        self.stream.write_all(&frame[..len]).unwrap();
+    }
+
+    /// A message of two bytes.
+    fn say_hello(&mut self) {
+        let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
+        self.send(&[&header.to_view().0[..], b"hi"].concat());
+        let done = self.target.cq.next().wait().unwrap();
+        assert_eq!((done.wr_id, done.status.is_success()), (1, true));
+    }
+
+    /// Layer, type and code of the Terminate that comes before the end.
+    fn terminate(mut self) -> (u8, u8, u8) {
+        let mut bytes = Vec::new();
+        // It is closed, or reset, behind it.
+        let _ = self.stream.read_to_end(&mut bytes);
+        let mut receiver = Direction::new(FRAMING);
+        let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
+        let segment = rdmap::decode(fpdu.ulpdu).unwrap();
+        assert_eq!(segment.body, Body::Terminate);
+        let control = terminate::decode(segment.payload).unwrap().0.control;
+        (control.layer, control.etype, control.code)
+    }
+}
+
+fn header(opcode: Opcode, queue: Option<u32>) -> SegmentHeader {
+    match queue {
+        Some(queue) => SegmentHeader::Untagged(Untagged::new(opcode, queue, 2, 0, true)),
+        None => SegmentHeader::Tagged(Tagged::new(opcode, 0x77, 0, true)),
+    }
+}
+
+fn answer_to(
+    target: &Target,
+    header: &SegmentHeader,
+    change: impl FnOnce(&mut [u8]),
+) -> (u8, u8, u8) {
+    let mut bare = Bare::new(target);
+    bare.say_hello();
+    let mut segment = vec![0; header.encoded_len()];
+    header.put(&mut segment).unwrap();
+    change(&mut segment);
+    bare.send(&segment);
+    bare.terminate()
+}
+
+// covers 9.49
+#[test]
+fn an_unknown_version_draws_the_terminate_of_its_layer() {
+    let target = Target::new("127.0.7.1");
+    let (tagged, untagged) = (
+        header(Opcode::WRITE, None),
+        header(Opcode::send(false, false), Some(ddp::queue::SEND)),
+    );
+    let with = |header: &SegmentHeader, byte: usize, bits: u8| {
+        answer_to(&target, header, |segment| segment[byte] ^= bits)
+    };
+    // Version 1 of DDP is the lower two bits of the first byte, of RDMAP the upper two of the second.
+    assert_eq!(with(&tagged, 0, 0x03), (1, 1, 0x04));
+    assert_eq!(with(&untagged, 0, 0x03), (1, 2, 0x06));
+    assert_eq!(with(&tagged, 1, 0xc0), (0, 2, 0x05));
+    assert_eq!(with(&untagged, 1, 0xc0), (0, 2, 0x05));
+    target.serves();
+}
+
+// covers 9.50
+#[test]
+fn an_opcode_on_the_wrong_queue_draws_a_terminate() {
+    let target = Target::new("127.0.7.2");
+    for code in 0..16 {
+        let opcode = Opcode(code);
+        for queue in [None, Some(0), Some(1), Some(2), Some(3)] {
+            let fits = opcode.facts().is_some_and(|facts| match queue {
+                None => facts.queues.is_empty(),
+                Some(queue) => facts.queues.contains(&queue),
+            });
+            if !fits {
+                let found = answer_to(&target, &header(opcode, queue), |_| {});
+                assert_eq!(found, (0, 2, 0x06), "{opcode:?} on {queue:?}");
+            }
+        }
+    }
+    target.serves();
+}
+
+// covers 7.35 7.59 7.85
+#[test]
+fn the_passive_side_sends_nothing_before_the_active_one() {
+    let target = Target::new("127.0.7.3");
+    let mut bare = Bare::new(&target);
+    // Posted with the accept; it waits for the first frame of the other side.
+    bare.qp
+        .post_one(wr::Send::new(&b"early"[..]).signaled(2))
+        .unwrap();
+    let while_nothing_comes = Some(Duration::from_millis(300));
+    bare.stream.set_read_timeout(while_nothing_comes).unwrap();
+    let mut bytes = [0; 256];
+    let nothing = bare.stream.read(&mut bytes).unwrap_err();
+    assert!(matches!(
+        nothing.kind(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut
+    ));
+    let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
+    bare.send(&[&header.to_view().0[..], b"hi"].concat());
+    bare.stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let (mut len, mut receiver) = (0, Direction::new(FRAMING));
+    loop {
+        len += bare.stream.read(&mut bytes[len..]).unwrap();
+        if let Some(fpdu) = receiver.next(&mut bytes[..len]).unwrap() {
+            assert_eq!(rdmap::decode(fpdu.ulpdu).unwrap().payload, b"early");
+            break;
+        }
+    }
+}

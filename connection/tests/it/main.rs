@@ -1,0 +1,10 @@
+//! Connections over both transports, between friends and against hostile peers.
+
+mod backend;
+mod connector;
+mod hostile;
+mod networks;
+mod over_tcp;
+mod over_udp;
+mod removal;
+mod xrc;

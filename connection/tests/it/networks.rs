@@ -1,0 +1,9 @@
+//! Requests of connectors on every network: one body for frames that are handed over in one process, for InfiniBand's
+//! connection manager over UDP, and for MPA over TCP.
+mod by_program;
+mod channel;
+mod connector;
+mod datagrams;
+mod ends;
+mod flood;
+mod phases;

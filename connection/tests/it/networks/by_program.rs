@@ -1,0 +1,148 @@
+//! Queue pairs that the program brings up by itself, and ends that leave queue pairs alone.
+
+use conformance::Flavour;
+use polyverbs::qp::{QpAttributes, QpState};
+use polyverbs::{Qp, VerbError, WcStatus, ids::Psn};
+use polyverbs_connection::{ConnectError, ConnectionOptions, flush};
+
+use crate::networks::ends::{Ends, on, on_each, state};
+
+const DREQ: u16 = 0x15;
+const RTU: u16 = 0x14;
+
+fn by_program(psn: u32) -> ConnectionOptions {
+    ConnectionOptions::new().brought_up_by_program(Psn::new(psn))
+}
+
+fn bring_up(ends: &Ends, qp: &Qp, steps: [QpAttributes; 3]) {
+    assert_eq!(state(qp), QpState::Reset);
+    for step in steps {
+        ends.rig.finish(qp.modify(step));
+    }
+}
+
+fn is_unsupported(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::Verb(VerbError::UnsupportedHere(_)))
+}
+
+// covers 7.21 7.55
+#[test]
+fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
+    on(&[Flavour::Ib, Flavour::IbFramed, Flavour::IbUdp], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, by_program(0x70_0007).reads(3, 5));
+        let incoming = ends.end(ends.listener.next());
+        let options = by_program(0x90_0009).reads(4, 2);
+        let of_far = &ends.rig.far;
+        let steps = incoming.steps(&of_far.context, &options).unwrap();
+        assert_eq!(steps[1].dest_qp_num, Some(near.qp_num()));
+        assert_eq!(steps[1].max_dest_rd_atomic, Some(4));
+        assert_eq!(steps[2].max_rd_atomic, Some(2));
+        bring_up(ends, &far, steps);
+        let accepted = incoming.accept(&of_far.context, &far, options);
+        let pending = ends.end(asked);
+        let steps = pending.steps().unwrap();
+        assert_eq!(steps[1].dest_qp_num, Some(far.qp_num()));
+        assert_eq!(steps[1].max_dest_rd_atomic, Some(2));
+        assert_eq!(steps[2].max_rd_atomic, Some(4));
+        assert!(!accepted.is_done());
+        bring_up(ends, &near, steps);
+        let at_near = ends.end(pending.complete());
+        let at_far = ends.end(accepted);
+        ends.talk(&near, &far);
+
+        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        ends.end(at_far.disconnected());
+        assert_eq!((state(&near), state(&far)), (QpState::Err, QpState::Rts));
+    });
+}
+
+#[test]
+fn a_connection_touches_no_queue_pair_that_the_program_brings_up() {
+    on(&[Flavour::Ib, Flavour::IbUdp], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, by_program(1));
+        let incoming = ends.end(ends.listener.next());
+        let accepted = incoming.accept(&ends.rig.far.context, &far, by_program(2));
+        let at_near = ends.end(ends.end(asked).complete());
+        let at_far = ends.end(accepted);
+        assert_eq!(
+            (state(&near), state(&far)),
+            (QpState::Reset, QpState::Reset)
+        );
+        drop(at_near);
+        ends.end(at_far.disconnected());
+        // One that is refused leaves it as it is, too.
+        let near = ends.near_qp();
+        let asked = ends.connect_with(&near, by_program(1));
+        ends.end(ends.listener.next()).reject(b"").unwrap();
+        ends.error(asked);
+        assert_eq!(state(&near), QpState::Reset);
+    });
+}
+
+#[test]
+fn a_stream_needs_its_queue_pair_brought_up_with_it() {
+    on(&[Flavour::Iwarp, Flavour::IwTcp], |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let error = ends.error(ends.connect_with(&near, by_program(1)));
+        assert!(is_unsupported(&error), "{error}");
+        let (asked, incoming) = ends.ask(&near);
+        let error = ends.error(incoming.accept(&ends.rig.far.context, &far, by_program(2)));
+        assert!(is_unsupported(&error), "{error}");
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        assert_eq!(
+            (state(&near), state(&far)),
+            (QpState::Reset, QpState::Reset)
+        );
+    });
+}
+
+// covers 7.58 7.77
+#[test]
+fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.near.post_receive(&near, 1);
+        ends.far.post_receive(&far, 2);
+        ends.end(at_near.end(&ends.rig.near.context));
+        ends.end(at_near.disconnected());
+        ends.end(at_far.disconnected());
+        ends.rig.settle();
+        assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
+        ends.rig.nothing_on(&ends.near.cq);
+        ends.rig.nothing_on(&ends.far.cq);
+        // Again it ends nothing else, and the flush is another request.
+        ends.end(at_near.end(&ends.rig.near.context));
+        for (end, side, qp) in [
+            (&ends.rig.near, &ends.near, &near),
+            (&ends.rig.far, &ends.far, &far),
+        ] {
+            ends.end(flush(&end.context, qp));
+            assert_eq!(ends.take(side, 1)[0].status, WcStatus::WrFlushErr);
+        }
+    });
+}
+
+// covers 7.08
+#[test]
+fn an_accept_succeeds_for_a_connection_whose_dreq_overtook_its_rtu() {
+    on(&[Flavour::IbUdp], |ends| {
+        ends.lose(RTU);
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let at_near = ends.end(ends.end(asked).complete());
+        ends.rig.settle();
+        assert!(!accepted.is_done());
+        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        assert!(ends.sent(DREQ) >= 1 && ends.sent(RTU) >= 1);
+        // First there is one, and then it has ended; the queue pair is still the program's to flush.
+        let at_far = ends.end(accepted);
+        assert!(at_far.disconnected().is_done());
+        assert_eq!(state(&far), QpState::Rts);
+        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+        assert_eq!(state(&far), QpState::Err);
+    });
+}

@@ -1,0 +1,367 @@
+//! The manners of a connector, whatever carries its messages.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use conformance::Flavour;
+use polyverbs::qp::QpState;
+use polyverbs::{WcStatus, wr};
+use polyverbs_connection::{ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, flush};
+
+use crate::networks::ends::{Ends, on, on_each, state};
+
+/// Attribute id of an RTU.
+const RTU: u16 = 0x14;
+
+// covers 7.70
+#[test]
+fn connect_waits_for_the_accept_and_accept_for_the_complete() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        ends.rig.settle();
+        assert!(!asked.is_done());
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        ends.rig.settle();
+        assert!(!accepted.is_done());
+        assert_eq!(state(&near), QpState::Reset);
+        let _near = ends.end(pending.complete());
+        let _far = ends.end(accepted);
+        assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
+        ends.talk(&near, &far);
+    });
+}
+
+// covers 7.71
+#[test]
+fn an_accept_ends_as_the_peer_decides() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        drop(ends.end(asked));
+        let error = ends.error(accepted);
+        let is_told = matches!(error, ConnectError::Aborted | ConnectError::Refused { .. });
+        assert!(is_told, "{error}");
+        assert_eq!((state(&near), state(&far)), (QpState::Reset, QpState::Err));
+        // Nothing comes at all. Of the queue pair that was given up packets might be under way still.
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        ends.hold();
+        ends.expire();
+        assert_eq!(ends.error(accepted), ConnectError::TimedOut);
+        ends.release();
+        drop(pending);
+    });
+}
+
+// covers 5.02
+#[test]
+fn a_panicking_handler_does_not_prevent_other_connections() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let ran = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&ran);
+        asked.on_done(move |_| {
+            runs.store(true, Ordering::SeqCst);
+            panic!("a handler that a test has panic");
+        });
+        // The panic is that of whoever has the handler run: who accepts in one process, or who polls.
+        let accepted = catch_unwind(AssertUnwindSafe(|| ends.accept(incoming, &far)));
+        let began = Instant::now();
+        while !ran.load(Ordering::SeqCst) {
+            let _ = catch_unwind(AssertUnwindSafe(|| ends.rig.settle()));
+            assert!(began.elapsed() < Duration::from_secs(20));
+        }
+        drop(accepted);
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let _both = ends.connected(&near, &far);
+        ends.talk(&near, &far);
+    });
+}
+
+// covers 7.72 7.73
+#[test]
+fn either_side_may_reject_with_a_reason() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        incoming.reject(b"not today").unwrap();
+        let said = |error| match error {
+            ConnectError::Refused { private_data } => private_data,
+            other => panic!("{other}"),
+        };
+        assert!(said(ends.error(asked)).starts_with(b"not today"));
+        // The queue pair is as it was.
+        assert_eq!(state(&near), QpState::Reset);
+        if ends.is_stream() {
+            let _both = ends.connected(&near, &far);
+            return ends.talk(&near, &far);
+        }
+        // On a stream the answer has been the last word.
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        ends.end(asked).reject(b"I have changed my mind").unwrap();
+        assert!(said(ends.error(accepted)).starts_with(b"I have changed my mind"));
+        // Of this one packets might be under way still.
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let _both = ends.connected(&near, &far);
+        ends.talk(&near, &far);
+        assert_eq!(ends.error(ends.connect(&near)), ConnectError::Connected);
+    });
+}
+
+// covers 7.74
+#[test]
+fn a_connection_whose_accept_timed_out_cannot_be_completed() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        // The peer waits no longer, and says so.
+        ends.expire();
+        assert_eq!(ends.error(accepted), ConnectError::TimedOut);
+        ends.rig.run_for(Duration::from_secs(2));
+        assert_eq!(ends.error(pending.complete()), ConnectError::Aborted);
+        assert_eq!(state(&near), QpState::Reset);
+    });
+}
+
+// covers 7.75
+#[test]
+fn read_limits_are_the_minimum_of_both_sides_each_from_its_own_point_of_view() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, ConnectionOptions::new().reads(255, 255));
+        let incoming = ends.end(ends.listener.next());
+        let most = |limit: u32| limit.min(255) as u8;
+        let limits = ends.rig.near.context.limits();
+        assert_eq!(
+            incoming.offered_reads().outbound,
+            most(limits.max_qp_rd_atom)
+        );
+        let options = ConnectionOptions::new().reads(4, 2);
+        let accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let pending = ends.end(asked);
+        let expected = ReadLimits {
+            inbound: 2,
+            outbound: 4,
+        };
+        assert_eq!(pending.reads(), expected);
+        let _near = ends.end(pending.complete());
+        let _far = ends.end(accepted);
+        let depths = |qp: &polyverbs::Qp| {
+            let attributes = qp.query().unwrap().attributes;
+            (attributes.max_dest_rd_atomic, attributes.max_rd_atomic)
+        };
+        assert_eq!(depths(&near), (Some(2), Some(4)));
+        assert_eq!(depths(&far), (Some(4), Some(2)));
+    });
+}
+
+#[test]
+fn private_data_is_padded_to_the_same_length_on_every_transport() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = ends.end(ends.listener.next());
+        let mut expected = [0; 56];
+        expected[..5].copy_from_slice(b"may I");
+        assert_eq!(incoming.private_data(), expected);
+        incoming.reject(b"not today").unwrap();
+        let mut expected = [0; 148];
+        expected[..9].copy_from_slice(b"not today");
+        let private_data = expected.to_vec();
+        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+        let asked = ends.connect_with(&near, ConnectionOptions::new());
+        let incoming = ends.end(ends.listener.next());
+        assert_eq!(incoming.private_data(), [0; 56]);
+        let options = ConnectionOptions::new().private_data(b"you may");
+        let _accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let mut expected = [0; 196];
+        expected[..7].copy_from_slice(b"you may");
+        assert_eq!(ends.end(asked).private_data(), expected);
+    });
+}
+
+// covers 7.52
+#[test]
+fn private_data_has_the_limits_that_the_connector_reports() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let max = ends.near.connector.max_private_data();
+        let least = PrivateDataLimits::INFINIBAND;
+        assert!(
+            max.connect >= least.connect
+                && max.accept >= least.accept
+                && max.reject >= least.reject
+        );
+        let says = |length| ConnectionOptions::new().private_data(&vec![7; length]);
+        let too_long = |max| ConnectError::PrivateData { len: max + 1, max };
+
+        let asked = ends.connect_with(&near, says(max.connect + 1));
+        assert_eq!(ends.error(asked), too_long(max.connect));
+        let asked = ends.connect_with(&near, says(max.connect));
+        let incoming = ends.end(ends.listener.next());
+        assert_eq!(incoming.private_data(), vec![7; max.connect]);
+        let refused = incoming.reject(&vec![7; max.reject + 1]);
+        assert_eq!(refused, Err(too_long(max.reject)));
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+
+        let (asked, incoming) = ends.ask(&near);
+        incoming.reject(&vec![7; max.reject]).unwrap();
+        let private_data = vec![7; max.reject];
+        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+
+        let context = &ends.rig.far.context;
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = incoming.accept(context, &far, says(max.accept + 1));
+        assert_eq!(ends.error(accepted), too_long(max.accept));
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let (asked, incoming) = ends.ask(&near);
+        let _accepted = incoming.accept(context, &far, says(max.accept));
+        assert_eq!(ends.end(asked).private_data(), vec![7; max.accept]);
+    });
+}
+
+// covers 7.76
+#[test]
+fn a_short_buffer_is_filled_and_reported_as_too_short() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect_with(&near, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = ends.end(ends.listener.next());
+        let whole = incoming.private_data().len();
+        let mut small = [0xa5; 3];
+        let error = incoming.copy_private_data(&mut small).unwrap_err();
+        assert_eq!(error, ConnectError::PrivateData { len: whole, max: 3 });
+        assert_eq!(&small, b"may");
+        let mut large = [0xa5; 600];
+        assert_eq!(incoming.copy_private_data(&mut large), Ok(whole));
+        assert!(large.starts_with(b"may I"));
+        assert!(large[whole..].iter().all(|byte| *byte == 0xa5));
+        // What else is asked leaves the buffer alone.
+        incoming.offered_reads();
+        assert!(large.starts_with(b"may I"));
+        let options = ConnectionOptions::new().private_data(b"you may");
+        let accepted = incoming.accept(&ends.rig.far.context, &far, options);
+        let pending = ends.end(asked);
+        assert!(pending.copy_private_data(&mut small).is_err());
+        assert_eq!(&small, b"you");
+        let _near = ends.end(pending.complete());
+        ends.end(accepted);
+    });
+}
+
+// covers 7.77 7.78
+#[test]
+fn a_disconnect_by_the_peer_is_reported_without_a_flush_and_disconnecting_flushes() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.far.post_receive(&far, 1);
+        ends.far.post_receive(&far, 2);
+        let (first, second) = (at_far.disconnected(), at_far.disconnected());
+        ends.rig.settle();
+        assert!(!first.is_done() && !second.is_done());
+        let context = &ends.rig.near.context;
+        ends.end(at_near.disconnect(context, &near));
+        ends.end(first);
+        ends.end(second);
+        assert_eq!(state(&near), QpState::Err);
+        ends.rig.settle();
+        ends.rig.nothing_on(&ends.far.cq);
+        assert_eq!(state(&far), QpState::Rts);
+        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+        let done = ends.take(&ends.far, 2);
+        let ids: Vec<_> = done.iter().map(|done| done.wr_id).collect();
+        assert_eq!(ids, [1, 2]);
+        assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
+        ends.rig.nothing_on(&ends.far.cq);
+        // It is told to whoever asks later, and ending it again ends nothing else.
+        ends.end(at_far.disconnected());
+        ends.end(at_far.disconnect(&ends.rig.far.context, &far));
+    });
+}
+
+// covers 7.79
+#[test]
+fn a_flush_completes_the_requests_of_one_queue_pair_in_order() {
+    on_each(|ends| {
+        let qps: Vec<_> = (0..2).map(|_| (ends.near_qp(), ends.far_qp())).collect();
+        let _connections: Vec<_> = qps
+            .iter()
+            .map(|(near, far)| ends.connected(near, far))
+            .collect();
+        let context = &ends.rig.far.context;
+        // On one without requests nothing comes of it.
+        ends.end(flush(context, &ends.far_qp()));
+        ends.rig.nothing_on(&ends.far.cq);
+        for wr_id in [1, 2, 3] {
+            ends.far.post_receive(&qps[0].1, wr_id);
+        }
+        ends.far.post_receive(&qps[1].1, 4);
+        ends.end(flush(context, &qps[0].1));
+        let ids: Vec<_> = ends
+            .take(&ends.far, 3)
+            .iter()
+            .map(|done| done.wr_id)
+            .collect();
+        assert_eq!(ids, [1, 2, 3]);
+        ends.rig.nothing_on(&ends.far.cq);
+        assert_eq!(state(&qps[1].1), QpState::Rts);
+    });
+}
+
+// covers 7.07
+#[test]
+fn traffic_before_the_rtu_establishes_the_connection() {
+    on(&[Flavour::IbUdp], |ends: &Ends| {
+        ends.lose(RTU);
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let at_near = ends.end(ends.end(asked).complete());
+        ends.far.post_receive(&far, 1);
+        ends.rig.settle();
+        assert!(!accepted.is_done());
+        let began = Instant::now();
+        near.post_one(wr::Send::new(&b"I am here"[..]).signaled(1))
+            .unwrap();
+        let at_far = ends.end(accepted);
+        assert!(began.elapsed() < Duration::from_secs(20));
+        assert_eq!(ends.take(&ends.far, 1)[0].wr_id, 1);
+        assert!(ends.sent(RTU) >= 1);
+        // As good a connection as any.
+        let gone = at_far.disconnected();
+        ends.end(at_near.disconnect(&ends.rig.near.context, &near));
+        ends.end(gone);
+    });
+}
+
+// covers 7.60
+#[test]
+fn a_future_that_is_dropped_loses_no_request() {
+    on_each(|ends| {
+        drop(ends.listener.next());
+        let abandoned = ends.listener.next();
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let asked = ends.connect(&near);
+        while !abandoned.is_done() {
+            ends.rig.settle();
+        }
+        drop(abandoned);
+        let incoming = ends.end(ends.listener.next());
+        let accepted = ends.accept(incoming, &far);
+        let _near = ends.end(ends.end(asked).complete());
+        let _far = ends.end(accepted);
+        ends.talk(&near, &far);
+    });
+}

@@ -1,0 +1,155 @@
+//! Which queue pair serves datagrams: asked, answered, and used.
+
+use std::time::{Duration, Instant};
+
+use conformance::{End, Flavour};
+use polyverbs::{
+    ConnectOptions, Qp, QpOptions, VerbError,
+    wr::{self, UdDestination},
+};
+use polyverbs_connection::ConnectError;
+
+use crate::networks::ends::{Ends, Side, address_of, on, on_each};
+
+const QKEY: u32 = 0x1357_9bdf;
+const INFINIBAND: [Flavour; 2] = [Flavour::Ib, Flavour::IbUdp];
+
+fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
+    let qp = ends.rig.finish(end.pd.create_qp(QpOptions::ud(&side.cq)));
+    ends.rig
+        .finish(qp.activate(ConnectOptions::new().qkey(QKEY)));
+    qp
+}
+
+// covers 7.18 7.17
+#[test]
+fn resolving_a_port_yields_the_queue_pair_and_its_qkey_to_send_to() {
+    on(&INFINIBAND, |ends| {
+        let (near, far) = (
+            datagram_qp(ends, &ends.rig.near, &ends.near),
+            datagram_qp(ends, &ends.rig.far, &ends.far),
+        );
+        let at = address_of(&ends.rig.far);
+        let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
+        let to = services.address();
+        let asked = ends
+            .near
+            .connector
+            .resolve(&ends.rig.near.context, to, b"who");
+        let question = ends.end(services.next());
+        assert!(question.private_data().starts_with(b"who"));
+        assert!(!asked.is_done());
+        question.answer(&far, b"it is me").unwrap();
+        let service = ends.end(asked);
+        assert_eq!((service.qp_num, service.qkey), (far.qp_num(), QKEY));
+        assert!(service.private_data.starts_with(b"it is me"));
+
+        ends.far.post_receive(&far, 5);
+        let ah = ends.rig.finish(
+            ends.rig
+                .near
+                .pd
+                .create_ah(service.path(&ends.rig.near.context, 1).unwrap()),
+        );
+        let destination = UdDestination {
+            ah: ah.clone(),
+            remote_qpn: service.qp_num,
+            remote_qkey: service.qkey,
+        };
+        let send = wr::Send::new(&b"hello"[..]).signaled(1);
+        near.post_one(send.to(&destination)).unwrap();
+        let done = ends.take(&ends.far, 1);
+        assert_eq!((done[0].wr_id, done[0].status.is_success()), (5, true));
+        assert!(ends.take(&ends.near, 1)[0].status.is_success());
+    });
+}
+
+// covers 7.17 7.63
+#[test]
+fn datagram_services_and_connections_have_separate_ports() {
+    on(&INFINIBAND, |ends| {
+        let at = ends.listener.address();
+        let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
+        assert_eq!(services.address(), at);
+        let again = ends.far.connector.listen_datagrams(at, 0);
+        assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == at));
+        // A connect to one and a question to the other go their own ways.
+        let qp = ends.near_qp();
+        let asked = ends.connect(&qp);
+        let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
+        let incoming = ends.end(ends.listener.next());
+        let question = ends.end(services.next());
+        drop(services);
+        drop(question);
+        assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
+        incoming.reject(b"").unwrap();
+        ends.error(asked);
+        // Nobody answers for it any more, nor does the listener that is left.
+        let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
+        assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
+        assert!(ends.far.connector.listen_datagrams(at, 0).is_ok());
+    });
+}
+
+// covers 7.18 7.52
+#[test]
+fn invalid_questions_and_answers_are_errors() {
+    on_each(|ends| {
+        let near = &ends.near.connector;
+        let context = &ends.rig.near.context;
+        let at = address_of(&ends.rig.far);
+        if ends.flavour == Flavour::IwTcp {
+            // The transport has no datagrams.
+            let none = |error| matches!(error, ConnectError::Verb(VerbError::UnsupportedVerb(_)));
+            assert!(none(near.listen_datagrams(at, 0).unwrap_err()));
+            assert!(none(ends.error(near.resolve(context, at, b""))));
+            return;
+        }
+        if ends.is_stream() {
+            return;
+        }
+        let services = ends.far.connector.listen_datagrams(at, 1).unwrap();
+        let to = services.address();
+        let too_much = ConnectError::PrivateData { len: 181, max: 180 };
+        assert_eq!(ends.error(near.resolve(context, to, &[0; 181])), too_much);
+        // A queue pair with a peer serves no datagrams; too long an answer; more questions than may wait.
+        let asked = near.resolve(context, to, &[1; 180]);
+        let question = ends.end(services.next());
+        assert_eq!(&question.private_data()[..180], [1; 180]);
+        assert!(question.answer(&ends.far_qp(), b"").is_err());
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let asked = near.resolve(context, to, b"");
+        let far = datagram_qp(ends, &ends.rig.far, &ends.far);
+        let answered = ends.end(services.next()).answer(&far, &[0; 137]);
+        assert_eq!(
+            answered,
+            Err(ConnectError::PrivateData { len: 137, max: 136 })
+        );
+        assert!(matches!(ends.error(asked), ConnectError::Refused { .. }));
+        let waits = near.resolve(context, to, b"");
+        let refused = near.resolve(context, to, b"");
+        assert!(matches!(ends.error(refused), ConnectError::Refused { .. }));
+        assert!(!waits.is_done());
+    });
+}
+
+// covers 7.18 7.62
+#[test]
+fn resolutions_fail_if_either_device_is_removed() {
+    on(&[Flavour::IbUdp], |ends| {
+        let (near, context) = (&ends.near.connector, &ends.rig.near.context);
+        let at = address_of(&ends.rig.far);
+        let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
+        let asked = near.resolve(context, services.address(), b"");
+        let question = ends.end(services.next());
+        let began = Instant::now();
+        ends.rig.far.steer().remove();
+        drop(question);
+        assert_eq!(ends.error(asked), ConnectError::TimedOut);
+        assert!(began.elapsed() < Duration::from_secs(15));
+        let asked = near.resolve(context, services.address(), b"");
+        ends.rig.near.steer().remove();
+        let error = ends.error(asked);
+        assert_eq!(error, ConnectError::Verb(VerbError::DeviceRemoved));
+    });
+}

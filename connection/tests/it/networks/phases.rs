@@ -1,0 +1,350 @@
+//! What goes between the phases of one request: the queue pair, the peer, the device.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use conformance::Flavour;
+use polyverbs::qp::QpState;
+use polyverbs::{DestroyError, Qp, VerbError};
+use polyverbs_connection::{Accepted, ConnectError, Connection, Phase};
+
+use crate::networks::ends::{Ends, address_of, on_each, on_sockets, state};
+
+/// So long a control verb takes where something is to happen in between.
+const SLOW: Duration = Duration::from_millis(60);
+/// Who is not there any more is known by then.
+const BOUND: Duration = Duration::from_secs(25);
+
+fn destroy(ends: &Ends, qp: Qp) {
+    ends.rig.finish_destroy(qp.destroy());
+}
+
+fn is_of_queue_pair(error: &ConnectError) -> bool {
+    let phase = Phase::QueuePair;
+    matches!(error, ConnectError::Phase { phase: found, .. } if *found == phase)
+}
+
+fn is_removal(error: &ConnectError) -> bool {
+    matches!(
+        error,
+        ConnectError::Verb(VerbError::DeviceRemoved)
+            | ConnectError::Phase {
+                error: VerbError::DeviceRemoved,
+                ..
+            }
+    )
+}
+
+/// The peer has gone, one way or another: refused, given up, or not heard of in time.
+fn is_gone(error: &ConnectError) -> bool {
+    matches!(
+        error,
+        ConnectError::Aborted | ConnectError::Refused { .. } | ConnectError::TimedOut
+    )
+}
+
+// covers 5.13 7.73
+#[test]
+fn a_queue_pair_destroyed_during_a_connect_fails_the_next_phase() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        destroy(ends, near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        let error = ends.error(pending.complete());
+        // A stream cannot be joined at the other side either, which may be told first.
+        let is_told = ends.is_stream() && is_gone(&error);
+        assert!(is_of_queue_pair(&error) || is_told, "{error}");
+        let error = ends.error(accepted);
+        assert!(is_gone(&error) || is_told, "{error}");
+    });
+}
+
+// covers 5.13 7.71
+#[test]
+fn a_queue_pair_destroyed_during_an_accept_ends_the_connection_on_both_sides() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        destroy(ends, far);
+        // It may come to a connection that ends at once, or to none.
+        let completed = ends.rig.outcome(pending.complete());
+        let error = ends.error(accepted);
+        assert!(is_of_queue_pair(&error) || is_gone(&error), "{error}");
+        match completed {
+            Ok(connection) => ends.end(connection.disconnected()),
+            Err(error) => assert!(is_of_queue_pair(&error) || is_gone(&error), "{error}"),
+        }
+    });
+}
+
+// covers 5.13
+#[test]
+fn a_queue_pair_is_not_destroyed_while_it_is_brought_up() {
+    on_each(|ends| {
+        let busy = |qp: Qp| match ends.rig.outcome(qp.destroy()) {
+            Err(DestroyError::Busy { object, .. }) => object,
+            Err(other) => panic!("{other}"),
+            Ok(()) => panic!("it has gone"),
+        };
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        ends.rig.far.steer().set_latency(SLOW);
+        let accepted = ends.accept(incoming, &far);
+        let far = busy(far);
+        ends.rig.far.steer().set_latency(Duration::ZERO);
+        let pending = ends.end(asked);
+        ends.rig.near.steer().set_latency(SLOW);
+        let completed = pending.complete();
+        let near = busy(near);
+        ends.rig.near.steer().set_latency(Duration::ZERO);
+        let _both = (ends.end(completed), ends.end(accepted));
+        ends.talk(&near, &far);
+    });
+}
+
+// covers 5.13 7.78
+#[test]
+fn a_queue_pair_destroyed_during_a_disconnect_fails_the_flush_only() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
+        destroy(ends, near);
+        ends.release();
+        let error = ends.error(disconnected);
+        assert!(is_of_queue_pair(&error), "{error}");
+        ends.end(at_far.disconnected());
+        // Whoever is left can go on.
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let _both = ends.connected(&near, &far);
+        ends.talk(&near, &far);
+    });
+}
+
+// covers 5.13 7.71 7.73
+#[test]
+fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
+    // Who asks hears no more.
+    on_each(|ends| {
+        let near = ends.near_qp();
+        let (asked, incoming) = ends.ask(&near);
+        let began = Instant::now();
+        ends.rig.far.steer().remove();
+        drop(incoming);
+        ends.expire();
+        let error = ends.error(asked);
+        assert!(is_gone(&error), "{error}");
+        assert!(began.elapsed() < BOUND);
+        assert_eq!(state(&near), QpState::Reset);
+    });
+    // Who has accepted hears no more.
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        let began = Instant::now();
+        ends.rig.near.steer().remove();
+        ends.expire();
+        let error = ends.error(accepted);
+        assert!(is_gone(&error), "{error}");
+        assert!(began.elapsed() < BOUND);
+        assert!(matches!(state(&far), QpState::Err | QpState::Reset));
+        let error = ends.error(pending.complete());
+        assert!(is_removal(&error) || is_gone(&error), "{error}");
+    });
+}
+
+// covers 5.13 7.78
+#[test]
+fn a_vanished_peer_does_not_delay_a_disconnect() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.near.post_receive(&near, 1);
+        ends.hold();
+        let began = Instant::now();
+        let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
+        ends.rig.far.steer().remove();
+        ends.release();
+        ends.end(disconnected);
+        assert!(began.elapsed() < BOUND);
+        ends.wait_for_state(&near, QpState::Err);
+        assert!(!ends.take(&ends.near, 1)[0].status.is_success());
+        drop(at_far);
+    });
+}
+
+// covers 5.15 7.62
+#[test]
+fn removal_of_the_device_ends_each_phase_of_each_request() {
+    type Begin = fn(&Ends) -> Box<dyn FnOnce(&Ends)>;
+    fn ends_removed<T: Send + 'static>(
+        started: polyverbs::Started<T, ConnectError>,
+    ) -> Box<dyn FnOnce(&Ends)> {
+        Box::new(move |ends| {
+            let error = ends.error(started);
+            assert!(is_removal(&error), "{:?}: {error}", ends.flavour);
+        })
+    }
+    let connect: Begin = |ends| {
+        let near = ends.near_qp();
+        let asked = ends.connect(&near);
+        ends.rig.near.steer().remove();
+        ends_removed(asked)
+    };
+    let complete: Begin = |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let _accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        ends.rig.near.steer().set_latency(SLOW);
+        let completed = pending.complete();
+        ends.rig.near.steer().remove();
+        ends_removed(completed)
+    };
+    let accept: Begin = |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        ends.rig.far.steer().set_latency(SLOW);
+        let accepted = ends.accept(incoming, &far);
+        ends.rig.far.steer().remove();
+        drop(asked);
+        ends_removed(accepted)
+    };
+    let accepted: Begin = |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let _pending = ends.end(asked);
+        ends.rig.far.steer().remove();
+        ends_removed(accepted)
+    };
+    let disconnect: Begin = |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, _at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
+        ends.rig.near.steer().remove();
+        ends.release();
+        ends_removed(disconnected)
+    };
+    let flush: Begin = |ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let _both = ends.connected(&near, &far);
+        ends.rig.near.steer().set_latency(SLOW);
+        let flushed = polyverbs_connection::flush(&ends.rig.near.context, &near);
+        ends.rig.near.steer().remove();
+        ends_removed(flushed)
+    };
+    for begin in [connect, complete, accept, accepted, disconnect, flush] {
+        on_each(|ends| begin(ends)(ends));
+    }
+}
+
+// covers 5.15 7.62
+#[test]
+fn removal_of_the_device_ends_waiting_for_requests() {
+    on_sockets(|ends| {
+        let waits = ends.listener.next();
+        let at = address_of(&ends.rig.far);
+        let questions = ends.far.connector.listen_datagrams(at, 0);
+        let asked = questions.as_ref().ok().map(|services| services.next());
+        ends.rig.far.steer().remove();
+        assert!(is_removal(&ends.error(waits)));
+        assert!(is_removal(&ends.error(ends.listener.next())));
+        assert_eq!(asked.is_some(), !ends.is_stream());
+        if let Some(asked) = asked {
+            assert!(is_removal(&ends.error(asked)));
+        }
+    });
+}
+
+// covers 5.14
+#[test]
+fn a_pending_call_keeps_its_device_open_until_it_ends() {
+    on_each(|ends| {
+        let device = Arc::downgrade(&ends.rig.near.device);
+        let holders = device.strong_count();
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (at_near, at_far) = ends.connected(&near, &far);
+        ends.hold();
+        let context = ends.rig.near.context.clone();
+        let disconnected = at_near.disconnect(&context, &near);
+        // Nobody waits for it, and the program has dropped what it has.
+        drop((context, near, at_near));
+        drop(disconnected);
+        ends.release();
+        ends.end(at_far.disconnected());
+        ends.rig.settle();
+        let began = Instant::now();
+        while device.strong_count() > holders {
+            assert!(began.elapsed() < BOUND, "something holds the device");
+            ends.rig.settle();
+        }
+    });
+}
+
+// covers 5.16
+#[test]
+fn an_accept_that_timed_out_ignores_a_late_completion() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let accepted = ends.accept(incoming, &far);
+        let pending = ends.end(asked);
+        ends.hold();
+        let completed = (!ends.is_stream()).then(|| pending_complete(ends, pending));
+        ends.expire();
+        let error = ends.error(accepted);
+        assert!(is_gone(&error), "{error}");
+        ends.release();
+        if let (Some(Ok(connection)), Flavour::IbUdp) = (completed, ends.flavour) {
+            // It learns that there is nobody.
+            ends.end(connection.disconnected());
+        }
+        assert!(matches!(state(&far), QpState::Err | QpState::Reset));
+    });
+}
+
+fn pending_complete(ends: &Ends, pending: Accepted) -> Result<Connection, ConnectError> {
+    ends.rig.outcome(pending.complete())
+}
+
+// covers 5.28
+#[test]
+fn connections_on_slow_devices_are_established_concurrently() {
+    on_sockets(|ends| {
+        let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
+        let slow = Duration::from_millis(150);
+        ends.rig.near.steer().set_latency(slow);
+        ends.rig.far.steer().set_latency(slow);
+        let began = Instant::now();
+        let asked: Vec<_> = pairs.iter().map(|(near, _)| ends.connect(near)).collect();
+        let accepted: Vec<_> = pairs
+            .iter()
+            .map(|(_, far)| ends.accept(ends.end(ends.listener.next()), far))
+            .collect();
+        let pending: Vec<_> = asked.into_iter().map(|asked| ends.end(asked)).collect();
+        let completed: Vec<_> = pending.into_iter().map(Accepted::complete).collect();
+        let connections: Vec<_> = completed
+            .into_iter()
+            .chain(accepted)
+            .map(|done| ends.end(done))
+            .collect();
+        assert_eq!(connections.len(), 100);
+        // Three modifies of 150 ms at either end; 45 s if they stood in line.
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            began.elapsed()
+        );
+        ends.rig.near.steer().set_latency(Duration::ZERO);
+        ends.rig.far.steer().set_latency(Duration::ZERO);
+    });
+}

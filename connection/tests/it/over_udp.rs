@@ -1,0 +1,359 @@
+//! Connections of devices on an IP network: InfiniBand's connection manager over queue pair 1.
+mod rig;
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use polyverbs::qp::QpState;
+use polyverbs::{
+    ConnectOptions, WcStatus,
+    ids::LinkAddress,
+    wr::{self, ReceiveRequest},
+};
+use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
+use rig::{End, device_at, error};
+
+#[test]
+fn a_device_answers_a_ping_and_no_program_hears_of_it() {
+    let (near, far) = (End::new("127.0.20.7:4791"), End::new("127.0.20.8:4791"));
+    // One without a connection manager answers as well.
+    for listener in [None, Some(far.connector.listen(far.at(0), 0).unwrap())] {
+        let at = listener
+            .as_ref()
+            .map_or(far.at(0), |listener| listener.address());
+        let next = listener.as_ref().map(|listener| listener.next());
+        near.connector.ping(&near.context, at).wait().unwrap();
+        assert!(next.is_none_or(|next| !next.is_done()));
+    }
+}
+
+// covers 7.55 7.58
+#[test]
+fn devices_that_meet_by_an_address_exchange_messages() {
+    for (near, far) in [
+        ("127.0.20.1:4791", "127.0.20.2:4791"),
+        ("127.0.20.3:4791", "127.0.20.3:4791"),
+        ("[::1]:4791", "[::1]:4791"),
+    ] {
+        let (near, far) = (End::new(near), End::new(far));
+        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let at = listener.address();
+        let asked = near.connect(at, ConnectionOptions::new().private_data(b"may I"));
+        let incoming = listener.next().wait().unwrap();
+        assert!(incoming.private_data().starts_with(b"may I\0"));
+        assert_eq!(incoming.private_data().len(), 56);
+        let options = ConnectionOptions::new()
+            .private_data(b"you may")
+            .reads(3, 2);
+        let accepted = far.accept(incoming, options);
+        let pending = asked.wait().unwrap();
+        assert!(pending.private_data().starts_with(b"you may\0"));
+        assert_eq!(pending.private_data().len(), 196);
+        let expected = ReadLimits {
+            inbound: 2,
+            outbound: 3,
+        };
+        assert_eq!(pending.reads(), expected);
+        assert_eq!(near.state(), QpState::Reset);
+        assert!(!accepted.is_done());
+        let at_near = pending.complete().wait().unwrap();
+        let at_far = accepted.wait().unwrap();
+        assert_eq!((near.state(), far.state()), (QpState::Rts, QpState::Rts));
+
+        far.post_receive(5);
+        near.memory.write(100, b"hello").unwrap();
+        let data = near.mr.sge(100, 5).unwrap();
+        near.qp.post_one(wr::Send::new(data).signaled(1)).unwrap();
+        assert_eq!(near.completion().status, WcStatus::Success);
+        assert_eq!(far.completion().wr_id, 5);
+        assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
+
+        far.post_receive(6);
+        at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+        at_far.disconnected().wait().unwrap();
+        assert_eq!((near.state(), far.state()), (QpState::Err, QpState::Rts));
+        at_far.disconnect(&far.context, &far.qp).wait().unwrap();
+        assert_eq!(far.completion().status, WcStatus::WrFlushErr);
+    }
+}
+
+#[test]
+fn a_device_without_a_manager_refuses_connections() {
+    let near = End::new("127.0.20.60:4791");
+    let far = "127.0.20.61:4791".parse().unwrap();
+    let _device = device_at(far);
+    let asked = near.connect(far, ConnectionOptions::new());
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+    let asked = near.connector.resolve(&near.context, far, b"who");
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+}
+
+// covers 7.21
+#[test]
+fn each_side_transmits_its_retry_counts() {
+    let (near, far) = (End::new("127.0.20.4:4791"), End::new("127.0.20.5:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let retries = |count, rnr| ConnectOptions::new().retry_cnt(count).rnr_retry(rnr);
+    let asked = near.connect(
+        listener.address(),
+        ConnectionOptions::new().qp(retries(3, 5)),
+    );
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.offered_retry_cnt(), Some(3));
+    assert_eq!(incoming.offered_rnr_retry(), Some(5));
+    let accepted = far.accept(incoming, ConnectionOptions::new().qp(retries(1, 0)));
+    let pending = asked.wait().unwrap();
+    assert_eq!(pending.offered_rnr_retry(), Some(0));
+    let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());
+    // Each queue pair does what its own end was told.
+    for (end, expected) in [(&near, (3, 5)), (&far, (1, 0))] {
+        let has = end.qp.query().unwrap().attributes;
+        assert_eq!(
+            (has.retry_cnt, has.rnr_retry),
+            (expected.0.into(), expected.1.into())
+        );
+    }
+}
+
+// covers 7.01 7.10
+#[test]
+fn an_unreliable_connection_connects_only_with_its_own_service() {
+    let (near, far) = (End::new("127.0.20.6:4791"), End::new("127.0.20.7:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let ask = |qp| {
+        let (context, options) = (&near.context, ConnectionOptions::new());
+        near.connector
+            .connect(context, qp, listener.address(), options)
+    };
+    let (one, other) = (near.new_uc_qp(), far.new_uc_qp());
+    let asked = ask(&one);
+    let incoming = listener.next().wait().unwrap();
+    assert_eq!(incoming.offered_retry_cnt(), None);
+    let mismatch = error(far.accept(incoming, ConnectionOptions::new()));
+    assert!(mismatch.to_string().contains("Uc"), "{mismatch}");
+    assert!(matches!(error(asked), ConnectError::Refused { .. }));
+
+    let asked = ask(&one);
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&far.context, &other, ConnectionOptions::new());
+    let _both = (
+        asked.wait().unwrap().complete().wait().unwrap(),
+        accepted.wait().unwrap(),
+    );
+    let room = far.mr.sge(0, 64).unwrap();
+    other.post_receive(ReceiveRequest::new(9, room)).unwrap();
+    near.memory.write(100, b"hello").unwrap();
+    let data = near.mr.sge(100, 5).unwrap();
+    one.post_one(wr::Send::new(data).signaled(1)).unwrap();
+    assert_eq!(near.completion().status, WcStatus::Success);
+    let done = far.completion();
+    assert_eq!((done.wr_id, done.status), (9, WcStatus::Success));
+    assert_eq!(far.memory.to_vec(0, 5).unwrap(), b"hello");
+}
+
+// covers 7.50
+#[test]
+fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
+    let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
+    let refused = error(near.connect(far.at(7), ConnectionOptions::new()));
+    let nothing = ConnectError::Refused {
+        private_data: Vec::new(),
+    };
+    assert_eq!(refused, nothing);
+    let listener = far.connector.listen(far.at(7), 0).unwrap();
+    let asked = near.connect(far.at(7), ConnectionOptions::new());
+    listener.next().wait().unwrap().reject(b"full").unwrap();
+    let ConnectError::Refused { private_data } = error(asked) else {
+        panic!("it was not refused");
+    };
+    assert_eq!(
+        (&private_data[..5], private_data.len()),
+        (&b"full\0"[..], 148)
+    );
+    let _connected = near.connected(&far, &listener);
+    // Of another family, and of nobody.
+    let six = "[::1]:7".parse().unwrap();
+    let unreachable = error(End::new("127.0.21.3:4791").connect(six, ConnectionOptions::new()));
+    assert_eq!(unreachable, ConnectError::Unreachable(six));
+    let elsewhere = "127.0.21.9:7".parse().unwrap();
+    let listened = far.connector.listen(elsewhere, 0);
+    assert!(matches!(listened, Err(ConnectError::Unreachable(at)) if at == elsewhere));
+}
+
+// covers 7.63
+#[test]
+fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
+    let (one, other) = (End::new("127.0.22.1:4791"), End::new("127.0.22.1:4791"));
+    let listener = one.connector.listen(one.at(9), 0).unwrap();
+    for end in [&one, &other] {
+        let again = end.connector.listen(end.at(9), 0).unwrap_err();
+        assert!(
+            matches!(again, ConnectError::AddressInUse { address, .. } if address == end.at(9))
+        );
+        assert_eq!(again.to_string(), "127.0.22.1:9 is in use by this process");
+    }
+    let assigned = other.connector.listen(other.at(0), 0).unwrap();
+    assert!(assigned.address().port() >= 49_152);
+    drop(listener);
+    other.connector.listen(other.at(9), 0).unwrap();
+}
+
+// covers 7.60
+#[test]
+fn a_request_reaches_the_listener_through_any_device_of_the_address() {
+    let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
+    let near: Vec<_> = (0..8).map(|_| End::new("127.0.23.2:4791")).collect();
+    let listener = ends[2].connector.listen(ends[2].at(11), 0).unwrap();
+    let mut connections = Vec::new();
+    for near in &near {
+        connections.push(near.connected_to(&ends[2], ends[2].new_qp(), &listener));
+    }
+    assert_eq!(connections.len(), 8);
+}
+
+// covers 7.71 7.50
+#[test]
+fn an_unanswered_request_times_out() {
+    let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
+    let listener = far.connector.listen(far.at(12), 0).unwrap();
+    // The active side gives up before it completes.
+    let asked = near.connect(far.at(12), ConnectionOptions::new());
+    let accepted = far.accept(listener.next().wait().unwrap(), ConnectionOptions::new());
+    drop(asked.wait().unwrap());
+    assert!(matches!(error(accepted), ConnectError::Refused { .. }));
+    // Nobody is there at all.
+    let began = Instant::now();
+    let nowhere = "127.0.24.99:12".parse().unwrap();
+    let unheard = error(near.connect(nowhere, ConnectionOptions::new()));
+    assert_eq!(unheard, ConnectError::TimedOut);
+    assert!(began.elapsed() < Duration::from_secs(15));
+}
+
+#[test]
+fn a_slow_program_is_waited_for() {
+    let (near, far) = (End::new("127.0.25.1:4791"), End::new("127.0.25.2:4791"));
+    let listener = far.connector.listen(far.at(13), 0).unwrap();
+    let asked = near.connect(far.at(13), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    thread::sleep(Duration::from_secs(6));
+    assert!(!asked.is_done());
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    accepted.wait().unwrap();
+}
+
+// covers 7.47
+#[test]
+fn a_request_that_was_taken_outlives_its_listener_and_one_that_waits_is_refused() {
+    let (near, far) = (End::new("127.0.31.1:4791"), End::new("127.0.31.2:4791"));
+    let second = End::new("127.0.31.3:4791");
+    let listener = far.connector.listen(far.at(14), 0).unwrap();
+    let asked = near.connect(far.at(14), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    let waits = second.connect(far.at(14), ConnectionOptions::new());
+    drop(listener);
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    accepted.wait().unwrap();
+    assert!(matches!(error(waits), ConnectError::Refused { .. }));
+}
+
+// covers 7.62
+#[test]
+fn removal_of_the_device_ends_pending_calls() {
+    let (near, far) = (End::new("127.0.26.1:4791"), End::new("127.0.26.2:4791"));
+    let _listener = far.connector.listen(far.at(14), 0).unwrap();
+    let asked = near.connect(far.at(14), ConnectionOptions::new());
+    near.wire.device.remove();
+    assert!(matches!(error(asked), ConnectError::Verb(_)));
+    let again = near.connect(far.at(14), ConnectionOptions::new());
+    assert!(matches!(error(again), ConnectError::Verb(_)));
+}
+
+// covers 7.51
+#[test]
+fn both_sides_see_each_others_gid_and_address() {
+    for (near, far, expected) in [
+        ("127.0.27.1:4791", "127.0.27.2:4791", "::ffff:127.0.27.2"),
+        ("[::1]:4791", "[::1]:4791", "::1"),
+    ] {
+        let (near, far) = (End::new(near), End::new(far));
+        let listener = far.connector.listen(far.at(0), 0).unwrap();
+        let _connected = near.connected(&far, &listener);
+        for (own, other) in [(&near, &far), (&far, &near)] {
+            let path = own.qp.query().unwrap().attributes.ah_attr.unwrap();
+            let port = other.context.query_port(1).unwrap();
+            assert_eq!(path.dgid, port.gids[1].gid);
+            assert_eq!(path.address, LinkAddress::Ip(other.at(0).ip()));
+        }
+        let expected: std::net::Ipv6Addr = expected.parse().unwrap();
+        assert_eq!(
+            far.context.query_port(1).unwrap().gids[1].gid.0,
+            expected.octets()
+        );
+    }
+}
+
+// covers 7.54
+#[test]
+fn each_event_is_reported_once_and_in_order() {
+    let (near, far) = (End::new("127.0.28.1:4791"), End::new("127.0.28.2:4791"));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let note = |what: &'static str| {
+        let told = Arc::clone(&told);
+        move || told.lock().unwrap().push(what)
+    };
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let asked = near.connect(listener.address(), ConnectionOptions::new());
+    let incoming = listener.next().wait().unwrap();
+    note("asked")();
+    let accepted = far.accept(incoming, ConnectionOptions::new());
+    let pending = asked.wait().unwrap();
+    note("accepted")();
+    let (established, at_far) = (note("established"), Arc::new(Mutex::new(None)));
+    let keep = Arc::clone(&at_far);
+    accepted.on_done(move |connection| {
+        established();
+        *keep.lock().unwrap() = Some(connection.unwrap());
+    });
+    let at_near = pending.complete().wait().unwrap();
+    while at_far.lock().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let at_far = at_far.lock().unwrap().take().unwrap();
+    let (first, second) = (note("ended"), note("ended"));
+    at_far.disconnected().on_done(move |_| first());
+    at_near.disconnected().on_done(move |_| second());
+    at_near.disconnect(&near.context, &near.qp).wait().unwrap();
+    at_far.disconnected().wait().unwrap();
+    thread::sleep(Duration::from_millis(20));
+    let expected = ["asked", "accepted", "established", "ended", "ended"];
+    assert_eq!(*told.lock().unwrap(), expected);
+}
+
+// covers 7.57
+#[test]
+fn rnr_timer_code_0_delays_655_milliseconds() {
+    let (near, far) = (End::new("127.0.29.1:4791"), End::new("127.0.29.2:4791"));
+    let listener = far.connector.listen(far.at(0), 0).unwrap();
+    let asked = near.connect(listener.address(), ConnectionOptions::new());
+    let longest = ConnectOptions::new().min_rnr_timer(0);
+    let incoming = listener.next().wait().unwrap();
+    let accepted = far.accept(incoming, ConnectionOptions::new().qp(longest));
+    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    let _far = accepted.wait().unwrap();
+    let began = Instant::now();
+    near.qp
+        .post_one(wr::Send::new(&b"early"[..]).signaled(1))
+        .unwrap();
+    while near.qp.counters().rnr_naks == 0 {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        thread::yield_now();
+    }
+    far.post_receive(1);
+    assert_eq!(near.completion().status, WcStatus::Success);
+    let waited = began.elapsed();
+    assert!(waited >= Duration::from_millis(650), "{waited:?}");
+    assert!(waited < Duration::from_secs(30), "{waited:?}");
+}

@@ -1,0 +1,374 @@
+//! Connections of XRC, whose ends are two processes: this test runs itself again as the one with the target.
+use std::io::{BufRead, BufReader, Lines, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use emulated_ib::{InfiniBand, OnWire, WireOptions};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::provider::DeviceOps;
+use polyverbs::qp::{Half, QpState};
+use polyverbs::{
+    Access, Context, Cq, Device, Features, Memory, Mr, Pd, Qp, QpOptions, Requirements, SrqOptions,
+    WcStatus,
+    wr::{self, ReceiveRequest},
+};
+use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, ReadLimits};
+use polyverbs_engine::device::DeviceOptions;
+use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
+
+/// Set for the process with the target: where its device is.
+const ADDRESS: &str = "XRC_TARGET_AT";
+/// What its lines begin with; its test harness says other things.
+const MARK: &str = "target ";
+
+struct End {
+    _device: Device,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    connector: Connector,
+    at: SocketAddr,
+}
+
+impl End {
+    /// On an IP network.
+    fn new(address: &str) -> Self {
+        let address: SocketAddr = address.parse().unwrap();
+        let driver = |at| InfiniBand {
+            name: format!("ib at {address}"),
+            address: at,
+            windows_2a: false,
+            management: None,
+        };
+        let wire = OnWire::new(driver, WireOptions::new(address), DeviceOptions::default());
+        let device = Device::of(wire.unwrap().device as std::sync::Arc<dyn DeviceOps>);
+        Self::of(device, address)
+    }
+
+    fn of(device: Device, address: SocketAddr) -> Self {
+        let wanted = Requirements::new()
+            .needs(Features::SRQ)
+            .needs(XrcFeatures::XRC);
+        let context = device.open(&wanted).unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(64).wait().unwrap();
+        let connector = Connector::of(&context).unwrap();
+        Self {
+            _device: device,
+            context,
+            pd,
+            cq,
+            connector,
+            at: SocketAddr::new(address.ip(), 0),
+        }
+    }
+
+    fn xrc(&self) -> Xrc {
+        self.context.extension().unwrap()
+    }
+
+    fn initiator(&self) -> Qp {
+        let options = QpOptions::rc(&self.cq).with(&self.xrc());
+        self.pd.create_qp(options).wait().unwrap()
+    }
+
+    fn domain(&self) -> Xrcd {
+        self.xrc().open(OpenXrcd::anonymous()).wait().unwrap()
+    }
+}
+
+/// A shared receive queue with receives, and where they land.
+struct Mailbox {
+    srq: XrcSrq,
+    cq: Cq,
+    memory: Memory,
+    _mr: Mr,
+}
+
+impl Mailbox {
+    fn new(end: &End, domain: &Xrcd) -> Self {
+        let cq = end.context.create_cq(16).wait().unwrap();
+        let made = domain.create_srq(&end.pd, SrqOptions::new(8), &cq);
+        let srq = made.wait().unwrap();
+        let memory = Memory::zeroed(8 * 64).unwrap();
+        let mr = end
+            .pd
+            .register(&memory, Access::LOCAL_WRITE)
+            .wait()
+            .unwrap();
+        for slot in 0..8 {
+            let room = mr.sge(slot * 64, 64).unwrap();
+            srq.post_receive(ReceiveRequest::new(slot as u64, room))
+                .unwrap();
+        }
+        Self {
+            srq,
+            cq,
+            memory,
+            _mr: mr,
+        }
+    }
+
+    fn next(&self) -> String {
+        let done = self.cq.next().wait().unwrap();
+        assert_eq!(done.status, WcStatus::Success);
+        let at = done.wr_id as usize * 64;
+        let bytes = self.memory.to_vec(at, done.byte_len as usize).unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+/// Does nothing unless it is the process with the target.
+#[test]
+fn as_the_process_with_the_target() {
+    let Ok(address) = std::env::var(ADDRESS) else {
+        return;
+    };
+    let say = |what: &str| println!("\n{MARK}{what}");
+    let end = End::new(&address);
+    let domain = end.domain();
+    let boxes = [Mailbox::new(&end, &domain), Mailbox::new(&end, &domain)];
+    let target = domain.create_target().wait().unwrap();
+    let listener = end.connector.listen(end.at, 0).unwrap();
+    let numbers = [0, 1].map(|at| boxes[at].srq.number());
+    say(&format!(
+        "{} {} {}",
+        listener.address(),
+        numbers[0],
+        numbers[1]
+    ));
+
+    let incoming = listener.next().wait().unwrap();
+    assert!(incoming.private_data().starts_with(b"may I\0"));
+    // Whoever asks serves nothing.
+    let offered = ReadLimits {
+        inbound: 5,
+        outbound: 0,
+    };
+    assert_eq!(incoming.offered_reads(), offered);
+    let options = ConnectionOptions::new()
+        .private_data(b"you may")
+        .reads(3, 9);
+    let accepted = incoming.accept(&end.context, &target, options);
+    let mut connection = Some(accepted.wait().unwrap());
+    let attributes = target.query().unwrap().attributes;
+    assert_eq!(attributes.max_dest_rd_atomic, Some(3));
+    say("connected");
+
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "forget" => {
+                drop(connection.take());
+                say("forgotten");
+            }
+            "receive 0" => say(&boxes[0].next()),
+            "receive 1" => say(&boxes[1].next()),
+            "state" => say(&format!("{:?}", target.query().unwrap().state)),
+            "ended" => {
+                connection.as_ref().unwrap().disconnected().wait().unwrap();
+                say("ended");
+            }
+            other => panic!("{other:?} is no command"),
+        }
+    }
+}
+
+/// The process with the target.
+struct Target {
+    process: Child,
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+    at: SocketAddr,
+    queues: [u32; 2],
+}
+
+impl Target {
+    fn at(address: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "--exact",
+            "xrc::as_the_process_with_the_target",
+            "--nocapture",
+        ]);
+        command.env(ADDRESS, address);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let input = process.stdin.take();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut target = Self {
+            process,
+            input,
+            lines,
+            at: address.parse().unwrap(),
+            queues: [0; 2],
+        };
+        let told = target.next();
+        let told: Vec<_> = told.split(' ').collect();
+        let [at, first, second] = told[..] else {
+            panic!("{told:?}");
+        };
+        target.at = at.parse().unwrap();
+        target.queues = [first.parse().unwrap(), second.parse().unwrap()];
+        target
+    }
+
+    fn next(&mut self) -> String {
+        let lines = self.lines.by_ref().map(Result::unwrap);
+        let mut marked = lines.filter_map(|line| Some(line.strip_prefix(MARK)?.to_owned()));
+        marked
+            .next()
+            .expect("a line of the process with the target")
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.input.as_mut().unwrap(), "{what}").unwrap();
+        self.next()
+    }
+
+    fn ends(mut self) {
+        drop(self.input.take());
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.process.wait();
+    }
+}
+
+fn send(near: &End, initiator: &Qp, queue: u32, text: &str) {
+    let message = wr::Send::new(text.as_bytes()).with(remote_srqn(queue));
+    initiator.post_one(message.signaled(1)).unwrap();
+    let done = near.cq.next().wait().unwrap();
+    assert_eq!(done.status, WcStatus::Success, "{text}");
+}
+
+// covers 4.13 4.14
+#[test]
+fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection() {
+    let mut target = Target::at("127.0.60.2:4791");
+    let near = End::new("127.0.60.1:4791");
+    let initiator = near.initiator();
+    assert_eq!(initiator.half(), Half::Requester);
+    let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
+    let asked = near
+        .connector
+        .connect(&near.context, &initiator, target.at, options);
+    let accepted = asked.wait().unwrap();
+    assert!(accepted.private_data().starts_with(b"you may\0"));
+    let agreed = ReadLimits {
+        inbound: 0,
+        outbound: 3,
+    };
+    assert_eq!(accepted.reads(), agreed);
+    let connection = accepted.complete().wait().unwrap();
+    assert_eq!(target.next(), "connected");
+
+    let queues = target.queues;
+    send(&near, &initiator, queues[1], "to the second");
+    send(&near, &initiator, queues[0], "to the first");
+    assert_eq!(target.ask("receive 1"), "to the second");
+    assert_eq!(target.ask("receive 0"), "to the first");
+
+    // Who has the target gives its connection up: nobody is told, and everything goes on.
+    assert_eq!(target.ask("forget"), "forgotten");
+    let ended = connection.disconnected();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!ended.is_done());
+    send(&near, &initiator, queues[0], "still there");
+    assert_eq!(target.ask("receive 0"), "still there");
+    assert_eq!(target.ask("state"), "Rts");
+
+    // The initiator's end is told, and answered, although nobody knows of the connection any more.
+    let ending = connection.disconnect(&near.context, &initiator);
+    ending.wait().unwrap();
+    assert_eq!(initiator.query().unwrap().state, QpState::Err);
+    assert_eq!(target.ask("state"), "Rts");
+    target.ends();
+}
+
+// covers 4.13
+#[test]
+fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
+    let mut target = Target::at("127.0.61.2:4791");
+    let near = End::new("127.0.61.1:4791");
+    let initiator = near.initiator();
+    let options = ConnectionOptions::new().private_data(b"may I").reads(7, 5);
+    let asked = near
+        .connector
+        .connect(&near.context, &initiator, target.at, options);
+    let connection = asked.wait().unwrap().complete().wait().unwrap();
+    assert_eq!(target.next(), "connected");
+    connection
+        .disconnect(&near.context, &initiator)
+        .wait()
+        .unwrap();
+    assert_eq!(target.ask("ended"), "ended");
+    assert_eq!(target.ask("state"), "Rts");
+    target.ends();
+}
+
+// covers 4.13
+#[test]
+fn an_xrc_target_neither_connects_nor_accepts_from_other_than_initiators() {
+    let near = End::new("127.0.62.1:4791");
+    let far = End::new("127.0.62.2:4791");
+    let domain = far.domain();
+    let target = domain.create_target().wait().unwrap();
+    assert_eq!(target.half(), Half::Responder);
+    let ordinary = |end: &End| {
+        let options = QpOptions::rc(&end.cq);
+        end.pd.create_qp(options).wait().unwrap()
+    };
+    let listener = far.connector.listen(far.at, 0).unwrap();
+    let at = listener.address();
+    let asks = |end: &End, qp: &Qp| {
+        let options = ConnectionOptions::new();
+        end.connector.connect(&end.context, qp, at, options)
+    };
+    let is_argument =
+        |error| matches!(error, ConnectError::Verb(error) if error.to_string().contains("qp"));
+    assert!(is_argument(
+        asks(&far, &target).wait().map(drop).unwrap_err()
+    ));
+    for (asking, answering) in [
+        (ordinary(&near), target),
+        (near.initiator(), ordinary(&far)),
+        (near.initiator(), far.initiator()),
+    ] {
+        let asked = asks(&near, &asking);
+        let incoming = listener.next().wait().unwrap();
+        let options = ConnectionOptions::new();
+        let accepted = incoming.accept(&far.context, &answering, options);
+        assert!(is_argument(accepted.wait().map(drop).unwrap_err()));
+        let refused = asked.wait().map(drop).unwrap_err();
+        assert!(matches!(refused, ConnectError::Refused { .. }), "{refused}");
+        assert_eq!(answering.query().unwrap().state, QpState::Reset);
+    }
+}
+
+// covers 4.14
+#[test]
+fn within_a_process_a_target_outlives_its_connection_as_well() {
+    let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+    let end = End::of(device, "127.0.63.1:0".parse().unwrap());
+    let target = end.domain().create_target().wait().unwrap();
+    let initiator = end.initiator();
+    let listener = end.connector.listen(end.at, 0).unwrap();
+    let options = ConnectionOptions::new;
+    let asked = end
+        .connector
+        .connect(&end.context, &initiator, listener.address(), options());
+    let incoming = listener.next().wait().unwrap();
+    let accepted = incoming.accept(&end.context, &target, options());
+    let near = asked.wait().unwrap().complete().wait().unwrap();
+    drop(accepted.wait().unwrap());
+    let ended = near.disconnected();
+    assert!(!ended.is_done());
+    near.disconnect(&end.context, &initiator).wait().unwrap();
+    ended.wait().unwrap();
+    assert_eq!(target.query().unwrap().state, QpState::Rts);
+}

@@ -1,0 +1,4 @@
+//! Captures of others, and captures that the tests make.
+
+mod captures;
+mod made;

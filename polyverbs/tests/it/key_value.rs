@@ -1,0 +1,134 @@
+//! The key-value store between processes: this test runs itself again as the server and as the clients.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::{QpOptions, Requirements};
+
+// Its `main` is that of the example.
+#[allow(dead_code)]
+#[path = "../../../examples/key_value.rs"]
+mod key_value;
+
+const ARGUMENTS: &str = "KEY_VALUE_ARGUMENTS";
+
+/// Does nothing unless it is another process.
+#[test]
+fn as_a_process() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        let given: Vec<_> = arguments.split(' ').map(str::to_owned).collect();
+        key_value::run(&given).unwrap();
+    }
+}
+
+fn command(arguments: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "key_value::as_a_process", "--nocapture"]);
+    command.env(ARGUMENTS, arguments);
+    command
+}
+
+/// What one says that fails.
+#[track_caller]
+fn complaint(arguments: &str) -> String {
+    let ended = command(arguments).output().unwrap();
+    assert!(!ended.status.success(), "{ended:?}");
+    String::from_utf8(ended.stderr).unwrap()
+}
+
+struct Process(Child);
+
+impl Process {
+    fn start(arguments: &str) -> Self {
+        let mut command = command(arguments);
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// The end of the line that begins so.
+    fn says(&mut self, beginning: &str) -> String {
+        let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
+        let mut found =
+            lines.filter_map(|line| Some(line.unwrap().split_once(beginning)?.1.to_owned()));
+        found.next().expect("it ended without saying so")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn clients_of_both_runtimes_share_a_table_over_each_device() {
+    for device in ["ib0", "iw0"] {
+        let mut server = Process::start(&format!("serve 127.0.43.1:0 {device}"));
+        let address = server.says("serving at ");
+        for (runtime, visits) in [("tokio", 100), ("smol", 200), ("tokio", 300)] {
+            let mut clients = Process::start(&format!("try {address} {device} {runtime}"));
+            let counted = clients.says("100 clients put, got and counted over ");
+            assert_eq!(counted, format!("{device}: {visits} visits"), "{runtime}");
+            assert!(clients.0.wait().unwrap().success());
+        }
+    }
+}
+
+#[test]
+fn a_table_has_room_for_as_many_keys_as_it_may() {
+    // Of a hundred clients, and the one that they share.
+    for (keys, is_enough) in [(101, true), (100, false)] {
+        let mut server = Process::start(&format!("serve 127.0.24.131:0 ib0 --max-keys {keys}"));
+        let clients = format!("try {} ib0 tokio", server.says("serving at "));
+        match is_enough {
+            true => drop(Process::start(&clients).says("visits")),
+            false => assert!(complaint(&clients).contains("the table is full")),
+        }
+    }
+}
+
+#[test]
+fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
+    for (name, at) in [("ib0", "127.0.24.132"), ("iw0", "127.0.24.33")] {
+        let limit = "--max-connections 4";
+        let mut server = Process::start(&format!("serve {at}:0 {name} {limit}"));
+        let address: SocketAddr = server.says("serving at ").parse().unwrap();
+        let device = emulated::device_reaching(name, address, &EmulatedOptions::default());
+        let context = device.unwrap().open(&Requirements::new()).unwrap();
+        let (pd, cq) = (
+            context.alloc_pd().wait().unwrap(),
+            context.create_cq(4).wait().unwrap(),
+        );
+        let connector = Connector::of(&context).unwrap();
+        let connect = || {
+            let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+            let asked = connector.connect(&context, &qp, address, ConnectionOptions::new());
+            let connected = asked.wait()?.complete().wait()?;
+            Ok((qp, connected))
+        };
+        // Half of them are for one address.
+        let (first, _second) = (connect().unwrap(), connect().unwrap());
+        let Err(ConnectError::Refused { private_data }) = connect() else {
+            panic!("there was a place")
+        };
+        let reason = String::from_utf8_lossy(&private_data);
+        assert!(
+            reason.starts_with("it serves as many as it may"),
+            "{reason}"
+        );
+        assert!(complaint(&format!("try {address} {name} tokio")).contains("as many as it may"));
+        // A place that is free is given again.
+        first.1.disconnect(&context, &first.0).wait().unwrap();
+        let began = Instant::now();
+        while let Err(error) = connect() {
+            assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+        }
+    }
+    for wrong in ["--max-connections", "--max-keys 0", "--max 7"] {
+        complaint(&format!("serve 127.0.24.134:0 ib0 {wrong}"));
+    }
+}

@@ -1,0 +1,11 @@
+//! The facade and its examples.
+
+mod glob_import;
+mod key_value;
+mod limits;
+mod many_connections;
+mod rping;
+mod strict_signaling;
+mod submitted;
+mod tshark;
+mod unguessable;

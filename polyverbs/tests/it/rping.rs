@@ -1,0 +1,248 @@
+//! `rping` between processes: this test runs itself again as the other one.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
+use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::wr::{self, ReceiveRequest};
+use polyverbs::{Access, ConnectOptions, Memory, QpOptions, Requirements};
+
+// Its `main` is that of the example.
+#[allow(dead_code)]
+#[path = "../../../examples/rping.rs"]
+mod rping;
+
+const ARGUMENTS: &str = "RPING_ARGUMENTS";
+/// Devices that reach other processes.
+const DEVICES: [&str; 2] = ["ib0", "iw0"];
+const LONG: Duration = Duration::from_secs(20);
+
+/// Does nothing unless it is the other process.
+#[test]
+fn as_a_process() {
+    if let Ok(arguments) = std::env::var(ARGUMENTS) {
+        let given = arguments.split(' ').map(str::to_owned);
+        rping::run_with(given).unwrap();
+    }
+}
+
+fn start(arguments: &str) -> Running {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "rping::as_a_process", "--nocapture"]);
+    command.env(ARGUMENTS, arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running(command.spawn().unwrap())
+}
+
+struct Running(Child);
+
+impl Running {
+    fn end(mut self) -> (bool, String) {
+        let began = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let status = self.0.wait().unwrap();
+        let text = self.0.stdout.take().map(std::io::read_to_string);
+        let text = text.transpose().unwrap().unwrap_or_default();
+        let error = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
+        (status.success(), text + &error)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+// A client may come before the server listens: it is refused, and comes again.
+fn ping(arguments: &str) -> String {
+    let began = Instant::now();
+    loop {
+        let (succeeded, text) = start(arguments).end();
+        if succeeded {
+            return text;
+        }
+        assert!(text.contains("Refused"), "{text}");
+        assert!(began.elapsed() < LONG);
+    }
+}
+
+// covers 7.50
+#[test]
+fn a_client_and_a_server_ping_each_other() {
+    for device in DEVICES {
+        for (address, size, count) in [
+            ("127.0.40.1", 64, 1000),
+            ("127.0.40.1", 65_536, 20),
+            ("::1", 4097, 100),
+        ] {
+            let common = format!("-a {address} --device {device}");
+            let server = start(&format!("-s {common}"));
+            ping(&format!("-c {common} -C {count} -S {size} -V"));
+            let (succeeded, text) = server.end();
+            assert!(succeeded, "{text}");
+        }
+    }
+}
+
+#[test]
+fn what_is_pinged_is_what_the_program_of_rdma_core_pings() {
+    let common = "-a 127.0.41.1 -v";
+    let server = start(&format!("-s {common}"));
+    let text = ping(&format!("-c {common} -C 2 -S 64 -V"));
+    let letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz";
+    for (number, letters) in [&letters[..50], &letters[1..51]].iter().enumerate() {
+        let line = format!("ping data: rdma-ping-{number}: {letters}\n");
+        assert!(text.contains(&line), "{text}");
+    }
+    assert!(server.end().1.contains("server ping data: rdma-ping-1: B"));
+}
+
+/// Pings once what no client of `rping` would.
+fn ping_by_hand(server: SocketAddr, text: &[u8]) {
+    let device = emulated::device_reaching("ib0", server, &EmulatedOptions::default());
+    let context = device.unwrap().open(&Requirements::new()).unwrap();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(4).wait().unwrap();
+    let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
+    let memory = Memory::zeroed(1024).unwrap();
+    memory.write(0, text).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let mr = pd.register(&memory, access).wait().unwrap();
+    qp.init(ConnectOptions::new()).wait().unwrap();
+    let answer = ReceiveRequest::new(0, mr.sge(512, 16).unwrap());
+    qp.post_receive(answer).unwrap();
+    let connector = Connector::of(&context).unwrap();
+    let began = Instant::now();
+    let connection = loop {
+        let options = ConnectionOptions::new().qp(ConnectOptions::new().access(access));
+        let asked = connector.connect(&context, &qp, server, options.reads(1, 1));
+        let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
+        match connected {
+            Ok(connection) => break connection,
+            // The server may not listen yet.
+            Err(ConnectError::Refused { .. }) => assert!(began.elapsed() < LONG),
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let length = (text.len() as u32).to_be_bytes();
+    let message = [&mr.remote(0).to_bytes()[..], &length].concat();
+    qp.post_one(wr::Send::new(&message[..])).unwrap();
+    let done = cq.next().wait_for(LONG).unwrap().unwrap();
+    assert!(done.status.is_success() && done.opcode.is_receive());
+    connection.disconnect(&context, &qp).wait().unwrap();
+}
+
+#[test]
+fn what_is_pinged_is_no_command_to_a_terminal() {
+    let server = start("-s -a 127.0.24.141 -v");
+    let text = "a\u{1b}[2Jb\u{9b}31mc\nd\r\u{7f}e".as_bytes();
+    ping_by_hand(
+        "127.0.24.141:7174".parse().unwrap(),
+        &[text, b"\xfff\0"].concat(),
+    );
+    let (_, told) = server.end();
+    let shown = "server ping data: a?[2Jb?31mc?d??e\u{fffd}f\n";
+    assert!(told.contains(shown), "{told:?}");
+}
+
+#[test]
+fn a_server_that_is_killed_is_missed() {
+    for device in DEVICES {
+        let common = format!("-a 127.0.42.1 --device {device}");
+        let Couple { server, client, .. } = Couple::new(&common);
+        drop(server);
+        let began = Instant::now();
+        let (succeeded, text) = client.end();
+        assert!(!succeeded, "{text}");
+        assert!(text.contains("connection"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+}
+
+/// Two processes that ping each other without end, and when each ping was seen.
+struct Couple {
+    server: Running,
+    client: Running,
+    seen: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Couple {
+    fn new(common: &str) -> Self {
+        let server = start(&format!("-s {common}"));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        // The server may not listen yet.
+        let client = loop {
+            let mut client = start(&format!("-c {common} -v -S 4096"));
+            let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+            let is_ping = |line: &std::io::Result<String>| {
+                line.as_ref().is_ok_and(|line| line.contains("ping data"))
+            };
+            if lines.any(|line| is_ping(&line)) {
+                let seen = Arc::clone(&seen);
+                std::thread::spawn(move || {
+                    for _ in lines.map_while(Result::ok) {
+                        seen.lock().unwrap().push(Instant::now());
+                    }
+                });
+                break client;
+            }
+        };
+        Self {
+            server,
+            client,
+            seen,
+        }
+    }
+
+    /// The longest time without a ping since `begin`.
+    fn longest_silence(&self, begin: Instant) -> Duration {
+        let seen = self.seen.lock().unwrap();
+        let mut last = begin;
+        let mut longest = Duration::ZERO;
+        for at in seen
+            .iter()
+            .filter(|at| **at > begin)
+            .chain([&Instant::now()])
+        {
+            longest = longest.max(*at - last);
+            last = *at;
+        }
+        longest
+    }
+}
+
+#[test]
+fn eight_processes_at_one_address_and_one_that_is_killed() {
+    let address = "127.0.43.1";
+    let with_port = |port| Couple::new(&format!("-a {address} -p {port}"));
+    let mut couples: Vec<_> = (1..=4).map(with_port).collect();
+    // The one that made the sockets, and one that came last.
+    for (victim, of_server) in [(0, true), (2, false)] {
+        let couple = couples.remove(victim);
+        let begin = Instant::now();
+        let (mut killed, survivor) = if of_server {
+            (couple.server, couple.client)
+        } else {
+            (couple.client, couple.server)
+        };
+        killed.0.kill().unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        for couple in &couples {
+            let silence = couple.longest_silence(begin);
+            assert!(silence < Duration::from_secs(1), "{silence:?}");
+        }
+        killed.0.wait().unwrap();
+        assert!(!survivor.end().0);
+        // Others come as before.
+        couples.push(with_port(10 + victim));
+    }
+}

@@ -1,0 +1,16 @@
+//! The driver against peers that the tests write by hand, and over UDP.
+
+mod acknowledges;
+mod congestion;
+mod credits;
+mod framed;
+mod packets;
+mod posting;
+mod queues;
+mod requester;
+mod responder;
+mod smoke;
+mod states;
+mod support;
+mod truncated;
+mod udp;

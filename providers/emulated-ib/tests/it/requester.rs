@@ -1,0 +1,805 @@
+//! What a requester makes of answers and of silence.
+
+use std::time::Duration;
+
+use crate::support::*;
+use emulated_ib::header::{Body, Nak, Position};
+use polyverbs_engine::time::{ack_timeout, rnr_delay};
+use verbs_api::qp::{QpAttributes, QpState};
+use verbs_api::*;
+use verbs_api::{capability::Mtu, event::EventType, ids::Psn, memory::MwType, wr};
+
+const MTU: usize = 1024;
+
+fn is_response(frame: &OwnFrame) -> bool {
+    matches!(frame.header.body, Body::ReadResponse(_))
+}
+
+fn hold_answers(rig: &Rig) {
+    rig.wire.rule(|frame| match frame.header.body.is_request() {
+        true => Fate::Pass,
+        false => Fate::Hold,
+    });
+}
+
+fn post_write(rig: &Rig, wr_id: u64) {
+    rig.a
+        .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(wr_id));
+}
+
+// covers 3.60
+#[test]
+fn silence_is_waited_for_as_long_as_the_code_says() {
+    for timeout in [1, 5, 14] {
+        for retry_cnt in [0, 3] {
+            let rig = Rig::new(Setup {
+                timeout,
+                retry_cnt,
+                ..Setup::default()
+            });
+            rig.wire.rule(|_| Fate::Drop);
+            post_write(&rig, 1);
+            rig.run();
+            assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
+            let tries = u32::from(retry_cnt) + 1;
+            assert_eq!(rig.requests().len(), tries as usize);
+            assert_eq!(
+                rig.now(),
+                Duration::from_nanos(4096 << timeout) * tries,
+                "{timeout} {retry_cnt}"
+            );
+        }
+    }
+    let rig = Rig::new(Setup {
+        timeout: 0,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 1);
+    rig.run_for(Duration::from_secs(1_000_000));
+    assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
+    assert_eq!(rig.requests().len(), 1);
+}
+
+// covers 3.60
+#[test]
+fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    let least = ack_timeout(14).unwrap();
+    // Each answer is nearly too late for twice as long as the one before it took.
+    for (number, tenths) in [(1, 9), (2, 17), (3, 33), (4, 39)] {
+        hold_answers(&rig);
+        post_write(&rig, number);
+        rig.run_for(least * tenths / 10);
+        assert_eq!(rig.a.done(), [], "{number}");
+        rig.release();
+        assert_eq!(rig.a.done(), [(number, WcStatus::Success)]);
+    }
+    let began = rig.now();
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 5);
+    rig.run();
+    assert_eq!(rig.a.done(), [(5, WcStatus::RetryExcErr)]);
+    assert_eq!(rig.now() - began, least * 4);
+
+    // One that is quick again is waited for no longer than the code says.
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    hold_answers(&rig);
+    post_write(&rig, 1);
+    rig.run_for(least * 9 / 10);
+    rig.release();
+    rig.wire.pass();
+    for number in 2..8 {
+        post_write(&rig, number);
+        rig.run();
+    }
+    assert_eq!(rig.a.done().len(), 7);
+    let began = rig.now();
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 8);
+    rig.run();
+    assert_eq!(rig.now() - began, least);
+}
+
+// covers 3.61
+#[test]
+fn seven_retries_are_seven_and_progress_gives_them_back() {
+    let rig = Rig::new(Setup {
+        retry_cnt: 7,
+        ..Setup::default()
+    });
+    rig.wire.rule(|_| Fate::Drop);
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
+    rig.run();
+    assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
+    assert_eq!(rig.requests().len(), 8);
+    assert_eq!(
+        (rig.a.state(), rig.a.counters().retransmissions),
+        (QpState::Err, 7)
+    );
+
+    // Each frame arrives at its second try: more losses than retries, and no harm.
+    let rig = Rig::new(Setup {
+        retry_cnt: 1,
+        ..Setup::default()
+    });
+    let mut count = 0;
+    rig.wire.rule(move |frame| {
+        let request = frame.header.body.is_request();
+        count += i32::from(request);
+        if request && count % 2 == 1 {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
+    });
+    rig.a.write(0, &pattern(64, 1));
+    for id in 0..20 {
+        rig.a
+            .post(wr::Write::new(rig.a.sge(0, 64), rig.b.remote(64 * id as usize)).signaled(id));
+        rig.run();
+    }
+    assert_eq!(rig.a.done(), ok(0..20));
+    assert_eq!(rig.b.read(19 * 64, 64), pattern(64, 1));
+}
+
+// covers 3.40 3.61
+#[test]
+fn sequence_naks_use_up_retries_too() {
+    let rig = Rig::new(Setup {
+        retry_cnt: 2,
+        timeout: 0,
+        ..Setup::default()
+    });
+    // The first frame never arrives, the second always does.
+    rig.wire.rule(|frame| {
+        let first = frame.header.body.is_request() && frame.header.psn == Psn::new(1000);
+        if first { Fate::Drop } else { Fate::Pass }
+    });
+    rig.a
+        .post(wr::Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
+    rig.run();
+    // One NAK: the others are silent until the gap is closed, so without a timer nothing more happens.
+    assert_eq!(rig.naks(), [(0, Nak::SEQUENCE_ERROR)]);
+    assert_eq!(rig.a.done(), []);
+    for _ in 0..2 {
+        rig.inject([rig.answer(0, nak(Nak::SEQUENCE_ERROR), b"")]);
+    }
+    assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
+}
+
+// covers 3.40
+#[test]
+fn a_lost_frame_is_sent_again_from_the_number_that_the_nak_names() {
+    let rig = Rig::new(Setup {
+        timeout: 0,
+        ..Setup::default()
+    });
+    let mut lost = false;
+    rig.wire.rule(move |frame| {
+        if frame.header.psn == Psn::new(1002) && !std::mem::replace(&mut lost, true) {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
+    });
+    let data = pattern(5 * MTU, 4);
+    rig.a.write(0, &data);
+    rig.a
+        .post(wr::Write::new(rig.a.sge(0, data.len()), rig.b.remote(0)).signaled(1));
+    rig.run();
+    let numbers: Vec<_> = rig.requests().iter().map(|(offset, _)| *offset).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 2, 3, 4]);
+    assert_eq!(rig.naks(), [(2, Nak::SEQUENCE_ERROR)]);
+    assert_eq!((rig.a.done(), rig.b.read(0, data.len())), (ok([1]), data));
+    assert_eq!(
+        (rig.a.counters().naks, rig.a.counters().retransmissions),
+        (1, 3)
+    );
+}
+
+// covers 3.62
+#[test]
+fn a_missing_receive_counts_for_itself() {
+    // None allowed: the first answer of this kind is the end.
+    let rig = Rig::new(Setup {
+        rnr_retry: 0,
+        ..Setup::default()
+    });
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
+    assert_eq!(rig.a.done(), [(1, WcStatus::RnrRetryExcErr)]);
+    // Neither counter uses up the other.
+    let rig = Rig::new(Setup {
+        rnr_retry: 3,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    (0..4).for_each(|id| rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id)));
+    rig.run();
+    assert_eq!(rig.a.done()[0], (0, WcStatus::RnrRetryExcErr));
+    assert_eq!(rig.a.counters().rnr_naks, 4);
+    // A second copy of the answer does not count.
+    let rig = Rig::new(Setup {
+        rnr_retry: 1,
+        ..Setup::default()
+    });
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Twice
+        }
+    });
+    rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
+    assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
+    rig.b.receive(1, 0, 8);
+    rig.run();
+    assert_eq!(rig.a.done(), ok([1]));
+}
+
+// covers 3.63
+#[test]
+fn each_code_delays_as_the_table_says() {
+    for code in 0..=31 {
+        let rig = Rig::new(Setup {
+            min_rnr_timer: code,
+            rnr_retry: 1,
+            timeout: 0,
+            ..Setup::default()
+        });
+        rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
+        assert_eq!(rig.answers(), [(0, rnr(code))]);
+        rig.run();
+        assert_eq!(rig.now(), rnr_delay(code), "code {code}");
+        assert_eq!(rig.a.done(), [(1, WcStatus::RnrRetryExcErr)]);
+    }
+    let longest = (0..=31).max_by_key(|code| rnr_delay(*code));
+    assert_eq!(longest, Some(0));
+}
+
+// covers 3.64
+#[test]
+fn an_acknowledge_covers_what_was_before() {
+    let rig = Rig::rc();
+    rig.wire.rule(|_| Fate::Drop);
+    (0..4).for_each(|id| {
+        rig.a
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+    });
+    rig.inject([rig.answer(1, ACK, b"")]);
+    assert_eq!(rig.a.done(), ok([0, 1]));
+    // An RNR NAK and a NAK do so too, without their own number.
+    rig.inject([rig.answer(3, rnr(1), b"")]);
+    assert_eq!(rig.a.done(), ok([2]));
+    // What nobody waits for is ignored.
+    rig.inject(
+        [2, 4, 100, 0x80_0000].map(|offset| rig.answer(offset, nak(Nak::REMOTE_ACCESS), b"")),
+    );
+    assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
+    rig.inject([rig.answer(3, nak(Nak::REMOTE_ACCESS), b"")]);
+    assert_eq!(rig.a.done(), [(3, WcStatus::RemAccessErr)]);
+
+    // A read response acknowledges the writes before it.
+    let rig = Rig::rc();
+    rig.wire.rule(|frame| {
+        if frame.header.is_ack() {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
+    });
+    (0..3).for_each(|id| {
+        rig.a
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+    });
+    assert_eq!(rig.a.done(), []);
+    rig.a
+        .post(wr::Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(3));
+    assert_eq!(rig.a.done(), ok(0..4));
+}
+
+// covers 3.64 3.27
+#[test]
+fn a_lost_read_response_is_asked_for_again_and_not_acknowledged_away() {
+    for atomic in [false, true] {
+        let rig = Rig::new(Setup {
+            timeout: 0,
+            ..Setup::default()
+        });
+        let mut lost = false;
+        rig.wire.rule(move |frame| {
+            let answer =
+                is_response(frame) || matches!(frame.header.body, Body::AtomicAcknowledge(_));
+            if answer && !std::mem::replace(&mut lost, true) {
+                Fate::Drop
+            } else {
+                Fate::Pass
+            }
+        });
+        rig.b.memory.store_u64(0, 77).unwrap();
+        if atomic {
+            rig.a
+                .post(wr::FetchAdd::new(rig.a.sge(64, 8), rig.b.remote(0), 1).signaled(1));
+        } else {
+            rig.a
+                .post(wr::Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
+        }
+        assert_eq!(rig.a.done(), []);
+        // The acknowledge of the write tells that the answer was lost.
+        rig.a
+            .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
+        rig.run();
+        assert_eq!(rig.a.done(), ok([1, 2]));
+        assert_eq!(rig.a.memory.load_u64(64).unwrap(), 77);
+        assert_eq!(rig.b.memory.load_u64(0).unwrap(), 77 + u64::from(atomic));
+    }
+}
+
+// covers 3.65
+#[test]
+fn each_nak_has_its_status() {
+    let cases = [
+        (Nak::INVALID_REQUEST, WcStatus::RemInvReqErr),
+        (Nak::REMOTE_ACCESS, WcStatus::RemAccessErr),
+        (Nak::REMOTE_OPERATION, WcStatus::RemOpErr),
+        (Nak::INVALID_RD_REQUEST, WcStatus::RemInvRdReqErr),
+        (Nak(5), WcStatus::BadRespErr),
+    ];
+    for (code, status) in cases {
+        let rig = Rig::rc();
+        rig.wire.rule(|_| Fate::Drop);
+        (0..3).for_each(|id| {
+            rig.a
+                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(id))
+        });
+        rig.inject([rig.answer(1, nak(code), b"")]);
+        let expected = [
+            (0, WcStatus::Success),
+            (1, status),
+            (2, WcStatus::WrFlushErr),
+        ];
+        assert_eq!(rig.a.done(), expected, "{code:?}");
+        assert_eq!(rig.a.state(), QpState::Err);
+    }
+}
+
+// covers 3.65 3.70
+#[test]
+fn an_answer_that_does_not_fit_is_a_bad_response() {
+    let answers = [
+        (Body::ReadResponse(Position::Only), 7),
+        (Body::ReadResponse(Position::Only), 9),
+        (Body::ReadResponse(Position::First), 8),
+        (Body::ReadResponse(Position::First), 4),
+        (Body::AtomicAcknowledge(1), 0),
+    ];
+    for (body, length) in answers {
+        let rig = Rig::rc();
+        rig.wire.rule(|_| Fate::Drop);
+        rig.a
+            .post(wr::Read::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
+        rig.inject([rig.answer(0, body, &vec![1; length])]);
+        assert_eq!(
+            rig.a.done(),
+            [(1, WcStatus::BadRespErr)],
+            "{body:?} {length}"
+        );
+    }
+    let rig = Rig::rc();
+    rig.wire.rule(|_| Fate::Drop);
+    rig.a
+        .post(wr::FetchAdd::new(rig.a.sge(0, 8), rig.b.remote(0), 1).signaled(1));
+    rig.inject([rig.answer(0, Body::ReadResponse(Position::Only), b"")]);
+    assert_eq!(rig.a.done(), [(1, WcStatus::BadRespErr)]);
+}
+
+// covers 3.66 9.08
+#[test]
+fn a_read_goes_on_from_the_first_octet_that_is_missing() {
+    for dropped in 0..5 {
+        let rig = Rig::new(Setup {
+            timeout: 8,
+            ..Setup::default()
+        });
+        let mut lost = false;
+        rig.wire.rule(move |frame| {
+            let this = is_response(frame) && frame.header.psn == Psn::new(1000 + dropped);
+            if this && !std::mem::replace(&mut lost, true) {
+                Fate::Drop
+            } else {
+                Fate::Pass
+            }
+        });
+        let data = pattern(4 * MTU + 100, 5);
+        rig.b.write(0, &data);
+        rig.a
+            .post(wr::Read::new(rig.a.sge(8192, data.len()), rig.b.remote(0)).signaled(1));
+        rig.run();
+        assert_eq!(
+            (rig.a.done(), rig.a.read(8192, data.len())),
+            (ok([1]), data.clone())
+        );
+        let rest = dropped as usize * MTU;
+        let again = Body::ReadRequest(rig.b.remote(rest), (data.len() - rest) as u32);
+        let whole = Body::ReadRequest(rig.b.remote(0), data.len() as u32);
+        assert_eq!(
+            rig.requests(),
+            [(0, whole), (dropped as i32, again)],
+            "{dropped}"
+        );
+    }
+}
+
+// covers 3.67
+#[test]
+fn traffic_crosses_the_end_of_the_numbers() {
+    let rig = Rig::new(Setup {
+        a_psn: 0xff_fffe,
+        b_psn: 0xff_ffff,
+        ..Setup::default()
+    });
+    let (a, b) = (&rig.a, &rig.b);
+    let data = pattern(5 * MTU, 6);
+    a.write(0, &data);
+    let mut count = 0;
+    rig.wire.rule(move |_| {
+        count += 1;
+        // Not always the same frame of an exchange of four.
+        if count % 4 == 0 && count % 3 != 0 {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
+    });
+    for id in 0..4 {
+        b.receive(id, 65_536 + 8192 * id as usize, 8192);
+        a.post(
+            wr::Write::new(a.sge(0, data.len()), b.remote(8192 * id as usize)).signaled(10 + id),
+        );
+        a.post(
+            wr::Read::new(a.sge(131_072, data.len()), b.remote(8192 * id as usize))
+                .signaled(20 + id),
+        );
+        a.post(wr::Send::new(a.sge(0, data.len())).signaled(30 + id));
+    }
+    rig.run();
+    let expected = (0..4).flat_map(|id| [10 + id, 20 + id, 30 + id]);
+    assert_eq!((a.done(), b.done()), (ok(expected), ok(0..4)));
+    (0..8).for_each(|place| assert_eq!(b.read(8192 * (place + place / 4 * 4), data.len()), data));
+    assert_eq!(a.read(131_072, data.len()), data);
+}
+
+// covers 3.69
+#[test]
+fn reads_beyond_the_budget_wait_and_nothing_passes_them() {
+    let rig = Rig::new(Setup {
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        ..Setup::default()
+    });
+    let (a, b) = (&rig.a, &rig.b);
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Hold
+        }
+    });
+    (0..3).for_each(|id| a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(3));
+    for asked in 1..=3 {
+        let reads = rig
+            .requests()
+            .iter()
+            .filter(|(_, body)| matches!(body, Body::ReadRequest(..)))
+            .count();
+        let write = usize::from(asked == 3);
+        assert_eq!((reads, rig.requests().len()), (asked, asked + write));
+        rig.release();
+    }
+    assert_eq!(a.done(), ok(0..4));
+}
+
+// covers 3.70
+#[test]
+fn faults_of_the_requester_have_their_own_statuses() {
+    type Case = fn(&Rig) -> WcStatus;
+    let cases: [Case; 5] = [
+        |rig| {
+            let sge = with_lkey(rig.a.sge(0, 8), 0x999);
+            rig.a.post(wr::Send::new(sge).signaled(1));
+            WcStatus::LocProtErr
+        },
+        |rig| {
+            let sge = rig
+                .a
+                .sge(0, 8)
+                .at(rig.a.memory.address() + MEMORY as u64 - 4, 8);
+            rig.a.post(wr::Write::new(sge, rig.b.remote(0)).signaled(1));
+            WcStatus::LocProtErr
+        },
+        |rig| {
+            let mr = rig
+                .a
+                .pd
+                .register(&rig.a.memory, Access::REMOTE_READ)
+                .wait()
+                .unwrap();
+            rig.a
+                .post(wr::Read::new(mr.sge(0, 8).unwrap(), rig.b.remote(0)).signaled(1));
+            WcStatus::LocProtErr
+        },
+        |rig| {
+            rig.a
+                .post(wr::LocalInvalidate::new(RKey::new(0x123_4567)).signaled(1));
+            WcStatus::LocQpOpErr
+        },
+        |rig| {
+            let mw = rig.a.pd.alloc_mw(MwType::Type2).wait().unwrap();
+            let beyond = rig.a.memory.address() + MEMORY as u64 - 4;
+            let bind = wr::BindWindow::new(&mw, &rig.a.mr, beyond, 8).access(Access::REMOTE_READ);
+            rig.a.post(bind.signaled(1));
+            WcStatus::MwBindErr
+        },
+    ];
+    for (number, case) in cases.into_iter().enumerate() {
+        for direct in [false, true] {
+            let rig = Rig::new(Setup {
+                direct,
+                ..Setup::default()
+            });
+            rig.a.post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)));
+            let status = case(&rig);
+            rig.a
+                .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(64)).signaled(2));
+            rig.run();
+            assert_eq!(
+                rig.a.done(),
+                [(1, status), (2, WcStatus::WrFlushErr)],
+                "case {number} {direct}"
+            );
+            assert_eq!((rig.a.state(), rig.b.state()), (QpState::Err, QpState::Rts));
+        }
+    }
+}
+
+// covers 3.71 3.05
+#[test]
+fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    // Three reads have begun; the fourth waits behind the budget.
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
+    let budget = u64::from(rig.setup.max_rd_atomic);
+    (0..10).for_each(|id| a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(id)));
+    a.modify(
+        QpAttributes::new()
+            .qp_state(QpState::Sqd)
+            .en_sqd_async_notify(true),
+    )
+    .unwrap();
+    assert!(a.qp.query().unwrap().sq_draining);
+    assert_eq!((a.events(), a.done()), (vec![], vec![]));
+    a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(10));
+    rig.release();
+    rig.run_for(Duration::from_nanos(1));
+    assert_eq!(a.done(), ok(0..budget));
+    assert_eq!(a.events(), [EventType::SqDrained]);
+    assert!(!a.qp.query().unwrap().sq_draining);
+    assert_eq!(rig.requests().len() as u64, budget);
+    rig.wire.pass();
+    a.go_to(QpState::Rts);
+    rig.run();
+    assert_eq!(a.done(), ok(budget..11));
+    assert_eq!(a.events(), []);
+}
+
+// covers 3.71
+#[test]
+fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    let mut lost = false;
+    rig.wire.rule(move |_| {
+        if std::mem::replace(&mut lost, true) {
+            Fate::Pass
+        } else {
+            Fate::Drop
+        }
+    });
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
+    let drain = QpAttributes::new()
+        .qp_state(QpState::Sqd)
+        .en_sqd_async_notify(true);
+    a.modify(drain).unwrap();
+    assert_eq!(a.events(), []);
+    rig.run();
+    assert_eq!(
+        (a.done(), a.events()),
+        (ok([1]), vec![EventType::SqDrained])
+    );
+    a.go_to(QpState::Rts);
+    a.modify(drain).unwrap();
+    assert_eq!(a.events(), [EventType::SqDrained]);
+    // Unasked for, no event.
+    a.go_to(QpState::Rts);
+    a.go_to(QpState::Sqd);
+    assert_eq!(a.events(), []);
+}
+
+// covers 3.72
+#[test]
+fn the_responder_carries_out_in_posting_order() {
+    for direct in [false, true] {
+        let rig = Rig::new(Setup {
+            direct,
+            ..Setup::default()
+        });
+        let (a, b) = (&rig.a, &rig.b);
+        a.write(0, b"old.new.");
+        a.post(wr::Write::new(a.sge(0, 4), b.remote(0)));
+        // Read, then overwritten: an InfiniBand responder does both in the order of their numbers.
+        a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
+        a.post(wr::Write::new(a.sge(4, 4), b.remote(0)).signaled(2));
+        b.receive(3, 128, 8);
+        a.post(wr::Write::new(a.sge(0, 4), b.remote(512)));
+        a.post(wr::Send::new(a.sge(0, 4)).signaled(4));
+        rig.run();
+        assert_eq!((a.done(), b.done()), (ok([1, 2, 4]), ok([3])));
+        assert_eq!(
+            (a.read(64, 4), b.read(0, 4), b.read(512, 4)),
+            (b"old.".to_vec(), b"new.".to_vec(), b"old.".to_vec())
+        );
+    }
+}
+
+// covers 3.23 3.72
+#[test]
+fn a_fenced_request_waits_for_reads_and_atomics_only() {
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
+    a.write(0, b"new!");
+    b.write(0, b"old!");
+    a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).fence().signaled(2));
+    assert_eq!(rig.requests().len(), 1);
+    assert_eq!(b.read(0, 4), b"old!");
+    rig.release();
+    rig.run();
+    assert_eq!(
+        (a.done(), a.read(64, 4), b.read(0, 4)),
+        (ok([1, 2]), b"old!".to_vec(), b"new!".to_vec())
+    );
+    // Unfenced it is sent at once: a read that has to be asked for again then finds the new octets.
+    b.write(0, b"old!");
+    a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(3));
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).signaled(4));
+    assert_eq!(b.read(0, 4), b"new!");
+    // A fence does not wait for writes.
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    rig.wire.rule(|frame| {
+        if frame.header.body.is_request() {
+            Fate::Pass
+        } else {
+            Fate::Hold
+        }
+    });
+    a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).signaled(1));
+    a.post(
+        wr::Write::new(a.sge(0, 4), b.remote(64))
+            .fence()
+            .signaled(2),
+    );
+    assert_eq!(rig.requests().len(), 2);
+}
+
+// covers 3.27
+#[test]
+fn completions_keep_the_order_of_posting() {
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    // The acknowledge of the write overtakes the response of the read before it.
+    rig.wire.rule(|frame| {
+        if is_response(frame) {
+            Fate::Hold
+        } else {
+            Fate::Pass
+        }
+    });
+    a.post(wr::Read::new(a.sge(0, 8), b.remote(0)).signaled(1));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(2));
+    assert_eq!(a.done(), []);
+    rig.wire.pass();
+    rig.release();
+    rig.run();
+    assert_eq!(a.done(), ok([1, 2]));
+    // What needs no answer waits for what does.
+    let rig = Rig::rc();
+    let (a, b) = (&rig.a, &rig.b);
+    let mw = a.pd.alloc_mw(MwType::Type2).wait().unwrap();
+    rig.wire.rule(|frame| match frame.header.body {
+        Body::Acknowledge => Fate::Hold,
+        _ => Fate::Pass,
+    });
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(64)).signaled(1));
+    let bind = wr::BindWindow::new(&mw, &a.mr, a.memory.address(), 8);
+    a.post(bind.access(Access::REMOTE_READ).signaled(2));
+    a.post(wr::Write::new(a.sge(0, 8), b.remote(96)).signaled(3));
+    rig.run_for(Duration::from_micros(1));
+    assert_eq!(a.done(), []);
+    rig.wire.pass();
+    rig.release();
+    rig.run();
+    assert_eq!(a.done(), ok([1, 2, 3]));
+}
+
+// A peer that says it has no receive for what comes before a read, and answers the read all the same.
+#[test]
+fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
+    const PIECE: usize = 32 * 256;
+    let rig = Rig::new(Setup {
+        mtu: Some(Mtu::Mtu256),
+        ..Setup::default()
+    });
+    rig.wire.rule(|_| Fate::Drop);
+    let (a, b) = (&rig.a, &rig.b);
+    a.post(wr::Send::new(a.sge(0, 8)).signaled(1));
+    a.post(wr::Read::new(a.sge(0, 3 * PIECE), b.remote(0)).signaled(2));
+    rig.inject([rig.answer(0, rnr(1), &[])]);
+    let octets = pattern(PIECE, 3);
+    for (number, packet) in (0..).zip(octets.chunks(256)) {
+        let position = Position::of(number * 256, 256, PIECE as u64);
+        let body = Body::ReadResponse(position);
+        rig.inject([rig.answer(1 + number as u32, body, packet)]);
+    }
+    rig.run();
+    let gave_up = (2, WcStatus::RetryExcErr);
+    assert_eq!(a.done(), [(1, WcStatus::Success), gave_up]);
+    assert_eq!(a.read(0, PIECE), octets);
+}
+
+#[test]
+fn where_a_link_joins_packets_what_is_lost_is_sent_again_from_there() {
+    let rig = Rig::new(Setup {
+        joined: Some(4096),
+        ..Setup::default()
+    });
+    let mut frames = 0;
+    rig.wire.rule(move |frame| {
+        frames += u32::from(frame.header.body.is_request());
+        if frames == 2 { Fate::Drop } else { Fate::Pass }
+    });
+    rig.b.receive(1, 0, 16 << 10);
+    rig.a.post(wr::Send::new(rig.a.sge(0, 10_000)).signaled(2));
+    rig.run();
+    let offset = |frame: &OwnFrame| frame.header.psn.distance_from(Psn::new(rig.setup.a_psn));
+    let said = rig.wire.log();
+    let requests = said.iter().filter(|frame| frame.header.body.is_request());
+    let offsets: Vec<_> = requests.map(offset).collect();
+    assert_eq!(offsets, [0, 4, 8, 4, 8]);
+    assert_eq!(rig.a.done(), ok([2]));
+    assert_eq!(rig.b.done(), ok([1]));
+}

@@ -1,0 +1,80 @@
+//! What a Terminate carries, and that there is one.
+
+use emulated_iwarp::header::{Body, Message};
+use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
+use verbs_api::qp::QpState;
+use verbs_api::{
+    RKey, RemoteAddress,
+    wr::{self, ReceiveRequest},
+};
+
+use crate::iwarp::lab::{Lab, with_lkey};
+
+fn nowhere() -> RemoteAddress {
+    RemoteAddress::new(0, RKey::new(0x4242_4242))
+}
+
+// covers 9.42
+#[test]
+fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
+    for max_frame in [None, Some(8)] {
+        let lab = Lab::stream(max_frame);
+        // Two that are refused, of different kinds, before the peer hears anything.
+        lab.a
+            .post(wr::Write::new(&b"nowhere"[..], nowhere()).signaled(1));
+        lab.a
+            .post(wr::Read::new(lab.a.sge(0, 8), nowhere()).signaled(2));
+        lab.b
+            .post(wr::Send::new(&b"from the other side"[..]).signaled(3));
+        lab.settle();
+        let said = lab.wire().terminates();
+        assert_eq!(said.len(), 1, "{said:?}");
+        let error = said[0].code();
+        assert_eq!((error.layer, error.etype, error.code), (1, 1, 0));
+        assert_eq!(lab.b.terminated(), None);
+        assert_eq!(lab.a.terminated(), Some((1, 1, 0)));
+        assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
+        // Behind it the stream has nothing but its end.
+        let seen = lab.wire().seen();
+        let is_terminate =
+            |message: &Message| matches!(message, Message::Untagged(_, Body::Terminate));
+        let at = seen.iter().position(is_terminate);
+        let behind = &seen[at.unwrap() + 1..];
+        let ends = |message: &Message| matches!(message, Message::Close | Message::Reset);
+        assert!(behind.iter().all(ends), "{behind:?}");
+    }
+}
+
+// covers 9.43
+#[test]
+fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
+    let lab = Lab::stream(None);
+    let bad = with_lkey(lab.b.sge(0, 8), 0x7777_7777);
+    lab.b.qp.post_receive(ReceiveRequest::new(10, bad)).unwrap();
+    lab.a.post(wr::Send::new(&b"octets"[..]).signaled(1));
+    lab.settle();
+    let said = lab.wire().terminates();
+    let error = said[0].code();
+    assert_eq!((error.layer, error.etype, error.code), (1, 0, 0));
+    assert_eq!((said[0].ddp, said[0].rdmap), (None, None));
+}
+
+// A read is looked at as a whole before any of it is served, so what was not served is all of it.
+// covers 9.52
+#[test]
+fn a_refused_read_is_told_with_its_request() {
+    let lab = Lab::stream(None);
+    lab.a
+        .post(wr::Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
+    lab.settle();
+    let mut seen = lab.wire().seen().into_iter();
+    let (segment, request) = seen
+        .find_map(|message| match message {
+            Message::Untagged(segment, Body::ReadRequest(request)) => Some((segment, request)),
+            _ => None,
+        })
+        .unwrap();
+    let said = lab.wire().terminates()[0];
+    assert_eq!(said.ddp, Some(SegmentHeader::Untagged(segment)));
+    assert_eq!(said.rdmap, Some(TerminatedRequest::Read(request)));
+}

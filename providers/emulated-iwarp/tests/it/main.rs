@@ -1,0 +1,4 @@
+//! The driver in virtual time, and over TCP.
+
+mod iwarp;
+mod tcp;

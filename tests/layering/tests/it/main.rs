@@ -1,0 +1,10 @@
+//! Rules that the workspace itself keeps.
+
+mod circles;
+mod dependencies;
+mod ignored;
+mod links;
+mod no_os_calls;
+mod overflow_checks;
+mod root_examples;
+mod root_names;

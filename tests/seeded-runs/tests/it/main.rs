@@ -1,0 +1,4 @@
+//! Seeded fault runs of both drivers.
+
+mod infiniband;
+mod iwarp;
