@@ -68,7 +68,8 @@ impl Key {
         let fits = offset
             .checked_add(length)
             .is_some_and(|end| end <= self.length);
-        fits.then_some(self.base + offset as usize)
+        // Only then: an address outside of the region may be so far off that the sum overflows.
+        fits.then(|| self.base + offset as usize)
     }
 }
 

@@ -126,7 +126,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("polyverbs-benches", TEST),
     // Tests.
-    ("built-library", &[]),
+    // Tests depend on it to have the libraries for C built.
+    (
+        "built-library",
+        &[
+            "polyverbs-compat",
+            "polyverbs-redirect",
+            "polyverbs-rds-sockets",
+        ],
+    ),
     ("conformance", TEST),
     ("seeded-runs", TEST),
     ("feature-index", &[]),
