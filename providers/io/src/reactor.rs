@@ -10,9 +10,10 @@
 //! claim takes four times as many polls, and is not made before a while.
 //!
 //! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
+//!
+//! Who owns the input from when on is decided in `policy`, which knows neither clock nor thread.
 
 use std::io;
-use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,13 +24,17 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use polyverbs_engine::link::Input;
 use polyverbs_engine::network::Progress;
+use polyverbs_engine::time::Time;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
 use verbs_api::provider::start_thread;
 
+use self::policy::{Claims, POLLS, Pollers, WAY};
 use crate::exit::at_exit;
 use crate::lock;
+
+mod policy;
 
 /// Whose sources a reactor watches: a link.
 pub trait IoHandler: Send + Sync {
@@ -117,6 +122,8 @@ pub struct Reactor {
     /// Polls in a row that found another thread reading.
     refused: AtomicU32,
     is_over: AtomicBool,
+    /// The moment that the policy counts from.
+    made: Instant,
     patience: Duration,
 }
 
@@ -126,25 +133,12 @@ struct Served {
     network: Weak<dyn Progress>,
 }
 
-/// When pollers may claim the input.
-#[derive(Debug)]
-struct Claims {
-    /// When one last looked at the clock.
-    looked: Instant,
-    /// How many looks at the clock in a row came soon after one another, and how many of them make a claim.
-    soon: u32,
-    needed: u32,
-    /// Until then nothing is claimed.
-    not_before: Instant,
-}
-
 impl Reactor {
     /// A reactor over nothing.
     ///
     /// # Errors
     /// The process has too many descriptors.
     pub fn new() -> io::Result<Self> {
-        let now = Instant::now();
         let mut reactor = Self {
             all: epoll::create(CreateFlags::CLOEXEC)?,
             data: epoll::create(CreateFlags::CLOEXEC)?,
@@ -152,19 +146,14 @@ impl Reactor {
             is_polled: AtomicBool::new(false),
             claimed: AtomicU32::new(0),
             polls: AtomicU32::new(0),
-            claims: Mutex::new(Claims {
-                looked: now,
-                soon: 0,
-                needed: 1,
-                not_before: now,
-            }),
+            claims: Mutex::new(Claims::new(Time::default())),
             served: OnceLock::new(),
             refused: AtomicU32::new(0),
             is_over: AtomicBool::new(false),
+            made: Instant::now(),
             patience: Duration::ZERO,
         };
-        reactor.patience =
-            (reactor.measure_call() * CALLS).clamp(*PATIENCE.start(), *PATIENCE.end());
+        reactor.patience = policy::patience(reactor.measure_call());
         epoll::add(&reactor.all, &reactor.bell, BELL, EventFlags::IN)?;
         epoll::add(&reactor.all, &reactor.data, DATA, EventFlags::IN)?;
         Ok(reactor)
@@ -275,18 +264,15 @@ impl Reactor {
         lock(&self.claims)
     }
 
+    fn now(&self) -> Time {
+        Time::default().after(self.made.elapsed())
+    }
+
     #[cold]
     fn look_at_clock(&self) {
-        let claims = &mut *self.claims();
-        let now = Instant::now();
-        let last = std::mem::replace(&mut claims.looked, now);
-        if now - last > SOON || now < claims.not_before {
-            claims.soon = 0;
-            return;
-        }
-        claims.soon += 1;
+        let mut claims = self.claims();
         // Where the input cannot be left to pollers, the thread goes on.
-        if claims.soon >= claims.needed && self.heed_data(EventFlags::empty()).is_ok() {
+        if claims.claims(self.now()) && self.heed_data(EventFlags::empty()).is_ok() {
             self.claimed.fetch_add(1, Ordering::Relaxed);
             self.is_polled.store(true, Ordering::Release);
             self.tell_handler(true);
@@ -294,11 +280,10 @@ impl Reactor {
         }
     }
 
-    // Whether pollers still owned the input.
-    fn release(&self, claims: &mut Claims) -> bool {
+    // Whether pollers still owned the input. Called under the lock of the claims.
+    fn release(&self) -> bool {
         let was_polled = self.is_polled.swap(false, Ordering::SeqCst);
         if was_polled {
-            claims.soon = 0;
             self.tell_handler(false);
             // Tells also what was there before. Nothing is known that could fail here.
             let _ = self.heed_data(EventFlags::IN);
@@ -325,14 +310,12 @@ impl Reactor {
             let is_polled = self.is_polled();
             let polls = || self.polls.load(Ordering::Relaxed);
             let claim = self.claimed.load(Ordering::Relaxed);
-            // They may have gone and come again since.
-            let known = owners.filter(|pollers| pollers.claim == claim);
-            owners = is_polled.then(|| known.unwrap_or_else(|| Pollers::new(claim, polls())));
+            owners = is_polled.then(|| Pollers::of(owners, claim, polls(), self.now()));
             let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
             let mut is_due = has_some || again;
             let time = match &owners {
                 _ if is_due => Some(Duration::ZERO),
-                Some(pollers) => Some(pollers.time_left(self.patience)),
+                Some(pollers) => Some(pollers.time_left(self.now(), self.patience)),
                 None => None,
             };
             let mut events = [NO_EVENT; AT_ONCE];
@@ -361,10 +344,10 @@ impl Reactor {
                 }
             }
             if let Some(pollers) = &mut owners
-                && pollers.are_gone(polls(), self.patience)
+                && pollers.are_gone(polls(), self.now(), self.patience)
                 && self.is_polled()
             {
-                self.take_over(&*handler, pollers.are_worth_it);
+                self.take_over(&*handler, pollers.are_worth_it());
                 is_due = true;
             }
             if is_reminded {
@@ -373,12 +356,11 @@ impl Reactor {
                 guarded(|| _ = network.look());
                 thread::sleep(WAY);
             }
-            again = false;
-            if is_due && !progress(&*network) {
-                // Whoever reads may wait for this processor.
-                thread::sleep(WAY);
-                again = !self.is_polled();
+            let was_refused = is_due && !progress(&*network);
+            if let Some(pause) = policy::pause(was_refused) {
+                thread::sleep(pause);
             }
+            again = was_refused && !self.is_polled();
         }
     }
 
@@ -388,16 +370,9 @@ impl Reactor {
         let has_more = handler.sleep();
         let mut claims = self.claims();
         // Before that the handler may have nothing watched.
-        if !self.release(&mut claims) {
-            return;
-        }
-        if (has_more || self.has_data()) && !was_worth_it {
-            // A program that does not poll while it waits for its peer does so for long as soon as that one is slow: so many
-            // polls alone would say nothing.
-            claims.needed = (claims.needed * 4).min(MOST_NEEDED);
-            claims.not_before = Instant::now() + self.patience * claims.needed;
-        } else {
-            claims.needed = (claims.needed / 2).max(1);
+        if self.release() {
+            let left_unread = has_more || self.has_data();
+            claims.taken_back(was_worth_it, left_unread, self.now(), self.patience);
         }
     }
 
@@ -433,15 +408,12 @@ impl Input for Reactor {
         }
     }
 
-    // Otherwise a poller that spins would keep whoever reads from coming to an end.
     #[cold]
     fn give_way(&self) {
         self.polled();
-        // Yielding is not enough where the scheduler prefers who yields: until the next tick, milliseconds, it comes back.
-        if self.refused.fetch_add(1, Ordering::Relaxed) % YIELDS == YIELDS - 1 {
-            thread::sleep(WAY);
-        } else {
-            thread::yield_now();
+        match policy::pause_of_poller(self.refused.fetch_add(1, Ordering::Relaxed)) {
+            Some(pause) => thread::sleep(pause),
+            None => thread::yield_now(),
         }
     }
 
@@ -453,55 +425,12 @@ impl Input for Reactor {
     fn hand_back(&self) {
         if self.is_polled() {
             let mut claims = self.claims();
-            if self.release(&mut claims) {
-                claims.needed = (claims.needed / 2).max(1);
+            if self.release() {
+                claims.handed_back();
             }
             drop(claims);
             self.ring();
         }
-    }
-}
-
-/// Pollers that own the input, as the thread sees them.
-#[derive(Clone, Copy)]
-struct Pollers {
-    /// Which claim of all.
-    claim: u32,
-    claimed: Instant,
-    polls: u32,
-    /// When there were no more of them yet.
-    since: Instant,
-    /// They still came a while after they had claimed the input.
-    are_worth_it: bool,
-}
-
-impl Pollers {
-    fn new(claim: u32, polls: u32) -> Self {
-        let now = Instant::now();
-        Self {
-            claim,
-            claimed: now,
-            polls,
-            since: now,
-            are_worth_it: false,
-        }
-    }
-
-    fn are_gone(&mut self, polls: u32, patience: Duration) -> bool {
-        if std::mem::replace(&mut self.polls, polls) != polls {
-            self.since = Instant::now();
-            self.are_worth_it |= self.since - self.claimed >= patience / FIRST;
-        }
-        self.time_left(patience).is_zero()
-    }
-
-    // How long they may still stay away.
-    fn time_left(&self, patience: Duration) -> Duration {
-        let patience = match self.are_worth_it {
-            true => patience,
-            false => patience / FIRST,
-        };
-        patience.saturating_sub(self.since.elapsed())
     }
 }
 
@@ -532,24 +461,6 @@ fn timespec(time: Duration) -> Timespec {
 
 /// How many sources one look tells at most.
 pub const AT_ONCE: usize = 64;
-
-/// The patience is so many system calls that do next to nothing, within bounds: a poll that brings something takes many, and
-/// under emulation a call takes a hundred times what it does on an ordinary machine.
-const CALLS: u32 = 10_000;
-const PATIENCE: RangeInclusive<Duration> = Duration::from_millis(2)..=Duration::from_millis(8);
-
-/// So many polls within so short a time count as coming again and again.
-const POLLS: u32 = 4;
-const SOON: Duration = Duration::from_micros(100);
-/// A claim takes so many times as many at most.
-const MOST_NEEDED: u32 = 256;
-/// After so small a part of the patience the thread first looks whether pollers still come. A claim that lasts for longer was
-/// right, whatever lies there at its end.
-const FIRST: u32 = 8;
-
-/// How often a poller yields to whoever reads before it sleeps, and how long it then sleeps, as the thread does.
-const YIELDS: u32 = 100;
-const WAY: Duration = Duration::from_micros(20);
 
 const BELL_TOKEN: u64 = u64::MAX;
 const DATA_TOKEN: u64 = u64::MAX - 1;

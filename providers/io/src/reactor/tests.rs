@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
-use polyverbs_engine::time::Time;
+use waiting::{PATIENCE, until};
 
 use super::*;
 use crate::sockets::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
@@ -21,19 +21,40 @@ struct Reader {
     rare: UdpSocket,
 }
 
-const LONG: Duration = Duration::from_secs(20);
+/// So long that the thread takes the input back from no poller while a test runs.
+const FOR_EVER: Duration = Duration::from_secs(3600 * 24);
+/// So long that it does soon.
+const SOON: Duration = Duration::from_millis(2);
 
 impl Reader {
-    fn new() -> (Arc<Self>, mpsc::Receiver<u64>) {
-        Self::with(false)
+    /// With a thread, and pollers that may stay away for so long.
+    fn start(is_left: bool, patience: Duration) -> (Arc<Self>, mpsc::Receiver<u64>) {
+        let (reader, told) = Self::new(is_left, patience);
+        let handler = Arc::downgrade(&reader);
+        (reader.reactor).start(handler.clone(), handler).unwrap();
+        (reader, told)
     }
 
-    fn with(is_left: bool) -> (Arc<Self>, mpsc::Receiver<u64>) {
+    /// Without a thread: whatever happens, this thread does it.
+    fn without_thread(is_left: bool) -> Arc<Self> {
+        let (reader, _told) = Self::new(is_left, FOR_EVER);
+        let handler = Arc::downgrade(&reader);
+        let network = handler.clone();
+        assert!(
+            reader
+                .reactor
+                .served
+                .set(Served { handler, network })
+                .is_ok()
+        );
+        reader
+    }
+
+    fn new(is_left: bool, patience: Duration) -> (Arc<Self>, mpsc::Receiver<u64>) {
         let socket = || UdpSocket::bind("127.0.3.30:0".parse().unwrap(), &UdpOptions::default());
         let (attended, told) = mpsc::channel();
         let mut reactor = Reactor::new().unwrap();
-        // So that a poller that has lost its processor for a turn or two is not gone.
-        reactor.patience = Duration::from_millis(20);
+        reactor.patience = patience;
         let reader = Arc::new(Self {
             reactor: Arc::new(reactor),
             socket: socket().unwrap(),
@@ -49,8 +70,6 @@ impl Reader {
         let reactor = &reader.reactor;
         reactor.add(&reader.socket, 1, Source::Data).unwrap();
         reactor.add(&reader.rare, 2, Source::Shared).unwrap();
-        let handler = Arc::downgrade(&reader);
-        reactor.start(handler.clone(), handler).unwrap();
         (reader, told)
     }
 
@@ -82,49 +101,27 @@ impl Reader {
         self.released.load(Ordering::SeqCst)
     }
 
-    fn await_arrival(&self, count: usize) {
-        until(|| self.arrived() >= count);
-    }
-
     fn poll(&self) {
         self.read();
         self.reactor.polled();
     }
 
-    /// Polls until that claims the input, whatever earlier claims left; how many polls it took.
-    fn claim(&self) -> u32 {
-        let began = Instant::now();
-        self.reactor.claims().not_before = began;
-        for polls in 1.. {
+    /// Polls until that claims the input.
+    fn claim(&self) {
+        until(|| self.claims_by_polls());
+    }
+
+    /// Whether pollers own the input once they have come again and again for long, whatever the clock says.
+    fn claims_by_polls(&self) -> bool {
+        (0..10_000).any(|_| {
             self.reactor.polled();
-            if self.reactor.is_polled() {
-                return polls;
-            }
-            assert!(began.elapsed() < LONG);
-        }
-        unreachable!()
+            self.reactor.is_polled()
+        })
     }
 
-    fn needed(&self) -> u32 {
-        self.reactor.claims().needed
-    }
-
-    /// Claims the input, leaves it at once, with something to read or not, and answers what the next claim takes where this
-    /// one took so many polls; `None` where the thread had it back before that was sent.
-    fn leave(&self, needed: u32, with_data: bool) -> Option<u32> {
-        let (released, count) = (self.released(), self.arrived());
-        self.reactor.claims().needed = 1;
-        self.claim();
-        self.reactor.claims().needed = needed;
-        if with_data {
-            self.send();
-        }
-        let is_held = self.released() == released;
-        until(|| self.released() > released);
-        // Both happen under one lock.
-        let learned = self.needed();
-        self.await_arrival(count + usize::from(with_data));
-        is_held.then_some(learned)
+    /// Takes the bell's ring, as the thread does when it is woken.
+    fn hear_bell(&self) {
+        let _ = read(&self.reactor.bell, &mut [0; 8]);
     }
 }
 
@@ -171,26 +168,6 @@ impl Drop for Reader {
     }
 }
 
-#[track_caller]
-fn until(mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < LONG);
-        thread::yield_now();
-    }
-}
-
-/// What the first so many trials that count had for a result: where the processor was elsewhere, one does not.
-#[track_caller]
-fn trials<T>(count: usize, mut trial: impl FnMut() -> Option<T>) -> Vec<T> {
-    let mut results = Vec::new();
-    until(|| {
-        results.extend(trial());
-        results.len() >= count
-    });
-    results
-}
-
 fn is_ready(epoll: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(epoll, PollFlags::IN)];
     poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
@@ -198,7 +175,7 @@ fn is_ready(epoll: &OwnedFd) -> bool {
 
 #[test]
 fn while_nobody_polls_the_thread_reads() {
-    let (reader, _told) = Reader::new();
+    let (reader, _told) = Reader::start(false, SOON);
     for count in 1..=500 {
         reader.send();
         until(|| reader.by_thread.load(Ordering::SeqCst) == count);
@@ -207,235 +184,129 @@ fn while_nobody_polls_the_thread_reads() {
 }
 
 #[test]
-fn a_poll_now_and_then_claims_nothing() {
-    let (reader, _told) = Reader::new();
-    for count in 1..=20 {
-        // So far apart, however many at a time.
-        (1..POLLS).for_each(|_| reader.poll());
-        thread::sleep(SOON);
-        reader.poll();
-        reader.send();
-        reader.await_arrival(count);
-    }
-    assert_eq!(reader.claimed.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn pollers_that_come_again_and_again_claim_the_input() {
-    let claimed = trials(1, || {
-        let (reader, _told) = Reader::new();
-        reader.claim();
-        let claimed = reader.claimed.load(Ordering::SeqCst);
-        (reader.released() == 0).then_some(claimed)
-    });
-    assert_eq!(claimed, [1]);
-}
-
-#[test]
 fn what_comes_while_pollers_own_the_input_does_not_wake_the_thread() {
-    let (reader, _told) = Reader::new();
+    let reader = Reader::without_thread(false);
     let reactor = &reader.reactor;
-    let found = trials(20, || {
+    for round in 1..=20 {
         reader.claim();
-        let released = reader.released();
-        // The claim itself has, and what was there before may.
-        reader.read();
-        let was_quiet = reactor.is_polled() && !is_ready(&reactor.all);
+        assert_eq!(reader.claimed.load(Ordering::SeqCst), round);
+        // The claim itself has.
+        reader.hear_bell();
+        assert!(!is_ready(&reactor.all));
         reader.send();
-        let found = (reactor.has_data(), is_ready(&reactor.all));
+        until(|| reactor.has_data());
+        assert!(!is_ready(&reactor.all));
         reader.poll();
-        (was_quiet && reader.released() == released).then_some(found)
-    });
-    assert_eq!(found, [(true, false); 20]);
+        reactor.hand_back();
+        assert_eq!(reader.released(), round);
+        reader.hear_bell();
+        assert!(!is_ready(&reactor.all));
+        reader.send();
+        until(|| is_ready(&reactor.all));
+        reader.read();
+    }
 }
 
 #[test]
 fn pollers_that_stay_read_everything_themselves() {
-    let (reader, _told) = Reader::new();
-    let by_thread = trials(20, || {
-        reader.claim();
-        let released = reader.released();
-        let before = reader.by_thread.load(Ordering::SeqCst);
-        let began = Instant::now();
-        while began.elapsed() < reader.reactor.patience * 3 {
-            reader.send();
+    let (reader, _told) = Reader::start(false, FOR_EVER);
+    reader.claim();
+    for count in 1..=500 {
+        reader.send();
+        until(|| {
             reader.poll();
+            reader.arrived() == count
+        });
+    }
+    assert_eq!(reader.by_thread.load(Ordering::SeqCst), 0);
+    reader.reactor.hand_back();
+    reader.send();
+    until(|| reader.by_thread.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
+fn when_pollers_are_gone_the_thread_reads() {
+    for is_left in [false, true] {
+        let (reader, _told) = Reader::start(is_left, SOON);
+        for count in 1..=10 {
+            reader.claim();
+            reader.send();
+            until(|| reader.by_thread.load(Ordering::SeqCst) == count);
+            *reader.reactor.claims() = Claims::new(reader.reactor.now());
         }
-        let by_thread = reader.by_thread.load(Ordering::SeqCst) - before;
-        // A poller that does not get to run for as long counts as gone.
-        (reader.released() == released).then_some(by_thread)
-    });
-    assert!(by_thread.iter().sum::<usize>() <= 1, "{by_thread:?}");
+    }
 }
 
 #[test]
 fn when_pollers_are_gone_the_thread_reads_though_it_is_woken_all_the_time() {
-    let (reader, told) = Reader::new();
+    let (reader, told) = Reader::start(false, SOON * 10);
     reader.claim();
-    let released = reader.released();
     reader.send();
-    // Each takes several system calls, and the thread's first look a part of the patience.
-    let woken = (1..).find(|_| {
+    until(|| {
         reader.send_rare(b"rare");
         until(|| told.try_recv().is_ok());
-        reader.released() > released
+        reader.released() == 1
     });
-    assert!(woken < Some(20_000), "{woken:?}");
-    reader.await_arrival(1);
-}
-
-/// How long what is sent lies there where pollers have come for so long and come no more, the median of many; and the patience.
-fn wait_after(is_left: bool, polled: impl Fn(Duration) -> Duration) -> (Duration, Duration) {
-    let (reader, _told) = Reader::with(is_left);
-    let patience = reader.reactor.patience;
-    let mut times = trials(21, || {
-        let (released, count) = (reader.released(), reader.arrived() + 1);
-        reader.reactor.claims().needed = 1;
-        reader.claim();
-        let began = Instant::now();
-        while began.elapsed() < polled(patience) {
-            reader.reactor.polled();
-        }
-        let began = Instant::now();
-        reader.send();
-        let is_held = reader.released() == released;
-        reader.await_arrival(count);
-        is_held.then(|| began.elapsed())
-    });
-    times.sort();
-    (times[10], patience)
-}
-
-#[test]
-fn when_pollers_are_gone_the_thread_reads_after_the_patience() {
-    for is_left in [false, true] {
-        // For so long that the thread has looked while they came, also where it does not get to run at once.
-        let (wait, patience) = wait_after(is_left, |patience| patience * 3);
-        assert!(
-            wait >= patience && wait < patience * 4,
-            "{wait:?} of {patience:?}"
-        );
-    }
-}
-
-#[test]
-fn when_pollers_do_not_come_again_after_a_claim_the_thread_reads_sooner() {
-    for is_left in [false, true] {
-        let (wait, patience) = wait_after(is_left, |_| Duration::ZERO);
-        assert!(wait < patience, "{wait:?}");
-    }
+    until(|| reader.by_thread.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
 fn a_poller_that_hands_back_is_replaced_at_once() {
-    let (reader, _told) = Reader::new();
-    let times = (1..=100).map(|count| {
+    let (reader, _told) = Reader::start(false, FOR_EVER);
+    for count in 1..=100 {
         reader.claim();
-        let began = Instant::now();
         reader.reactor.hand_back();
         assert!(!reader.reactor.is_polled());
         reader.send();
-        reader.await_arrival(count);
-        began.elapsed()
-    });
-    let quickest = times.min().unwrap();
-    assert!(quickest < reader.reactor.patience, "{quickest:?}");
+        until(|| reader.arrived() == count);
+    }
 }
 
 #[test]
 fn what_lies_there_when_a_poller_hands_back_is_read() {
-    let (reader, _told) = Reader::with(true);
+    let (reader, _told) = Reader::start(true, FOR_EVER);
     for count in 1..=100 {
         reader.claim();
         reader.send();
         reader.reactor.hand_back();
-        reader.await_arrival(count);
+        until(|| reader.arrived() == count);
     }
 }
 
 #[test]
-fn a_short_claim_that_left_data_lying_makes_the_next_one_take_more_polls() {
+fn only_a_short_claim_that_left_data_unread_is_not_repeated() {
     for is_left in [false, true] {
-        let (reader, _told) = Reader::with(is_left);
-        for (needed, more) in [
-            (1, 4),
-            (16, 64),
-            (4096, MOST_NEEDED),
-            (MOST_NEEDED, MOST_NEEDED),
-        ] {
-            assert_eq!(trials(3, || reader.leave(needed, true)), [more; 3]);
+        for (was_worth_it, has_sent) in [(true, true), (true, false), (false, false), (false, true)]
+        {
+            let reader = Reader::without_thread(is_left);
+            reader.claim();
+            if has_sent {
+                reader.send();
+            }
+            reader.reactor.take_over(&*reader, was_worth_it);
+            assert!(!reader.reactor.is_polled());
+            if was_worth_it || !has_sent {
+                reader.claim();
+            } else {
+                assert!(!reader.claims_by_polls());
+            }
         }
     }
-}
-
-#[test]
-fn a_short_claim_that_left_data_lying_is_not_repeated_before_a_while() {
-    let (reader, _told) = Reader::new();
-    trials(3, || reader.leave(1, true));
-    let not_before = reader.reactor.claims().not_before;
-    until(|| {
-        reader.reactor.polled();
-        reader.reactor.is_polled()
-    });
-    assert!(Instant::now() >= not_before);
-}
-
-#[test]
-fn a_claim_takes_as_many_polls_as_are_needed() {
-    let (reader, _told) = Reader::new();
-    for needed in [8, 64] {
-        reader.reactor.claims().needed = needed;
-        let polls = reader.claim();
-        assert!(polls > POLLS * (needed - 1), "{polls} for {needed}");
-        reader.reactor.hand_back();
-    }
-}
-
-#[test]
-fn a_claim_that_left_nothing_lying_makes_the_next_one_take_fewer_polls() {
-    let (reader, _told) = Reader::new();
-    for (needed, fewer) in [(16, 8), (1, 1)] {
-        assert_eq!(trials(3, || reader.leave(needed, false)), [fewer; 3]);
-        reader.claim();
-        reader.reactor.claims().needed = needed;
-        reader.reactor.hand_back();
-        assert_eq!(reader.needed(), fewer);
-    }
-}
-
-#[test]
-fn a_long_claim_was_right_though_it_left_data_lying() {
-    let (reader, _told) = Reader::new();
-    let learned = trials(3, || {
-        let released = reader.released();
-        reader.reactor.claims().needed = 16;
-        reader.claim();
-        let began = Instant::now();
-        // The thread, too, gets a processor meanwhile.
-        while began.elapsed() <= reader.reactor.patience * 8 {
-            reader.poll();
-        }
-        let was_long = reader.released() == released;
-        reader.send();
-        until(|| reader.released() > released);
-        was_long.then(|| reader.needed())
-    });
-    assert_eq!(learned, [8; 3]);
 }
 
 #[test]
 fn what_is_rare_is_attended_whoever_polls() {
-    let (reader, told) = Reader::new();
+    let (reader, told) = Reader::start(false, FOR_EVER);
     for is_polled in [true, false] {
+        match is_polled {
+            true => reader.claim(),
+            false => reader.reactor.hand_back(),
+        }
         for _ in 0..20 {
             reader.send_rare(b"rare");
-            until(|| {
-                if is_polled {
-                    reader.claim();
-                }
-                told.try_recv().is_ok()
-            });
+            until(|| told.try_recv().is_ok());
         }
+        assert_eq!(reader.reactor.is_polled(), is_polled);
     }
 }
 
@@ -496,10 +367,10 @@ fn a_handler_that_panics_does_not_end_the_thread() {
         reactor.ring();
         until(|| handler.calls() >= calls);
     }
-    let (reader, told) = Reader::new();
+    let (reader, told) = Reader::start(false, SOON);
     for bytes in [&b"panic"[..], b"calm", b"panic"] {
         reader.send_rare(bytes);
-        assert_eq!(told.recv_timeout(LONG), Ok(2));
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(2));
     }
     reactor.stop();
 }
@@ -508,11 +379,8 @@ fn a_handler_that_panics_does_not_end_the_thread() {
 fn where_another_thread_reads_the_thread_tries_again() {
     let (reactor, handler) = Told::default().start();
     handler.refusals.store(10, Ordering::SeqCst);
-    let began = Instant::now();
     reactor.ring();
     until(|| handler.calls() == 11);
-    // The other one may need this processor.
-    assert!(began.elapsed() >= WAY * 10);
     reactor.stop();
 }
 
@@ -529,20 +397,18 @@ fn what_has_come_by_another_way_before_the_thread_sleeps_is_read() {
 
 #[test]
 fn a_poller_that_is_refused_is_there_as_well() {
-    let (reader, _told) = Reader::new();
+    let reader = Reader::without_thread(false);
     let before = reader.reactor.polls.load(Ordering::SeqCst);
-    (0..2 * YIELDS).for_each(|_| reader.reactor.give_way());
+    (0..200).for_each(|_| reader.reactor.give_way());
     let polls = reader.reactor.polls.load(Ordering::SeqCst) - before;
-    assert_eq!(polls, 2 * YIELDS);
+    assert_eq!(polls, 200);
 }
 
 #[test]
-fn a_machine_whose_calls_take_long_is_given_longer() {
-    let (least, most) = (*PATIENCE.start(), *PATIENCE.end());
-    let reactor = Reactor::new().unwrap();
-    assert!(PATIENCE.contains(&reactor.patience));
-    assert!(Duration::from_nanos(200) * CALLS <= least);
-    assert!(Duration::from_micros(1) * CALLS >= most);
+fn a_reactor_measures_how_long_pollers_may_stay_away() {
+    let bounds = [Duration::ZERO, Duration::MAX / 20_000].map(policy::patience);
+    let patience = Reactor::new().unwrap().patience;
+    assert!((bounds[0]..=bounds[1]).contains(&patience));
 }
 
 #[test]
@@ -554,7 +420,7 @@ fn the_thread_ends_when_it_is_stopped() {
 
 #[test]
 fn the_thread_ends_with_its_handler() {
-    let (reader, _told) = Reader::new();
+    let (reader, _told) = Reader::start(false, SOON);
     let reactor = Arc::downgrade(&reader.reactor);
     drop(reader);
     until(|| reactor.strong_count() == 0);
