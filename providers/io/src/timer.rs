@@ -164,32 +164,41 @@ impl Era {
             let Some(network) = network.upgrade() else {
                 break;
             };
-            // First forgotten, then looked for: what is noted meanwhile stays noted.
-            self.earliest.store(Time::NEVER.0, Ordering::SeqCst);
-            let now = clock.now();
-            // Panics are reported by the hook, and what is due later must still happen.
-            let _ = catch_unwind(AssertUnwindSafe(|| network.handle_timeout(now)));
-            if let Some(due) = network.next_timeout() {
-                // What was due and still is, is being done by another thread, which goes on by itself: no hurry.
-                self.note(if due <= now {
-                    clock.now().after(PAUSE)
-                } else {
-                    due
-                });
-            }
+            self.attend(&*network, || clock.now());
         }
         lock(&self.sleeper).is_over = true;
+    }
+
+    /// Has the network do what is due, and notes what will be due next.
+    fn attend(&self, network: &dyn Progress, clock: impl Fn() -> Time) {
+        // First forgotten, then looked for: what is noted meanwhile stays noted.
+        self.earliest.store(Time::NEVER.0, Ordering::SeqCst);
+        let now = clock();
+        // Panics are reported by the hook, and what is due later must still happen.
+        let _ = catch_unwind(AssertUnwindSafe(|| network.handle_timeout(now)));
+        if let Some(due) = network.next_timeout() {
+            // What was due and still is, is being done by another thread, which goes on by itself: no hurry.
+            self.note(if due <= now {
+                clock().after(PAUSE)
+            } else {
+                due
+            });
+        }
+    }
+
+    /// How long nothing is due yet.
+    fn time_left(&self, now: Time) -> Duration {
+        Duration::from_nanos(self.earliest().0.saturating_sub(now.0))
     }
 
     /// Until something is due; `false` when nothing ever will be.
     fn sleep(&self, clock: Clock) -> bool {
         let mut sleeper = lock(&self.sleeper);
         while !sleeper.is_over {
-            let (earliest, now) = (self.earliest(), clock.now());
-            if earliest <= now {
+            let time = self.time_left(clock.now());
+            if time.is_zero() {
                 return true;
             }
-            let time = Duration::from_nanos(earliest.0 - now.0);
             let woken = self.woken.wait_timeout(sleeper, time);
             sleeper = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -216,8 +225,12 @@ impl Clock {
 
     // The kernel notes the time at each tick, and nobody has to ask a device for it.
     fn soon(self) -> Time {
-        let last_tick = self.since_start(read(ClockId::CLOCK_MONOTONIC_COARSE));
-        Time(last_tick.0 + self.tick)
+        self.soon_after(read(ClockId::CLOCK_MONOTONIC_COARSE))
+    }
+
+    // The next tick, after which the kernel has noted a later time.
+    fn soon_after(self, last_tick: u64) -> Time {
+        Time(self.since_start(last_tick).0 + self.tick)
     }
 }
 
@@ -235,251 +248,4 @@ fn nanoseconds(time: TimeSpec) -> u64 {
 const PAUSE: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-    use std::thread;
-    use std::time::Instant;
-
-    use super::*;
-
-    /// Notes when what was due was done.
-    struct Alarms {
-        host: Arc<RealHost>,
-        due: Mutex<Vec<Time>>,
-        done: Mutex<Vec<(Time, Time)>>,
-        rung: Condvar,
-        calls: AtomicUsize,
-        panics: bool,
-    }
-
-    impl Alarms {
-        fn new(panics: bool) -> Arc<Self> {
-            let host = RealHost::new();
-            let alarms = Arc::new(Self {
-                host: Arc::clone(&host),
-                due: Mutex::default(),
-                done: Mutex::default(),
-                rung: Condvar::new(),
-                calls: AtomicUsize::new(0),
-                panics,
-            });
-            drive(&host, &alarms);
-            alarms
-        }
-
-        fn set(&self, at: Time) {
-            self.due.lock().unwrap().push(at);
-            self.host.wake_at(at);
-        }
-
-        fn after(&self, delay: Duration) -> Time {
-            self.host.now().after(delay)
-        }
-
-        /// Waits until `count` alarms have rung.
-        fn wait(&self, count: usize) -> Vec<(Time, Time)> {
-            let done = self.done.lock().unwrap();
-            let missing = |done: &mut Vec<_>| done.len() < count;
-            let waited = self.rung.wait_timeout_while(done, LONG, missing);
-            let (done, _) = waited.unwrap();
-            assert!(done.len() >= count, "{} of {count} rang", done.len());
-            done.clone()
-        }
-    }
-
-    impl Progress for Alarms {
-        fn next_timeout(&self) -> Option<Time> {
-            self.due.lock().unwrap().iter().min().copied()
-        }
-
-        fn handle_timeout(&self, now: Time) {
-            self.calls.fetch_add(1, Ordering::SeqCst);
-            let mut due = self.due.lock().unwrap();
-            let rung = due.extract_if(.., |at| *at <= now).map(|at| (at, now));
-            self.done.lock().unwrap().extend(rung);
-            drop(due);
-            self.rung.notify_all();
-            assert!(!self.panics, "on purpose");
-        }
-    }
-
-    fn drive<N: Progress + 'static>(host: &RealHost, network: &Arc<N>) {
-        let network = Arc::downgrade(network) as Weak<dyn Progress>;
-        assert!(host.network.set(network).is_ok());
-    }
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn eventually(mut what: impl FnMut() -> bool) -> bool {
-        let began = Instant::now();
-        while began.elapsed() < LONG {
-            if what() {
-                return true;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        false
-    }
-
-    #[test]
-    fn soon_is_about_now() {
-        let host = RealHost::new();
-        // A tick may come late on a machine that is loaded.
-        let late = Duration::from_millis(50);
-        let mut latest = Time::default();
-        for _ in 0..100_000 {
-            let (before, soon) = (host.now(), host.soon());
-            assert!(before <= soon.after(late), "{soon:?} at {before:?}");
-            assert!(soon <= host.now().after(late), "{soon:?} at {before:?}");
-            assert!(soon >= latest);
-            latest = soon;
-        }
-    }
-
-    #[test]
-    fn no_thread_is_started_before_something_is_due() {
-        let alarms = Alarms::new(false);
-        assert!(!lock(&alarms.host.era.sleeper).is_running);
-        alarms.set(Time::default());
-        alarms.wait(1);
-        assert!(lock(&alarms.host.era.sleeper).is_running);
-    }
-
-    #[test]
-    fn an_earlier_moment_shortens_the_sleep() {
-        let alarms = Alarms::new(false);
-        alarms.set(alarms.after(Duration::from_secs(3600)));
-        thread::sleep(Duration::from_millis(5));
-        alarms.set(alarms.after(Duration::from_millis(5)));
-        assert_eq!(alarms.wait(1).len(), 1);
-    }
-
-    #[test]
-    fn the_thread_looks_only_when_something_is_due() {
-        let alarms = Alarms::new(false);
-        for delay in [20, 40, 60] {
-            alarms.set(alarms.after(Duration::from_millis(delay)));
-        }
-        alarms.wait(3);
-        thread::sleep(Duration::from_millis(20));
-        let looks = alarms.calls.load(Ordering::SeqCst);
-        assert!(looks <= 3, "{looks} looks");
-    }
-
-    #[test]
-    fn what_another_thread_is_at_is_left_alone() {
-        struct Busy(AtomicUsize);
-        impl Progress for Busy {
-            fn next_timeout(&self) -> Option<Time> {
-                Some(Time::default())
-            }
-            fn handle_timeout(&self, _now: Time) {
-                self.0.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        let (host, busy) = (RealHost::new(), Arc::new(Busy(AtomicUsize::new(0))));
-        drive(&host, &busy);
-        let began = Instant::now();
-        host.wake_at(Time::default());
-        assert!(eventually(|| busy.0.load(Ordering::SeqCst) > 0));
-        thread::sleep(Duration::from_millis(50));
-        let looks = busy.0.load(Ordering::SeqCst) as u128;
-        let most = began.elapsed().as_nanos() / PAUSE.as_nanos() + 1;
-        assert!(looks <= most, "{looks} looks, expected at most {most}");
-    }
-
-    #[test]
-    fn no_wake_up_is_lost() {
-        let alarms = Alarms::new(false);
-        let threads: Vec<_> = (0..4_u64)
-            .map(|thread| {
-                let alarms = Arc::clone(&alarms);
-                thread::spawn(move || {
-                    for turn in 0..2000_u64 {
-                        alarms.set(alarms.after(Duration::from_nanos(
-                            (turn * 7919 + thread * 104_729) % 60_000,
-                        )));
-                        if turn % 50 == 0 {
-                            thread::sleep(Duration::from_micros(100));
-                        }
-                    }
-                })
-            })
-            .collect();
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        assert!(alarms.wait(8000).iter().all(|(due, done)| due <= done));
-        // One at a time: each finds the thread asleep, or about to be.
-        for turn in 1..=2000 {
-            alarms.set(alarms.after(Duration::from_nanos(turn % 3 * 500)));
-            alarms.wait(8000 + turn as usize);
-        }
-    }
-
-    #[test]
-    fn nobody_is_woken_between_looking_and_sleeping() {
-        let alarms = Alarms::new(false);
-        alarms.set(Time::default());
-        alarms.wait(1);
-        // As the thread does, which has looked and will sleep: a wake-up now would not be heard.
-        let sleeper = lock(&alarms.host.era.sleeper);
-        let waker = {
-            let alarms = Arc::clone(&alarms);
-            thread::spawn(move || alarms.set(Time::default()))
-        };
-        assert!(eventually(|| !alarms.due.lock().unwrap().is_empty()));
-        thread::sleep(Duration::from_millis(20));
-        assert!(!waker.is_finished());
-        drop(sleeper);
-        waker.join().unwrap();
-        alarms.wait(2);
-    }
-
-    #[test]
-    fn a_panic_does_not_end_the_thread() {
-        let alarms = Alarms::new(true);
-        for count in 1..=3 {
-            alarms.set(alarms.after(Duration::ZERO));
-            alarms.wait(count);
-        }
-    }
-
-    #[test]
-    fn the_thread_ends_with_the_network() {
-        let alarms = Alarms::new(false);
-        alarms.set(Time::default());
-        alarms.set(alarms.after(Duration::from_secs(3600)));
-        alarms.wait(1);
-        let era = Arc::downgrade(&alarms.host.era);
-        drop(alarms);
-        assert!(eventually(|| era.upgrade().is_none()));
-    }
-
-    #[test]
-    fn a_host_that_outlives_its_network_starts_no_more_threads() {
-        let alarms = Alarms::new(false);
-        let host = Arc::clone(&alarms.host);
-        alarms.set(Time::default());
-        alarms.wait(1);
-        drop(alarms);
-        assert!(eventually(|| {
-            host.wake_at(Time::default());
-            Arc::strong_count(&host.era) == 1
-        }));
-        host.wake_at(Time::default());
-        assert_eq!(Arc::strong_count(&host.era), 1);
-    }
-
-    #[test]
-    fn a_child_process_starts_anew() {
-        let host = RealHost::new();
-        let parent = host.era(std::process::id());
-        assert!(Arc::ptr_eq(parent, &host.era));
-        parent.note(Time(5));
-        let child = host.era(u32::MAX);
-        assert_eq!(child.earliest(), Time::NEVER);
-        assert!(Arc::ptr_eq(child, host.era(u32::MAX)));
-        assert!(!Arc::ptr_eq(child, host.era(u32::MAX - 1)));
-    }
-}
+mod tests;

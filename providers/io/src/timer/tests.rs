@@ -1,0 +1,278 @@
+use std::fs;
+use std::sync::mpsc;
+use std::thread;
+
+use nix::unistd::gettid;
+use waiting::{PATIENCE, until};
+
+use super::*;
+
+/// Notes when what was due was done.
+struct Alarms {
+    host: Arc<RealHost>,
+    due: Mutex<Vec<Time>>,
+    done: Mutex<Vec<(Time, Time)>>,
+    rung: Condvar,
+    panics: bool,
+}
+
+impl Alarms {
+    fn new(panics: bool) -> Arc<Self> {
+        let host = RealHost::new();
+        let alarms = Arc::new(Self::of(Arc::clone(&host), panics));
+        drive(&host, &alarms);
+        alarms
+    }
+
+    fn of(host: Arc<RealHost>, panics: bool) -> Self {
+        Self {
+            host,
+            due: Mutex::default(),
+            done: Mutex::default(),
+            rung: Condvar::new(),
+            panics,
+        }
+    }
+
+    fn set(&self, at: Time) {
+        self.due.lock().unwrap().push(at);
+        self.host.wake_at(at);
+    }
+
+    fn after(&self, delay: Duration) -> Time {
+        self.host.now().after(delay)
+    }
+
+    /// Waits until `count` alarms have rung.
+    fn wait(&self, count: usize) -> Vec<(Time, Time)> {
+        let done = self.done.lock().unwrap();
+        let missing = |done: &mut Vec<_>| done.len() < count;
+        let waited = self.rung.wait_timeout_while(done, PATIENCE, missing);
+        let (done, _) = waited.unwrap();
+        assert!(done.len() >= count, "{} of {count} rang", done.len());
+        done.clone()
+    }
+}
+
+impl Progress for Alarms {
+    fn next_timeout(&self) -> Option<Time> {
+        self.due.lock().unwrap().iter().min().copied()
+    }
+
+    fn handle_timeout(&self, now: Time) {
+        let mut due = self.due.lock().unwrap();
+        let rung = due.extract_if(.., |at| *at <= now).map(|at| (at, now));
+        self.done.lock().unwrap().extend(rung);
+        drop(due);
+        self.rung.notify_all();
+        assert!(!self.panics, "on purpose");
+    }
+}
+
+fn drive<N: Progress + 'static>(host: &RealHost, network: &Arc<N>) {
+    let network = Arc::downgrade(network) as Weak<dyn Progress>;
+    assert!(host.network.set(network).is_ok());
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Does in virtual time what the timer thread does, from `now` to `end`: at which moments it called the network.
+fn attend_until(era: &Era, network: &dyn Progress, mut now: Time, end: Time) -> Vec<Time> {
+    let mut looks = Vec::new();
+    loop {
+        now = now.after(era.time_left(now));
+        if now > end {
+            return looks;
+        }
+        era.attend(network, || now);
+        looks.push(now);
+    }
+}
+
+/// Alarms that only the test rings: their host has no network.
+fn alarms_without_thread() -> Alarms {
+    Alarms::of(RealHost::new(), false)
+}
+
+#[test]
+fn soon_is_about_now() {
+    let host = RealHost::new();
+    let mut latest = Time::default();
+    for _ in 0..1000 {
+        let before = host.now();
+        // The kernel notes the time at a tick, which may come late on a machine that is loaded.
+        until(|| host.soon() >= before);
+        let soon = host.soon();
+        // Less than a tick is left until the next one.
+        assert!(soon.0 <= host.now().0 + host.clock.tick, "{soon:?}");
+        assert!(soon >= latest);
+        latest = soon;
+    }
+}
+
+#[test]
+fn soon_is_a_tick_after_the_last_one() {
+    let (start, tick) = (1_000_000, 4000);
+    let clock = Clock { start, tick };
+    for (last_tick, soon) in [
+        (0, 4000),
+        (999_999, 4000),
+        (1_000_001, 4001),
+        (1_008_000, 12_000),
+    ] {
+        assert_eq!(clock.soon_after(last_tick), Time(soon));
+    }
+}
+
+#[test]
+fn no_thread_is_started_before_something_is_due() {
+    let alarms = Alarms::new(false);
+    assert!(!lock(&alarms.host.era.sleeper).is_running);
+    alarms.set(Time::default());
+    alarms.wait(1);
+    assert!(lock(&alarms.host.era.sleeper).is_running);
+}
+
+#[test]
+fn an_earlier_moment_shortens_the_sleep() {
+    let alarms = Alarms::new(false);
+    alarms.set(alarms.after(HOUR));
+    alarms.set(alarms.after(Duration::from_millis(5)));
+    assert_eq!(alarms.wait(1).len(), 1);
+}
+
+#[test]
+fn the_thread_looks_only_when_something_is_due() {
+    let alarms = alarms_without_thread();
+    let due = [20, 40, 60].map(Time);
+    due.iter().rev().for_each(|at| alarms.set(*at));
+    let looks = attend_until(&alarms.host.era, &alarms, Time(1), Time(1_000_000));
+    assert_eq!(looks, due);
+    assert_eq!(*alarms.done.lock().unwrap(), due.map(|at| (at, at)));
+}
+
+#[test]
+fn what_another_thread_is_at_is_left_alone() {
+    struct Busy;
+    impl Progress for Busy {
+        fn next_timeout(&self) -> Option<Time> {
+            Some(Time::default())
+        }
+        fn handle_timeout(&self, _now: Time) {}
+    }
+    let host = RealHost::new();
+    host.wake_at(Time::default());
+    let looks = attend_until(&host.era, &Busy, Time(7), Time(7).after(PAUSE * 500));
+    let expected = (0..=500).map(|pauses| Time(7).after(PAUSE * pauses));
+    assert!(looks.into_iter().eq(expected));
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    let alarms = Alarms::new(false);
+    let threads: Vec<_> = (0..4_u64)
+        .map(|thread| {
+            let alarms = Arc::clone(&alarms);
+            thread::spawn(move || {
+                for turn in 0..2000_u64 {
+                    alarms.set(alarms.after(Duration::from_nanos(
+                        (turn * 7919 + thread * 104_729) % 60_000,
+                    )));
+                    if turn % 50 == 0 {
+                        thread::yield_now();
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert!(alarms.wait(8000).iter().all(|(due, done)| due <= done));
+    // One at a time: each finds the thread asleep, or about to be.
+    for turn in 1..=2000 {
+        alarms.set(alarms.after(Duration::from_nanos(turn % 3 * 500)));
+        alarms.wait(8000 + turn as usize);
+    }
+}
+
+#[test]
+fn nobody_is_woken_between_looking_and_sleeping() {
+    let alarms = Alarms::new(false);
+    alarms.set(Time::default());
+    alarms.wait(1);
+    // As the thread does, which has looked and will sleep: a wake-up now would not be heard.
+    let sleeper = lock(&alarms.host.era.sleeper);
+    let (tell, told) = mpsc::channel();
+    let waker = {
+        let alarms = Arc::clone(&alarms);
+        thread::spawn(move || {
+            tell.send(gettid()).unwrap();
+            alarms.set(Time::default());
+        })
+    };
+    let waker_thread = told.recv().unwrap();
+    until(|| waker.is_finished() || has_noted(&alarms) && is_asleep(waker_thread));
+    assert!(!waker.is_finished());
+    drop(sleeper);
+    waker.join().unwrap();
+    alarms.wait(2);
+}
+
+fn has_noted(alarms: &Alarms) -> bool {
+    alarms.host.era.earliest() == Time::default()
+}
+
+/// Whether a thread of this process sleeps in the kernel.
+fn is_asleep(thread: nix::unistd::Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, state)| state.starts_with('S'))
+}
+
+#[test]
+fn a_panic_does_not_end_the_thread() {
+    let alarms = Alarms::new(true);
+    for count in 1..=3 {
+        alarms.set(alarms.after(Duration::ZERO));
+        alarms.wait(count);
+    }
+}
+
+#[test]
+fn the_thread_ends_with_the_network() {
+    let alarms = Alarms::new(false);
+    alarms.set(Time::default());
+    alarms.set(alarms.after(HOUR));
+    alarms.wait(1);
+    let era = Arc::downgrade(&alarms.host.era);
+    drop(alarms);
+    until(|| era.upgrade().is_none());
+}
+
+#[test]
+fn a_host_that_outlives_its_network_starts_no_more_threads() {
+    let alarms = Alarms::new(false);
+    let host = Arc::clone(&alarms.host);
+    alarms.set(Time::default());
+    alarms.wait(1);
+    drop(alarms);
+    until(|| {
+        host.wake_at(Time::default());
+        Arc::strong_count(&host.era) == 1
+    });
+    host.wake_at(Time::default());
+    assert_eq!(Arc::strong_count(&host.era), 1);
+}
+
+#[test]
+fn a_child_process_starts_anew() {
+    let host = RealHost::new();
+    let parent = host.era(std::process::id());
+    assert!(Arc::ptr_eq(parent, &host.era));
+    parent.note(Time(5));
+    let child = host.era(u32::MAX);
+    assert_eq!(child.earliest(), Time::NEVER);
+    assert!(Arc::ptr_eq(child, host.era(u32::MAX)));
+    assert!(!Arc::ptr_eq(child, host.era(u32::MAX - 1)));
+}
