@@ -562,9 +562,15 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Writes what was taken for these streams, until then at the latest; whether all of it. Every stream is tried, also
-    // after one whose peer reads nothing. It flushes by itself and waits for no reader, for the caller may be the one who reads.
-    fn write_all(&self, streams: &[Arc<Stream<C>>], until: Instant) -> bool {
+    // Writes the bytes and records that these streams took, until the caller has `waited` for its patience; answers whether
+    // nothing is left. Every stream is tried, also after one whose peer reads nothing. It flushes by itself and waits for no reader, for the caller may
+    // be the one who reads.
+    fn write_all(
+        &self,
+        streams: &[Arc<Stream<C>>],
+        patience: Duration,
+        waited: &dyn Fn() -> Duration,
+    ) -> bool {
         let mut all = true;
         for stream in streams {
             while self.tries_again(stream) {
@@ -573,7 +579,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 if !self.has_unwritten(stream, &lock(&stream.outgoing)) {
                     break;
                 }
-                if Instant::now() >= until {
+                if waited() >= patience {
                     all = false;
                     break;
                 }
@@ -1041,9 +1047,16 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
     }
 
     fn drain(&self) {
-        if !self.ending.is_any() {
-            return;
+        if self.ending.is_any() {
+            let began = Instant::now();
+            self.drain_while(&|| began.elapsed());
         }
+    }
+}
+
+impl<C: StreamCodec> TcpLink<C> {
+    // Waits for ended streams to be written, unless the caller has `waited` for too long.
+    fn drain_while(&self, waited: &dyn Fn() -> Duration) {
         let ending = self.ending.with(|ending, _| ending.clone());
         let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
         let ending = ending.iter().filter_map(|(_, stream)| stream.upgrade());
@@ -1053,11 +1066,17 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         // Peers that read nothing are waited for a second in all, however many queue pairs they had.
         let mut patience = lock(&self.patience);
-        let until = Instant::now() + *patience;
-        *patience = match self.write_all(&ending, until) {
+        *patience = match self.write_all(&ending, *patience, waited) {
             true => DRAIN,
-            false => until.saturating_duration_since(Instant::now()),
+            false => patience.saturating_sub(waited()),
         };
+    }
+
+    // Sends complete when the link has taken them, so what it took is written before the process ends.
+    fn write_everything(&self, waited: &dyn Fn() -> Duration) {
+        // Not under the lock: a stream that fails is taken away.
+        let streams: Vec<_> = self.streams().values().map(Arc::clone).collect();
+        self.write_all(&streams, DRAIN, waited);
     }
 }
 
@@ -1076,11 +1095,9 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
         self.memory().is_some_and(sleep)
     }
 
-    // Sends complete when the link has taken them.
     fn flush_on_exit(&self) {
-        // Not under the lock: a stream that fails is taken away.
-        let streams: Vec<_> = self.streams().values().map(Arc::clone).collect();
-        self.write_all(&streams, Instant::now() + DRAIN);
+        let began = Instant::now();
+        self.write_everything(&|| began.elapsed());
     }
 }
 
