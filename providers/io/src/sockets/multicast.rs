@@ -49,20 +49,17 @@ pub fn join_group(
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use waiting::until_some;
 
     use super::*;
     use crate::sockets::{FlowSockets, ReceiveBatch, Transmit};
 
-    fn wait(member: &UdpSocket) -> Option<Vec<u8>> {
+    fn wait(member: &UdpSocket) -> Vec<u8> {
         let mut batch = ReceiveBatch::new(1, 65_535);
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(5) {
-            if member.receive(&mut batch).unwrap() > 0 {
-                return Some(batch.messages().next().unwrap().bytes.to_vec());
-            }
-        }
-        None
+        until_some(|| {
+            let any = member.receive(&mut batch).unwrap() > 0;
+            any.then(|| batch.messages().next().unwrap().bytes.to_vec())
+        })
     }
 
     fn nothing(member: &UdpSocket) -> bool {
@@ -98,12 +95,12 @@ mod tests {
         };
         send(b"to all");
         for member in [&one, &two] {
-            assert_eq!(wait(member).as_deref(), Some(&b"to all"[..]));
+            assert_eq!(wait(member), b"to all");
         }
         assert!(nothing(&elsewhere));
         drop(one);
         send(b"to one");
-        assert_eq!(wait(&two).as_deref(), Some(&b"to one"[..]));
+        assert_eq!(wait(&two), b"to one");
         drop(two);
         send(b"to nobody");
         assert!(nothing(&elsewhere));

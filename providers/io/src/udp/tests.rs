@@ -1,9 +1,9 @@
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::GroupOptions;
 use crate::sockets::Offload;
 use polyverbs_engine::link::OwnedFrame;
+use waiting::{PATIENCE, until};
 
 use super::*;
 use crate::{Opened, TxMeta};
@@ -128,11 +128,7 @@ impl Sink {
     }
 
     fn await_frames(&self, count: usize) {
-        let began = Instant::now();
-        while lock(&self.frames).len() < count {
-            assert!(began.elapsed() < LONG, "{:?}", self.numbers());
-            thread::yield_now();
-        }
+        until(|| lock(&self.frames).len() >= count);
     }
 }
 
@@ -157,7 +153,6 @@ impl Progress for Sink {
 }
 
 const NOW: Time = Time(0);
-const LONG: Duration = Duration::from_secs(20);
 
 fn link_with(ip: &str, port: u16, options: UdpLinkOptions) -> Arc<UdpLink<Toy>> {
     let address = SocketAddr::new(ip.parse().unwrap(), port);
@@ -197,11 +192,11 @@ fn frame<'p>(
 }
 
 fn all(link: &Arc<UdpLink<Toy>>, count: usize) -> Vec<OwnedFrame<Header>> {
-    let (sink, began) = (Sink::of(link), Instant::now());
-    while lock(&sink.frames).len() < count {
-        assert!(began.elapsed() < LONG, "{:?}", sink.numbers());
+    let sink = Sink::of(link);
+    until(|| {
         sink.progress();
-    }
+        lock(&sink.frames).len() >= count
+    });
     std::mem::take(&mut *lock(&sink.frames))
 }
 
@@ -322,11 +317,11 @@ fn nonsense_is_counted_and_dropped() {
     let nonsense = [&[0; 4][..], &steered, &[0; 3]].concat();
     let transmit = crate::sockets::Transmit::new(one.lease().address(), &nonsense);
     from.send(&[transmit]).unwrap();
-    let (sink, began) = (Sink::of(&one), Instant::now());
-    while one.counts().malformed == 0 {
-        assert!(began.elapsed() < LONG);
+    let sink = Sink::of(&one);
+    until(|| {
         sink.progress();
-    }
+        one.counts().malformed > 0
+    });
     assert!(sink.numbers().is_empty());
 }
 
@@ -441,13 +436,12 @@ fn what_finds_no_room_in_memory_waits_some_time_and_the_rest_is_counted() {
     let counts = one.counts();
     let kept = most - counts.overrun as u32;
     assert!(counts.overrun > 0 && counts.by_memory < u64::from(kept));
-    let (senders, began) = (Sink::of(&one), Instant::now());
-    let sink = Sink::of(&other);
-    while sink.numbers().len() < kept as usize {
-        assert!(began.elapsed() < LONG, "{:?}", sink.numbers());
+    let (senders, sink) = (Sink::of(&one), Sink::of(&other));
+    until(|| {
         sink.progress();
         senders.progress();
-    }
+        sink.numbers().len() >= kept as usize
+    });
     assert!(sink.numbers().into_iter().eq(0..kept));
     one.send(frame(&one, &other, 7, b"again"), NOW);
     one.flush();
@@ -492,33 +486,21 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
         }
     };
     // Whichever of the two is woken. On a busy machine some may be lost, as datagrams may.
-    let began = Instant::now();
-    while lock(&sinks[1].frames).len() < 20 {
-        assert!(began.elapsed() < LONG);
-        for _ in 0..20 {
-            from.send(of(5), NOW);
-            from.flush();
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
+    until(|| {
+        from.send(of(5), NOW);
+        from.flush();
+        lock(&sinks[1].frames).len() >= 20
+    });
     assert!(sinks[0].numbers().is_empty());
     // Nobody answers for it: whoever is woken does.
     from.send(of(6), NOW);
     from.flush();
-    let began = Instant::now();
-    while sinks.iter().all(|sink| !sink.numbers().contains(&6)) {
-        assert!(began.elapsed() < LONG);
-        thread::yield_now();
-    }
+    until(|| sinks.iter().any(|sink| sink.numbers().contains(&6)));
     other.withdraw(5);
     one.serve(5).unwrap();
     from.send(of(5), NOW);
     from.flush();
-    let began = Instant::now();
-    while !sinks[0].numbers().contains(&5) {
-        assert!(began.elapsed() < LONG);
-        thread::yield_now();
-    }
+    until(|| sinks[0].numbers().contains(&5));
 }
 
 #[test]
@@ -536,19 +518,18 @@ fn many_requests_wait_for_a_process_that_reads_none_and_hold_up_nobody() {
         from.send(Frame { header, ..request }, NOW);
     }
     from.flush();
-    let (mut counts, began) = (one.counts(), Instant::now());
-    while counts.handed + counts.lost < 100 {
-        assert!(began.elapsed() < LONG, "{counts:?}");
+    until(|| {
         one.attend(COMMON);
-        counts = one.counts();
-    }
-    assert_eq!((counts.handed, counts.lost), (100, 0));
+        let counts = one.counts();
+        counts.handed + counts.lost >= 100
+    });
+    assert_eq!((one.counts().handed, one.counts().lost), (100, 0));
     let other_sink = Sink::of(&other);
-    while other_sink.numbers().len() < 100 {
-        assert!(began.elapsed() < LONG, "{:?}", other_sink.numbers());
+    until(|| {
         other.attend(SERVICES);
         other_sink.progress();
-    }
+        other_sink.numbers().len() >= 100
+    });
 }
 
 #[test]
@@ -589,20 +570,12 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
         from.send(&[transmit]).unwrap();
     }
     let expected = [(0, mine.0, 3), (1, its.0, 3), (1, 1, 3), (0, 1, 0)];
-    let began = Instant::now();
     let count = |sink: usize, number| {
         let frames = lock(&sinks[sink].frames);
         let is_it = |frame: &&OwnedFrame<Header>| frame.header.number == number && !frame.damaged;
         frames.iter().filter(is_it).count()
     };
-    while expected.map(|(sink, number, _)| (sink, number, count(sink, number))) != expected {
-        assert!(
-            began.elapsed() < LONG,
-            "{:?}",
-            sinks.each_ref().map(|sink| sink.numbers())
-        );
-        thread::yield_now();
-    }
+    until(|| expected.map(|(sink, number, _)| (sink, number, count(sink, number))) == expected);
 }
 
 #[test]
@@ -650,7 +623,7 @@ impl Deliver<Header> for Leaver {
             link.leave(group.into());
             let _ = done.send(());
         });
-        lock(&self.left).push(heard.recv_timeout(LONG).is_ok());
+        lock(&self.left).push(heard.recv_timeout(PATIENCE).is_ok());
     }
 }
 
@@ -676,11 +649,10 @@ fn a_group_is_left_while_something_is_delivered_to_it() {
         group,
         left: Mutex::default(),
     };
-    let began = Instant::now();
-    while lock(&leaver.left).is_empty() {
-        assert!(began.elapsed() < LONG);
+    until(|| {
         Link::progress(&*other, NOW, &leaver);
-    }
+        !lock(&leaver.left).is_empty()
+    });
     assert_eq!(*lock(&leaver.left), [true]);
 }
 

@@ -1,26 +1,16 @@
 use std::io::ErrorKind;
 use std::thread;
-use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use waiting::{until, until_some};
 
 use super::*;
 
 const V4: &str = "127.0.3.60:0";
 const V6: &str = "[::1]:0";
-const LONG: Duration = Duration::from_secs(20);
 
 fn listener(local: &str) -> TcpListener {
     TcpListener::listen(local.parse().unwrap(), 16).unwrap()
-}
-
-fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(found) = what() {
-            return found;
-        }
-        assert!(began.elapsed() < LONG, "it never happened");
-        thread::yield_now();
-    }
 }
 
 fn connect(listener: &TcpListener) -> TcpSocket {
@@ -31,8 +21,8 @@ fn connect(listener: &TcpListener) -> TcpSocket {
 fn pair_at(local: &str) -> (TcpSocket, TcpSocket) {
     let listener = listener(local);
     let one = connect(&listener);
-    let (other, peer) = until(|| listener.accept().unwrap());
-    until(|| one.connected().unwrap().then_some(()));
+    let (other, peer) = until_some(|| listener.accept().unwrap());
+    until(|| one.connected().unwrap());
     assert_eq!(peer, one.local().unwrap());
     (one, other)
 }
@@ -49,14 +39,14 @@ fn receive_exactly(socket: &TcpSocket, length: usize) -> Vec<u8> {
             Received::Nothing => {}
             Received::End => panic!("ended after {} bytes", all.len()),
         }
-        (all.len() >= length).then_some(())
+        all.len() >= length
     });
     assert_eq!(all.len(), length);
     all
 }
 
 fn outcome(socket: &TcpSocket) -> Result<Received, StreamError> {
-    until(|| {
+    until_some(|| {
         let received = socket.receive(&mut [0; 16]);
         (!matches!(received, Ok(Received::Nothing))).then_some(received)
     })
@@ -107,15 +97,21 @@ fn an_abortive_end_is_a_reset_at_once() {
     one.abort();
     assert!(one.send(b"more").is_err());
     assert!(matches!(outcome(&other), Err(StreamError::Reset)));
-    let sent = until(|| other.send(b"x").err());
+    let sent = until_some(|| other.send(b"x").err());
     assert!(matches!(sent, StreamError::Reset), "{sent}");
+}
+
+/// Whether something has arrived that is not read yet.
+fn has_something(socket: &TcpSocket) -> bool {
+    let mut asked = [PollFd::new(socket, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
 }
 
 #[test]
 fn what_nobody_reads_any_more_is_answered_with_a_reset() {
     let (one, other) = pair();
     assert_eq!(one.send(b"unread").unwrap(), 6);
-    thread::sleep(Duration::from_millis(20));
+    until(|| has_something(&other));
     drop(other);
     assert!(matches!(outcome(&one), Err(StreamError::Reset)));
 }
@@ -124,7 +120,7 @@ fn what_nobody_reads_any_more_is_answered_with_a_reset() {
 fn where_nobody_listens_a_connection_is_refused() {
     let gone = listener(V4).local();
     let refused = match TcpSocket::connect(V4.parse().unwrap(), gone) {
-        Ok(socket) => until(|| socket.connected().err()),
+        Ok(socket) => until_some(|| socket.connected().err()),
         Err(error) => error,
     };
     assert!(matches!(refused, StreamError::Refused), "{refused}");
@@ -137,7 +133,7 @@ fn a_port_has_one_listener_and_can_have_the_next_at_once() {
     let second = TcpListener::listen(local, 1).err().unwrap();
     assert_eq!(second.kind(), ErrorKind::AddrInUse);
     let one = connect(&first);
-    let (other, _) = until(|| first.accept().unwrap());
+    let (other, _) = until_some(|| first.accept().unwrap());
     // Its end of the connection remembers the port for a while.
     other.finish().unwrap();
     drop((other, one, first));
@@ -154,13 +150,19 @@ fn who_connected_and_left_is_still_told_apart() {
     let listener = listener(V4);
     for _ in 0..3 {
         let socket = connect(&listener);
-        until(|| socket.connected().unwrap().then_some(()));
+        until(|| socket.connected().unwrap());
         socket.abort();
     }
-    thread::sleep(Duration::from_millis(20));
-    while let Some((socket, _)) = listener.accept().unwrap() {
+    let stays = connect(&listener);
+    until(|| stays.connected().unwrap());
+    loop {
+        let (socket, peer) = until_some(|| listener.accept().unwrap());
+        if peer == stays.local().unwrap() {
+            break;
+        }
         assert!(matches!(outcome(&socket), Err(StreamError::Reset)));
     }
+    assert!(listener.accept().unwrap().is_none());
 }
 
 #[test]
@@ -168,7 +170,7 @@ fn a_connection_leaves_from_the_address_it_was_given() {
     let listener = listener(V4);
     let local: SocketAddr = "127.0.3.61:0".parse().unwrap();
     let socket = TcpSocket::connect(local, listener.local()).unwrap();
-    let (accepted, peer) = until(|| listener.accept().unwrap());
+    let (accepted, peer) = until_some(|| listener.accept().unwrap());
     assert_eq!(peer.ip(), local.ip());
     assert_eq!(socket.peer().unwrap(), listener.local());
     assert_eq!(accepted.local().unwrap(), listener.local());
