@@ -1,12 +1,10 @@
 //! Programs that watch their own memory for what the peer writes there. They do not poll meanwhile, and what arrives is
 //! placed all the same, whether they have polled before or never do.
 
-use std::hint::spin_loop;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, device};
@@ -15,10 +13,9 @@ use polyverbs::{
     Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
     Requirements, wr,
 };
+use waiting::until;
 
 const TURNS: u64 = 2000;
-/// What takes so long will never come.
-const LONG: Duration = Duration::from_secs(60);
 /// Not that of RoCEv2, which a driver of the kernel may hold.
 const PORT: u16 = 14797;
 /// Set for the other process: the game, and where it is asked.
@@ -83,17 +80,14 @@ impl Program {
         }
         self.qp.post_one(write.signaled(turn)).unwrap();
         let mut slots = [Completion::default()];
-        until(&format!("the completion of write {turn}"), || {
-            self.cq.poll(&mut slots).unwrap().len() == 1
-        });
+        until(|| self.cq.poll(&mut slots).unwrap().len() == 1);
         assert!(slots[0].status.is_success(), "turn {turn}: {:?}", slots[0]);
     }
 
     fn watch(&self, turn: u64) {
-        until(&format!("turn {turn}"), || {
-            self.memory.load_u64(0).unwrap() == turn
-        });
+        until(|| self.memory.load_u64(0).unwrap() == turn);
     }
+
     /// Nothing else may have ended than the game.
     fn check(&self) {
         assert_eq!(self.qp.query().unwrap().state, QpState::Rts);
@@ -185,15 +179,7 @@ fn remote(private_data: &[u8]) -> RemoteAddress {
     RemoteAddress::from_bytes(*bytes)
 }
 
-fn until(what: &str, mut is_there: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_there() {
-        assert!(began.elapsed() < LONG, "{what} never came");
-        spin_loop();
-    }
-}
-
-/// One game at a time: each has two programs that never rest.
+/// One game at a time: each has two programs that look all the time.
 fn play(device: &'static str, addresses: [[u8; 4]; 2], run: impl Fn(&Game)) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
