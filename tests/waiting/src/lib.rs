@@ -4,6 +4,7 @@
 //! something took less, because a busy machine takes longer.
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,4 +42,28 @@ pub fn until_some<T>(mut found: impl FnMut() -> Option<T>) -> T {
 #[track_caller]
 pub fn until(mut is_true: impl FnMut() -> bool) {
     until_some(|| is_true().then_some(()));
+}
+
+/// A thread of this process, which another one watches.
+pub struct WatchedThread(String);
+
+impl WatchedThread {
+    /// The thread that calls.
+    ///
+    /// # Panics
+    /// `/proc` is not mounted.
+    #[must_use]
+    pub fn current() -> Self {
+        let thread = fs::read_link("/proc/thread-self").expect("/proc is mounted");
+        Self(format!("/proc/{}/stat", thread.display()))
+    }
+
+    /// Whether the kernel has suspended the thread until something wakes it: it waits for a lock, a message or a time.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        let stat = fs::read_to_string(&self.0).unwrap_or_default();
+        // The name, in parentheses, may contain anything.
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, state)| state.starts_with('S'))
+    }
 }

@@ -1,9 +1,7 @@
-use std::fs;
 use std::sync::mpsc;
 use std::thread;
 
-use nix::unistd::gettid;
-use waiting::{PATIENCE, until};
+use waiting::{PATIENCE, WatchedThread, until};
 
 use super::*;
 
@@ -207,12 +205,12 @@ fn nobody_is_woken_between_looking_and_sleeping() {
     let waker = {
         let alarms = Arc::clone(&alarms);
         thread::spawn(move || {
-            tell.send(gettid()).unwrap();
+            tell.send(WatchedThread::current()).unwrap();
             alarms.set(Time::default());
         })
     };
     let waker_thread = told.recv().unwrap();
-    until(|| waker.is_finished() || has_noted(&alarms) && is_asleep(waker_thread));
+    until(|| waker.is_finished() || has_noted(&alarms) && waker_thread.is_asleep());
     assert!(!waker.is_finished());
     drop(sleeper);
     waker.join().unwrap();
@@ -221,13 +219,6 @@ fn nobody_is_woken_between_looking_and_sleeping() {
 
 fn has_noted(alarms: &Alarms) -> bool {
     alarms.host.era.earliest() == Time::default()
-}
-
-/// Whether a thread of this process sleeps in the kernel.
-fn is_asleep(thread: nix::unistd::Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, state)| state.starts_with('S'))
 }
 
 #[test]
