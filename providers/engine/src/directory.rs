@@ -145,21 +145,13 @@ const FANOUT: usize = 256;
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
-    use std::time::{Duration, Instant};
+
+    use waiting::until;
 
     use super::*;
     use crate::pool::Pool;
 
     const NUMBERS: [u32; 6] = [0, 1, 255, 256, 0x01_0000, 0xff_ffff];
-
-    // What waits for pins is done by the thread whose pin ends last, which may be that of another test.
-    fn await_end(is_over: impl Fn() -> bool) {
-        let began = Instant::now();
-        while !is_over() {
-            assert!(began.elapsed() < Duration::from_secs(20));
-            thread::yield_now();
-        }
-    }
 
     #[test]
     fn values_are_found_by_their_numbers_only() {
@@ -198,7 +190,8 @@ mod tests {
         assert!(directory.get(9, &pinned).is_none());
         assert_eq!(**value, 7);
         drop(pinned);
-        await_end(|| weak.upgrade().is_none());
+        // The thread whose pin ends last drops the value, and that may be the thread of another test.
+        until(|| weak.upgrade().is_none());
     }
 
     #[test]
@@ -209,7 +202,7 @@ mod tests {
         directory.insert(5, &old);
         directory.insert(5, &new);
         drop((old, new));
-        await_end(|| weak[0].upgrade().is_none());
+        until(|| weak[0].upgrade().is_none());
         assert_eq!(directory.find(5).map(|value| *value), Some(2));
         drop(directory);
         assert!(weak[1].upgrade().is_none());
@@ -255,6 +248,6 @@ mod tests {
             }
             over.store(true, Ordering::Relaxed);
         });
-        await_end(|| dropped.load(Ordering::SeqCst) == rounds);
+        until(|| dropped.load(Ordering::SeqCst) == rounds);
     }
 }

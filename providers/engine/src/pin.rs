@@ -340,7 +340,8 @@ loom::thread_local! {
 mod tests {
     use std::sync::{Arc, mpsc};
     use std::thread;
-    use std::time::{Duration, Instant};
+
+    use waiting::until;
 
     use super::*;
 
@@ -351,19 +352,6 @@ mod tests {
         let flag = Arc::new(AtomicBool::new(false));
         let set = flag.clone();
         (flag, move || set.store(true, Ordering::Release))
-    }
-
-    /// Waits: a test that runs beside these may hold a pin for a moment, and it defers as well.
-    #[track_caller]
-    fn eventually(is_true: impl Fn() -> bool) {
-        let until = Instant::now() + Duration::from_secs(30);
-        while !is_true() {
-            assert!(
-                Instant::now() < until,
-                "pins have ended, and it was not run"
-            );
-            thread::yield_now();
-        }
     }
 
     #[test]
@@ -380,7 +368,7 @@ mod tests {
         run_ready();
         assert!(!done.load(Ordering::Acquire));
         drop(outer);
-        eventually(|| done.load(Ordering::Acquire));
+        until(|| done.load(Ordering::Acquire));
     }
 
     #[test]
@@ -400,7 +388,7 @@ mod tests {
         assert!(!done.load(Ordering::Acquire));
         tell.send(()).unwrap();
         tell.send(()).unwrap();
-        eventually(|| done.load(Ordering::Acquire));
+        until(|| done.load(Ordering::Acquire));
         tell.send(()).unwrap();
         handle.join().unwrap();
     }
@@ -439,7 +427,7 @@ mod tests {
                 after_grace(move || freed[old as usize].store(true, Ordering::Relaxed));
             }
         });
-        eventually(|| freed.iter().all(|object| object.load(Ordering::Relaxed)));
+        until(|| freed.iter().all(|object| object.load(Ordering::Relaxed)));
     }
 }
 

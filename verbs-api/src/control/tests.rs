@@ -2,6 +2,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use waiting::{WatchedThread, until};
+
 use super::*;
 use crate::error::ErrorKind;
 
@@ -16,8 +18,9 @@ impl Drop for Counted {
 #[test]
 fn a_waiting_thread_gets_the_result() {
     let (started, completer) = Started::<u32>::pending();
+    let waiter = WatchedThread::current();
     let other = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(5));
+        until(|| waiter.is_asleep());
         completer.complete(Ok(3))
     });
     assert_eq!(started.wait(), Ok(3));
