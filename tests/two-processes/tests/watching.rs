@@ -3,7 +3,6 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use polyverbs::connection::{ConnectionOptions, Connector};
@@ -179,10 +178,8 @@ fn remote(private_data: &[u8]) -> RemoteAddress {
     RemoteAddress::from_bytes(*bytes)
 }
 
-/// One game at a time: each has two programs that look all the time.
+/// One game in which the programs never poll, and one in which they poll for the completion of each write.
 fn play(device: &'static str, addresses: [[u8; 4]; 2], run: impl Fn(&Game)) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for polls in [false, true] {
         run(&Game {
             device,
