@@ -161,8 +161,8 @@ impl Drop for Mapping {
 pub(crate) struct SleepWord<'m>(pub(crate) &'m AtomicU32);
 
 impl SleepWord<'_> {
-    /// The owner is about to sleep. Something may be there already: he looks once more.
-    pub(crate) fn sleep(self) {
+    /// The owner is about to sleep. A record may be there already: the owner looks once more.
+    pub(crate) fn begin(self) {
         let number = next_odd(self.0.load(Ordering::Relaxed));
         self.0.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);

@@ -47,9 +47,9 @@ pub trait IoHandler: Send + Sync {
         let _ = is_polled;
     }
 
-    /// The thread is about to sleep: what comes in by other ways than a descriptor rings a bell from now on. Answers
-    /// whether something of that kind has come already.
-    fn sleep(&self) -> bool {
+    /// Called before the reactor's thread sleeps: input that comes by another way than a descriptor rings the bell from now on.
+    /// Returns whether such input is there already.
+    fn arm_bell(&self) -> bool {
         false
     }
 
@@ -311,7 +311,7 @@ impl Reactor {
             let polls = || self.polls.load(Ordering::Relaxed);
             let claim = self.claimed.load(Ordering::Relaxed);
             owners = is_polled.then(|| Pollers::of(owners, claim, polls(), self.now()));
-            let has_some = !is_polled && self.handler().is_some_and(|handler| handler.sleep());
+            let has_some = !is_polled && self.handler().is_some_and(|handler| handler.arm_bell());
             let mut is_due = has_some || again;
             let time = match &owners {
                 _ if is_due => Some(Duration::ZERO),
@@ -367,7 +367,7 @@ impl Reactor {
     // No poller has come for long.
     fn take_over(&self, handler: &dyn IoHandler, was_worth_it: bool) {
         // Without the lock: whoever delivers may hand the input back.
-        let has_more = handler.sleep();
+        let has_more = handler.arm_bell();
         let mut claims = self.claims();
         // Before that the handler may have nothing watched.
         if self.release() {

@@ -200,7 +200,7 @@ impl ShmPort {
         };
         port.begin_anew();
         let door = port.shm.door(range);
-        door.sleep.sleep();
+        door.sleep.begin();
         door.generation.store(port.generation, Ordering::SeqCst);
         port
     }
@@ -513,11 +513,11 @@ impl ShmPort {
         }
     }
 
-    /// From now on whoever puts something down here, or makes room for what waits, rings the bell. Answers whether there is
-    /// something to do already.
-    pub fn sleep(&self, readers: &mut Readers) -> bool {
+    /// From now on a process that writes a record here, or makes room for one that waits, rings the bell. Returns whether
+    /// there is something to do already.
+    pub fn arm_bell(&self, readers: &mut Readers) -> bool {
         let door = self.shm.door(self.range);
-        door.sleep.sleep();
+        door.sleep.begin();
         let has_some = |from| {
             let reader = readers.of(&self.shm, from, self.range);
             reader.is_some_and(|reader| {

@@ -1090,9 +1090,9 @@ impl<C: StreamCodec> IoHandler for TcpLink<C> {
         }
     }
 
-    fn sleep(&self) -> bool {
-        let sleep = |memory: &ShmPort| memory.sleep(&mut lock(&self.inbound).readers);
-        self.memory().is_some_and(sleep)
+    fn arm_bell(&self) -> bool {
+        let arm = |memory: &ShmPort| memory.arm_bell(&mut lock(&self.inbound).readers);
+        self.memory().is_some_and(arm)
     }
 
     fn flush_on_exit(&self) {

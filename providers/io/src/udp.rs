@@ -726,9 +726,9 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
         };
     }
 
-    fn sleep(&self) -> bool {
-        let sleep = |memory: &ShmPort| memory.sleep(&mut lock(&self.inbound).readers);
-        self.lease.memory().is_some_and(sleep)
+    fn arm_bell(&self) -> bool {
+        let arm = |memory: &ShmPort| memory.arm_bell(&mut lock(&self.inbound).readers);
+        self.lease.memory().is_some_and(arm)
     }
 
     // What has arrived is acknowledged, though the program ends when it has seen it.

@@ -270,10 +270,10 @@ fn bells(lease: &Lease) -> usize {
 }
 
 #[test]
-fn a_bell_is_rung_once_for_each_sleep() {
+fn each_sleep_rings_one_bell() {
     let [one, other] = with_memory();
     for _ in 0..3 {
-        assert!(!other.memory().unwrap().sleep(&mut Readers::default()));
+        assert!(!other.memory().unwrap().arm_bell(&mut Readers::default()));
         for _ in 0..5 {
             assert_eq!(put(&one, &other), Put::Taken);
             one.ring_bells();
@@ -292,7 +292,7 @@ fn a_bell_is_rung_once_for_each_sleep() {
 fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
     let [one, other] = with_memory();
     while put(&one, &other) == Put::Taken {}
-    assert!(!one.memory().unwrap().sleep(&mut Readers::default()));
+    assert!(!one.memory().unwrap().arm_bell(&mut Readers::default()));
     // Killed: its inbox is gone, and its memory says nothing of that.
     let Lease { inbox, memory, .. } = one;
     drop(inbox);
@@ -300,5 +300,5 @@ fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
     let memory = other.memory().unwrap();
     while memory.receive(&mut Readers::default(), &mut |_| {}) {}
     other.ring_bells();
-    assert!(!memory.sleep(&mut Readers::default()));
+    assert!(!memory.arm_bell(&mut Readers::default()));
 }

@@ -354,7 +354,7 @@ impl Progress for Told {
 impl IoHandler for Told {
     fn attend(&self, _token: u64) {}
 
-    fn sleep(&self) -> bool {
+    fn arm_bell(&self) -> bool {
         self.has_some.swap(false, Ordering::SeqCst)
     }
 }

@@ -41,8 +41,8 @@ impl End {
         self.port.receive(&mut lock(&self.readers), take)
     }
 
-    fn sleep(&self) -> bool {
-        self.port.sleep(&mut lock(&self.readers))
+    fn arm_bell(&self) -> bool {
+        self.port.arm_bell(&mut lock(&self.readers))
     }
 }
 
@@ -258,7 +258,7 @@ fn room_is_told_when_there_is_much() {
 #[test]
 fn a_sleeping_reader_is_rung_once() {
     let (_, [writer, reader]) = pair();
-    assert!(!reader.sleep());
+    assert!(!reader.arm_bell());
     put_number(&writer, 0, 0);
     put_number(&writer, 1, 0);
     assert!(writer.may_have_bells());
@@ -269,9 +269,9 @@ fn a_sleeping_reader_is_rung_once() {
     put_number(&writer, 2, 0);
     assert_eq!(bells(&writer), []);
     // It may not sleep before it has looked.
-    assert!(reader.sleep());
+    assert!(reader.arm_bell());
     assert_eq!(numbers(&look(&reader)), [0, 1, 2]);
-    assert!(!reader.sleep());
+    assert!(!reader.arm_bell());
     put_number(&writer, 3, 0);
     // A bell for the last sleep is none for this one.
     writer.rung(range(2), first[0].1);
@@ -310,18 +310,18 @@ fn a_writer_that_waits_for_room_is_rung_when_it_sleeps() {
     // Nobody sleeps who has looked since.
     writer.rung(range(1), bells(&reader).first().map_or(0, |bell| bell.1));
     assert_eq!(ring(&reader), []);
-    assert!(!writer.sleep());
+    assert!(!writer.arm_bell());
     let mut read = AT_ONCE;
     while read < full as usize {
         read += look(&reader).len();
     }
     assert_eq!(ring(&reader), [1]);
-    assert!(writer.sleep());
+    assert!(writer.arm_bell());
     let mut told = 0;
     writer.put_waiting(|_| told += 1);
     assert_eq!(told, 1);
-    assert!(!writer.sleep());
-    assert!(!reader.sleep());
+    assert!(!writer.arm_bell());
+    assert!(!reader.arm_bell());
 }
 
 #[test]
@@ -329,11 +329,11 @@ fn a_reader_does_not_sleep_while_somebody_is_to_be_told_of_room() {
     let (_, [writer, reader]) = pair();
     fill(&writer, 0);
     look_long(&reader);
-    writer.shm.door(range(1)).sleep.sleep();
-    assert!(reader.sleep());
+    writer.shm.door(range(1)).sleep.begin();
+    assert!(reader.arm_bell());
     look(&reader);
     assert_eq!(ring(&reader), [1]);
-    assert!(!reader.sleep());
+    assert!(!reader.arm_bell());
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn what_is_put_down_late_says_so() {
     look_long(&reader);
     ring(&reader);
     ring(&writer);
-    assert!(!reader.sleep());
+    assert!(!reader.arm_bell());
     assert!(writer.put_waiting(|_| {}));
     assert_eq!(ring(&writer), [2]);
 }
@@ -458,7 +458,7 @@ fn a_successor_waits_for_no_room_that_its_predecessor_waited_for() {
     let _successor = port(&shm, 1);
     assert_eq!(look_long(&reader).len(), ELEMENTS);
     assert_eq!(ring(&reader), []);
-    assert!(!reader.sleep());
+    assert!(!reader.arm_bell());
 }
 
 // ---- nonsense
@@ -607,8 +607,8 @@ proptest! {
                 prop_assert!(found.payload.len() <= LONGEST_PAYLOAD);
                 prop_assert_eq!(found.from, 1);
             }
-            reader.sleep();
-            writer.sleep();
+            reader.arm_bell();
+            writer.arm_bell();
         }
         // And who begins anew is as good as new.
         let (writer, reader) = (port(&shm, 1), port(&shm, 2));
