@@ -60,7 +60,7 @@ impl WatchedThread {
 
     /// Whether the kernel has suspended the thread until something wakes it: it waits for a lock, a message or a time.
     #[must_use]
-    pub fn is_asleep(&self) -> bool {
+    pub fn is_blocked(&self) -> bool {
         let stat = fs::read_to_string(&self.0).unwrap_or_default();
         // The name, in parentheses, may contain anything.
         stat.rsplit_once(") ")

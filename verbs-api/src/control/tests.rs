@@ -20,7 +20,7 @@ fn a_waiting_thread_gets_the_result() {
     let (started, completer) = Started::<u32>::pending();
     let waiter = WatchedThread::current();
     let other = thread::spawn(move || {
-        until(|| waiter.is_asleep());
+        until(|| waiter.is_blocked());
         completer.complete(Ok(3))
     });
     assert_eq!(started.wait(), Ok(3));

@@ -132,7 +132,7 @@ fn no_thread_is_started_before_something_is_due() {
 }
 
 #[test]
-fn an_earlier_moment_shortens_the_sleep() {
+fn an_earlier_moment_shortens_the_wait() {
     let alarms = Alarms::new(false);
     alarms.set(alarms.after(HOUR));
     alarms.set(alarms.after(Duration::from_millis(5)));
@@ -210,7 +210,7 @@ fn nobody_is_woken_between_looking_and_sleeping() {
         })
     };
     let waker_thread = told.recv().unwrap();
-    until(|| waker.is_finished() || has_noted(&alarms) && waker_thread.is_asleep());
+    until(|| waker.is_finished() || has_noted(&alarms) && waker_thread.is_blocked());
     assert!(!waker.is_finished());
     drop(sleeper);
     waker.join().unwrap();
