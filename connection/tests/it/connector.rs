@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::{QpAttributes, QpState};
@@ -33,15 +32,7 @@ struct Rig {
 
 impl Rig {
     fn new(kind: &str) -> Self {
-        Self::slow(kind, Duration::ZERO)
-    }
-
-    fn slow(kind: &str, command_latency: Duration) -> Self {
-        let options = EmulatedOptions {
-            command_latency,
-            ..EmulatedOptions::default()
-        };
-        let context = device(kind, &options)
+        let context = device(kind, &EmulatedOptions::default())
             .unwrap()
             .open(&Requirements::new())
             .unwrap();
@@ -375,52 +366,6 @@ fn a_request_that_failed_stays_failed() {
     // The other side completes too late.
     drop(pending.complete());
     assert_eq!(error(accepted), ConnectError::TimedOut);
-}
-
-// covers 5.28
-#[test]
-fn slow_queue_pairs_do_not_hold_one_another_up() {
-    let rig = Rig::slow("ib0", Duration::from_millis(100));
-    let pairs: Vec<_> = (0..50)
-        .map(|_| {
-            let (near, far) = (
-                rig.pd.create_qp(QpOptions::rc(&rig.cq)),
-                rig.pd.create_qp(QpOptions::rc(&rig.cq)),
-            );
-            (near, far)
-        })
-        .collect();
-    let pairs: Vec<_> = pairs
-        .into_iter()
-        .map(|(near, far)| (near.wait().unwrap(), far.wait().unwrap()))
-        .collect();
-    let begun = Instant::now();
-    let asked: Vec<_> = pairs.iter().map(|(near, _)| rig.ask(near)).collect();
-    let (asked, incoming): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-    let accepted: Vec<_> = incoming
-        .into_iter()
-        .zip(&pairs)
-        .map(|(incoming, (_, far))| rig.accept(incoming, far))
-        .collect();
-    let pending: Vec<_> = asked
-        .into_iter()
-        .map(|asked| asked.wait().unwrap())
-        .collect();
-    let completed: Vec<_> = pending.into_iter().map(Accepted::complete).collect();
-    let _near: Vec<_> = completed
-        .into_iter()
-        .map(|done| done.wait().unwrap())
-        .collect();
-    let _far: Vec<_> = accepted
-        .into_iter()
-        .map(|done| done.wait().unwrap())
-        .collect();
-    // Six modifies of 100 ms one after the other for one connection; 30 s if they stood in line.
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begun.elapsed()
-    );
 }
 
 // covers 7.47 7.63 7.84

@@ -2,8 +2,6 @@
 mod rig;
 
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use polyverbs::qp::QpState;
 use polyverbs::{
@@ -212,35 +210,15 @@ fn a_request_reaches_the_listener_through_any_device_of_the_address() {
     assert_eq!(connections.len(), 8);
 }
 
-// covers 7.71 7.50
+// covers 7.71
 #[test]
-fn an_unanswered_request_times_out() {
+fn an_accept_fails_when_the_active_side_gives_up() {
     let (near, far) = (End::new("127.0.24.1:4791"), End::new("127.0.24.2:4791"));
     let listener = far.connector.listen(far.at(12), 0).unwrap();
-    // The active side gives up before it completes.
     let asked = near.connect(far.at(12), ConnectionOptions::new());
     let accepted = far.accept(listener.next().wait().unwrap(), ConnectionOptions::new());
     drop(asked.wait().unwrap());
     assert!(matches!(error(accepted), ConnectError::Refused { .. }));
-    // Nobody is there at all.
-    let began = Instant::now();
-    let nowhere = "127.0.24.99:12".parse().unwrap();
-    let unheard = error(near.connect(nowhere, ConnectionOptions::new()));
-    assert_eq!(unheard, ConnectError::TimedOut);
-    assert!(began.elapsed() < Duration::from_secs(15));
-}
-
-#[test]
-fn a_slow_program_is_waited_for() {
-    let (near, far) = (End::new("127.0.25.1:4791"), End::new("127.0.25.2:4791"));
-    let listener = far.connector.listen(far.at(13), 0).unwrap();
-    let asked = near.connect(far.at(13), ConnectionOptions::new());
-    let incoming = listener.next().wait().unwrap();
-    thread::sleep(Duration::from_secs(6));
-    assert!(!asked.is_done());
-    let accepted = far.accept(incoming, ConnectionOptions::new());
-    let _near = asked.wait().unwrap().complete().wait().unwrap();
-    accepted.wait().unwrap();
 }
 
 // covers 7.47
@@ -318,42 +296,18 @@ fn each_event_is_reported_once_and_in_order() {
         *keep.lock().unwrap() = Some(connection.unwrap());
     });
     let at_near = pending.complete().wait().unwrap();
-    while at_far.lock().unwrap().is_none() {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let at_far = at_far.lock().unwrap().take().unwrap();
+    let at_far = waiting::until_some(|| at_far.lock().unwrap().take());
     let (first, second) = (note("ended"), note("ended"));
     at_far.disconnected().on_done(move |_| first());
     at_near.disconnected().on_done(move |_| second());
     at_near.disconnect(&near.context, &near.qp).wait().unwrap();
     at_far.disconnected().wait().unwrap();
-    thread::sleep(Duration::from_millis(20));
+    waiting::until(|| told.lock().unwrap().len() >= 5);
+    // Everything that either side has sent arrives before this answer.
+    near.connector
+        .ping(&near.context, far.at(0))
+        .wait()
+        .unwrap();
     let expected = ["asked", "accepted", "established", "ended", "ended"];
     assert_eq!(*told.lock().unwrap(), expected);
-}
-
-// covers 7.57
-#[test]
-fn rnr_timer_code_0_delays_655_milliseconds() {
-    let (near, far) = (End::new("127.0.29.1:4791"), End::new("127.0.29.2:4791"));
-    let listener = far.connector.listen(far.at(0), 0).unwrap();
-    let asked = near.connect(listener.address(), ConnectionOptions::new());
-    let longest = ConnectOptions::new().min_rnr_timer(0);
-    let incoming = listener.next().wait().unwrap();
-    let accepted = far.accept(incoming, ConnectionOptions::new().qp(longest));
-    let _near = asked.wait().unwrap().complete().wait().unwrap();
-    let _far = accepted.wait().unwrap();
-    let began = Instant::now();
-    near.qp
-        .post_one(wr::Send::new(&b"early"[..]).signaled(1))
-        .unwrap();
-    while near.qp.counters().rnr_naks == 0 {
-        assert!(began.elapsed() < Duration::from_secs(30));
-        thread::yield_now();
-    }
-    far.post_receive(1);
-    assert_eq!(near.completion().status, WcStatus::Success);
-    let waited = began.elapsed();
-    assert!(waited >= Duration::from_millis(650), "{waited:?}");
-    assert!(waited < Duration::from_secs(30), "{waited:?}");
 }

@@ -109,10 +109,9 @@ fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
         ends.end(at_near.end(&ends.rig.near.context));
         ends.end(at_near.disconnected());
         ends.end(at_far.disconnected());
-        ends.rig.settle();
+        ends.nothing_on(&ends.near);
+        ends.nothing_on(&ends.far);
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
-        ends.rig.nothing_on(&ends.near.cq);
-        ends.rig.nothing_on(&ends.far.cq);
         // Again it ends nothing else, and the flush is another request.
         ends.end(at_near.end(&ends.rig.near.context));
         for (end, side, qp) in [
@@ -129,15 +128,15 @@ fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
 #[test]
 fn an_accept_succeeds_for_a_connection_whose_dreq_overtook_its_rtu() {
     on(&[Flavour::IbUdp], |ends| {
-        ends.lose(RTU);
+        ends.gate().lose(RTU);
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         let at_near = ends.end(ends.end(asked).complete());
-        ends.rig.settle();
+        ends.settle();
         assert!(!accepted.is_done());
         ends.end(at_near.disconnect(&ends.rig.near.context, &near));
-        assert!(ends.sent(DREQ) >= 1 && ends.sent(RTU) >= 1);
+        assert_eq!((ends.gate().sent(DREQ), ends.gate().sent(RTU)), (1, 1));
         // First there is one, and then it has ended; the queue pair is still the program's to flush.
         let at_far = ends.end(accepted);
         assert!(at_far.disconnected().is_done());

@@ -1,7 +1,5 @@
 //! Which queue pair serves datagrams: asked, answered, and used.
 
-use std::time::{Duration, Instant};
-
 use conformance::{End, Flavour};
 use polyverbs::{
     ConnectOptions, Qp, QpOptions, VerbError,
@@ -142,11 +140,10 @@ fn resolutions_fail_if_either_device_is_removed() {
         let services = ends.far.connector.listen_datagrams(at, 0).unwrap();
         let asked = near.resolve(context, services.address(), b"");
         let question = ends.end(services.next());
-        let began = Instant::now();
         ends.rig.far.steer().remove();
         drop(question);
+        ends.expire();
         assert_eq!(ends.error(asked), ConnectError::TimedOut);
-        assert!(began.elapsed() < Duration::from_secs(15));
         let asked = near.resolve(context, services.address(), b"");
         ends.rig.near.steer().remove();
         let error = ends.error(asked);

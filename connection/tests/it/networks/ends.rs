@@ -1,10 +1,9 @@
-//! Two devices of one kind on one network, and a gate that keeps what the near one says.
+//! Two devices of one kind on one network, and a gate that keeps what the near one sends.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use conformance::{End, Flavour, Rig};
 use polyverbs::qp::QpState;
@@ -13,15 +12,14 @@ use polyverbs::{
     wr::ReceiveRequest,
 };
 use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
-    Listener, ib, mpa,
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming, Listener,
 };
-use verbs_api::ids::Qpn;
 use verbs_api::provider::backend::Backend;
-use verbs_api::provider::carrier::{
-    Carrier, ManagementPort, ManagementSink, StreamAgreed, StreamClose, StreamListener, StreamPort,
-    StreamSink, StreamWishes,
-};
+
+use crate::managed::{Clock, Gate, Managed};
+
+/// A call about a peer that is gone has ended by then.
+const BOUND: Duration = Duration::from_secs(25);
 
 /// Runs a test on every network: frames handed over in one process for both transports, InfiniBand over UDP, and iWARP
 /// over TCP.
@@ -32,7 +30,12 @@ pub(crate) fn on_each(test: impl Fn(&Ends) + Sync) {
     );
 }
 
-/// The same where there are sockets.
+/// Runs a test on the networks within a process, which are in virtual time.
+pub(crate) fn on_virtual(test: impl Fn(&Ends) + Sync) {
+    on(&[Flavour::Ib, Flavour::Iwarp], test);
+}
+
+/// Runs a test on the networks over sockets, where only the time of connection managers is virtual.
 pub(crate) fn on_sockets(test: impl Fn(&Ends) + Sync) {
     on(&[Flavour::IbUdp, Flavour::IwTcp], test);
 }
@@ -64,169 +67,36 @@ pub(crate) struct Ends {
     pub(crate) near: Side,
     pub(crate) far: Side,
     pub(crate) listener: Listener,
-    gate: Gate,
-    // Agents do not own their port.
-    _port: Option<Box<dyn Send + Sync>>,
+    network: Network,
 }
 
-enum Gate {
+/// Who carries the messages of the connectors.
+enum Network {
     InProcess(Arc<InProcess>),
-    Wire(Arc<Kept>),
-}
-
-type Said = Box<dyn FnOnce() + Send>;
-
-/// What is kept until the gate is opened.
-#[derive(Default)]
-struct Kept {
-    is_closed: Mutex<bool>,
-    said: Mutex<Vec<Said>>,
-    /// Attribute ids of management datagrams that get lost, by bit.
-    loses: Mutex<u64>,
-    sent: [AtomicU8; 32],
-}
-
-impl Kept {
-    fn say(&self, what: impl FnOnce() + Send + 'static) {
-        let is_closed = self.is_closed.lock().unwrap();
-        if *is_closed {
-            self.said.lock().unwrap().push(Box::new(what));
-        } else {
-            drop(is_closed);
-            what();
-        }
-    }
-}
-
-struct GatedPort(Arc<dyn ManagementPort>, Arc<Kept>);
-
-impl ManagementPort for GatedPort {
-    fn address(&self) -> IpAddr {
-        self.0.address()
-    }
-
-    fn communication_ids(&self) -> (u32, u32) {
-        self.0.communication_ids()
-    }
-
-    fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink> {
-        self.0.attach(make)
-    }
-
-    fn send(&self, to: IpAddr, datagram: &[u8]) {
-        let attribute = datagram[17];
-        self.1.sent[usize::from(attribute & 31)].fetch_add(1, Ordering::SeqCst);
-        if *self.1.loses.lock().unwrap() >> (attribute & 31) & 1 == 1 {
-            return;
-        }
-        let (port, datagram) = (Arc::clone(&self.0), datagram.to_vec());
-        self.1.say(move || port.send(to, &datagram));
-    }
-
-    fn progress(&self) {
-        self.0.progress();
-    }
-
-    fn serve(&self, service: u64) -> std::io::Result<()> {
-        self.0.serve(service)
-    }
-
-    fn withdraw(&self, service: u64) {
-        self.0.withdraw(service);
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now()
-    }
-
-    fn wake_at(&self, at: Duration) {
-        self.0.wake_at(at);
-    }
-}
-
-struct GatedStreams(Arc<dyn StreamPort>, Arc<Kept>);
-
-impl StreamPort for GatedStreams {
-    fn address(&self) -> IpAddr {
-        self.0.address()
-    }
-
-    fn wishes(&self) -> StreamWishes {
-        self.0.wishes()
-    }
-
-    fn listen(&self, at: SocketAddr, sink: Arc<dyn StreamListener>) -> std::io::Result<SocketAddr> {
-        self.0.listen(at, sink)
-    }
-
-    fn unlisten(&self, at: SocketAddr) {
-        self.0.unlisten(at);
-    }
-
-    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> std::io::Result<Qpn> {
-        self.0.connect(to, sink)
-    }
-
-    fn send(&self, stream: Qpn, bytes: &[u8]) {
-        let (port, bytes) = (Arc::clone(&self.0), bytes.to_vec());
-        self.1.say(move || port.send(stream, &bytes));
-    }
-
-    fn agree(&self, stream: Qpn, agreed: StreamAgreed, last: &[u8], rest: &[u8]) {
-        self.0.agree(stream, agreed, last, rest);
-    }
-
-    fn carries(&self, qp: Qpn) -> bool {
-        self.0.carries(qp)
-    }
-
-    fn close(&self, stream: Qpn, how: StreamClose) {
-        let port = Arc::clone(&self.0);
-        self.1.say(move || port.close(stream, how));
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now()
-    }
-
-    fn wake_at(&self, stream: Qpn, at: Duration) {
-        self.0.wake_at(stream, at);
-    }
+    Sockets {
+        clock: Arc<Clock>,
+        near: Managed,
+        _far: Managed,
+    },
 }
 
 impl Ends {
     pub(crate) fn new(flavour: Flavour) -> Self {
         let rig = Rig::new(flavour);
-        let kept = Arc::new(Kept::default());
-        let mut held: Option<Box<dyn Send + Sync>> = None;
-        let (near, far, gate) = match rig.near.context.carrier() {
-            Some(Carrier::InProcess) => {
-                let network = InProcess::new();
-                let connector = || Connector::new(Arc::clone(&network) as Arc<dyn Backend>);
-                (connector(), connector(), Gate::InProcess(network))
-            }
-            None => panic!("no carrier"),
-            Some(carrier) => {
-                let near: Arc<dyn Backend> = match carrier {
-                    Carrier::Datagrams(port) => {
-                        let gated: Arc<dyn ManagementPort> =
-                            Arc::new(GatedPort(port, Arc::clone(&kept)));
-                        let agent = ib::Agent::of(&gated).unwrap();
-                        held = Some(Box::new(gated));
-                        agent
-                    }
-                    Carrier::Streams(port) => {
-                        let gated: Arc<dyn StreamPort> =
-                            Arc::new(GatedStreams(port, Arc::clone(&kept)));
-                        let agent = mpa::Agent::new(&gated);
-                        held = Some(Box::new(gated));
-                        agent
-                    }
-                    other => panic!("{other:?}"),
-                };
-                let far = Connector::of(&rig.far.context).unwrap();
-                (Connector::new(near), far, Gate::Wire(kept))
-            }
+        let (near, far, network) = if rig.is_on_sockets() {
+            let clock = Arc::new(Clock::default());
+            let near = Managed::new(&rig.near.context, &clock);
+            let _far = Managed::new(&rig.far.context, &clock);
+            let connectors = (near.connector.clone(), _far.connector.clone());
+            (
+                connectors.0,
+                connectors.1,
+                Network::Sockets { clock, near, _far },
+            )
+        } else {
+            let network = InProcess::new();
+            let connector = || Connector::new(Arc::clone(&network) as Arc<dyn Backend>);
+            (connector(), connector(), Network::InProcess(network))
         };
         let (near, far) = (Side::new(near, &rig.near), Side::new(far, &rig.far));
         let listener = far.connector.listen(address_of(&rig.far), 0).unwrap();
@@ -236,51 +106,89 @@ impl Ends {
             near,
             far,
             listener,
-            gate,
-            _port: held,
+            network,
         }
     }
 
-    /// From now on nobody hears what the near end says.
+    /// From now on, messages of the near end are kept.
     pub(crate) fn hold(&self) {
-        match &self.gate {
-            Gate::InProcess(network) => network.pause(),
-            Gate::Wire(kept) => *kept.is_closed.lock().unwrap() = true,
+        match &self.network {
+            Network::InProcess(network) => network.pause(),
+            Network::Sockets { near, .. } => near.gate.close(),
         }
     }
 
-    /// What was held is heard now.
+    /// Sends the messages that were kept.
     pub(crate) fn release(&self) {
-        match &self.gate {
-            Gate::InProcess(network) => network.deliver(),
-            Gate::Wire(kept) => {
-                *kept.is_closed.lock().unwrap() = false;
-                let said = std::mem::take(&mut *kept.said.lock().unwrap());
-                said.into_iter().for_each(|said| said());
+        match &self.network {
+            Network::InProcess(network) => network.deliver(),
+            Network::Sockets { near, .. } => near.gate.open(),
+        }
+    }
+
+    /// The gate of the near end.
+    ///
+    /// # Panics
+    /// There are no sockets.
+    pub(crate) fn gate(&self) -> &Gate {
+        match &self.network {
+            Network::Sockets { near, .. } => &near.gate,
+            Network::InProcess(_) => panic!("a network without a gate"),
+        }
+    }
+
+    /// Time passes until the connection managers have given up waiting for answers.
+    pub(crate) fn expire(&self) {
+        match &self.network {
+            Network::InProcess(network) => {
+                network.expire();
+                network.deliver();
+            }
+            Network::Sockets { clock, .. } => clock.pass(BOUND),
+        }
+    }
+
+    /// Time passes, and answers arrive in time.
+    pub(crate) fn run_for(&self, time: Duration) {
+        const STEP: Duration = Duration::from_millis(500);
+        let Network::Sockets { clock, .. } = &self.network else {
+            return self.rig.run_for(time);
+        };
+        let mut left = time;
+        while !left.is_zero() {
+            let step = left.min(STEP);
+            clock.pass(step);
+            self.settle();
+            left -= step;
+        }
+    }
+
+    /// Waits until the messages sent so far have arrived: on sockets, until the far end has answered a ping, which comes last.
+    pub(crate) fn settle(&self) {
+        match &self.network {
+            Network::InProcess(_) => self.rig.settle(),
+            Network::Sockets { near, .. } => {
+                let to = self.listener.address();
+                self.end(near.connector.ping(&self.rig.near.context, to));
             }
         }
     }
 
-    /// Management datagrams of the near end with this attribute id get lost.
-    pub(crate) fn lose(&self, attribute: u16) {
-        if let Gate::Wire(kept) = &self.gate {
-            *kept.loses.lock().unwrap() |= 1 << (attribute & 31);
-        }
+    /// Sees that no completion comes.
+    ///
+    /// # Panics
+    /// One does.
+    pub(crate) fn nothing_on(&self, side: &Side) {
+        self.settle();
+        let mut slots = [Completion::default()];
+        let found = side.cq.poll(&mut slots).unwrap();
+        assert!(found.is_empty(), "unexpected: {found:?}");
     }
 
-    /// How many of them the near end has sent.
-    pub(crate) fn sent(&self, attribute: u16) -> u8 {
-        match &self.gate {
-            Gate::Wire(kept) => kept.sent[usize::from(attribute & 31)].load(Ordering::SeqCst),
-            Gate::InProcess(_) => 0,
-        }
-    }
-
-    /// Nobody answers any more, or has long enough: in one process time is told to have passed.
-    pub(crate) fn expire(&self) {
-        if let Gate::InProcess(network) = &self.gate {
-            network.expire();
-            network.deliver();
+    /// Waits until the manager of the near end has handled this many rejections and ends of streams.
+    pub(crate) fn wait_for_ends_heard(&self, count: usize) {
+        if let Network::Sockets { near, .. } = &self.network {
+            waiting::until(|| near.gate.ends_heard() >= count);
         }
     }
 
@@ -363,11 +271,8 @@ impl Ends {
     }
 
     pub(crate) fn wait_for_state(&self, qp: &Qp, expected: QpState) {
-        let began = Instant::now();
-        while state(qp) != expected {
-            self.rig.settle();
-            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", state(qp));
-        }
+        self.rig.wait_until(|| state(qp) == expected);
+        assert_eq!(state(qp), expected);
     }
 }
 

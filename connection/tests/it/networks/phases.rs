@@ -1,19 +1,19 @@
 //! What goes between the phases of one request: the queue pair, the peer, the device.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use conformance::Flavour;
+use conformance::{Flavour, Rig};
 use polyverbs::qp::QpState;
-use polyverbs::{DestroyError, Qp, VerbError};
-use polyverbs_connection::{Accepted, ConnectError, Connection, Phase};
+use polyverbs::{DestroyError, Qp, Started, VerbError};
+use polyverbs_connection::{Accepted, ConnectError, Connection, Connector, Phase};
 
-use crate::networks::ends::{Ends, address_of, on_each, on_sockets, state};
+use crate::networks::ends::{Ends, address_of, on_each, on_sockets, on_virtual, state};
 
-/// So long a control verb takes where something is to happen in between.
+/// How long each control verb of a slow device takes.
 const SLOW: Duration = Duration::from_millis(60);
-/// Who is not there any more is known by then.
-const BOUND: Duration = Duration::from_secs(25);
+/// Longer than a test runs: until then a control verb does not end.
+const NEVER: Duration = Duration::from_secs(3600);
 
 fn destroy(ends: &Ends, qp: Qp) {
     ends.rig.finish_destroy(qp.destroy());
@@ -81,28 +81,60 @@ fn a_queue_pair_destroyed_during_an_accept_ends_the_connection_on_both_sides() {
     });
 }
 
+/// A queue pair that may not be destroyed now.
+fn busy(ends: &Ends, qp: Qp) -> Qp {
+    match ends.rig.outcome(qp.destroy()) {
+        Err(DestroyError::Busy { object, .. }) => object,
+        Err(other) => panic!("{other}"),
+        Ok(()) => panic!("it has gone"),
+    }
+}
+
 // covers 5.13
 #[test]
 fn a_queue_pair_is_not_destroyed_while_it_is_brought_up() {
-    on_each(|ends| {
-        let busy = |qp: Qp| match ends.rig.outcome(qp.destroy()) {
-            Err(DestroyError::Busy { object, .. }) => object,
-            Err(other) => panic!("{other}"),
-            Ok(()) => panic!("it has gone"),
-        };
+    on_virtual(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
         ends.rig.far.steer().set_latency(SLOW);
         let accepted = ends.accept(incoming, &far);
-        let far = busy(far);
+        let far = busy(ends, far);
         ends.rig.far.steer().set_latency(Duration::ZERO);
         let pending = ends.end(asked);
         ends.rig.near.steer().set_latency(SLOW);
         let completed = pending.complete();
-        let near = busy(near);
+        let near = busy(ends, near);
         ends.rig.near.steer().set_latency(Duration::ZERO);
         let _both = (ends.end(completed), ends.end(accepted));
         ends.talk(&near, &far);
+    });
+}
+
+// covers 5.13
+#[test]
+fn queue_pairs_that_come_up_over_sockets_are_not_destroyed() {
+    on_sockets(|ends| {
+        let qps = [ends.near_qp(), ends.near_qp()];
+        let [first, second] = [ends.far_qp(), ends.far_qp()];
+        let (asked, incoming) = ends.ask(&qps[0]);
+        let accepted = ends.accept(incoming, &first);
+        let pending = ends.end(asked);
+        let (asked_too, incoming) = ends.ask(&qps[1]);
+        let [near, _] = qps;
+        ends.rig.near.steer().set_latency(NEVER);
+        let completed = pending.complete();
+        let _near = busy(ends, near);
+        ends.rig.far.steer().set_latency(NEVER);
+        let accepted_too = ends.accept(incoming, &second);
+        let _far = busy(ends, second);
+        // Nothing but the removal of the devices ends these calls.
+        ends.settle();
+        assert!(!completed.is_done() && !accepted.is_done() && !accepted_too.is_done());
+        ends.rig.near.steer().remove();
+        ends.rig.far.steer().remove();
+        assert!(is_removal(&ends.error(completed)));
+        assert!(is_removal(&ends.error(accepted_too)));
+        drop(asked_too);
     });
 }
 
@@ -133,13 +165,11 @@ fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
     on_each(|ends| {
         let near = ends.near_qp();
         let (asked, incoming) = ends.ask(&near);
-        let began = Instant::now();
         ends.rig.far.steer().remove();
         drop(incoming);
         ends.expire();
         let error = ends.error(asked);
         assert!(is_gone(&error), "{error}");
-        assert!(began.elapsed() < BOUND);
         assert_eq!(state(&near), QpState::Reset);
     });
     // Who has accepted hears no more.
@@ -148,12 +178,10 @@ fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
-        let began = Instant::now();
         ends.rig.near.steer().remove();
         ends.expire();
         let error = ends.error(accepted);
         assert!(is_gone(&error), "{error}");
-        assert!(began.elapsed() < BOUND);
         assert!(matches!(state(&far), QpState::Err | QpState::Reset));
         let error = ends.error(pending.complete());
         assert!(is_removal(&error) || is_gone(&error), "{error}");
@@ -168,12 +196,11 @@ fn a_vanished_peer_does_not_delay_a_disconnect() {
         let (at_near, at_far) = ends.connected(&near, &far);
         ends.near.post_receive(&near, 1);
         ends.hold();
-        let began = Instant::now();
         let disconnected = at_near.disconnect(&ends.rig.near.context, &near);
         ends.rig.far.steer().remove();
         ends.release();
+        ends.expire();
         ends.end(disconnected);
-        assert!(began.elapsed() < BOUND);
         ends.wait_for_state(&near, QpState::Err);
         assert!(!ends.take(&ends.near, 1)[0].status.is_success());
         drop(at_far);
@@ -185,7 +212,7 @@ fn a_vanished_peer_does_not_delay_a_disconnect() {
 fn removal_of_the_device_ends_each_phase_of_each_request() {
     type Begin = fn(&Ends) -> Box<dyn FnOnce(&Ends)>;
     fn ends_removed<T: Send + 'static>(
-        started: polyverbs::Started<T, ConnectError>,
+        started: Started<T, ConnectError>,
     ) -> Box<dyn FnOnce(&Ends)> {
         Box::new(move |ends| {
             let error = ends.error(started);
@@ -203,7 +230,7 @@ fn removal_of_the_device_ends_each_phase_of_each_request() {
         let (asked, incoming) = ends.ask(&near);
         let _accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
-        ends.rig.near.steer().set_latency(SLOW);
+        ends.rig.near.steer().set_latency(NEVER);
         let completed = pending.complete();
         ends.rig.near.steer().remove();
         ends_removed(completed)
@@ -211,7 +238,7 @@ fn removal_of_the_device_ends_each_phase_of_each_request() {
     let accept: Begin = |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
-        ends.rig.far.steer().set_latency(SLOW);
+        ends.rig.far.steer().set_latency(NEVER);
         let accepted = ends.accept(incoming, &far);
         ends.rig.far.steer().remove();
         drop(asked);
@@ -237,7 +264,7 @@ fn removal_of_the_device_ends_each_phase_of_each_request() {
     let flush: Begin = |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let _both = ends.connected(&near, &far);
-        ends.rig.near.steer().set_latency(SLOW);
+        ends.rig.near.steer().set_latency(NEVER);
         let flushed = polyverbs_connection::flush(&ends.rig.near.context, &near);
         ends.rig.near.steer().remove();
         ends_removed(flushed)
@@ -250,19 +277,23 @@ fn removal_of_the_device_ends_each_phase_of_each_request() {
 // covers 5.15 7.62
 #[test]
 fn removal_of_the_device_ends_waiting_for_requests() {
-    on_sockets(|ends| {
-        let waits = ends.listener.next();
-        let at = address_of(&ends.rig.far);
-        let questions = ends.far.connector.listen_datagrams(at, 0);
+    for flavour in [Flavour::IbUdp, Flavour::IwTcp] {
+        let rig = Rig::new(flavour);
+        let connector = Connector::of(&rig.far.context).unwrap();
+        let at = address_of(&rig.far);
+        let listener = connector.listen(at, 0).unwrap();
+        let waits = listener.next();
+        let questions = connector.listen_datagrams(at, 0);
         let asked = questions.as_ref().ok().map(|services| services.next());
-        ends.rig.far.steer().remove();
-        assert!(is_removal(&ends.error(waits)));
-        assert!(is_removal(&ends.error(ends.listener.next())));
-        assert_eq!(asked.is_some(), !ends.is_stream());
+        rig.far.steer().remove();
+        let is_removed = |error: Option<ConnectError>| is_removal(&error.expect("it succeeded"));
+        assert!(is_removed(rig.outcome(waits).err()));
+        assert!(is_removed(rig.outcome(listener.next()).err()));
+        assert_eq!(asked.is_some(), flavour == Flavour::IbUdp);
         if let Some(asked) = asked {
-            assert!(is_removal(&ends.error(asked)));
+            assert!(is_removed(rig.outcome(asked).err()));
         }
-    });
+    }
 }
 
 // covers 5.14
@@ -281,12 +312,11 @@ fn a_pending_call_keeps_its_device_open_until_it_ends() {
         drop(disconnected);
         ends.release();
         ends.end(at_far.disconnected());
-        ends.rig.settle();
-        let began = Instant::now();
-        while device.strong_count() > holders {
-            assert!(began.elapsed() < BOUND, "something holds the device");
-            ends.rig.settle();
-        }
+        ends.rig.wait_until(|| device.strong_count() <= holders);
+        assert!(
+            device.strong_count() <= holders,
+            "something holds the device"
+        );
     });
 }
 
@@ -319,32 +349,53 @@ fn pending_complete(ends: &Ends, pending: Accepted) -> Result<Connection, Connec
 // covers 5.28
 #[test]
 fn connections_on_slow_devices_are_established_concurrently() {
-    on_sockets(|ends| {
+    on_virtual(|ends| {
         let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
-        let slow = Duration::from_millis(150);
-        ends.rig.near.steer().set_latency(slow);
-        ends.rig.far.steer().set_latency(slow);
-        let began = Instant::now();
+        ends.rig.near.steer().set_latency(SLOW);
+        ends.rig.far.steer().set_latency(SLOW);
         let asked: Vec<_> = pairs.iter().map(|(near, _)| ends.connect(near)).collect();
         let accepted: Vec<_> = pairs
             .iter()
             .map(|(_, far)| ends.accept(ends.end(ends.listener.next()), far))
             .collect();
-        let pending: Vec<_> = asked.into_iter().map(|asked| ends.end(asked)).collect();
-        let completed: Vec<_> = pending.into_iter().map(Accepted::complete).collect();
-        let connections: Vec<_> = completed
-            .into_iter()
-            .chain(accepted)
-            .map(|done| ends.end(done))
-            .collect();
-        assert_eq!(connections.len(), 100);
-        // Three modifies of 150 ms at either end; 45 s if they stood in line.
-        assert!(
-            began.elapsed() < Duration::from_secs(30),
-            "{:?}",
-            began.elapsed()
-        );
+        // All of them have the time that three modifies of one take, and the same again.
+        ends.rig.run_for(3 * SLOW);
+        assert!(asked.iter().all(Started::is_done));
+        let pending = asked.into_iter().map(|asked| ends.end(asked));
+        let completed: Vec<_> = pending.map(Accepted::complete).collect();
+        ends.rig.run_for(3 * SLOW);
+        let connections: Vec<_> = completed.into_iter().chain(accepted).collect();
+        assert!(connections.iter().all(Started::is_done));
+        let connections = connections.into_iter().map(|done| ends.end(done));
+        assert_eq!(connections.count(), 100);
         ends.rig.near.steer().set_latency(Duration::ZERO);
         ends.rig.far.steer().set_latency(Duration::ZERO);
+    });
+}
+
+// covers 5.28
+#[test]
+fn a_slow_queue_pair_delays_no_other_connection() {
+    on_sockets(|ends| {
+        let pairs: Vec<_> = (0..50).map(|_| (ends.near_qp(), ends.far_qp())).collect();
+        let (slow, others) = pairs.split_at(2);
+        let asked = slow.iter().map(|(near, _)| ends.ask(near));
+        let (asked, incoming): (Vec<_>, Vec<_>) = asked.unzip();
+        let [first, second] = <[_; 2]>::try_from(incoming).ok().unwrap();
+        let [asks, asks_too] = <[_; 2]>::try_from(asked).ok().unwrap();
+        let accepted = ends.accept(first, &slow[0].1);
+        let pending = ends.end(asks);
+        ends.rig.near.steer().set_latency(NEVER);
+        ends.rig.far.steer().set_latency(NEVER);
+        let completed = pending.complete();
+        let accepted_too = ends.accept(second, &slow[1].1);
+        ends.rig.near.steer().set_latency(Duration::ZERO);
+        ends.rig.far.steer().set_latency(Duration::ZERO);
+        for (near, far) in others {
+            let _both = ends.connected(near, far);
+            ends.talk(near, far);
+        }
+        assert!(!completed.is_done() && !accepted.is_done() && !accepted_too.is_done());
+        drop(asks_too);
     });
 }
