@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
 use polyverbs::{Context, QpOptions, Requirements, ids::Qpn};
-use polyverbs_connection::{ConnectError, ConnectionOptions, Connector};
+use polyverbs_connection::{ConnectError, ConnectionOptions};
 use polyverbs_dissect::CaptureFile;
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad;
@@ -14,6 +15,8 @@ use polyverbs_wire::mad::cm::{Message, Req, header_of};
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use tempfile::NamedTempFile;
 use verbs_api::provider::carrier::{Carrier, ManagementPort, ManagementSink};
+
+use crate::managed::{Clock, Managed};
 
 pub(crate) fn open(address: IpAddr, tap: Option<Tap>) -> Context {
     let options = EmulatedOptions {
@@ -64,8 +67,9 @@ fn a_forged_request_draws_three_times_its_bytes_at_most() {
     let context = open(own, Some(Tap(Arc::clone(&capture) as _)));
     let victim = open(forged, None);
     let port = silent(&victim);
-    let listener = Connector::of(&context).unwrap();
-    let listener = listener.listen((own, 0).into(), 0).unwrap();
+    let clock = Arc::new(Clock::default());
+    let manager = Managed::new(&context, &clock);
+    let listener = manager.connector.listen((own, 0).into(), 0).unwrap();
     let named = RdmaCm::new(forged, 9, own).unwrap().to_view().0;
     let request = Message::from(Req {
         local_comm_id: 5,
@@ -87,6 +91,7 @@ fn a_forged_request_draws_three_times_its_bytes_at_most() {
     let qp = pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
     let incoming = listener.next().wait().unwrap();
     let accepted = incoming.accept(&context, &qp, ConnectionOptions::new());
+    clock.pass(Duration::from_secs(25));
     let ended = accepted.wait();
     assert!(matches!(ended, Err(ConnectError::TimedOut)), "{ended:?}");
     capture.flush().unwrap();

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use nix::libc::linger;
@@ -13,18 +13,23 @@ use nix::sys::socket::{setsockopt, sockopt};
 use polyverbs::provider::DeviceOps;
 use polyverbs::qp::QpState;
 use polyverbs::{Context, Cq, Device, Pd, Qp, QpOptions, Requirements};
-use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, Listener};
+use polyverbs_connection::{ConnectError, ConnectionOptions, Listener};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
 use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
 
+use crate::managed::{Clock, Managed};
 use crate::hostile::segments::FRAMING;
+
+/// How long a stream may be without a complete request.
+const REQUESTED_BY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Target {
     _wire: OnWire,
     pub(crate) context: Context,
-    connector: Connector,
+    clock: Arc<Clock>,
+    manager: Managed,
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) listener: Listener,
@@ -45,12 +50,14 @@ impl Target {
         let context = device.open(&Requirements::new()).unwrap();
         let pd = context.alloc_pd().wait().unwrap();
         let cq = context.create_cq(64).wait().unwrap();
-        let connector = Connector::of(&context).unwrap();
-        let listener = connector.listen(address, 0).unwrap();
+        let clock = Arc::new(Clock::default());
+        let manager = Managed::new(&context, &clock);
+        let listener = manager.connector.listen(address, 0).unwrap();
         Self {
             _wire: wire,
             context,
-            connector,
+            clock,
+            manager,
             pd,
             cq,
             listener,
@@ -63,25 +70,31 @@ impl Target {
 
     pub(crate) fn stream(&self) -> TcpStream {
         let stream = TcpStream::connect(self.listener.address()).unwrap();
-        let longest = Some(Duration::from_secs(25));
-        stream.set_read_timeout(longest).unwrap();
+        stream.set_read_timeout(Some(waiting::PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
         stream
     }
 
-    /// Somebody who means well is served, in time.
+    /// Waits until the manager has accepted this many streams, and received this many bytes and ends.
+    fn wait_until_heard(&self, streams: usize, bytes: usize, ends: usize) {
+        let gate = &self.manager.gate;
+        let heard = || (gate.accepted(), gate.heard(), gate.ends_heard());
+        waiting::until(|| heard() == (streams, bytes, ends));
+    }
+
+    /// A peer that means well is served, before any time passes.
     pub(crate) fn serves(&self) {
-        let began = Instant::now();
         let (near, far) = (self.qp(), self.qp());
         let options = ConnectionOptions::new().private_data(b"in good faith");
         let to = self.listener.address();
-        let asked = self.connector.connect(&self.context, &near, to, options);
+        let connector = &self.manager.connector;
+        let asked = connector.connect(&self.context, &near, to, options);
         let incoming = self.listener.next().wait().unwrap();
         assert!(incoming.private_data().starts_with(b"in good faith\0"));
         let accepted = incoming.accept(&self.context, &far, ConnectionOptions::new());
         let near = asked.wait().unwrap().complete().wait().unwrap();
         accepted.wait().unwrap();
         drop(near);
-        assert!(began.elapsed() < Duration::from_secs(5));
     }
 }
 
@@ -104,6 +117,14 @@ fn reset(stream: TcpStream) {
     setsockopt(&stream.as_fd(), sockopt::Linger, &at_once).unwrap();
 }
 
+/// Whether nothing has come on the stream, neither bytes nor its end.
+pub(crate) fn is_quiet(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let received = stream.read(&mut [0; 64]);
+    stream.set_nonblocking(false).unwrap();
+    matches!(received, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
 fn is_cut_off(stream: &mut TcpStream) -> bool {
     let mut bytes = [0; 64];
     loop {
@@ -121,20 +142,18 @@ fn is_cut_off(stream: &mut TcpStream) -> bool {
 #[test]
 fn a_stream_without_a_complete_request_is_closed() {
     let target = Target::new("127.0.6.1");
-    let began = Instant::now();
     let mut silent: Vec<_> = (0..200).map(|_| target.stream()).collect();
     for stream in silent.iter_mut().skip(100) {
         stream.write_all(&request()[..19]).unwrap();
     }
+    // The silent streams came before this one, and have been accepted when it is served.
     target.serves();
-    for stream in &mut silent {
-        assert!(is_cut_off(stream));
-    }
-    let took = began.elapsed();
-    assert!(
-        took > Duration::from_secs(5) && took < Duration::from_secs(20),
-        "{took:?}"
-    );
+    let moment = Duration::from_millis(1);
+    target.clock.pass(REQUESTED_BY - moment);
+    target.serves();
+    assert!(silent.iter_mut().all(is_quiet));
+    target.clock.pass(moment);
+    assert!(silent.iter_mut().all(is_cut_off));
     target.serves();
 }
 
@@ -147,13 +166,11 @@ fn silent_connections_do_not_keep_others_out() {
     asking.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
     let mut silent: Vec<_> = (0..300).map(|_| target.stream()).collect();
-    let began = Instant::now();
     for _ in 0..5 {
         target.serves();
     }
-    // The oldest had to go, long before it would have had to anyway.
+    // The oldest had to go, although no time has passed.
     assert!(is_cut_off(&mut silent[0]));
-    assert!(began.elapsed() < Duration::from_secs(5));
     incoming.reject(b"seen").unwrap();
     let mut bytes = [0; 16];
     asking.read_exact(&mut bytes).unwrap();
@@ -165,15 +182,13 @@ fn silent_connections_do_not_keep_others_out() {
 fn single_bytes_now_and_then_extend_no_timeout() {
     let target = Target::new("127.0.6.2");
     let mut stream = target.stream();
-    let began = Instant::now();
-    for byte in request() {
-        thread::sleep(Duration::from_secs(1));
-        if stream.write_all(&[byte]).is_err() || began.elapsed() > Duration::from_secs(14) {
-            break;
-        }
+    for (number, byte) in (1..=10).zip(request()) {
+        assert!(is_quiet(&mut stream));
+        stream.write_all(&[byte]).unwrap();
+        target.wait_until_heard(1, number, 0);
+        target.clock.pass(REQUESTED_BY / 10);
     }
     assert!(is_cut_off(&mut stream));
-    assert!(began.elapsed() < Duration::from_secs(18));
     target.serves();
 }
 
@@ -244,25 +259,27 @@ fn endless_bytes_are_not_read_for_ever() {
 #[test]
 fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let target = Target::new("127.0.6.4");
-    for _ in 0..20 {
-        // Before anything, in the middle of the request, and behind it.
-        for length in [0, 9, request().len()] {
-            let mut stream = target.stream();
-            stream.write_all(&request()[..length]).unwrap();
-            thread::sleep(Duration::from_millis(2));
-            reset(stream);
-        }
+    // Before anything, in the middle of the request, and after it.
+    let lengths = [0, 9, request().len()].repeat(20);
+    let mut bytes = 0;
+    for (number, length) in lengths.into_iter().enumerate() {
+        let mut stream = target.stream();
+        stream.write_all(&request()[..length]).unwrap();
+        bytes += length;
+        target.wait_until_heard(number + 1, bytes, number);
+        reset(stream);
+        target.wait_until_heard(number + 1, bytes, number + 1);
     }
-    // Nobody finds what was withdrawn.
-    thread::sleep(Duration::from_secs(2));
+    // The requests were withdrawn.
     target.serves();
 
     // While the program looks at it.
     let mut stream = target.stream();
     stream.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
+    let ends = target.manager.gate.ends_heard();
     reset(stream);
-    thread::sleep(Duration::from_secs(2));
+    waiting::until(|| target.manager.gate.ends_heard() > ends);
     let qp = target.qp();
     let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
     assert!(accepted.wait().is_err());
@@ -278,11 +295,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     stream.read_exact(&mut reply).unwrap();
     reset(stream);
     connection.disconnected().wait().unwrap();
-    let began = Instant::now();
-    while qp.query().unwrap().state != QpState::Err {
-        assert!(began.elapsed() < Duration::from_secs(60));
-        thread::yield_now();
-    }
+    waiting::until(|| qp.query().unwrap().state == QpState::Err);
     target.serves();
 }
 
@@ -301,7 +314,8 @@ fn malformed_replies_fail_a_connect() {
     for lie in [too_long, request(), of_a_later_revision] {
         let qp = target.qp();
         let options = ConnectionOptions::new();
-        let asked = target.connector.connect(&target.context, &qp, to, options);
+        let connector = &target.manager.connector;
+        let asked = connector.connect(&target.context, &qp, to, options);
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(&lie).unwrap();
         let error = match asked.wait() {
