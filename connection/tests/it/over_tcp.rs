@@ -1,9 +1,12 @@
 //! Connections by MPA over TCP, between two devices in real time, and with peers that are no device at all.
 
-use std::io::{Read as _, Write as _};
+#[allow(dead_code, reason = "each test binary uses a part of it")]
+#[path = "managed/mod.rs"]
+mod managed;
+
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
 
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs::provider::DeviceOps;
@@ -16,6 +19,8 @@ use polyverbs::{
 use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connector, Listener};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{self, Enhanced, Kind, Start};
+
+use managed::Managed;
 
 struct End {
     _wire: OnWire,
@@ -308,9 +313,10 @@ fn an_accept_fails_when_the_peer_gives_up() {
 #[test]
 fn a_peer_that_has_revision_1_only_is_asked_again() {
     let near = End::new("127.0.4.12");
+    let manager = Managed::new(&near.context, &Arc::default());
     let listener = TcpListener::bind("127.0.4.13:0").unwrap();
     let to = listener.local_addr().unwrap();
-    let asked = near
+    let asked = manager
         .connector
         .connect(&near.context, &near.qp, to, ConnectionOptions::new());
     let request = |stream: &mut TcpStream| {
@@ -333,7 +339,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     let len = start.encode(&mut reply).unwrap();
     // In two pieces.
     second.write_all(&reply[..9]).unwrap();
-    std::thread::sleep(Duration::from_millis(5));
+    waiting::until(|| manager.gate.heard() == 9);
     second.write_all(&reply[9..len]).unwrap();
     let accepted = asked.wait().unwrap();
     assert!(accepted.private_data().starts_with(b"old\0"));
@@ -382,45 +388,72 @@ fn the_ready_to_receive_indication_is_repeated() {
     assert_eq!(near.state(), QpState::Rts);
 }
 
-// What is said before the active side has, by a passive side that may, or `None` where nothing comes for so long.
-fn said_first(far: &End, ip: &str, patience: Duration) -> Option<Vec<u8>> {
-    let listener = far.listen(ip);
-    let mut peer = TcpStream::connect(listener.address()).unwrap();
-    let wishes = Enhanced::default();
-    let mut bytes = [0; 1024];
-    let request = Start::new(Kind::Request, Some(wishes), b"").unwrap();
-    let len = request.encode(&mut bytes).unwrap();
-    peer.write_all(&bytes[..len]).unwrap();
-    let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
-    let _connection = accepted.wait().unwrap();
-    far.qp
-        .post_one(wr::Send::new(&b"first"[..]).signaled(1))
-        .unwrap();
-    peer.set_read_timeout(Some(patience)).unwrap();
-    let (mut bytes, mut said) = ([0; 1024], Vec::new());
-    loop {
-        let Ok(len @ 1..) = peer.read(&mut bytes) else {
-            return None;
+/// Bytes after the reply that a passive side has sent, before the active one has sent a frame.
+struct SaidFirst {
+    peer: TcpStream,
+    bytes: Vec<u8>,
+    _connection: Connection,
+}
+
+impl SaidFirst {
+    fn by(far: &End, listener: &Listener) -> Self {
+        let mut peer = TcpStream::connect(listener.address()).unwrap();
+        let wishes = Enhanced::default();
+        let mut bytes = [0; 1024];
+        let request = Start::new(Kind::Request, Some(wishes), b"").unwrap();
+        let len = request.encode(&mut bytes).unwrap();
+        peer.write_all(&bytes[..len]).unwrap();
+        let incoming = listener.next().wait().unwrap();
+        let accepted = incoming.accept(&far.context, &far.qp, ConnectionOptions::new());
+        let _connection = accepted.wait().unwrap();
+        let first = wr::Send::new(&b"first"[..]).signaled(1);
+        far.qp.post_one(first).unwrap();
+        peer.set_read_timeout(Some(waiting::PATIENCE)).unwrap();
+        let mut said = Self {
+            peer,
+            bytes: Vec::new(),
+            _connection,
         };
-        said.extend_from_slice(&bytes[..len]);
-        if let Some((_, reply)) = start::decode(&said).unwrap()
-            && said.len() > reply
-        {
-            return Some(said.split_off(reply));
-        }
+        let reply = loop {
+            said.read();
+            if let Some((_, reply)) = start::decode(&said.bytes).unwrap() {
+                break reply;
+            }
+        };
+        said.bytes.drain(..reply);
+        said
+    }
+
+    fn read(&mut self) {
+        let mut bytes = [0; 1024];
+        let len = self.peer.read(&mut bytes).unwrap();
+        self.bytes.extend_from_slice(&bytes[..len]);
     }
 }
 
 // concerns 7.35
 #[test]
 fn a_passive_side_sends_first_only_if_configured_to() {
-    let far = End::new("127.0.4.26");
-    let nothing = said_first(&far, "127.0.4.26", Duration::from_millis(300));
-    assert_eq!(nothing, None);
+    let (near, far) = (End::new("127.0.4.28"), End::new("127.0.4.26"));
+    let listener = far.listen("127.0.4.26");
+    let mut said = SaidFirst::by(&far, &listener);
+    // A frame would be there before this answer of the device.
+    near.connector
+        .ping(&near.context, listener.address())
+        .wait()
+        .unwrap();
+    said.peer.set_nonblocking(true).unwrap();
+    let nothing = said.peer.read(&mut [0; 64]).unwrap_err();
+    assert_eq!(
+        (nothing.kind(), said.bytes),
+        (ErrorKind::WouldBlock, vec![])
+    );
+
     let far = End::with("127.0.4.27", |wire| wire.speaks_first = true);
-    let said = said_first(&far, "127.0.4.27", Duration::from_secs(30)).unwrap();
-    assert!(said.windows(5).any(|bytes| bytes == b"first"), "{said:?}");
+    let mut said = SaidFirst::by(&far, &far.listen("127.0.4.27"));
+    while !said.bytes.windows(5).any(|bytes| bytes == b"first") {
+        said.read();
+    }
 }
 
 // covers 7.34 7.41

@@ -2,7 +2,6 @@
 use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
 use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -276,7 +275,11 @@ fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection
     // Who has the target gives its connection up: nobody is told, and everything goes on.
     assert_eq!(target.ask("forget"), "forgotten");
     let ended = connection.disconnected();
-    std::thread::sleep(Duration::from_millis(200));
+    // A message about that would arrive before this answer.
+    near.connector
+        .ping(&near.context, target.at)
+        .wait()
+        .unwrap();
     assert!(!ended.is_done());
     send(&near, &initiator, queues[0], "still there");
     assert_eq!(target.ask("receive 0"), "still there");
