@@ -12,7 +12,6 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -32,8 +31,6 @@ const RIGHTS: Access = Access::REMOTE_READ
 const CONNECTIONS: usize = 100;
 /// Requests of each: enough for a connection to go over to memory, and for some on the way there.
 const REQUESTS: u64 = 40;
-/// Each run of the two processes takes a second; one that takes so long hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often each device is tried: `.ci/run` asks for more.
 const RUNS: &str = "POLYVERBS_RUNS";
@@ -106,14 +103,7 @@ impl Running {
     }
 
     fn ends_well(&mut self, who: &str) {
-        let began = Instant::now();
-        let status = loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                break status;
-            }
-            assert!(began.elapsed() < PATIENCE, "{who}: hangs");
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let status = waiting::until_some(|| self.process.try_wait().unwrap());
         assert!(status.success(), "{who}: {status}");
     }
 }
@@ -312,7 +302,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
     tasks.run()
 }
 
-// ---- an executor: one thread, which sleeps while no task can go on
+// ---- an executor: one thread, which blocks while no task can go on
 
 type Task = Pin<Box<dyn Future<Output = Result<()>>>>;
 
