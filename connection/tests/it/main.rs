@@ -3,6 +3,7 @@
 mod backend;
 mod connector;
 mod hostile;
+mod managed;
 mod networks;
 mod over_tcp;
 mod over_udp;

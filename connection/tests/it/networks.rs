@@ -6,7 +6,4 @@ mod connector;
 mod datagrams;
 mod ends;
 mod flood;
-#[allow(dead_code, reason = "each test binary uses a part of it")]
-#[path = "../managed/mod.rs"]
-mod managed;
 mod phases;

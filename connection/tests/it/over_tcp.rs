@@ -1,9 +1,5 @@
 //! Connections by MPA over TCP, between two devices in real time, and with peers that are no device at all.
 
-#[allow(dead_code, reason = "each test binary uses a part of it")]
-#[path = "managed/mod.rs"]
-mod managed;
-
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -20,7 +16,7 @@ use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connecto
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{self, Enhanced, Kind, Start};
 
-use managed::Managed;
+use crate::managed::Managed;
 
 struct End {
     _wire: OnWire,

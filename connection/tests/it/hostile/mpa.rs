@@ -19,8 +19,8 @@ use polyverbs_wire::iwarp::start::{Enhanced, Kind, Start};
 use polyverbs_wire::iwarp::{Direction, Opcode, Tagged};
 use polyverbs_wire::layout::Header as _;
 
-use crate::managed::{Clock, Managed};
 use crate::hostile::segments::FRAMING;
+use crate::managed::{Clock, Managed};
 
 /// How long a stream may be without a complete request.
 const REQUESTED_BY: Duration = Duration::from_secs(10);
