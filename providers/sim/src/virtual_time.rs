@@ -2,16 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
+use polyverbs_engine::pin;
 use polyverbs_engine::time::{Host, Time};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
+use verbs_api::probe::Pace;
 
 /// Networks that run in virtual time, on the thread of the caller.
 ///
@@ -78,6 +81,9 @@ pub enum SimulationError {
         next: Time,
     },
 }
+
+/// What is under way arrives within this time. Requests that are tried again for ever go on for longer.
+const SETTLING: Duration = Duration::from_millis(20);
 
 /// Moments at which something is done, in one run.
 const MOST_STEPS: u32 = 1_000_000;
@@ -204,6 +210,36 @@ impl Simulation {
     }
 }
 
+/// The probes of a simulated device run in its virtual time, on the thread of the caller:
+/// [`Rig::of_device_in`](verbs_api::probe::Rig::of_device_in) takes the simulation that the device is in.
+impl Pace for Simulation {
+    fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
+        let mut is_done = false;
+        loop {
+            let ran = self.run_until(|| {
+                is_done = is_done || done();
+                is_done
+            });
+            // Other threads of the process may hold up a callback with a pin. `done` is asked after that: it sees what a
+            // callback that has ended did, and what such a callback made due is due now.
+            let is_any_deferred = pin::is_any_deferred();
+            is_done = is_done || done();
+            let is_idle = !is_any_deferred && matches!(self.next(), Ok(None));
+            if is_done || is_idle || ran.is_err() {
+                return is_done;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// # Panics
+    /// The simulation does not come to its end.
+    fn settle(&self) {
+        let settled = self.run_for(SETTLING);
+        settled.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
 impl Default for Simulation {
     fn default() -> Self {
         Self::new()
@@ -212,7 +248,7 @@ impl Default for Simulation {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Mutex, mpsc};
 
     use super::*;
 
@@ -309,6 +345,36 @@ mod tests {
                 .unwrap();
             assert_eq!(ticks.done().len(), count);
         }
+    }
+
+    #[test]
+    fn a_callback_that_waits_for_another_thread_is_waited_for() {
+        let (simulation, _) = Ticks::alone(10, 1, false);
+        let (send, receive) = mpsc::channel();
+        let (pinned, is_pinned) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        let other = thread::spawn(move || {
+            let pin = pin::pin();
+            pinned.send(()).unwrap();
+            goes_on.recv().unwrap();
+            drop(pin);
+        });
+        is_pinned.recv().unwrap();
+        pin::after_grace(move || send.send(()).unwrap());
+        let mut asked = 0;
+        assert!(simulation.until(&mut || {
+            asked += 1;
+            // Everything that was due is done by now.
+            if asked == 5 {
+                go_on.send(()).unwrap();
+            }
+            receive.try_recv().is_ok()
+        }));
+        other.join().unwrap();
+        assert!(
+            !simulation.until(&mut || false),
+            "nothing is to be expected"
+        );
     }
 
     #[test]

@@ -16,13 +16,17 @@ struct Paced(Time);
 
 impl Pace for Paced {
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
-        let ran = self.0.run_until(&mut *done);
-        // Nobody is asked after the last step of all.
-        ran.is_ok() && done()
+        match &self.0 {
+            Time::Virtual(simulation) => simulation.until(done),
+            Time::Real => self.0.run_until(done).is_ok(),
+        }
     }
 
     fn settle(&self) {
-        self.0.run_for(Duration::from_millis(20));
+        match &self.0 {
+            Time::Virtual(simulation) => simulation.settle(),
+            Time::Real => self.0.run_for(Duration::from_millis(20)),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::{Evidence, Outcome};
@@ -27,8 +27,11 @@ use crate::wr::{FastRegister, LocalInvalidate, RemoteAddress};
 const PAGE: u64 = 4096;
 
 /// How time passes for a probe.
+///
+/// [`Clock`] is real time; a simulation implements it to run the probes in virtual time.
 pub trait Pace {
-    /// Lets time pass until `done` answers `true`, or until nothing more is to be expected. Answers what `done` did last.
+    /// Lets time pass until `done` answers `true`, or until nothing more is to be expected, of other threads of the process
+    /// neither. Answers what `done` did last.
     fn until(&self, done: &mut dyn FnMut() -> bool) -> bool;
 
     /// Lets what is under way arrive.
@@ -51,6 +54,17 @@ impl Default for Clock {
             patience: Duration::from_secs(5),
             moment: Duration::from_millis(50),
         }
+    }
+}
+
+/// Rigs of devices in one simulation share its time.
+impl<P: Pace + ?Sized> Pace for Arc<P> {
+    fn until(&self, done: &mut dyn FnMut() -> bool) -> bool {
+        (**self).until(done)
+    }
+
+    fn settle(&self) {
+        (**self).settle();
     }
 }
 
@@ -164,13 +178,25 @@ impl Rig {
     /// # Errors
     /// The device cannot be opened.
     pub fn of_device(device: &Device, beyond: &[FeatureBits]) -> Result<Self, Evidence> {
+        Self::of_device_in(device, beyond, Clock::default())
+    }
+
+    /// The same in other time than the real one: a simulated device has a [`Pace`] of its own.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub fn of_device_in(
+        device: &Device,
+        beyond: &[FeatureBits],
+        pace: impl Pace + 'static,
+    ) -> Result<Self, Evidence> {
         let wanted = Requirements::everything_of(&device.attributes());
         let open = || {
             device
                 .open_beyond_claims(&wanted, beyond)
                 .map_err(|error| Evidence::not_here(error.to_string()))
         };
-        Self::new(open()?, open()?, Clock::default())
+        Self::new(open()?, open()?, pace)
     }
 
     /// What the far device tells about itself.
@@ -222,13 +248,7 @@ impl Rig {
             outcome = outcome.take().or_else(|| receiver.try_recv().ok());
             outcome.is_some()
         });
-        match outcome {
-            Some(outcome) => Ok(outcome),
-            // Memory that other threads look at right now is given back when they have looked.
-            _ => receiver
-                .recv_timeout(Duration::from_secs(5))
-                .map_err(|_| Evidence::wrong("a control verb does not end")),
-        }
+        outcome.ok_or_else(|| Evidence::wrong("a control verb does not end"))
     }
 
     /// The same for a verb that succeeds.
