@@ -1,7 +1,7 @@
 //! The probes of each feature, run on each device.
 
-use polyverbs::probe::{Probe, Rig, verify};
-use polyverbs::{Device, extension::Extensions, provider::RegistryError};
+use polyverbs::probe::{Evidence, Probe, Rig, verify};
+use polyverbs::{Device, capability::FeatureBits, extension::Extensions, provider::RegistryError};
 
 use crate::described::described;
 use crate::matrix::{Matrix, Proof, Section};
@@ -32,13 +32,35 @@ impl Matrix {
         told: &mut dyn FnMut(Step<'_>),
     ) -> Result<Self, RegistryError> {
         let extensions = Extensions::linked()?;
-        Ok(Self::verified_with(devices, &extensions, told))
+        Ok(Self::verified_with(
+            devices,
+            &extensions,
+            Rig::of_device,
+            told,
+        ))
     }
 
-    /// The same with the probes of `extensions`.
+    /// The same with the probes of `extensions`, on rigs that `rig` makes: a fresh one for each probe, whose ends are opened
+    /// for all that the device claims and for the bits beyond that.
+    ///
+    /// [`Rig::of_device`] opens the device twice, in real time. A device in a simulation is probed in the time of that:
+    ///
+    /// ```
+    /// # use capability_matrix::Matrix;
+    /// # use polyverbs::{Device, capability::FeatureBits, extension::Extensions, probe::{Pace, Rig}};
+    /// # use std::sync::Arc;
+    /// fn simulated(devices: &[Device], simulation: &Arc<impl Pace + 'static>) -> Matrix {
+    ///     let extensions = Extensions::linked().expect("extensions that fit together");
+    ///     let rig = |device: &Device, beyond: &[FeatureBits]| {
+    ///         Rig::of_device_in(device, beyond, Arc::clone(simulation))
+    ///     };
+    ///     Matrix::verified_with(devices, &extensions, rig, &mut |_| ())
+    /// }
+    /// ```
     pub fn verified_with(
         devices: &[Device],
         extensions: &Extensions,
+        rig: impl Fn(&Device, &[FeatureBits]) -> Result<Rig, Evidence>,
         told: &mut dyn FnMut(Step<'_>),
     ) -> Self {
         let attributes: Vec<_> = devices.iter().map(Device::attributes).collect();
@@ -52,7 +74,7 @@ impl Matrix {
             // The rows of this section are made of the features, in their order.
             let rows = rows.filter(|row| row.section == Section::Features);
             for (feature, row) in features.iter().zip(rows) {
-                let rig = |beyond: &[_]| Rig::of_device(device, beyond);
+                let rig = |beyond: &[_]| rig(device, beyond);
                 let mut at = done;
                 let found = verify(
                     attributes,

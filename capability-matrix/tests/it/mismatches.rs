@@ -1,20 +1,15 @@
 //! A mismatch on every page.
 
-use std::sync::LazyLock;
-
-use capability_matrix::Matrix;
 use serde_json::Value;
 
-use crate::{liars, verified};
-
-static MATRIX: LazyLock<Matrix> = LazyLock::new(|| verified(&liars()));
+use crate::OF_LIARS;
 
 const HIDDEN: &str = "not claimed, and 4 probes of it pass";
 const FAILING: &str = "core.ud: ";
 
 #[test]
 fn in_text_it_stands_at_the_end_with_its_evidence() {
-    let text = MATRIX.to_text(100, false);
+    let text = OF_LIARS.to_text(100, false);
     let line = |start: &str| {
         let found = text
             .lines()
@@ -34,7 +29,7 @@ fn in_text_it_stands_at_the_end_with_its_evidence() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
-    let coloured = MATRIX.to_text(100, true);
+    let coloured = OF_LIARS.to_text(100, true);
     assert!(
         coloured.contains("\u{1b}[1m\u{1b}[31m✗ ib0 SRQ"),
         "{coloured}"
@@ -43,7 +38,7 @@ fn in_text_it_stands_at_the_end_with_its_evidence() {
 
 #[test]
 fn in_markdown_it_has_a_list() {
-    let page = MATRIX.to_markdown();
+    let page = OF_LIARS.to_markdown();
     let (tables, list) = page.split_once("## Mismatches\n\n").expect("a heading");
     let row = |name: &str| {
         let start = format!("| `{name}` |");
@@ -66,7 +61,7 @@ fn in_markdown_it_has_a_list() {
 
 #[test]
 fn in_json_every_probe_tells_what_it_found() {
-    let page = MATRIX.to_json();
+    let page = OF_LIARS.to_json();
     let cell = |feature: &str, device: &str| -> Value {
         let rows = page["rows"].as_array().unwrap();
         let row = rows.iter().find(|row| row["feature"] == feature).unwrap();
@@ -99,7 +94,7 @@ fn in_json_every_probe_tells_what_it_found() {
 
 #[test]
 fn in_html_it_is_an_alert_before_all_else() {
-    let page = MATRIX.to_html();
+    let page = OF_LIARS.to_html();
     let alert = page.find("role=\"alert\"").expect("an alert");
     assert!(alert < page.find("<article").unwrap());
     assert!(page.contains(HIDDEN), "{page}");

@@ -7,7 +7,7 @@ use polyverbs::{
     extension::{Extensions, FeatureInfo},
 };
 
-use crate::{examined, telling};
+use crate::{Simulated, telling};
 
 fn hide(told: &mut DeviceAttributes, feature: &FeatureInfo) {
     match feature.set {
@@ -38,14 +38,15 @@ fn claimed(device: &Device) -> Vec<FeatureInfo> {
 #[test]
 fn what_works_and_is_not_claimed_is_a_mismatch() {
     let mut missed = Vec::new();
-    for device in polyverbs::devices().unwrap() {
-        for feature in claimed(&device) {
-            let hiding = telling(&device, move |told| hide(told, &feature));
+    let simulated = Simulated::new();
+    for device in &simulated.devices {
+        for feature in claimed(device) {
+            let hiding = telling(device, move |told| hide(told, &feature));
             if hiding.attributes().claims(&feature) {
                 // No gap says so: a device cannot be without it.
                 continue;
             }
-            let found = examined(&hiding, &feature);
+            let found = simulated.examined(&hiding, &feature);
             if found.verdict != Verdict::Mismatch || found.claimed {
                 missed.push(format!(
                     "{} {}: {:?}, {}",
@@ -62,15 +63,15 @@ fn what_works_and_is_not_claimed_is_a_mismatch() {
 
 #[test]
 fn what_is_claimed_and_does_not_work_is_a_mismatch() {
-    let devices = polyverbs::devices().unwrap();
-    for device in &devices {
+    let simulated = Simulated::new();
+    for device in &simulated.devices {
         let told = device.attributes();
         let lacking = polyverbs::probe::CORE_FEATURES
             .iter()
             .filter(|feature| !told.claims(feature));
         for &feature in lacking {
             let boasting = telling(device, move |told| boast(told, &feature));
-            let found = examined(&boasting, &feature);
+            let found = simulated.examined(&boasting, &feature);
             assert_eq!(
                 (found.claimed, found.verdict),
                 (true, Verdict::Mismatch),

@@ -3,7 +3,7 @@
 use capability_matrix::Matrix;
 use serde_json::Value;
 
-use crate::{liars, verified};
+use crate::{OF_LIARS, VERIFIED};
 
 const SCHEMA: &str = include_str!("../../../docs/capability-matrix.schema.json");
 
@@ -47,8 +47,8 @@ fn what_is_claimed_fits_the_schema() {
 
 #[test]
 fn what_is_verified_fits_the_schema() {
-    fits(&verified(&polyverbs::devices().unwrap()).to_json());
-    fits(&verified(&liars()).to_json());
+    fits(&VERIFIED.to_json());
+    fits(&OF_LIARS.to_json());
 }
 
 #[test]

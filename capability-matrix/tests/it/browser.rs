@@ -4,17 +4,15 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
 
 use capability_matrix::{Matrix, Section};
 use polyverbs::probe::Verdict;
 use serde_json::Value;
 
-use crate::{liars, verified};
+use crate::{OF_LIARS, VERIFIED};
 
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-const PATIENCE: Duration = Duration::from_secs(120);
 
 fn browser() -> PathBuf {
     if let Some(named) = env::var_os("POLYVERBS_BROWSER") {
@@ -31,13 +29,24 @@ fn browser() -> PathBuf {
     })
 }
 
+/// A browser, which ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended by itself where the test saw a page.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// What a browser sees of a page: what `look.html` tells of it.
 fn seen(browser: &Path, page: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("matrix.html"), page).unwrap();
     std::fs::write(path("look.html"), include_str!("look.html")).unwrap();
-    let mut running = Command::new(browser)
+    let started = Command::new(browser)
         .args([
             "--headless",
             // It opens two files of this test, and root is given no sandbox.
@@ -54,17 +63,10 @@ fn seen(browser: &Path, page: &str) -> Value {
         .stdin(Stdio::null())
         .stdout(std::fs::File::create(path("dom")).unwrap())
         .stderr(std::fs::File::create(path("said")).unwrap())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}", browser.display()));
-    let end = Instant::now() + PATIENCE;
-    while running.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            running.kill().unwrap();
-            running.wait().unwrap();
-            panic!("{} does not end", browser.display());
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        .spawn();
+    let mut running =
+        Running(started.unwrap_or_else(|error| panic!("{}: {error}", browser.display())));
+    waiting::until(|| running.0.try_wait().unwrap().is_some());
     let dom = std::fs::read_to_string(path("dom")).unwrap();
     let said = std::fs::read_to_string(path("said")).unwrap_or_default();
     let told = dom
@@ -107,7 +109,7 @@ fn list(value: &Value) -> &[Value] {
 #[test]
 #[ignore = "needs chromium: tests/foreign runs it"]
 fn a_browser_shows_what_was_verified() {
-    let matrix = verified(&polyverbs::devices().unwrap());
+    let matrix = &*VERIFIED;
     let seen = seen(&browser(), &matrix.to_html());
     for screen in ["wide", "narrow"] {
         let page = &seen[screen];
@@ -127,7 +129,7 @@ fn a_browser_shows_what_was_verified() {
                 (text(&row["name"]).to_owned(), cells.collect::<Vec<_>>())
             })
             .collect();
-        assert_eq!(rows, shown(&matrix), "{screen}");
+        assert_eq!(rows, shown(matrix), "{screen}");
         let tally = matrix.tally();
         let counted = format!("{} claimed and verified", tally.verified);
         assert!(
@@ -167,7 +169,7 @@ fn is_readable(page: &Value, screen: &str) {
 #[test]
 #[ignore = "needs chromium: tests/foreign runs it"]
 fn a_browser_shows_a_mismatch_first_and_opened() {
-    let seen = seen(&browser(), &verified(&liars()).to_html());
+    let seen = seen(&browser(), &OF_LIARS.to_html());
     for screen in ["wide", "narrow"] {
         let page = &seen[screen];
         is_readable(page, screen);
