@@ -1,11 +1,11 @@
-//! Emulated devices that break a rule, for tests of the probes that must notice it.
+//! Emulated devices that break a rule: a test sees that the command fails then. Only builds with debug assertions have it.
 
 use anyhow::Context as _;
 use polyverbs::rules::{Rule, break_rule};
 
 const VARIABLE: &str = "POLYVERBS_BREAKS";
 
-/// Makes the emulated devices break the rule that the environment names, if any.
+/// Makes the emulated devices break the rule that the environment names, if any, in what this thread does.
 pub(crate) fn from_environment() -> anyhow::Result<()> {
     let Some(name) = std::env::var_os(VARIABLE) else {
         return Ok(());
@@ -14,6 +14,7 @@ pub(crate) fn from_environment() -> anyhow::Result<()> {
         .iter()
         .copied()
         .find(|rule| name.to_str() == Some(rule.name()));
-    break_rule(rule.with_context(|| format!("{VARIABLE}: there is no rule {}", name.display()))?);
+    let rule = rule.with_context(|| format!("{VARIABLE}: there is no rule {}", name.display()))?;
+    break_rule(Some(rule));
     Ok(())
 }

@@ -14,7 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "breakable-rules")]
+#[cfg(debug_assertions)]
 mod broken;
 mod commands;
 mod interrupt;
@@ -97,7 +97,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
-    #[cfg(feature = "breakable-rules")]
+    #[cfg(debug_assertions)]
     if let Err(error) = broken::from_environment() {
         output::complain(&format!("{error:#}"));
         return ExitCode::FAILURE;

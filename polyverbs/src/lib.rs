@@ -43,7 +43,8 @@
 pub mod connection;
 pub mod emulated;
 
-#[cfg(feature = "breakable-rules")]
+/// For tests of the probes, and no part of what is shipped.
+#[cfg(debug_assertions)]
 #[doc(hidden)]
 pub use polyverbs_engine::rules;
 

@@ -2,6 +2,7 @@
 //! page shows it. All of it runs in virtual time.
 
 mod browser;
+mod cells;
 mod claims;
 mod hidden;
 mod mismatches;

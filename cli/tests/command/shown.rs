@@ -1,5 +1,8 @@
 //! What is shown: devices, the matrix, plans, figures, the tour, help.
 
+#[cfg(debug_assertions)]
+use std::process::Command;
+
 use serde_json::Value;
 
 use super::{DEVICES, Folder, complaint, json, text};
@@ -119,6 +122,29 @@ fn a_matrix_is_verified_on_the_devices() {
     assert_eq!(of("BMME")["extension"], "bmme");
     assert_eq!(of("UD")["extension"], "core");
     assert_eq!(of("UD")["cells"]["iw0"]["verdict"], "refused");
+}
+
+// Only builds with debug assertions have devices that break a rule.
+#[cfg(debug_assertions)]
+#[test]
+fn every_format_shows_a_mismatch_and_the_command_fails() {
+    let lines = [
+        ("text", "✗ ib0 UD: claimed; core.ud-qkey: "),
+        ("markdown", "* `UD` of `ib0`: core.ud-qkey: "),
+        ("json", "\"verdict\": \"mismatch\""),
+        ("html", "<details open class=\"wrong\" id=\"features-UD\">"),
+    ];
+    for (format, line) in lines {
+        let command = ["matrix", "--verify", "--device", "ib0", "--format", format];
+        let output = Command::new(env!("CARGO_BIN_EXE_polyverbs"))
+            .args(command)
+            .env("POLYVERBS_BREAKS", "datagram-qkey")
+            .output()
+            .unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{format}: {shown}");
+        assert!(shown.contains(line), "{format}: {shown}");
+    }
 }
 
 #[test]

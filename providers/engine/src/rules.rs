@@ -1,10 +1,10 @@
 //! Rules that software devices keep, each of which a test may have broken.
 //!
-//! Whether a probe notices that a rule is broken shows only on a device that breaks it. With the feature
-//! `breakable-rules` every device of the process breaks the one rule that `break_rule` is given; without it nothing can be
-//! broken, [`is_broken`] is a constant, and a look-up costs nothing.
+//! Whether a probe notices that a rule is broken shows only on a device that breaks it. In builds with debug assertions
+//! [`break_rule`] has the devices break one rule in whatever the calling thread does: in virtual time, all that they do. In
+//! other builds, so in all that is shipped, nothing can be broken, [`is_broken`] is a constant, and a look-up costs nothing.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::cell::Cell;
 
 use crate::request::{Op, Request, Source};
 
@@ -13,11 +13,11 @@ macro_rules! rules {
     ($($(#[$about:meta])* $rule:ident = $name:literal,)*) => {
         /// A rule. What is written about each is what a device does that breaks it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(u8)]
         pub enum Rule {
             $($(#[$about])* $rule,)*
         }
 
+        #[cfg(debug_assertions)]
         impl Rule {
             /// Every rule.
             pub const ALL: &[Self] = &[$(Self::$rule),*];
@@ -109,25 +109,26 @@ rules! {
     NamedQueue = "named-queue",
 }
 
-const NONE: u8 = u8::MAX;
-static BROKEN: AtomicU8 = AtomicU8::new(NONE);
+thread_local! {
+    static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
+}
 
-/// From now on every software device of this process breaks this rule and no other.
-#[cfg(feature = "breakable-rules")]
-pub fn break_rule(rule: Rule) {
-    BROKEN.store(rule as u8, Ordering::Relaxed);
+/// From now on every software device breaks this rule, and no other, in what this thread does; `None` for no rule.
+#[cfg(debug_assertions)]
+pub fn break_rule(rule: Option<Rule>) {
+    BROKEN.set(rule);
 }
 
 /// Whether this rule is broken here.
 #[inline(always)]
 pub fn is_broken(rule: Rule) -> bool {
-    cfg!(feature = "breakable-rules") && BROKEN.load(Ordering::Relaxed) == rule as u8
+    cfg!(debug_assertions) && BROKEN.get() == Some(rule)
 }
 
 /// Whether any rule is broken here: then no request goes a short way, where nobody looks.
 #[inline(always)]
 pub fn is_any_broken() -> bool {
-    cfg!(feature = "breakable-rules") && BROKEN.load(Ordering::Relaxed) != NONE
+    cfg!(debug_assertions) && BROKEN.get().is_some()
 }
 
 /// A write whose inline bytes were looked at when the program had other bytes there; other requests as they are.

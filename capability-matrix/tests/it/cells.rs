@@ -1,24 +1,29 @@
-//! The cells that must be verified: the checked-in table of them is what the command finds.
+//! The cells that must be verified: the checked-in table of them is what the probes find.
 
-mod table;
-
-#[cfg(feature = "breakable-rules")]
+#[cfg(debug_assertions)]
 mod broken;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use table::{Table, Verdict, verify};
+use table::{Table, cells_of};
+
+use crate::VERIFIED;
 
 #[test]
 fn the_devices_verify_as_the_table_says() {
     let table = Table::read();
-    let found = verify(&table, None);
-    assert!(found.success, "no mismatch, and the command failed");
-    let found: BTreeSet<_> = found.cells().collect();
+    let found: BTreeSet<_> = cells_of(&VERIFIED).collect();
     let expected: BTreeSet<_> = table
         .cells
         .iter()
-        .map(|cell| (cell.device.clone(), cell.feature.clone(), cell.verdict))
+        .map(|cell| {
+            (
+                cell.device.clone(),
+                cell.feature.clone(),
+                cell.verdict.clone(),
+            )
+        })
         .collect();
     let unexpected: Vec<_> = found.difference(&expected).collect();
     let missing: Vec<_> = expected.difference(&found).collect();
@@ -34,7 +39,7 @@ fn every_cell_that_must_be_verified_has_a_rule() {
     let bare = table
         .cells
         .iter()
-        .filter(|cell| cell.verdict == Verdict::Verified && cell.rules.is_empty());
+        .filter(|cell| cell.verdict == "verified" && cell.rules.is_empty());
     let bare: Vec<_> = bare.map(|cell| (&cell.feature, &cell.device)).collect();
     assert!(
         bare.is_empty(),
