@@ -43,7 +43,7 @@
 pub mod connection;
 pub mod emulated;
 
-/// For tests of the probes, and no part of what is shipped.
+/// Tests of the probes break rules of the emulated devices. Releases are built without debug assertions, so without this.
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub use polyverbs_engine::rules;

@@ -148,6 +148,16 @@ fn every_format_shows_a_mismatch_and_the_command_fails() {
 }
 
 #[test]
+fn a_release_has_no_devices_that_break_rules() {
+    let command = std::fs::read(env!("CARGO_BIN_EXE_polyverbs")).unwrap();
+    let variable = b"POLYVERBS_BREAKS";
+    let is_read = command
+        .windows(variable.len())
+        .any(|bytes| bytes == variable);
+    assert_eq!(is_read, cfg!(debug_assertions));
+}
+
+#[test]
 fn a_plan_is_what_the_device_needs() {
     let plan = |device| json(&["plan", "--device", device, "read-and-invalidate", "--json"]);
     let iwarp = plan("iw0");

@@ -2,7 +2,7 @@
 //!
 //! Whether a probe notices that a rule is broken shows only on a device that breaks it. In builds with debug assertions
 //! [`break_rule`] has the devices break one rule in whatever the calling thread does: in virtual time, all that they do. In
-//! other builds, so in all that is shipped, nothing can be broken, [`is_broken`] is a constant, and a look-up costs nothing.
+//! other builds, releases among them, no rule can be broken, [`is_broken`] is a constant, and a call of it costs nothing.
 
 use std::cell::Cell;
 
