@@ -23,7 +23,8 @@ pub struct Step<'a> {
 impl Matrix {
     /// The claims of these devices, and what the probes of every linked extension and of the core find about each.
     ///
-    /// Each probe opens its device twice and takes a moment of real time. `told` hears of each before it is run.
+    /// Each probe opens its device twice, in real time. Where a probe checks that something does not happen, it waits fifty
+    /// milliseconds, unless the device is [idle](polyverbs::provider::DeviceOps::is_idle). `told` is called before each probe.
     ///
     /// # Errors
     /// The linked extensions do not fit together.
@@ -40,8 +41,8 @@ impl Matrix {
         ))
     }
 
-    /// The same with the probes of `extensions`, on rigs that `rig` makes: a fresh one for each probe, whose ends are opened
-    /// for all that the device claims and for the bits beyond that.
+    /// The claims of these devices, and what the probes of `extensions` and of the core find about each. Every probe gets a
+    /// rig of its own: `rig` opens both ends for all that the device claims, and for the bits beyond that.
     ///
     /// [`Rig::of_device`] opens the device twice, in real time. A device in a simulation is probed in the time of that:
     ///

@@ -5,6 +5,7 @@ mod browser;
 mod cells;
 mod claims;
 mod hidden;
+mod idle;
 mod mismatches;
 mod readme;
 mod schema;
@@ -51,7 +52,7 @@ impl Simulated {
         }
     }
 
-    /// InfiniBand's that keeps its shared receive queues to itself, and iWARP's that says that it has datagrams.
+    /// An InfiniBand device that does not claim its shared receive queues, and an iWARP device that claims datagrams.
     fn liars() -> Self {
         let mut simulated = Self::new();
         let [ib, iw] = &mut simulated.devices[..] else {
@@ -94,7 +95,7 @@ static VERIFIED: LazyLock<Matrix> = LazyLock::new(|| Simulated::new().verified()
 /// The matrix of the [liars](Simulated::liars), from one run as well.
 static OF_LIARS: LazyLock<Matrix> = LazyLock::new(|| Simulated::liars().verified());
 
-/// A device that tells something else about itself than the one behind it does.
+/// A device whose attributes differ from those of the device that it wraps.
 struct Telling {
     device: Arc<dyn DeviceOps>,
     other: Box<dyn Fn(&mut DeviceAttributes) + Send + Sync>,

@@ -56,6 +56,10 @@ impl<D: Driver> DeviceOps for Device<D> {
     fn carrier(&self) -> Option<Carrier> {
         D::carrier(self)
     }
+
+    fn is_idle(&self) -> bool {
+        self.network().is_idle()
+    }
 }
 
 impl<D: Driver> Drop for Context<D> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use verbs_api::ids::LinkAddress;
 
 use crate::link::{Deliver, Frame, SharedLink};
+use crate::pin;
 use crate::pool::{PoolRef, PoolWeak};
 use crate::sync::Mutex;
 use crate::time::{Host, Time};
@@ -180,6 +181,12 @@ impl<M: Member> Network<M> {
             job(self.timers.now());
         }
         any
+    }
+
+    /// Whether its devices do nothing more until a program asks for something: nothing is due or being done. Only a direct
+    /// network knows.
+    pub fn is_idle(&self) -> bool {
+        self.link.is_none() && !pin::is_any_deferred() && self.timers.is_idle()
     }
 
     /// Has a queue pair [settled](Member::settle) when nothing more arrives. Called with its locks held.
@@ -442,9 +449,7 @@ impl<M: Member> Progress for Network<M> {
 
     fn handle_timeout(&self, now: Time) {
         Self::progress(self);
-        for job in self.timers.take_due(now) {
-            job(now);
-        }
+        self.timers.run_due(now);
         Self::progress(self);
     }
 }

@@ -20,6 +20,17 @@ struct Queue {
     /// By time, and those of one time in the order in which they were added.
     jobs: BTreeMap<(Time, u64), Job>,
     added: u64,
+    /// Threads that run jobs which they have taken.
+    running: usize,
+}
+
+/// A thread that runs jobs, also where one panics.
+struct Running<'t>(&'t Timers);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().running -= 1;
+    }
 }
 
 impl Timers {
@@ -70,10 +81,56 @@ impl Timers {
         self.queue.lock().jobs.keys().next().map(|(at, _)| *at)
     }
 
-    /// Takes the jobs that are due at `now`. One that adds itself again is not among them.
-    pub fn take_due(&self, now: Time) -> impl Iterator<Item = Job> {
+    /// Runs the jobs that are due at `now`. One that adds itself again runs in the next call.
+    pub fn run_due(&self, now: Time) {
         let mut queue = self.queue.lock();
         let later = queue.jobs.split_off(&(now, u64::MAX));
-        std::mem::replace(&mut queue.jobs, later).into_values()
+        let due = std::mem::replace(&mut queue.jobs, later);
+        queue.running += 1;
+        drop(queue);
+        let _running = Running(self);
+        due.into_values().for_each(|job| job(now));
+    }
+
+    /// Whether no job is left, and none is being run.
+    pub fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.jobs.is_empty() && queue.running == 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    struct Still;
+
+    impl Host for Still {
+        fn now(&self) -> Time {
+            Time(0)
+        }
+
+        fn wake_at(&self, _at: Time) {}
+
+        fn random(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn jobs_that_are_left_or_run_keep_the_timers_from_being_idle() {
+        let timers = Arc::new(Timers::new(Arc::new(Still)));
+        assert!(timers.is_idle());
+        let was_idle = Arc::new(AtomicBool::new(true));
+        let (running, seen) = (Arc::clone(&timers), Arc::clone(&was_idle));
+        let look = move |_| seen.store(running.is_idle(), Ordering::Relaxed);
+        timers.add(Time(1), Box::new(look));
+        timers.run_due(Time(0));
+        assert!(!timers.is_idle() && was_idle.load(Ordering::Relaxed));
+        timers.run_due(Time(1));
+        assert!(!was_idle.load(Ordering::Relaxed), "while the job ran");
+        assert!(timers.is_idle());
     }
 }

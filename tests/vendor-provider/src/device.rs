@@ -61,6 +61,10 @@ impl DeviceOps for Device {
     fn carrier(&self) -> Option<Carrier> {
         self.behind.carrier()
     }
+
+    fn is_idle(&self) -> bool {
+        self.behind.is_idle()
+    }
 }
 
 struct Context {

@@ -289,6 +289,11 @@ impl Context {
         Started::ready(Ok(()))
     }
 
+    /// Whether the device does nothing more until a program asks it for something.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.opened.device.is_idle()
+    }
+
     /// The object of this identity, if it is of this type and lives.
     pub(crate) fn find<T: 'static + Send + Sync>(&self, id: ObjectId) -> Option<Arc<T>> {
         let object = self

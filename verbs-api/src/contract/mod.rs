@@ -79,6 +79,13 @@ pub trait DeviceOps: AsAny {
     fn carrier(&self) -> Option<Carrier> {
         None
     }
+
+    /// Whether the device does nothing more until a program asks it for something: no message and no timeout is pending. A
+    /// device that does not know answers `false`: the conformance probes then wait fifty milliseconds where they check that
+    /// something does not happen.
+    fn is_idle(&self) -> bool {
+        false
+    }
 }
 
 /// Receives a provider's asynchronous events. Called with no lock held.

@@ -48,10 +48,11 @@ pub struct Clock {
 }
 
 impl Default for Clock {
-    /// Five seconds, and fifty milliseconds: what a peer without acknowledges refuses has to be refused by then.
+    /// Thirty seconds, which end only a probe that fails, however busy the machine is; and fifty milliseconds: what a peer without
+    /// acknowledges refuses has to be refused by then.
     fn default() -> Self {
         Self {
-            patience: Duration::from_secs(5),
+            patience: Duration::from_secs(30),
             moment: Duration::from_millis(50),
         }
     }
@@ -181,7 +182,7 @@ impl Rig {
         Self::of_device_in(device, beyond, Clock::default())
     }
 
-    /// The same in other time than the real one: a simulated device has a [`Pace`] of its own.
+    /// A rig like that of [`of_device`](Self::of_device), in the time of `pace`: a simulated device takes its simulation.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -214,9 +215,12 @@ impl Rig {
         self.attributes().transport == Transport::InfiniBand
     }
 
-    /// Lets what is under way arrive.
+    /// Lets messages arrive that were sent. Devices that are [idle](crate::provider::DeviceOps::is_idle) send none, and no time
+    /// passes.
     pub fn settle(&self) {
-        self.pace.settle();
+        if !self.near.context.is_idle() || !self.far.context.is_idle() {
+            self.pace.settle();
+        }
     }
 
     /// Lets time pass until `done` answers `true`; where nothing more is to be expected, `what` is the evidence.
