@@ -82,7 +82,7 @@ pub enum SimulationError {
     },
 }
 
-/// What is under way arrives within this time. Requests that are tried again for ever go on for longer.
+/// Frames that were sent arrive within this time. Retries that never end go on for longer.
 const SETTLING: Duration = Duration::from_millis(20);
 
 /// Moments at which something is done, in one run.
