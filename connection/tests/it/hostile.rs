@@ -1,4 +1,5 @@
 //! Peers that mean harm: to InfiniBand's connection manager, and to MPA over TCP.
+
 mod amplification;
 mod cm;
 mod forged;
