@@ -266,7 +266,7 @@ impl Rig {
         };
         match what % 8 {
             0 => {
-                memory.sleep(readers);
+                memory.arm_bell(readers);
             }
             1 => {
                 memory.put_waiting(|_| {});
