@@ -11,6 +11,11 @@ use std::time::{Duration, Instant};
 /// After this long a test gives up. Pass it to calls that take a timeout of their own.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// The time until which a call may wait that takes a deadline, [`PATIENCE`] from now.
+pub fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
 /// Waits until `found` returns a value, and returns the value.
 ///
 /// # Panics

@@ -1,14 +1,10 @@
 //! Several processes at one address: the first one is the host that peers reach, the others have sockets all the same.
 
-use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::io::{BufRead as _, BufReader, IoSliceMut, Lines, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use polyverbs_rds::{RdsError, RdsSocket, Wait};
-
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+use polyverbs_rds::{RdsSocket, Wait};
 
 /// Says that this process is one that a test has started.
 const STARTED: &str = "POLYVERBS_RDS_PROCESS";
@@ -28,7 +24,7 @@ fn process() {
     println!("> {}", socket.local_addr().unwrap());
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = waiting::deadline();
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["send", to, text] => {
                 let sent = socket.send_to_until(text.as_bytes(), to.parse().unwrap(), deadline);
@@ -43,25 +39,27 @@ fn process() {
                 let flushed = socket.flush(Wait::Until(deadline));
                 println!("> {:?}", flushed.map_err(|error| error.errno()));
             }
-            ["look"] => {
-                let soon = Instant::now() + Duration::from_millis(200);
-                println!("> {}", received(&socket, soon));
-            }
-            ["receive"] => println!("> {}", received(&socket, deadline)),
+            ["try_receive"] => println!("> {}", received(&socket, Wait::No)),
+            ["receive"] => println!("> {}", received(&socket, Wait::Until(deadline))),
             _ => panic!("{line}"),
         }
     }
 }
 
-fn received(socket: &RdsSocket, deadline: Instant) -> String {
+fn received(socket: &RdsSocket, wait: Wait) -> String {
     let mut room = [0; 64];
-    match socket.recv_from_until(&mut room, deadline) {
+    match socket.receive_message(&mut [IoSliceMut::new(&mut room)], wait, false) {
         Ok(received) => {
             let text = String::from_utf8_lossy(&room[..received.length]);
             format!("{} {text}", received.from.unwrap())
         }
         Err(error) => error.errno().to_string(),
     }
+}
+
+fn send(from: &RdsSocket, to: SocketAddr, data: &[u8]) {
+    let sent = from.send_to_until(data, to, waiting::deadline());
+    assert_eq!(sent.unwrap(), data.len());
 }
 
 struct Process {
@@ -139,19 +137,16 @@ fn a_peer_elsewhere_reaches_every_process_at_an_address() {
     let peer = RdsSocket::bind("127.0.51.2:0".parse().unwrap()).unwrap();
     let at = peer.local_addr().unwrap().to_string();
     let mut processes = [(); 3].map(|()| Process::start("127.0.51.1:0"));
-    let deadline = Instant::now() + PATIENCE;
     for (number, process) in processes.iter_mut().enumerate() {
         process.send(&at, &format!("question-{number}"));
-        let asked = received(&peer, deadline);
+        let asked = received(&peer, Wait::Until(waiting::deadline()));
         assert_eq!(asked, format!("{} question-{number}", process.at));
-        let to: SocketAddr = process.at.parse().unwrap();
-        peer.send_to_until(b"answer", to, deadline).unwrap();
+        send(&peer, process.at.parse().unwrap(), b"answer");
         process.receives(&at, "answer");
     }
     // One that has sent nothing to the peer is reached as well.
     let mut silent = Process::start("127.0.51.1:0");
-    peer.send_to_until(b"unasked", silent.at.parse().unwrap(), deadline)
-        .unwrap();
+    send(&peer, silent.at.parse().unwrap(), b"unasked");
     silent.receives(&at, "unasked");
 }
 
@@ -160,10 +155,8 @@ fn what_a_peer_has_sent_to_any_process_is_acknowledged_when_it_asks() {
     let peer = RdsSocket::bind("127.0.57.2:0".parse().unwrap()).unwrap();
     let processes = [(); 2].map(|()| Process::start("127.0.57.1:0"));
     for process in &processes {
-        let deadline = Instant::now() + PATIENCE;
-        let to = process.at.parse().unwrap();
-        peer.send_to_until(b"one", to, deadline).unwrap();
-        peer.flush(Wait::Until(deadline)).unwrap();
+        send(&peer, process.at.parse().unwrap(), b"one");
+        peer.flush(Wait::Until(waiting::deadline())).unwrap();
     }
 }
 
@@ -188,32 +181,39 @@ fn when_the_first_process_ends_another_is_reached_by_peers() {
     let first = Process::start("127.0.52.1:0");
     let [mut second, mut third] = [(); 2].map(|()| Process::start("127.0.52.1:0"));
     second.send(&at, "before");
-    let deadline = Instant::now() + PATIENCE;
-    assert_eq!(received(&peer, deadline), format!("{} before", second.at));
+    let before = received(&peer, Wait::Until(waiting::deadline()));
+    assert_eq!(before, format!("{} before", second.at));
     drop(first);
     // What is sent before the end of the first is noticed may be lost with it; nothing arrives twice.
     for process in [&mut second, &mut third] {
-        let (mut sent, mut arrived) = (0, Vec::new());
-        while arrived.last() != Some(&sent) {
-            assert!(Instant::now() < deadline, "{sent} were sent");
+        let from = process.at.clone();
+        let receive = |wait| {
+            let received = received(&peer, wait);
+            let (of, number) = received.split_once(" after-")?;
+            assert_eq!(of, from);
+            number.parse::<u32>().ok()
+        };
+        let mut sent = 0;
+        let first = waiting::until_some(|| {
             sent += 1;
             process.send(&at, &format!("after-{sent}"));
-            let soon = Instant::now() + Duration::from_millis(200);
-            while let Some((from, number)) = received(&peer, soon).split_once(" after-") {
-                assert_eq!(from, process.at);
-                arrived.push(number.parse::<u32>().unwrap());
-            }
+            receive(Wait::No)
+        });
+        // Messages that are sent after the first one has arrived are not lost.
+        let mut arrived = vec![first];
+        while arrived.last() != Some(&sent) {
+            let next = receive(Wait::Until(waiting::deadline()));
+            arrived.push(next.expect("the last message arrives"));
         }
         assert!(arrived.is_sorted_by(|one, next| one < next), "{arrived:?}");
-        peer.send_to_until(b"answer", process.at.parse().unwrap(), deadline)
-            .unwrap();
+        send(&peer, process.at.parse().unwrap(), b"answer");
         process.receives(&at, "answer");
     }
     let (two, three) = (second.at.clone(), third.at.clone());
-    while third.ask("look") != format!("{two} still-here") {
+    waiting::until(|| {
         second.send(&three, "still-here");
-        assert!(Instant::now() < deadline);
-    }
+        third.ask("try_receive") == format!("{two} still-here")
+    });
 }
 
 // covers 8.21
@@ -236,11 +236,7 @@ fn a_process_that_comes_and_goes_leaves_nothing_behind() {
         let follows = |name: &String| name.trim() == "rds-leader";
         names.filter_map(Result::ok).filter(follows).count()
     };
-    let deadline = Instant::now() + PATIENCE;
-    while followers() > 0 {
-        assert!(Instant::now() < deadline, "{} are left", followers());
-        std::thread::yield_now();
-    }
+    waiting::until(|| followers() == 0);
 }
 
 // covers 8.33
@@ -249,30 +245,25 @@ fn congestion_of_any_process_is_known_to_all_who_send_there() {
     let peer = RdsSocket::bind("127.0.54.2:0".parse().unwrap()).unwrap();
     let [_leader, mut full, mut near] = [(); 3].map(|()| Process::start("127.0.54.1:0"));
     let to: SocketAddr = full.at.parse().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let congested = |error: &RdsError| error.errno() == libc::ENOBUFS;
     let mut sent = 0;
-    loop {
-        match peer.try_send_to(&[0; 50_000], to) {
-            Ok(_) => sent += 1,
-            Err(error) if congested(&error) => break,
-            Err(_) => std::thread::yield_now(),
+    waiting::until(|| {
+        loop {
+            match peer.try_send_to(&[0; 50_000], to) {
+                Ok(_) => sent += 1,
+                Err(error) => return error.errno() == libc::ENOBUFS,
+            }
         }
-        assert!(Instant::now() < deadline, "it never was congested");
-    }
+    });
     let refused = format!("Err({})", libc::ENOBUFS);
     let attempt = format!("try {} 1", full.at);
-    loop {
+    waiting::until(|| {
         let told = near.ask(&attempt);
-        if told == refused {
-            break;
-        }
         sent += usize::from(told.starts_with("Ok"));
-        assert!(Instant::now() < deadline, "a neighbour does not know");
-    }
+        told == refused
+    });
     for _ in 0..sent {
         full.ask("receive");
     }
-    peer.send_to_until(b"x", to, deadline).unwrap();
+    send(&peer, to, b"x");
     near.send(&full.at, "y");
 }

@@ -4,6 +4,8 @@
 mod calls;
 #[path = "sockets/congestion.rs"]
 mod congestion;
+#[path = "sockets/deadlines.rs"]
+mod deadlines;
 #[path = "sockets/errors.rs"]
 mod errors;
 #[path = "sockets/messages.rs"]
@@ -15,13 +17,8 @@ mod stalled;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use polyverbs_rds::{RdsError, RdsSocket, RdsTransport};
-
-/// Longer than anything takes here, however busy the machine is.
-const LONG: Duration = Duration::from_secs(120);
 
 /// An address that no other test has.
 fn address() -> IpAddr {
@@ -54,23 +51,11 @@ fn over_both(test: impl Fn(RdsTransport)) {
     test(RdsTransport::Iwarp);
 }
 
-/// Looks until this is there.
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LONG;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "it does not happen");
-        thread::yield_now();
-    }
-}
-
 /// The next message of a socket, of at most so many bytes.
 fn receive(socket: &RdsSocket, most: usize) -> Vec<u8> {
     let mut room = vec![0; most];
-    let deadline = Instant::now() + LONG;
-    let received = socket.recv_from_until(&mut room, deadline).unwrap();
+    let received = socket.recv_from_until(&mut room, waiting::deadline());
+    let received = received.unwrap();
     assert!(received.from.is_some(), "{received:?}");
     room.truncate(received.length);
     room

@@ -6,7 +6,7 @@ use std::thread;
 
 use polyverbs_rds::{Received, Wait};
 
-use crate::{LONG, at, content, over_both, receive, socket_at, sockets, until};
+use crate::{at, content, over_both, receive, socket_at, sockets};
 
 // covers 8.20 8.24 8.28 8.50
 #[test]
@@ -148,11 +148,11 @@ fn a_host_that_ends_and_comes_again_is_talked_to() {
         drop(far);
         let far = socket_at(place, transport);
         // What was on its way to the host before may be lost or come again: the host is new.
-        until(|| {
+        waiting::until(|| {
             near.send_to(b"two", place).unwrap();
             let mut room = [0; 100];
-            let received = far.try_recv_from(&mut room).ok()?;
-            (room[..received.length] == *b"two").then_some(())
+            let received = far.try_recv_from(&mut room);
+            received.is_ok_and(|received| room[..received.length] == *b"two")
         });
         far.send_to(b"three", at(&near)).unwrap();
         assert_eq!(receive(&near, 100), b"three");
@@ -168,8 +168,8 @@ fn a_ping_comes_back_from_port_0_and_reaches_nobody_there() {
             let to = SocketAddr::new(at(peer).ip(), 0);
             near.send_to(b"ping", to).unwrap();
             let mut room = [0; 10];
-            let deadline = std::time::Instant::now() + LONG;
-            let received = near.recv_from_until(&mut room, deadline).unwrap();
+            let received = near.recv_from_until(&mut room, waiting::deadline());
+            let received = received.unwrap();
             assert_eq!((received.from, received.full_length), (Some(to), 0));
         }
         assert_eq!(far.next_length(), None);

@@ -1,7 +1,6 @@
 //! Remote memory by cookie.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::time::Instant;
 
 use polyverbs::Memory;
 use polyverbs_rds::{
@@ -9,7 +8,7 @@ use polyverbs_rds::{
     RdmaFlags, RdmaRequest, RdmaStatus, RdsError, RdsSocket, RdsTransport, Wait,
 };
 
-use crate::{LONG, at, content, errno, over_both, receive, socket_at, sockets, until};
+use crate::{at, content, errno, over_both, receive, socket_at, sockets};
 
 const PAGE: u64 = 4096;
 
@@ -25,7 +24,7 @@ fn send(
         to: to.local_addr(),
         control,
     };
-    from.send_message(message, Wait::Until(Instant::now() + LONG))
+    from.send_message(message, Wait::Until(waiting::deadline()))
 }
 
 fn memory(bytes: &[u8]) -> Memory {
@@ -50,7 +49,7 @@ fn bytes(memory: &Memory) -> Vec<u8> {
 
 /// What became of operations, when the socket is told.
 fn statuses(socket: &RdsSocket) -> Vec<RdmaStatus> {
-    let wait = Wait::Until(Instant::now() + LONG);
+    let wait = Wait::Until(waiting::deadline());
     let received = socket.receive_message(&mut [IoSliceMut::new(&mut [])], wait, false);
     let received = received.unwrap();
     assert_eq!((received.from, received.length), (None, 0));
@@ -264,11 +263,11 @@ fn memory_that_is_used_once_is_not_reached_a_second_time() {
             told(77, OperationStatus::Success)
         );
         receive(&far, 100);
-        until(|| {
+        waiting::until(|| {
             let local = Memory::zeroed(100).unwrap();
             let asked = request(cookie, all(&local), 100, READ);
             send(&near, &far, b"read", Control::Rdma(asked)).unwrap();
-            (statuses(&near) == told(77, OperationStatus::RemoteError)).then_some(())
+            statuses(&near) == told(77, OperationStatus::RemoteError)
         });
         assert_eq!(errno(far.free_mr(cookie)), Some(libc::EINVAL));
         assert_eq!(bytes(&target), [1; 100]);
@@ -277,7 +276,7 @@ fn memory_that_is_used_once_is_not_reached_a_second_time() {
         for value in 3..6 {
             let written = write(&near, &far, cookie, &[value; 100]);
             assert_eq!(written, told(77, OperationStatus::Success));
-            until(|| (receive(&far, 100) == b"written").then_some(()));
+            waiting::until(|| receive(&far, 100) == b"written");
             assert_eq!(bytes(&target), [value; 100]);
         }
     });

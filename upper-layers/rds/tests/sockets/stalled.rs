@@ -10,7 +10,7 @@ use polyverbs::{ConnectOptions, Memory, Qp, QpOptions, Requirements};
 use polyverbs_rds::{Control, Cookie, Outgoing, RdmaFlags, RdmaRequest, RdsTransport, Wait};
 use polyverbs_rds_wire::{ConnectData, PORT};
 
-use crate::{address, socket_at, until};
+use crate::{address, socket_at};
 
 struct Stalled {
     _connection: Connection,
@@ -71,10 +71,7 @@ fn a_peer_that_takes_nothing_holds_up_neither_a_cancel_nor_a_close_for_ever() {
         };
         near.send_message(message, Wait::Forever).unwrap();
         let _stalled = peer.join().unwrap();
-        until(|| {
-            let paths = near.paths().unwrap();
-            paths.iter().any(|path| path.queued == 0).then_some(())
-        });
+        waiting::until(|| near.paths().unwrap().iter().any(|path| path.queued == 0));
         if is_canceled {
             near.cancel_sent_to(Some(far)).unwrap();
         }

@@ -1,0 +1,52 @@
+//! Calls that wait until a time of the real clock, which they may pass but not precede.
+
+use std::time::{Duration, Instant};
+
+use polyverbs_rds::{RdsError, Wait};
+
+use crate::calls::stuck;
+use crate::congestion::{congest, three};
+use crate::{at, errno, over_both, sockets};
+
+/// Makes a call that cannot succeed, and asserts that it reports the timeout, and not before its deadline.
+#[track_caller]
+fn times_out<T>(call: impl FnOnce(Instant) -> Result<T, RdsError>) {
+    let deadline = Instant::now() + Duration::from_millis(20);
+    assert_eq!(errno(call(deadline)), Some(libc::ETIMEDOUT));
+    assert!(Instant::now() >= deadline);
+}
+
+// covers 8.25
+#[test]
+fn a_send_without_room_ends_at_its_deadline() {
+    let (socket, nobody) = stuck();
+    socket.try_send_to(&[1; 1000], nobody).unwrap();
+    times_out(|deadline| socket.send_to_until(&[], nobody, deadline));
+}
+
+// covers 8.34
+#[test]
+fn a_send_to_a_congested_destination_ends_at_its_deadline() {
+    over_both(|transport| {
+        let [near, far, _] = three(transport);
+        congest(&near, at(&far));
+        times_out(|deadline| near.send_to_until(b"late", at(&far), deadline));
+    });
+}
+
+#[test]
+fn a_receive_ends_at_its_deadline_or_at_once() {
+    over_both(|transport| {
+        let [socket] = sockets(transport);
+        let nothing = socket.try_recv_from(&mut []);
+        assert_eq!(errno(nothing), Some(libc::EAGAIN));
+        times_out(|deadline| socket.recv_from_until(&mut [], deadline));
+    });
+}
+
+#[test]
+fn flush_ends_when_the_time_is_over() {
+    let (socket, nobody) = stuck();
+    socket.send_to(b"never acknowledged", nobody).unwrap();
+    times_out(|deadline| socket.flush(Wait::Until(deadline)));
+}
