@@ -57,9 +57,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// How long a node that ends waits for each peer to confirm.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// How long a peer may take for what a program waits to be free of.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Entries of the completion queue before there are paths.
 const FIRST_ENTRIES: u32 = 4096;
 
@@ -548,14 +545,14 @@ impl Node {
         }
     }
 
-    /// Waits until these requests are complete, or their connections have ended: as that of a peer does that takes nothing for long.
+    /// Waits until these requests are complete. The host ends a connection whose peer takes longer than the socket's patience.
     pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
-        let began = Instant::now();
         for &(path, request) in pending {
-            while !self.poll_with(|state| state.host.is_completed(path, request)) {
-                if began.elapsed() > PATIENCE {
-                    self.with(|state| state.host.handle_lost(path));
-                }
+            let is_completed = |state: &mut State| {
+                state.host.handle_timeout(self.now());
+                state.host.is_completed(path, request)
+            };
+            while !self.poll_with(is_completed) {
                 thread::yield_now();
             }
         }

@@ -137,7 +137,8 @@ struct Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         self.node.detach(self.id);
-        let pending = self.node.with(|state| state.host.close(self.id));
+        let now = self.node.now();
+        let pending = self.node.with(|state| state.host.close(now, self.id));
         self.node.wait_completed(&pending);
         self.node.release();
     }
@@ -657,7 +658,10 @@ impl RdsSocket {
     /// It has no address.
     pub fn cancel_sent_to(&self, to: Option<SocketAddr>) -> Result<(), RdsError> {
         let bound = self.bound()?;
-        let pending = bound.node.with(|state| state.host.cancel(bound.id, to));
+        let now = bound.node.now();
+        let pending = bound
+            .node
+            .with(|state| state.host.cancel(now, bound.id, to));
         bound.node.wait_completed(&pending);
         Ok(())
     }

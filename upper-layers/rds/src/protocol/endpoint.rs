@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::message::{Fragments, OperationStatus};
 
@@ -16,16 +17,20 @@ pub struct SocketOptions {
     pub recverr: bool,
     /// Ports that become free are reported by name, see [`Received::congestion`](crate::Received::congestion).
     pub congestion_monitor: bool,
+    /// How long a program that cancels messages or closes the socket waits for a peer to complete a posted request. Then the
+    /// connection to the peer ends.
+    pub patience: Duration,
 }
 
 impl Default for SocketOptions {
-    /// As Linux has them, unless told otherwise: 106,496 bytes each way.
+    /// Buffers of 106,496 bytes each way, as on Linux, and a patience of 5 s.
     fn default() -> Self {
         Self {
             send_buffer: 106_496,
             receive_buffer: 106_496,
             recverr: false,
             congestion_monitor: false,
+            patience: Duration::from_secs(5),
         }
     }
 }

@@ -182,6 +182,8 @@ struct Peer<F, O> {
     /// Of a member's path: its ports that are congested.
     member_map: CongestionMap,
     was_connected: bool,
+    /// Requests whose completion a program waits for in a cancel or a close, each with the time when the connection ends otherwise.
+    awaited: Vec<(u64, Duration)>,
     /// Somebody waits to hear of it that one of its ports is free.
     is_asked: bool,
     /// The leader over which it was connected.
@@ -282,6 +284,16 @@ pub struct Host<F, O> {
     /// The number of a path's first message.
     first_sequence: u64,
     counters: Counters,
+}
+
+impl<F: Fragment, O: Operation> Peer<F, O> {
+    /// When the first awaited request must have completed.
+    fn completion_due(&self) -> Option<Duration> {
+        let completed = self.path.completed();
+        let awaited = self.awaited.iter();
+        let pending = awaited.filter(|(request, _)| *request > completed);
+        pending.map(|(_, until)| *until).min()
+    }
 }
 
 impl<F: Fragment, O: Operation> Host<F, O> {
@@ -468,8 +480,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     /// Ends a socket: what it has not sent is given up, and what waits for it is dropped. Answers what has to complete before memory
     /// of its operations is free, as [`cancel`](Self::cancel).
-    pub fn close(&mut self, socket: SocketId) -> Vec<(PathId, u64)> {
-        let pending = self.cancel(socket, None);
+    pub fn close(&mut self, now: Duration, socket: SocketId) -> Vec<(PathId, u64)> {
+        let pending = self.cancel(now, socket, None);
         if let Some(endpoint) = self.sockets.remove(&socket) {
             self.by_port.remove(&endpoint.port);
             if self.role != Role::Leader {
@@ -702,9 +714,17 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     /// Gives up what a socket has sent to a destination, or to all: those of its messages that the peer has not acknowledged. Answers
-    /// which requests of which path have to complete before the memory of operations is free.
-    pub fn cancel(&mut self, socket: SocketId, to: Option<SocketAddr>) -> Vec<(PathId, u64)> {
+    /// which requests of which path have to complete before the memory of operations is free. A connection ends if its requests have
+    /// not completed after the socket's [`patience`](SocketOptions::patience).
+    pub fn cancel(
+        &mut self,
+        now: Duration,
+        socket: SocketId,
+        to: Option<SocketAddr>,
+    ) -> Vec<(PathId, u64)> {
         let mut pending = Vec::new();
+        let endpoint = self.sockets.get(&socket);
+        let patience = endpoint.map_or(Duration::ZERO, |endpoint| endpoint.options.patience);
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
             if to.is_some_and(|to| to.ip() != peer.address) {
@@ -712,6 +732,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             }
             let last = peer.path.cancel(socket, to.map(|to| to.port()));
             if last > peer.path.completed() {
+                peer.awaited.push((last, now.saturating_add(patience)));
                 pending.push((PathId(number as u32), last));
             }
             self.settle(PathId(number as u32));
@@ -757,6 +778,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 map: CongestionMap::new(),
                 member_map: CongestionMap::new(),
                 was_connected: false,
+                awaited: Vec::new(),
                 is_asked: false,
                 leader: None,
                 version: Version::V4_1,
@@ -1204,7 +1226,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn next_due(&self) -> Option<Duration> {
         let due = |peer: &Peer<F, O>| match peer.path.state {
             PathState::Down { due } => due,
-            _ => None,
+            PathState::Up => peer.completion_due(),
+            PathState::Connecting | PathState::Ending => None,
         };
         self.peers.iter().filter_map(due).min()
     }
@@ -1212,9 +1235,17 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
         for number in 0..self.peers.len() {
-            let state = self.peers[number].path.state;
-            if matches!(state, PathState::Down { due: Some(due) } if due <= now) {
-                self.begin_connection(PathId(number as u32));
+            let (path, peer) = (PathId(number as u32), &mut self.peers[number]);
+            match peer.path.state {
+                PathState::Down { due: Some(due) } if due <= now => self.begin_connection(path),
+                PathState::Up => {
+                    let completed = peer.path.completed();
+                    peer.awaited.retain(|(request, _)| *request > completed);
+                    if peer.completion_due().is_some_and(|due| due <= now) {
+                        self.handle_lost(path);
+                    }
+                }
+                _ => {}
             }
         }
     }

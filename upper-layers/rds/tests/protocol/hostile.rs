@@ -829,7 +829,7 @@ proptest! {
                     prop_assert!(matches!(inbound, None | Some(Inbound::Message(_))));
                 }
                 Input::Cancel => {
-                    host.cancel(socket, None);
+                    host.cancel(Duration::ZERO, socket, None);
                 }
             }
             while let Some(ready) = host.next_ready() {
@@ -837,7 +837,7 @@ proptest! {
                 host.settle(ready);
             }
         }
-        host.close(socket);
+        host.close(Duration::ZERO, socket);
         // One message that is being put together, and what was sent and is not acknowledged.
         prop_assert!(net.fragments_held() <= 256 + 300 + 30);
     }

@@ -37,6 +37,8 @@ impl Fragment for Bytes {
 pub(crate) enum Fate {
     Done,
     Refused,
+    /// The peer never answers the request.
+    Unanswered,
 }
 
 /// An operation: its name, its requests, and what becomes of it.
@@ -298,13 +300,15 @@ impl Net {
         socket: SocketId,
         to: Option<SocketAddr>,
     ) -> Vec<(PathId, u64)> {
-        let pending = self.host(host).cancel(socket, to);
+        let now = self.now;
+        let pending = self.host(host).cancel(now, socket, to);
         self.pump(host);
         pending
     }
 
     pub(crate) fn close(&mut self, host: usize, socket: SocketId) -> Vec<(PathId, u64)> {
-        let pending = self.host(host).close(socket);
+        let now = self.now;
+        let pending = self.host(host).close(now, socket);
         self.pump(host);
         pending
     }
@@ -696,6 +700,7 @@ impl Net {
                     self.carried_out.push(operation.name);
                     self.send_to_end(connection, 1 - end, Packet::Complete(request));
                 }
+                Fate::Unanswered => {}
                 Fate::Refused => {
                     self.lose_packets(connection, &[end]);
                     self.send_to_end(connection, 1 - end, Packet::Failed(request));

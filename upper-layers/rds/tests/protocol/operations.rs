@@ -1,9 +1,11 @@
 //! Operations on the peer's memory, as the protocol sees them: something that is posted before a message.
 
-use polyverbs_rds::RdmaStatus;
+use std::time::Duration;
+
 use polyverbs_rds::protocol::{
     Attached, HostLimits, Notify, OperationStatus, Outbound, PathState, SocketId,
 };
+use polyverbs_rds::{RdmaStatus, SocketOptions};
 use polyverbs_rds_wire::{Extension, Header};
 
 use crate::net::{Bytes, Fate, Net, Op, at, attached, renamed};
@@ -163,6 +165,49 @@ fn memory_is_free_when_the_connection_of_a_cancelled_operation_ends() {
     net.settle();
     let (path, request) = pending[0];
     assert!(net.host(0).is_completed(path, request));
+}
+
+// covers 8.36
+#[test]
+fn a_peer_that_exhausts_a_sockets_patience_is_disconnected() {
+    for is_closed in [false, true] {
+        let (mut net, _, _) = connected(18);
+        let patience = Duration::from_millis(1500);
+        let options = SocketOptions {
+            patience,
+            ..SocketOptions::default()
+        };
+        let impatient = net.bind_with(0, 101, options);
+        let mut unanswered = attached(1);
+        unanswered.operation.fate = Fate::Unanswered;
+        send(&mut net, impatient, b"posted", unanswered);
+        net.settle();
+        let pending = match is_closed {
+            true => net.close(0, impatient),
+            false => net.cancel(0, impatient, None),
+        };
+        let [(path, request)] = pending[..] else {
+            panic!("{pending:?}");
+        };
+        let canceled = net.now;
+        net.until(|net| net.state(0, 1) != PathState::Up);
+        assert_eq!(net.now, canceled + patience);
+        assert!(!net.host(0).is_completed(path, request));
+        net.settle();
+        assert!(net.host(0).is_completed(path, request));
+    }
+}
+
+// covers 8.36
+#[test]
+fn a_cancel_that_completes_in_time_keeps_the_connection() {
+    let (mut net, socket, _) = connected(19);
+    assert_eq!(SocketOptions::default().patience, Duration::from_secs(5));
+    send(&mut net, socket, b"posted", attached(1));
+    assert_eq!(net.cancel(0, socket, None).len(), 1);
+    net.pass(2 * SocketOptions::default().patience);
+    assert_eq!(net.state(0, 1), PathState::Up);
+    assert_eq!((net.asked.len(), net.host(0).next_due()), (1, None));
 }
 
 // covers 8.36

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use polyverbs::connection::{Connection, ConnectionOptions, Connector, Listener};
 use polyverbs::emulated::{EmulatedOptions, device_at};
@@ -53,6 +54,7 @@ fn a_peer_that_takes_nothing_holds_up_neither_a_cancel_nor_a_close_for_ever() {
         let far = SocketAddr::new(address(), 4000);
         let peer = stalls(far.ip());
         let near = socket_at(SocketAddr::new(address(), 0), RdsTransport::InfiniBand);
+        near.set_options(|options| options.patience = Duration::from_millis(1));
         near.send_to(b"taken by nobody", far).unwrap();
         let memory = Memory::zeroed(8).unwrap();
         // An operation on memory that need not be there, as it is behind the message.
