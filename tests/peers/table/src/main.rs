@@ -106,7 +106,8 @@ fn perform(
     for trial in trials {
         let mut outcome = results::Outcome::default();
         for _ in 0..arguments.runs {
-            outcome = trial::run(trial, &polyverbs, &tools, results.folder())?;
+            let patience = trial::PATIENCE;
+            outcome = trial::run(trial, &polyverbs, &tools, results.folder(), patience)?;
             if outcome.failure.is_some() {
                 break;
             }

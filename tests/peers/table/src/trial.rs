@@ -14,12 +14,23 @@ use crate::process::{Group, has_crashed};
 use crate::results::Outcome;
 use crate::rows::{Row, Trial};
 
-/// How long a server without a word to wait for has before it is asked, once it has opened a device or a port.
-const BEGINNING: Duration = Duration::from_secs(1);
-/// How long it may take until then, or until it says that it may be asked.
-const READY: Duration = Duration::from_secs(20);
-/// How long a server may take to end by itself.
-const ENDING: Duration = Duration::from_secs(2);
+/// How long a trial waits for a server.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// Until the server is ready: it has printed the row's word, or has opened a device or a port.
+    ready: Duration,
+    /// Then, before the client starts, where the row has no word.
+    beginning: Duration,
+    /// Until it ends by itself, after the client.
+    ending: Duration,
+}
+
+/// What servers that start as programs do are given.
+pub(crate) const PATIENCE: Patience = Patience {
+    ready: Duration::from_secs(20),
+    beginning: Duration::from_secs(1),
+    ending: Duration::from_secs(2),
+};
 
 /// Runs it once. Logs and capture stay in a folder of its name.
 ///
@@ -30,6 +41,7 @@ pub(crate) fn run(
     polyverbs: &Path,
     tools: &Tools,
     keep: &Path,
+    patience: Patience,
 ) -> anyhow::Result<Outcome> {
     let folder = keep.join(
         trial
@@ -44,6 +56,7 @@ pub(crate) fn run(
         polyverbs,
         tools,
         folder: &folder,
+        patience,
     };
     let began = Instant::now();
     let failure = scene
@@ -97,6 +110,7 @@ struct Scene<'a> {
     polyverbs: &'a Path,
     tools: &'a Tools,
     folder: &'a Path,
+    patience: Patience,
 }
 
 impl Scene<'_> {
@@ -118,6 +132,7 @@ impl Scene<'_> {
         let at_most = Duration::from_secs(self.row().seconds);
         let status = client.wait(at_most)?;
         drop(client);
+        let end = |server: &mut Group| end(server, self.patience.ending);
         let served = server.as_mut().map(end).transpose()?.flatten();
         let printed = self.printed();
         let Some(status) = status else {
@@ -142,10 +157,12 @@ impl Scene<'_> {
         let before = listening();
         let mut server = Group::start(&mut self.command(command, false), &log)?;
         match &self.row().ready {
-            Some(ready) => server.wait_until(READY, || ready.0.is_match(&text(&log)))?,
+            Some(ready) => {
+                server.wait_until(self.patience.ready, || ready.0.is_match(&text(&log)))?
+            }
             None => {
-                server.wait_until(READY, || !listening().is_subset(&before))?;
-                server.wait_until(BEGINNING, || false)?;
+                server.wait_until(self.patience.ready, || !listening().is_subset(&before))?;
+                server.wait_until(self.patience.beginning, || false)?;
             }
         }
         Ok(server)
@@ -192,8 +209,8 @@ impl Scene<'_> {
 }
 
 /// Ends a server that does not end by itself. Answers its status where that is a failure.
-fn end(server: &mut Group) -> anyhow::Result<Option<std::process::ExitStatus>> {
-    let by_itself = server.wait(ENDING)?;
+fn end(server: &mut Group, at_most: Duration) -> anyhow::Result<Option<std::process::ExitStatus>> {
+    let by_itself = server.wait(at_most)?;
     if let Some(status) = by_itself {
         return Ok((!status.success()).then_some(status));
     }
@@ -227,6 +244,10 @@ exec \"$@\"
 ";
 
     fn failure(row: &str) -> Option<String> {
+        failure_within(PATIENCE, row)
+    }
+
+    fn failure_within(patience: Patience, row: &str) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
         let polyverbs = folder.path().join("polyverbs");
         fs::write(&polyverbs, RUN).unwrap();
@@ -237,9 +258,8 @@ exec \"$@\"
         let tools = Tools {
             path: std::env::var_os("PATH").unwrap(),
         };
-        run(&trial, &polyverbs, &tools, folder.path())
-            .unwrap()
-            .failure
+        let outcome = run(&trial, &polyverbs, &tools, folder.path(), patience);
+        outcome.unwrap().failure
     }
 
     #[test]
@@ -249,10 +269,21 @@ exec \"$@\"
             "server = 'mkfifo pipe; echo ready; read -r line <pipe; echo got $line'\nready = 'ready'
              run = 'echo ok >pipe'\nseen = ['got ok']",
             "run = 'echo no such thing >&2; exit 3'\nseen = ['no such']\nrefused = 'why'",
-            "server = 'echo serves; exec sleep 60'\nrun = 'true'\nseen = ['serves']",
         ] {
             assert_eq!(failure(row), None, "{row}");
         }
+    }
+
+    #[test]
+    fn a_server_that_opens_nothing_and_serves_on_passes() {
+        let none = Patience {
+            ready: Duration::ZERO,
+            beginning: Duration::ZERO,
+            ending: Duration::ZERO,
+        };
+        let row = "server = 'echo serves; exec sleep 600'
+             run = 'until grep -q serves ../server.log; do :; done'\nseen = ['serves']";
+        assert_eq!(failure_within(none, row), None);
     }
 
     #[test]
@@ -271,8 +302,8 @@ exec \"$@\"
                 "signal: 11",
             ),
             (
-                "run = 'sleep 60'\nseconds = 1\nseen = []",
-                "not done within 1 s",
+                "run = 'sleep 600'\nseconds = 0\nseen = []",
+                "not done within 0 s",
             ),
             (
                 "server = 'exit 4'\nrun = 'true'\nseen = []",
