@@ -1,6 +1,6 @@
 //! Seeded runs: pairs of devices in virtual time, under faults and generated requests, against models.
 //!
-//! Each test runs seed after seed, from 1 on, for `POLYVERBS_SEEDED_SECONDS` (2 unless set). A run that fails prints its
+//! Each test runs the seeds from 1 to 300, or as many as it gets done in `POLYVERBS_SEEDED_SECONDS`. A run that fails prints its
 //! seed; `POLYVERBS_SEED` runs that one alone.
 
 pub mod endpoint;
@@ -9,6 +9,8 @@ pub mod reliable;
 pub mod stream;
 pub mod unreliable;
 
+use std::fmt::Debug;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 // Linked: the runs register and invalidate by work requests.
@@ -16,30 +18,35 @@ use bmme as _;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// Runs `run` with one seed after the other until the time is up.
+/// Seeds of a test, unless the environment says for how many seconds it runs.
+const SEEDS: u64 = 300;
+
+/// Runs `run` with one seed after the other.
 ///
 /// # Panics
 /// As `run` does, having printed the seed.
 pub fn for_each_seed(name: &str, mut run: impl FnMut(u64, &mut SmallRng)) {
-    let one = std::env::var("POLYVERBS_SEED")
-        .ok()
-        .map(|seed| seed.parse().expect("POLYVERBS_SEED is a number"));
-    let seconds = std::env::var("POLYVERBS_SEEDED_SECONDS").map_or(2.0, |text| {
-        text.parse()
-            .expect("POLYVERBS_SEEDED_SECONDS is a number of seconds")
-    });
-    let (began, time) = (Instant::now(), Duration::from_secs_f64(seconds));
-    let mut seed = one.unwrap_or(1);
-    loop {
+    let mut run = |seed| {
         let shown = Shown { name, seed };
         run(seed, &mut SmallRng::seed_from_u64(seed));
         drop(shown);
-        if one.is_some() || began.elapsed() >= time {
-            break;
-        }
-        seed += 1;
+    };
+    if let Some(seed) = number("POLYVERBS_SEED") {
+        run(seed);
+    } else if let Some(seconds) = number("POLYVERBS_SEEDED_SECONDS") {
+        let (began, time) = (Instant::now(), Duration::from_secs_f64(seconds));
+        let in_time = (1..).take_while(|seed| *seed == 1 || began.elapsed() < time);
+        let seeds = in_time.inspect(|seed| run(*seed)).count();
+        println!("{name}: seeds up to {seeds} in {:?}", began.elapsed());
+    } else {
+        (1..=SEEDS).for_each(run);
     }
-    println!("{name}: seeds up to {seed} in {:?}", began.elapsed());
+}
+
+fn number<N: FromStr<Err: Debug>>(variable: &str) -> Option<N> {
+    let text = std::env::var(variable).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|error| panic!("{variable} is not a number: {error:?}")))
 }
 
 /// Prints the seed if the run panics.
