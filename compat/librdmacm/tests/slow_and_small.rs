@@ -4,8 +4,9 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-use std::{ptr, thread};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::{fs, hint, ptr, thread};
 
 use libc::{sockaddr, socklen_t};
 use polyverbs_librdmacm::address;
@@ -69,33 +70,66 @@ fn receive(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
     unsafe { calls::recv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
 
-extern "C" fn noticed(_: c_int) {}
+/// Whether a thread of this process sleeps.
+fn is_asleep(thread: libc::pid_t) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+    let state = stat.rsplit_once(") ").unwrap().1;
+    state.starts_with('S')
+}
 
-// Signals in the calling thread, which end what waits there.
-fn interrupted(times: u32, then: impl FnOnce()) {
-    // SAFETY: the handler does nothing; the thread is there until the other has ended.
+fn own_thread() -> libc::pid_t {
+    // SAFETY: a number.
+    unsafe { libc::gettid() }
+}
+
+/// How many signals the test has handled.
+static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn handle(_: c_int) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Calls `then`, and interrupts it by a signal whenever it sleeps. Returns what it returned, and how many signals it handled.
+fn interrupted<T>(then: impl FnOnce() -> T) -> (T, u32) {
+    let is_over = AtomicBool::new(false);
+    // SAFETY: the handler adds to a number; the thread is there until the one that signals has ended.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = noticed as *const () as usize;
+        action.sa_sigaction = handle as *const () as usize;
         assert_eq!(
             libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()),
             0
         );
-        let this = libc::pthread_self();
-        let signals = thread::spawn(move || {
-            for _ in 0..times {
-                thread::sleep(Duration::from_millis(10));
-                libc::pthread_kill(this, libc::SIGUSR1);
-            }
-        });
-        then();
-        signals.join().unwrap();
+        let (this, thread) = (libc::pthread_self(), own_thread());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    let before = HANDLED.load(Ordering::SeqCst);
+                    if is_asleep(thread) {
+                        libc::pthread_kill(this, libc::SIGUSR1);
+                        waiting::until(|| HANDLED.load(Ordering::SeqCst) > before);
+                    }
+                    hint::spin_loop();
+                }
+            });
+            let before = HANDLED.load(Ordering::SeqCst);
+            let returned = then();
+            let handled = HANDLED.load(Ordering::SeqCst) - before;
+            is_over.store(true, Ordering::SeqCst);
+            (returned, handled)
+        })
     }
 }
 
 #[test]
 fn a_stream_gets_through_short_queues_and_a_signal_does_not_lose_its_end() {
     configure();
+    // On a busy machine everything may have arrived before the first signal is sent.
+    waiting::until(|| signals_while_a_stream_is_closed() > 0);
+}
+
+// How many signals have interrupted the closing of a stream of which all bytes arrive.
+fn signals_while_a_stream_is_closed() -> u32 {
     let listener = bound(libc::SOCK_STREAM);
     assert_eq!(calls::listen(listener, 1), 0);
     let to = local(listener);
@@ -110,12 +144,12 @@ fn a_stream_gets_through_short_queues_and_a_signal_does_not_lose_its_end() {
     let fd = connected(libc::SOCK_STREAM, to);
     let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n / 7) as u8).collect();
     assert_eq!(send(fd, &bytes), 300_000);
-    let began = Instant::now();
-    interrupted(20, || assert_eq!(calls::close(fd), 0));
-    assert!(began.elapsed() >= Duration::from_millis(100), "it waited");
+    let (closed, signals) = interrupted(|| calls::close(fd));
+    assert_eq!(closed, 0);
     let (came, room) = reader.join().unwrap();
     assert_eq!(came, 300_000);
     assert!(room == bytes);
+    signals
 }
 
 #[test]
@@ -156,13 +190,16 @@ fn datagrams_get_through_short_queues_but_not_through_closed_sockets() {
     let why = std::io::Error::last_os_error().raw_os_error();
     assert_eq!((sent, why), (-1, Some(libc::EAFNOSUPPORT)));
     // Who waits while the socket is closed is told.
-    let waiting = thread::spawn(move || {
+    let (tell, told) = mpsc::channel();
+    let waiter = thread::spawn(move || {
+        tell.send(own_thread()).unwrap();
         let answer = receive(server, &mut [0; 8], 0);
         (answer, std::io::Error::last_os_error().raw_os_error())
     });
-    thread::sleep(Duration::from_millis(50));
+    let waits = told.recv().unwrap();
+    waiting::until(|| is_asleep(waits));
     assert_eq!(calls::close(server), 0);
-    assert_eq!(waiting.join().unwrap(), (-1, Some(libc::EBADF)));
+    assert_eq!(waiter.join().unwrap(), (-1, Some(libc::EBADF)));
     assert_eq!(calls::close(client), 0);
     assert_eq!(send(client, b"x"), -1);
 }
