@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::time::{Duration, Instant};
 use std::{io, mem, ptr};
 
 use polyverbs_libibverbs::abi::{
@@ -152,14 +151,10 @@ impl Loop {
 
 impl Loop {
     fn done(&self) -> IbvWc {
-        let end = Instant::now() + Duration::from_secs(30);
-        loop {
-            assert!(Instant::now() < end);
+        waiting::until_some(|| {
             let mut done: IbvWc = zeroed();
-            if call!(cq::poll(self.queue, 1, &raw mut done)) == 1 {
-                return done;
-            }
-        }
+            (call!(cq::poll(self.queue, 1, &raw mut done)) == 1).then_some(done)
+        })
     }
 }
 

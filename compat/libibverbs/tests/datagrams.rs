@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
 use polyverbs_libibverbs::abi::{
@@ -140,17 +139,6 @@ impl Loop {
     }
 }
 
-fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < end, "nothing completed");
-        std::thread::yield_now();
-    }
-}
-
 /// `sl` of the two completions, the send's first.
 fn told(name: &str) -> [u8; 2] {
     let context = open(name);
@@ -159,10 +147,10 @@ fn told(name: &str) -> [u8; 2] {
     Loop::new(context, queue).send(&mut memory);
     let mut all: [IbvWc; 2] = zeroed();
     let mut seen = 0;
-    until(|| {
+    waiting::until(|| {
         let room = (&raw mut all[seen]).cast();
         seen += call!(cq::poll(queue, 2 - seen as c_int, room)) as usize;
-        (seen == 2).then_some(())
+        seen == 2
     });
     all.sort_by_key(|done| u64::MAX - done.wr_id);
     assert!(all.iter().all(|done| done.status == 0));
@@ -195,7 +183,7 @@ fn read(name: &str) -> [u8; 2] {
     Loop::new(context, queue.cast()).send(&mut memory);
     let mut answers = [u8::MAX; 2];
     for _ in 0..2 {
-        until(|| (call!(start(queue, ptr::null())) == 0).then_some(()));
+        waiting::until(|| call!(start(queue, ptr::null())) == 0);
         let (request, status) = call!(((*queue).wr_id, (*queue).status));
         assert_eq!(status, 0);
         answers[2 - request as usize] = call!(sl(queue));
