@@ -32,10 +32,7 @@ fn pair(prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
 }
 
 // The same, where the connecting one is bound.
-fn pair_from(
-    from: Option<SocketAddr>,
-    prepare: impl Fn(&Stream),
-) -> (Arc<Stream>, Arc<Stream>) {
+fn pair_from(from: Option<SocketAddr>, prepare: impl Fn(&Stream)) -> (Arc<Stream>, Arc<Stream>) {
     let listener = Stream::new(Family::V4);
     prepare(&listener);
     listener.bind(at(0)).unwrap();
