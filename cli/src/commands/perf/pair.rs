@@ -1,5 +1,8 @@
 //! Two connected queue pairs of one device, each with a context of its own and memory that the other may access.
 
+use std::hint::spin_loop;
+use std::thread::yield_now;
+
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
     Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Operations, Qp, QpOptions,
@@ -8,6 +11,25 @@ use polyverbs::{
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
 };
+
+/// A loop that waits for another thread without sleeping.
+#[derive(Default)]
+pub(super) struct Spin(u32);
+
+impl Spin {
+    /// So many rounds take longer than another thread needs that runs on a processor of its own.
+    const ROUNDS: u32 = 1000;
+
+    /// Called in each round. After many the thread that is waited for may need this processor, and gets it.
+    pub(super) fn once(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        if self.0 < Self::ROUNDS {
+            spin_loop();
+        } else {
+            yield_now();
+        }
+    }
+}
 
 /// Requests of each queue.
 pub(super) const DEPTH: u32 = 256;
@@ -80,12 +102,13 @@ impl Side {
 
     /// Polls until a request completes, without sleeping.
     pub(super) fn next(&self, slots: &mut [Completion]) -> anyhow::Result<usize> {
+        let mut spin = Spin::default();
         loop {
             let found = self.cq.poll(slots)?.len();
             if found > 0 {
                 return Ok(found);
             }
-            std::hint::spin_loop();
+            spin.once();
         }
     }
 

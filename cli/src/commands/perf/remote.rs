@@ -36,6 +36,8 @@ const IN_FLIGHT: u64 = 64;
 const CREDIT: u64 = 32;
 /// The connection has ended after this long without anything from the other side.
 const SILENCE: Duration = Duration::from_secs(20);
+/// How long a side polls while nothing arrives before it lets other threads of its processor run between two polls.
+const ALONE: Duration = Duration::from_micros(50);
 /// How long a side polls without a pause while nothing arrives, how long while the other only counts, and the pauses after that.
 const BUSY: Duration = Duration::from_millis(5);
 const BUSY_UNTOLD: Duration = Duration::from_millis(50);
@@ -95,7 +97,7 @@ impl End {
                 anyhow::bail!("the other side does not answer");
             }
             self.look(&mut silence, silent)?;
-            rest(silent, BUSY);
+            Rest::after(silent, BUSY).take();
         }
     }
 
@@ -144,9 +146,31 @@ impl Silence {
     }
 }
 
-fn rest(silent: Duration, busy: Duration) {
-    if silent > busy {
-        thread::sleep((silent / 16).clamp(PAUSE, LONGEST_PAUSE));
+/// What a side does between two polls when nothing has arrived for this long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    None,
+    Yield,
+    Sleep(Duration),
+}
+
+impl Rest {
+    fn after(silent: Duration, busy: Duration) -> Self {
+        if silent > busy {
+            Self::Sleep((silent / 16).clamp(PAUSE, LONGEST_PAUSE))
+        } else if silent > ALONE {
+            Self::Yield
+        } else {
+            Self::None
+        }
+    }
+
+    fn take(self) {
+        match self {
+            Self::None => {}
+            Self::Yield => thread::yield_now(),
+            Self::Sleep(pause) => thread::sleep(pause),
+        }
     }
 }
 
@@ -465,12 +489,12 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
                 peer.moves(LEAST);
                 continue;
             }
-            if silent <= busy {
-                continue;
+            let rest = Rest::after(silent, busy);
+            if let Rest::Sleep(_) = rest {
+                peer.check().map_err(anyhow::Error::from_boxed)?;
+                end.look(&mut silence, silent)?;
             }
-            peer.check().map_err(anyhow::Error::from_boxed)?;
-            end.look(&mut silence, silent)?;
-            rest(silent, busy);
+            rest.take();
             continue;
         }
         check(&slots[0])?;
@@ -528,5 +552,16 @@ mod tests {
         assert_eq!(asked(&request(0, u32::MAX)), None);
         assert_eq!(asked(&request(200, 64)), None);
         assert_eq!(remote_of(&MAGIC[..]), None);
+    }
+
+    #[test]
+    fn a_silent_side_looks_fifty_times_a_second_at_most() {
+        let after = |silent| Rest::after(silent, BUSY);
+        assert_eq!(after(Duration::ZERO), Rest::None);
+        assert_eq!(after(ALONE), Rest::None);
+        assert_eq!(after(BUSY), Rest::Yield);
+        assert_eq!(after(BUSY * 2), Rest::Sleep(BUSY / 8));
+        assert_eq!(after(LOOK), Rest::Sleep(LONGEST_PAUSE));
+        assert_eq!(after(SILENCE), Rest::Sleep(Duration::from_millis(20)));
     }
 }

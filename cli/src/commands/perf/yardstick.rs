@@ -1,10 +1,11 @@
 //! The limits of the machine that bound the figures.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::figures::median;
+use super::pair::Spin;
 
 /// A limit: its name, and its time before and after the measurement, in nanoseconds.
 pub(super) struct Yardstick {
@@ -108,11 +109,12 @@ impl Line {
                     End::First => (2 * round, 2 * round + 1),
                     End::Second => (2 * round + 1, 2 * round + 2),
                 };
+                let mut spin = Spin::default();
                 while self.0.load(Ordering::Acquire) != wait {
                     if over.load(Ordering::Relaxed) {
                         return 0.0;
                     }
-                    spin_loop();
+                    spin.once();
                 }
                 self.0.store(hand, Ordering::Release);
             }
