@@ -21,6 +21,9 @@ use transfer::network::{self, Store, Stored};
 use transfer::peers::Peers;
 use transfer::{CopyOptions, Digest, Error, printable, requirements};
 
+/// How long a client goes on asking a server that has no place for it.
+const INSISTS: Duration = Duration::from_secs(10);
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -93,7 +96,7 @@ fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
 fn put(file: &str, to: &str, device: &str) -> Result<(), Error> {
     let to: SocketAddr = to.parse()?;
     let device = emulated::device_reaching(device, to, &EmulatedOptions::default())?;
-    let copied = network::put(&device, Path::new(file), to, |_| ())?;
+    let copied = network::put(&device, Path::new(file), to, INSISTS, |_| ())?;
     println!("client {}", hexadecimal(&copied.client_digest));
     println!("server {}", hexadecimal(&copied.server_digest));
     if copied.is_intact() {

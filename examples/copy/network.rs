@@ -20,18 +20,18 @@ use super::{
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
 };
 
-/// How long a client goes on asking a server that has no place for it.
-const INSISTS: Duration = Duration::from_secs(10);
 /// How long a server waits for the end of a connection over which all has been said.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Sends the file `from` to whoever stores files at `to`, under its own name.
 ///
-/// `progress` is told the octets that the other side has fetched so far.
+/// A server that has no place for it is asked again for as long as `insists`. `progress` is told the octets that the other side
+/// has fetched so far.
 pub(crate) fn put(
     device: &Device,
     from: &Path,
     to: SocketAddr,
+    insists: Duration,
     progress: impl Fn(u64),
 ) -> Result<Copied> {
     let source = open_source(from)?;
@@ -42,7 +42,7 @@ pub(crate) fn put(
     let client = Side::open(device, 4 * WINDOWS + 2, WINDOWS)?;
     client.prepare()?;
     let windows = client.windows()?;
-    let connection = client.connect(to)?;
+    let connection = client.connect(to, insists)?;
     client.watch(&connection);
 
     let begun = Instant::now();
@@ -115,8 +115,12 @@ impl Store {
             // Over a connection that has broken nothing is said.
             let _ = server.say(&Message::Failed { reason }, LOOK);
         }
-        // The other side ends the connection when it has the last message; one that does not is not waited for.
-        server.wait_for_end();
+        // The other side ends the connection when it has the last message. One that was silent before that would not, and
+        // keeps its place no longer than the message takes.
+        server.wait_for_end(match peer.check() {
+            Ok(()) => GOODBYE,
+            Err(_) => PAUSE,
+        });
         stored
     }
 
@@ -190,7 +194,7 @@ impl Side {
     }
 
     // A server that is busy is asked again for a while.
-    fn connect(&self, to: SocketAddr) -> Result<Connection> {
+    fn connect(&self, to: SocketAddr, insists: Duration) -> Result<Connection> {
         let connector = Connector::of(&self.context)?;
         let begun = Instant::now();
         loop {
@@ -203,7 +207,7 @@ impl Side {
             };
             let reason = refusal(&error);
             let is_busy = reason.as_deref() == Some(BUSY);
-            if is_busy && begun.elapsed() < INSISTS {
+            if is_busy && begun.elapsed() < insists {
                 check_interrupted()?;
                 thread::sleep(PAUSE);
                 continue;
@@ -229,11 +233,11 @@ impl Side {
         }
     }
 
-    fn wait_for_end(&self) {
+    fn wait_for_end(&self, patience: Duration) {
         let begun = Instant::now();
         let is_up = |done: Option<Completion>| done.is_none_or(|done| done.status.is_success());
         while self.ended.get().is_none()
-            && begun.elapsed() < GOODBYE
+            && begun.elapsed() < patience
             && self.cq.next().wait_for(PAUSE).is_ok_and(is_up)
         {}
     }

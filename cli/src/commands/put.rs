@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::copy::{hexadecimal, print_digests};
-use super::network::{DeviceOptions, Endpoint};
+use super::network::{DeviceOptions, Endpoint, parse_seconds};
 use crate::interrupt::{self, Ending};
 use crate::output::{
     AlreadyReported, BOLD, count, format_bytes, print_json, progress, rate, say, seconds,
@@ -36,6 +37,9 @@ pub(crate) struct Arguments {
     /// Local address, if not that of the route
     #[arg(long, value_name = "ADDRESS")]
     from: Option<IpAddr>,
+    /// Seconds for which a server that serves as many as it may is asked again
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    timeout: Duration,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -61,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (sent, total) = (format_bytes(sent), format_bytes(total));
         format!("{sent} of {total} sent, and {stored}")
     });
-    let copied = network::put(&device, &arguments.file, to, |bytes| {
+    let copied = network::put(&device, &arguments.file, to, arguments.timeout, |bytes| {
         sent.store(bytes, Ordering::Relaxed);
         bar.set_position(bytes);
     });
