@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "HOST[:PORT]", required_unless_present = "listen")]
     to: Option<Host>,
     /// Answer requests, until it is interrupted
-    #[arg(long, conflicts_with_all = ["to", "depth", "request_bytes", "reply_bytes", "seconds"])]
+    #[arg(long, conflicts_with_all = ["to", "depth", "request_bytes", "reply_bytes", "seconds", "count"])]
     listen: bool,
     #[command(flatten)]
     common: Common,
@@ -55,6 +55,9 @@ pub(super) struct Arguments {
     /// For how long requests are sent
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     seconds: Duration,
+    /// End after so many requests of each task, if that is sooner
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
 }
 
 /// The port of a listener.
@@ -218,6 +221,7 @@ impl Task<'_> {
         loop {
             while waiting.len() < usize::from(arguments.depth)
                 && Instant::now() < end
+                && arguments.count.is_none_or(|most| number < most)
                 && !self.is_over.load(Ordering::Relaxed)
             {
                 let head = Head {
