@@ -4,24 +4,26 @@
 
 use std::any::Any;
 use std::fs;
-use std::io::{BufReader, Read as _, Write as _};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
-use polyverbs::connection::{Accepted, ConnectError, ConnectionOptions, Connector};
+use polyverbs::connection::{Accepted, ConnectError, Connection, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
     Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
 };
 use sha2::{Digest as _, Sha256};
+use waiting::{PATIENCE, until, until_some};
 
 use super::network::{DEVICES, Running, Server, arrives, names, next, path};
-use super::stored::{failing, until, until_within};
+use super::stored::failing;
 use super::{Folder, complaint, text};
 
 /// How often more than a few times.
@@ -40,7 +42,7 @@ struct Client {
 /// A queue pair of it, connected as far as it goes for as long as this is there.
 struct Line {
     qp: Qp,
-    _connected: Box<dyn Any + Send>,
+    connected: Box<dyn Any + Send>,
 }
 
 impl Client {
@@ -59,8 +61,8 @@ impl Client {
     /// Asks, and does not go on when it is let in.
     fn ask(&self, to: SocketAddr) -> Result<Line, ConnectError> {
         let (qp, accepted) = self.begin(to, b"")?;
-        let _connected = Box::new(accepted);
-        Ok(Line { qp, _connected })
+        let connected = Box::new(accepted);
+        Ok(Line { qp, connected })
     }
 
     fn begin(&self, to: SocketAddr, says: &[u8]) -> Result<(Qp, Accepted), ConnectError> {
@@ -77,8 +79,8 @@ impl Client {
 
     fn connect(&self, to: SocketAddr, says: &[u8]) -> Result<Line, ConnectError> {
         let (qp, accepted) = self.begin(to, says)?;
-        let _connected = Box::new(accepted.complete().wait()?);
-        Ok(Line { qp, _connected })
+        let connected = Box::new(accepted.complete().wait()?);
+        Ok(Line { qp, connected })
     }
 }
 
@@ -86,6 +88,13 @@ impl Line {
     fn say(&self, message: &[u8]) {
         // The server may have ended it.
         let _ = self.qp.post_one(wr::Send::new(message));
+    }
+
+    /// Ends a connection that was completed.
+    fn end(self, client: &Client) {
+        let connection = self.connected.downcast::<Connection>().unwrap();
+        // The server may have ended it.
+        let _ = connection.disconnect(&client.context, &self.qp).wait();
     }
 }
 
@@ -107,15 +116,6 @@ fn window(at: [u8; RemoteAddress::BYTES], offset: u64, length: u32) -> Vec<u8> {
 /// What `perf write-latency` asks for.
 fn measurement(size: u32) -> Vec<u8> {
     [&b"polyprf2"[..], &[1], &size.to_be_bytes()].concat()
-}
-
-/// Tells threads that the scope ends in which they are, also where it fails.
-struct SetAtEnd<'b>(&'b AtomicBool);
-
-impl Drop for SetAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn address(of: &str) -> SocketAddr {
@@ -178,17 +178,16 @@ fn a_silent_client_is_let_go_after_a_while() {
 #[test]
 fn one_address_has_half_of_the_places_and_a_refused_client_says_why() {
     let folder = Folder::new();
-    let (large, small) = (folder.path("large"), folder.file(5000));
-    fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
+    let (large, small) = (folder.endless(), folder.file(5000));
     for device in DEVICES {
-        // In small pieces, so that it takes long and little room.
+        // In small pieces, so that little is written.
         let more = ["--max-connections", "2", "--piece", "1k"];
         let mut server = Server::new(device, "127.0.24.26:0", &more);
         let to = [&server.address, "--device", device, "--from", "127.0.24.27"];
         let running = Running::new(&[&["put", path(&large)], &to[..]].concat());
-        // Far enough to be left alone for longer than the other one asks.
-        until(|| unfinished_bytes(&server) >= 128 << 10);
-        let refused = complaint(&[&["put", path(&small)], &to[..]].concat());
+        until(|| unfinished_bytes(&server) > 0);
+        let once = ["--timeout", "0"];
+        let refused = complaint(&[&["put", path(&small)], &to[..], &once].concat());
         assert!(
             refused.ends_with("refused: it serves as many as it may at one time"),
             "{refused}"
@@ -302,10 +301,16 @@ fn messages_out_of_turn_end_their_own_connection_only() {
         });
         arrives(&mut server, device, 5000, &[]);
         let Server {
-            process, folder, ..
+            mut process,
+            folder,
+            ..
         } = server;
-        let (_, told) = process.end();
-        assert_eq!(told.lines().count(), lines.len() + 1, "{told}");
+        // One line of each, and then the server need not wait for its peer to end the connection.
+        let mut told = BufReader::new(process.0.stderr.take().unwrap()).lines();
+        let complaints: Vec<_> = told.by_ref().take(lines.len()).collect();
+        assert_eq!(complaints.len(), lines.len(), "{complaints:?}");
+        lines.into_iter().for_each(|line| line.end(&client));
+        assert_eq!(told.count(), 1, "how many files did not arrive");
         assert_eq!(names(&folder.path("stored")), ["file"]);
     }
 }
@@ -322,22 +327,18 @@ fn what_a_server_says_is_no_command_to_a_terminal() {
         let to = listener.address().to_string();
         let folder = Folder::new();
         let file = folder.file(10);
-        let is_over = AtomicBool::new(false);
+        let refused = [
+            &["put", path(&file), &to, "--device", device][..],
+            &["perf", "write-latency", &to, "--device", device],
+        ];
         thread::scope(|scope| {
-            let _end = SetAtEnd(&is_over);
             scope.spawn(|| {
-                let mut next = listener.next();
-                while !is_over.load(Ordering::Relaxed) {
-                    if let Some(incoming) = next.wait_for(Duration::from_millis(10)).unwrap() {
-                        incoming.reject("no\u{1b}[2J\u{9b}way".as_bytes()).unwrap();
-                        next = listener.next();
-                    }
+                for _ in refused {
+                    let incoming = listener.next().wait_for(PATIENCE).unwrap().unwrap();
+                    incoming.reject("no\u{1b}[2J\u{9b}way".as_bytes()).unwrap();
                 }
             });
-            for refused in [
-                &["put", path(&file), &to, "--device", device][..],
-                &["perf", "write-latency", &to, "--device", device],
-            ] {
+            for refused in refused {
                 let told = complaint(refused);
                 assert!(told.contains("refused: no"), "{told}");
                 assert!(!told.contains(char::is_control), "{told:?}");
@@ -354,22 +355,24 @@ fn a_listener_is_at_rest_while_its_peer_does_nothing() {
         let _line = client
             .connect(address(&listener.address), &measurement(8))
             .unwrap();
-        let began = Instant::now();
-        until(|| began.elapsed() > Duration::from_millis(300));
-        let (before, since) = (processor_time(&listener.process.0), Instant::now());
-        until(|| since.elapsed() > Duration::from_secs(1));
-        let used = processor_time(&listener.process.0) - before;
-        assert!(used < Duration::from_millis(300), "{device}: {used:?}");
+        let process = &listener.process;
+        let (used, paused) = (process.processor_time(), pauses(&process.0));
+        // A thread that polls all the time uses seconds until the others have paused so often.
+        until(|| pauses(&process.0) >= paused + 40);
+        let used = process.processor_time() - used;
+        assert!(used < Duration::from_millis(200), "{device}: {used:?}");
     }
 }
 
-// The time that a process has used.
-fn processor_time(process: &Child) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
-    let (_, fields) = stat.rsplit_once(") ").unwrap();
-    let ticks = fields.split(' ').skip(11).take(2);
-    let ticks: u64 = ticks.map(|field| field.parse::<u64>().unwrap()).sum();
-    Duration::from_millis(ticks * 10)
+/// How often the threads of a process have gone to sleep.
+fn pauses(process: &Child) -> usize {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    // One may end meanwhile.
+    let texts =
+        threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("status")).ok());
+    texts
+        .map(|text| field(&text, "voluntary_ctxt_switches"))
+        .sum()
 }
 
 #[test]
@@ -392,8 +395,6 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
         // One that does nothing has the place of its address, and gives way when it is asked for.
         let client = Client::new(device, "127.0.24.37");
         let line = client.connect(address(to), &measurement(8)).unwrap();
-        let since = Instant::now();
-        until(|| since.elapsed() > Duration::from_secs(1));
         let refused = complaint(&perf("512k", "127.0.24.37"));
         assert!(
             refused.ends_with("refused: it serves as many as it may at one time"),
@@ -407,36 +408,40 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
 
 #[test]
 fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
-    let seed = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap()
-        .as_nanos() as u64;
-    let seed = std::env::var("POLYVERBS_SEED").map_or(seed, |seed| seed.parse().unwrap());
+    let seed = std::env::var("POLYVERBS_SEED").map_or_else(
+        |_| RandomState::new().hash_one(()),
+        |seed| seed.parse().unwrap(),
+    );
     println!("POLYVERBS_SEED={seed}");
     let mut random = Random(seed | 1);
     let folder = Folder::new();
-    let file = folder.file((3 << 20) + 12345);
+    let length = (3 << 20) + 12345;
+    let file = folder.file(length);
     let bytes = fs::read(&file).unwrap();
     let mut stored = Folder::new();
-    // How long one takes that is not killed.
-    let mut whole = Duration::from_millis(500);
     for kill in 0..4 * runs() {
         let device = DEVICES[kill % 2];
         let mut server = Server::within(stored, device, "127.0.24.38:0", &[], &[]);
         let within = server.folder.path("stored");
         let left: Vec<_> = server.stored();
         assert!(left.iter().all(|name| name == "file"), "{left:?}");
-        let began = Instant::now();
-        let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
-        let after = random.below(whole.mul_f64(1.5));
-        until(|| began.elapsed() >= after);
+        let mut put = Running::new(&["put", path(&file), &server.address, "--device", device]);
+        let length = length as u64;
+        let (moment, part) = (random.next() % 4, random.next() % length);
+        until(|| {
+            let is_time = match moment {
+                0 => unfinished(&server).exists(),
+                1 => unfinished_bytes(&server) > part,
+                // The file is about to take its name.
+                2 => unfinished_bytes(&server) == length,
+                // The client has been told.
+                _ => false,
+            };
+            is_time || put.0.try_wait().unwrap().is_some()
+        });
         server.process.0.kill().unwrap();
         server.process.0.wait().unwrap();
-        // One that has not heard of it by now does not.
-        let succeeded = put.ends_well_within(Duration::from_secs(1));
-        if succeeded {
-            whole = whole.min(began.elapsed());
-        }
+        let (succeeded, _) = put.end();
         let mut said = String::new();
         server.lines.read_to_string(&mut said).unwrap();
         let is_said = succeeded || said.ends_with('\n');
@@ -480,43 +485,58 @@ impl Occupied {
             abstract_sockets: table.lines().filter(is_own).count(),
         }
     }
-}
 
-impl Occupied {
-    /// When nothing has changed for a while.
-    fn settled(process: &Child) -> Self {
-        let (mut occupied, mut since) = (Self::by(process), Instant::now());
-        until_within(Duration::from_secs(60), || {
-            let now = Self::by(process);
-            if now != occupied {
-                (occupied, since) = (now, Instant::now());
+    /// What is left when nobody is served any more and `serve`, which has somebody served, adds nothing to it.
+    fn settled(process: &Child, serve: impl Fn()) -> Self {
+        let mut found = Vec::new();
+        until_some(|| {
+            serve();
+            until(|| serving(process) == 0);
+            found.push(Self::by(process));
+            match found[..] {
+                [.., first, second, third] if first == second && second == third => Some(third),
+                _ => None,
             }
-            since.elapsed() > Duration::from_secs(3)
-        });
-        occupied
+        })
+    }
+
+    fn is_within(self, other: Self) -> bool {
+        self.descriptors <= other.descriptors
+            && self.threads <= other.threads
+            && self.abstract_sockets <= other.abstract_sockets
     }
 }
 
+/// How many threads of a server serve peers: all without a name of their own, but the first and the one for signals.
+fn serving(process: &Child) -> usize {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    let names =
+        threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name == "polyverbs\n").count() - 2
+}
+
 /// A number of the status of a process; of memory, in KiB.
-fn status(process: &Child, field: &str) -> usize {
+fn status(process: &Child, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    field(&status, name)
+}
+
+fn field(status: &str, name: &str) -> usize {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
     let number = line.unwrap().trim_start_matches(':').split_whitespace();
     number.map(|word| word.parse().unwrap()).next().unwrap()
 }
 
-/// So many that transfer a file each, at one time; how long they take.
-fn put_all(files: &[PathBuf], to: &str, device: &str) -> Duration {
-    let began = Instant::now();
-    let from = ["--device", device, "--from", "127.0.24.43"];
-    let running = files
-        .iter()
-        .map(|file| Running::new(&[&["put", path(file), to][..], &from].concat()));
+/// So many that transfer a file each, at one time, however often they are asked to come again.
+fn put_all(files: &[PathBuf], to: &str, device: &str) {
+    let more = ["--from", "127.0.24.43", "--timeout", "300"];
+    let running = files.iter().map(|file| {
+        let put = ["put", path(file), to, "--device", device];
+        Running::new(&[&put[..], &more].concat())
+    });
     for put in running.collect::<Vec<_>>() {
-        let (succeeded, told) = put.end_within(Duration::from_secs(300));
-        assert!(succeeded, "{told}");
+        assert_eq!(put.end(), (true, String::new()));
     }
-    began.elapsed()
 }
 
 /// Each kind of silence, and of rubbish, in turn; what is to be kept of it.
@@ -569,45 +589,35 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
         ];
         let process = &server.process.0;
         let empty = status(process, "VmRSS");
-        let alone = put_all(&files, &server.address, device);
-        let before = Occupied::settled(process);
+        let before = Occupied::settled(process, || put_all(&files[..1], &server.address, device));
+        put_all(&files, &server.address, device);
         let resident = status(process, "VmRSS");
-        let (is_over, most_threads) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let crowded = thread::scope(|scope| {
-            let _end = SetAtEnd(&is_over);
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    most_threads.fetch_max(status(process, "Threads"), Ordering::Relaxed);
-                    thread::sleep(Duration::from_millis(20));
-                }
-            });
+        let most_threads = AtomicUsize::new(0);
+        thread::scope(|scope| {
             let (come, comes) = mpsc::channel();
-            for (index, client) in clients.iter().enumerate() {
-                let (come, is_over) = (come.clone(), &is_over);
+            let leave = clients.iter().enumerate().map(|(index, client)| {
+                let (come, most_threads) = (come.clone(), &most_threads);
+                let (leave, leaves) = mpsc::channel::<()>();
                 scope.spawn(move || {
                     let mut random = Random(17 + index as u64);
                     let mut kept = Vec::new();
                     for number in (index..disturbers).step_by(2) {
                         kept.push(disturb(client, to, number / 2, &random.bytes(200)));
+                        most_threads.fetch_max(status(process, "Threads"), Ordering::Relaxed);
                         come.send(()).unwrap();
                     }
-                    while !is_over.load(Ordering::Relaxed) {
-                        thread::sleep(Duration::from_millis(20));
-                    }
+                    // All stay until the files have arrived.
+                    let _ = leaves.recv();
                 });
-            }
-            // They begin when a tenth of the others are there.
+                leave
+            });
+            let leave: Vec<_> = leave.collect();
+            // The files begin when a tenth of the others are there.
             comes.iter().take(disturbers / 10).count();
-            let crowded = put_all(&files, &server.address, device);
+            put_all(&files, &server.address, device);
             comes.iter().take(disturbers - disturbers / 10).count();
-            crowded
+            drop(leave);
         });
-        // Small files take less than a place takes to become free.
-        let at_least = Duration::from_secs(if runs() == 1 { 5 } else { 2 });
-        // Again, in case others have come to use the machine.
-        let alone = alone.max(put_all(&files, &server.address, device));
-        println!("{device}: alone {alone:?}, in the crowd {crowded:?}");
-        assert!(crowded <= 2 * alone.max(at_least), "{crowded:?} {alone:?}");
         // The places, and threads that there are without them.
         let threads = most_threads.into_inner();
         assert!(
@@ -617,7 +627,7 @@ fn a_crowd_of_silent_and_noisy_clients_holds_up_nobody() {
         let peak = status(process, "VmHWM") - empty;
         println!("{device}: {threads} threads, {peak} KiB at most");
         assert!(peak < (64 * 3) << 10, "{peak} KiB");
-        until_within(Duration::from_secs(60), || Occupied::by(process) == before);
+        until(|| Occupied::by(process).is_within(before));
         let left = status(process, "VmRSS").saturating_sub(resident);
         println!("{device}: {left} KiB are left");
         assert!(left < 32 << 10, "{left} KiB are left");
@@ -641,10 +651,6 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
-    }
-
-    fn below(&mut self, most: Duration) -> Duration {
-        most.mul_f64((self.next() >> 11) as f64 / (1u64 << 53) as f64)
     }
 
     fn bytes(&mut self, count: usize) -> Vec<u8> {

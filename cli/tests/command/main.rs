@@ -1,6 +1,7 @@
 //! The command as a user runs it: what it prints, and how it ends.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -92,6 +93,13 @@ impl Folder {
             state as u8
         });
         std::fs::write(&path, bytes.take(length).collect::<Vec<_>>()).unwrap();
+        path
+    }
+
+    /// A file that occupies nothing, and that no transfer comes to the end of: it has 1 TiB.
+    fn endless(&self) -> PathBuf {
+        let path = self.path("endless");
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
         path
     }
 }

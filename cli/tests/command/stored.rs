@@ -5,27 +5,12 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use super::network::{DEVICES, PATIENCE, Running, Server, arrives, path};
+use super::network::{DEVICES, Running, Server, arrives, path};
 use super::{Folder, complaint, text};
-
-#[track_caller]
-pub(super) fn until(is_so: impl FnMut() -> bool) {
-    until_within(PATIENCE, is_so);
-}
-
-#[track_caller]
-pub(super) fn until_within(patience: Duration, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < patience);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// What is loaded before the C library has these functions fail.
 pub(super) fn failing(folder: &Folder) -> PathBuf {
