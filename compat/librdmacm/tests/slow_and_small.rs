@@ -89,7 +89,11 @@ extern "C" fn handle(_: c_int) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Calls `then`, and interrupts it by a signal whenever it sleeps. Returns what it returned, and how many signals it handled.
+/// More signals than these would keep the kernel's `nanosleep` from ending: interrupted sooner than the slack of its timer, it
+/// returns more time as remaining than it was given.
+const SIGNALS: u32 = 20;
+
+/// Calls `then`, and interrupts it by signals while it sleeps. Returns what it returned, and how many signals it handled.
 fn interrupted<T>(then: impl FnOnce() -> T) -> (T, u32) {
     let is_over = AtomicBool::new(false);
     // SAFETY: the handler adds to a number; the thread is there until the one that signals has ended.
@@ -103,9 +107,11 @@ fn interrupted<T>(then: impl FnOnce() -> T) -> (T, u32) {
         let (this, thread) = (libc::pthread_self(), own_thread());
         thread::scope(|scope| {
             scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
+                let mut signals = 0;
+                while signals < SIGNALS && !is_over.load(Ordering::SeqCst) {
                     let before = HANDLED.load(Ordering::SeqCst);
                     if is_asleep(thread) {
+                        signals += 1;
                         libc::pthread_kill(this, libc::SIGUSR1);
                         waiting::until(|| HANDLED.load(Ordering::SeqCst) > before);
                     }
