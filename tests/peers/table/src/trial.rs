@@ -25,7 +25,7 @@ pub(crate) struct Patience {
     ending: Duration,
 }
 
-/// What servers that start as programs do are given.
+/// How long trials of the table wait.
 pub(crate) const PATIENCE: Patience = Patience {
     ready: Duration::from_secs(20),
     beginning: Duration::from_secs(1),
