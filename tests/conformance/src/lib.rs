@@ -25,6 +25,7 @@ pub use needs::{ANY_DEVICE, Needs, needs, one_of};
 pub use pair::{Pair, Side, open};
 pub use probing::{examined, probe_rig};
 pub use rig::{End, Region, Rig};
+pub use waiting;
 
 /// Runs `body` on a device of this flavour, or sees that the device refuses what it lacks.
 pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {

@@ -32,9 +32,6 @@ const A_REAL_WHILE: Duration = Duration::from_millis(100);
 /// How long nothing moves on sockets where everything has arrived.
 const QUIET: Duration = Duration::from_millis(40);
 
-/// How long a verb may need for what other threads do.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Two devices of one flavour on one network: requests go from the near one to the far one.
 pub struct Rig {
     flavour: Flavour,
@@ -192,17 +189,16 @@ impl Rig {
             });
         };
         // However busy the machine is: until nothing has moved for a while, though it was looked for.
-        let began = Instant::now();
-        let (mut seen, mut since) = (carried(), began);
-        while since.elapsed() < QUIET && began.elapsed() < PATIENCE {
+        let (mut seen, mut since) = (carried(), Instant::now());
+        waiting::until(|| {
             self.near.steer().progress();
             self.far.steer().progress();
             let now = carried();
             if now != seen {
                 (seen, since) = (now, Instant::now());
             }
-            thread::sleep(Duration::from_millis(1));
-        }
+            since.elapsed() >= QUIET
+        });
     }
 
     /// Lets time pass until a control verb has ended.
@@ -222,7 +218,7 @@ impl Rig {
         };
         self.time.run_until(ended).expect("a network that goes on");
         // Memory that other threads look at right now is given back when they have looked.
-        let later = || receiver.recv_timeout(PATIENCE).ok();
+        let later = || receiver.recv_timeout(waiting::PATIENCE).ok();
         outcome.or_else(later).expect("a verb that ends")
     }
 

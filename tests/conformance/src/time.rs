@@ -1,15 +1,12 @@
 //! The time of a rig: virtual, or that of the clock where there is a wire.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polyverbs_sim::Simulation;
 
 /// How long is waited on the clock for what a test lets pass: long enough for every retry.
 const MOST: Duration = Duration::from_secs(2);
-
-/// How long is waited on the clock for what must come.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How time passes.
 pub(crate) enum Time {
@@ -47,19 +44,13 @@ impl Time {
     }
 
     /// Lets time pass until `done`, or until nothing is due any more.
-    pub(crate) fn run_until(&self, mut done: impl FnMut() -> bool) -> Result<(), String> {
+    pub(crate) fn run_until(&self, done: impl FnMut() -> bool) -> Result<(), String> {
         match self {
             Self::Virtual(simulation) => simulation
                 .run_until(done)
                 .map_err(|error| error.to_string()),
             Self::Real => {
-                let began = Instant::now();
-                while !done() {
-                    if began.elapsed() > PATIENCE {
-                        return Err(format!("not within {PATIENCE:?}"));
-                    }
-                    thread::yield_now();
-                }
+                waiting::until(done);
                 Ok(())
             }
         }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::{cases, steered_cases};
-use conformance::{ANY_DEVICE, Pair, Rig, Side};
+use conformance::{ANY_DEVICE, Pair, Rig, Side, waiting};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind, Memory, Pd, Qp,
@@ -324,12 +324,13 @@ fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
 
 // Waits for what other threads may hold up for a moment: memory is released when nobody looks at it.
 fn eventually(rig: &Rig, mut what: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !what() {
-        assert!(begun.elapsed() < Duration::from_secs(30));
-        rig.settle();
-        thread::yield_now();
-    }
+    waiting::until(|| {
+        let is_so = what();
+        if !is_so {
+            rig.settle();
+        }
+        is_so
+    });
 }
 
 // covers 5.15 5.01

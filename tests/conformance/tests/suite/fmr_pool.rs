@@ -1,11 +1,10 @@
 //! The pool in the manner of FMR: FEATURES 2.34.
 
 use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::cases;
 use bmme::{FmrError, FmrMapping, FmrPool, FmrPoolOptions};
-use conformance::{Pair, Rig, needs};
+use conformance::{Pair, Rig, needs, waiting};
 use verbs_api::{Access, ErrorKind, Features, Memory, PageList, RKey, RemoteAddress, VerbError};
 
 cases! {
@@ -176,11 +175,7 @@ fn a_dropped_pool_leaves_nothing(rig: &Rig) {
     );
     drop(fmr);
     // Keys are released when no thread looks at them any more, of this test or of another.
-    let begun = Instant::now();
-    while rig.far.keys_in_use() != keys {
-        assert!(begun.elapsed() < Duration::from_secs(30));
-        thread::yield_now();
-    }
+    waiting::until(|| rig.far.keys_in_use() == keys);
     assert!(!opens(rig, mapping.remote(0)));
     rig.finish_destroy(pd.destroy());
 }

@@ -2,12 +2,11 @@
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::{cases, steered_cases};
 use bmme::{FmrPool, FmrPoolOptions};
-use conformance::{ANY_DEVICE, Rig};
+use conformance::{ANY_DEVICE, Rig, waiting};
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
@@ -82,11 +81,7 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
 
 // Memory that other threads look at right now is released when they have looked.
 fn gone(devices: &[Weak<dyn DeviceOps>]) {
-    let begun = Instant::now();
-    while devices.iter().any(|device| device.strong_count() > 0) {
-        assert!(begun.elapsed() < Duration::from_secs(20), "left behind");
-        thread::yield_now();
-    }
+    waiting::until(|| devices.iter().all(|device| device.strong_count() == 0));
 }
 
 fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
@@ -325,10 +320,6 @@ fn a_device_in_real_time_ends_after_its_last_command() {
         let memory = Memory::zeroed(4096).expect("memory");
         drop(pd.register(&memory, OPEN));
         drop((pd, context, opened));
-        let begun = Instant::now();
-        while left.strong_count() > 0 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "left behind");
-            thread::yield_now();
-        }
+        waiting::until(|| left.strong_count() == 0);
     }
 }

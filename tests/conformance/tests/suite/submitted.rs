@@ -5,8 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::{cases, steered_cases};
 use conformance::{ANY_DEVICE, Rig};
@@ -29,9 +27,6 @@ steered_cases! {
     a_removal_is_told_to_every_future: ANY_DEVICE;
 }
 
-/// How long a task may have to wait for what other threads do.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 #[derive(Default)]
 struct Woken(AtomicBool);
 
@@ -45,22 +40,12 @@ impl Wake for Woken {
 fn run<F: Future + Unpin>(rig: &Rig, mut future: F) -> F::Output {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
-    let began = Instant::now();
     loop {
         let polled = Pin::new(&mut future).poll(&mut TaskContext::from_waker(&waker));
         if let Poll::Ready(output) = polled {
             return output;
         }
-        while !woken.0.swap(false, Ordering::SeqCst) {
-            assert!(began.elapsed() < PATIENCE, "nobody wakes the task");
-            if !rig.step() {
-                assert!(
-                    rig.is_in_real_time(),
-                    "nothing is due, and nobody has woken the task"
-                );
-                thread::yield_now();
-            }
-        }
+        rig.wait_until(|| woken.0.swap(false, Ordering::SeqCst));
     }
 }
 

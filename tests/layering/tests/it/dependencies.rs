@@ -183,6 +183,7 @@ const TEST: &[&str] = &[
     "emulated-iwarp",
     "polyverbs",
     "polyverbs-rds",
+    "waiting",
 ];
 
 const FUZZED: &[&str] = &[
