@@ -4,7 +4,6 @@ mod common;
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, flush,
@@ -16,8 +15,7 @@ use verbs_api::wr::{self, ReceiveRequest, UdDestination};
 use verbs_api::{
     Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, Started, VerbError,
 };
-
-const PATIENCE: Duration = Duration::from_secs(8);
+use waiting::PATIENCE;
 
 type Outcome = Result<(), Box<dyn Error>>;
 

@@ -6,7 +6,6 @@ mod common;
 use std::error::Error;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use verbs_api::completion::{Notify, WcStatus};
 use verbs_api::portable::RemoteAccess;
@@ -15,8 +14,7 @@ use verbs_api::{
     Access, BufferPool, Completion, Context, Cq, Memory, Mr, Operations, Pd, Qp, QpOptions,
     connect_pair, wr,
 };
-
-const PATIENCE: Duration = Duration::from_secs(10);
+use waiting::PATIENCE;
 
 type Outcome = Result<(), Box<dyn Error>>;
 

@@ -5,7 +5,6 @@ mod common;
 use std::error::Error;
 use std::fs::File;
 use std::os::fd::AsFd as _;
-use std::time::Duration;
 
 use verbs_api::completion::WcStatus;
 use verbs_api::event::{EventSubject, EventType};
@@ -14,9 +13,8 @@ use verbs_api::{
     Access, BufferPool, Completion, ConnectOptions, Context, Cq, DestroyError, ErrorKind, Pd, Qp,
     QpOptions, SrqOptions, VerbError, connect_pair, wr,
 };
+use waiting::PATIENCE;
 use xrc::{OpenXrcd, Xrc, XrcSrq, Xrcd, remote_srqn};
-
-const PATIENCE: Duration = Duration::from_secs(10);
 
 type Outcome = Result<(), Box<dyn Error>>;
 
