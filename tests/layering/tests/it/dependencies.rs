@@ -124,8 +124,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-rds",
         ],
     ),
-    ("polyverbs-benches", TEST),
     // Tests.
+    ("waiting", &[]),
+    ("polyverbs-benches", TEST),
     // Tests depend on it to have the libraries for C built.
     (
         "built-library",
@@ -146,7 +147,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("program-table", TEST),
     ("planted-faults", &[]),
     ("real-devices", &[]),
-    ("waiting", &[]),
     (
         "two-processes",
         &[
