@@ -31,10 +31,9 @@ pub fn until_some<T>(mut found: impl FnMut() -> Option<T>) -> T {
             began.elapsed() < PATIENCE,
             "the test waited {PATIENCE:?} for a condition that did not come true"
         );
-        if polls < 100 {
-            thread::yield_now();
-        } else {
-            thread::sleep(Duration::from_micros(200));
+        // On a busy machine a thread that yields waits for the turns of all others; one that sleeps is woken before them.
+        if polls >= 10 {
+            thread::sleep(Duration::from_micros(polls.clamp(20, 200).into()));
         }
     }
     unreachable!("the loop has no other end")
