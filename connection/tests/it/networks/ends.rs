@@ -75,28 +75,28 @@ enum Network {
     InProcess(Arc<InProcess>),
     Sockets {
         clock: Arc<Clock>,
-        near: Managed,
-        _far: Managed,
+        /// Of the near end, and of the far one.
+        managers: [Managed; 2],
     },
 }
 
 impl Ends {
     pub(crate) fn new(flavour: Flavour) -> Self {
         let rig = Rig::new(flavour);
-        let (near, far, network) = if rig.is_on_sockets() {
+        let network = if rig.is_on_sockets() {
             let clock = Arc::new(Clock::default());
-            let near = Managed::new(&rig.near.context, &clock);
-            let _far = Managed::new(&rig.far.context, &clock);
-            let connectors = (near.connector.clone(), _far.connector.clone());
-            (
-                connectors.0,
-                connectors.1,
-                Network::Sockets { clock, near, _far },
-            )
+            let managers = [&rig.near, &rig.far].map(|end| Managed::new(&end.context, &clock));
+            Network::Sockets { clock, managers }
         } else {
-            let network = InProcess::new();
-            let connector = || Connector::new(Arc::clone(&network) as Arc<dyn Backend>);
-            (connector(), connector(), Network::InProcess(network))
+            Network::InProcess(InProcess::new())
+        };
+        let [near, far] = match &network {
+            Network::Sockets { managers, .. } => {
+                managers.each_ref().map(|manager| manager.connector.clone())
+            }
+            Network::InProcess(network) => {
+                [(); 2].map(|()| Connector::new(Arc::clone(network) as Arc<dyn Backend>))
+            }
         };
         let (near, far) = (Side::new(near, &rig.near), Side::new(far, &rig.far));
         let listener = far.connector.listen(address_of(&rig.far), 0).unwrap();
@@ -114,7 +114,7 @@ impl Ends {
     pub(crate) fn hold(&self) {
         match &self.network {
             Network::InProcess(network) => network.pause(),
-            Network::Sockets { near, .. } => near.gate.close(),
+            Network::Sockets { managers, .. } => managers[0].gate.close(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Ends {
     pub(crate) fn release(&self) {
         match &self.network {
             Network::InProcess(network) => network.deliver(),
-            Network::Sockets { near, .. } => near.gate.open(),
+            Network::Sockets { managers, .. } => managers[0].gate.open(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Ends {
     /// There are no sockets.
     pub(crate) fn gate(&self) -> &Gate {
         match &self.network {
-            Network::Sockets { near, .. } => &near.gate,
+            Network::Sockets { managers, .. } => &managers[0].gate,
             Network::InProcess(_) => panic!("a network without a gate"),
         }
     }
@@ -167,9 +167,9 @@ impl Ends {
     pub(crate) fn settle(&self) {
         match &self.network {
             Network::InProcess(_) => self.rig.settle(),
-            Network::Sockets { near, .. } => {
-                let to = self.listener.address();
-                self.end(near.connector.ping(&self.rig.near.context, to));
+            Network::Sockets { .. } => {
+                let (context, to) = (&self.rig.near.context, self.listener.address());
+                self.end(self.near.connector.ping(context, to));
             }
         }
     }
@@ -187,8 +187,8 @@ impl Ends {
 
     /// Waits until the manager of the near end has handled this many rejections and ends of streams.
     pub(crate) fn wait_for_ends_heard(&self, count: usize) {
-        if let Network::Sockets { near, .. } = &self.network {
-            waiting::until(|| near.gate.ends_heard() >= count);
+        if let Network::Sockets { managers, .. } = &self.network {
+            waiting::until(|| managers[0].gate.ends_heard() >= count);
         }
     }
 
