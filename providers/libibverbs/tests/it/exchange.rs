@@ -1,8 +1,6 @@
 //! What the probes of the matrix leave out, over our own C library: buffers that are handed over, unsignaled requests, notices,
 //! futures.
 
-mod common;
-
 use std::error::Error;
 use std::sync::mpsc;
 use std::thread;
@@ -15,6 +13,8 @@ use verbs_api::{
     connect_pair, wr,
 };
 use waiting::PATIENCE;
+
+use crate::common;
 
 type Outcome = Result<(), Box<dyn Error>>;
 

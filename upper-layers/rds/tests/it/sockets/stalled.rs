@@ -11,7 +11,7 @@ use polyverbs::{ConnectOptions, Memory, Qp, QpOptions, Requirements};
 use polyverbs_rds::{Control, Cookie, Outgoing, RdmaFlags, RdmaRequest, RdsTransport, Wait};
 use polyverbs_rds_wire::{ConnectData, PORT};
 
-use crate::{address, socket_at};
+use crate::sockets::{address, socket_at};
 
 struct Stalled {
     _connection: Connection,

@@ -6,7 +6,7 @@ use std::thread;
 
 use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
 
-use crate::{at, errno, over_both, receive, socket_at, sockets};
+use crate::sockets::{at, errno, over_both, receive, socket_at, sockets};
 
 /// Sends until the destination is congested: how many messages that took.
 pub(crate) fn congest(near: &RdsSocket, to: SocketAddr) -> usize {

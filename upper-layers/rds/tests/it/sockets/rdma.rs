@@ -8,7 +8,7 @@ use polyverbs_rds::{
     RdmaFlags, RdmaRequest, RdmaStatus, RdsError, RdsSocket, RdsTransport, Wait,
 };
 
-use crate::{at, content, errno, over_both, receive, socket_at, sockets};
+use crate::sockets::{at, content, errno, over_both, receive, socket_at, sockets};
 
 const PAGE: u64 = 4096;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use polyverbs_rds::{RdsSocket, RdsTransport};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::{address, at, errno, over_both, receive, sockets};
+use crate::sockets::{address, at, errno, over_both, receive, sockets};
 
 /// Wakes a thread, and counts.
 struct Unpark(Thread, AtomicUsize);

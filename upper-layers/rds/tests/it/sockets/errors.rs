@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use polyverbs_rds::{Outgoing, RdsError, RdsSocket, RdsTransport, Wait};
 
-use crate::{address, at, errno, over_both, receive, sockets};
+use crate::sockets::{address, at, errno, over_both, receive, sockets};
 
 fn bind(at: &str) -> Result<RdsSocket, RdsError> {
     RdsSocket::bind(at.parse().unwrap())

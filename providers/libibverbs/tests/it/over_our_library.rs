@@ -1,13 +1,13 @@
 //! The provider over the C library of this workspace.
 
-mod common;
-
 use std::collections::BTreeSet;
 
 use capability_matrix::Matrix;
 use libibverbs_provider::LibIbverbs;
 use verbs_api::Registry;
 use verbs_api::probe::Verdict;
+
+use crate::common;
 
 /// Checks that these of its rows are verified, and that nothing is a mismatch or cannot be verified.
 fn check_verified(device: &str, rows: &str) {

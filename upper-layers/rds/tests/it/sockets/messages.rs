@@ -6,7 +6,7 @@ use std::thread;
 
 use polyverbs_rds::{Received, Wait};
 
-use crate::{at, content, over_both, receive, socket_at, sockets};
+use crate::sockets::{at, content, over_both, receive, socket_at, sockets};
 
 // covers 8.20 8.24 8.28 8.50
 #[test]

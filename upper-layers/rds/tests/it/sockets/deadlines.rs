@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use polyverbs_rds::{RdsError, Wait};
 
-use crate::calls::stuck;
-use crate::congestion::{congest, three};
-use crate::{at, errno, over_both, sockets};
+use crate::sockets::calls::stuck;
+use crate::sockets::congestion::{congest, three};
+use crate::sockets::{at, errno, over_both, sockets};
 
 /// Makes a call that cannot succeed, and asserts that it reports the timeout, and not before its deadline.
 #[track_caller]

@@ -1,7 +1,5 @@
 //! Extensions on devices of our own C library: what their bindings say.
 
-mod common;
-
 use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
 use libibverbs_provider::{LibIbverbs, OpenDevice};
 use polyverbs::emulated::{self, EmulatedOptions};
@@ -9,6 +7,8 @@ use verbs_api::capability::{Direction, ExtensionLimit, FeatureSet};
 use verbs_api::extension::{ExtensionDescriptor, FeatureInfo, feature};
 use verbs_api::probe::Probe;
 use verbs_api::{Registry, Requirements};
+
+use crate::common;
 
 bitflags::bitflags! {
     #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,5 @@
 //! Extended reliable connections over our own C library: what their probes leave out.
 
-mod common;
-
 use std::error::Error;
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -15,6 +13,8 @@ use verbs_api::{
 };
 use waiting::PATIENCE;
 use xrc::{OpenXrcd, Xrc, XrcSrq, Xrcd, remote_srqn};
+
+use crate::common;
 
 type Outcome = Result<(), Box<dyn Error>>;
 

@@ -72,7 +72,7 @@ struct Process {
 impl Process {
     fn start(at: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "process", "--ignored", "--nocapture"])
+            .args(["--exact", "processes::process", "--ignored", "--nocapture"])
             .env(STARTED, at)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

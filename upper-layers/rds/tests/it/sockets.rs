@@ -1,18 +1,11 @@
 //! Sockets at addresses of this machine: hosts in one process, over RoCE and over iWARP.
 
-#[path = "sockets/calls.rs"]
 mod calls;
-#[path = "sockets/congestion.rs"]
 mod congestion;
-#[path = "sockets/deadlines.rs"]
 mod deadlines;
-#[path = "sockets/errors.rs"]
 mod errors;
-#[path = "sockets/messages.rs"]
 mod messages;
-#[path = "sockets/rdma.rs"]
 mod rdma;
-#[path = "sockets/stalled.rs"]
 mod stalled;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

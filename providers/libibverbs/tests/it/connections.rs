@@ -1,7 +1,5 @@
 //! Connections of the provider, made by librdmacm: that of our own C library.
 
-mod common;
-
 use std::error::Error;
 use std::net::SocketAddr;
 
@@ -16,6 +14,8 @@ use verbs_api::{
     Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, Started, VerbError,
 };
 use waiting::PATIENCE;
+
+use crate::common;
 
 type Outcome = Result<(), Box<dyn Error>>;
 

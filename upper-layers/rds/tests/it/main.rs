@@ -1,0 +1,5 @@
+//! Sockets over devices with a wire: in one process, and in several at one address.
+
+mod acknowledged;
+mod processes;
+mod sockets;
