@@ -176,6 +176,7 @@ fn send_latency(
 ) -> anyhow::Result<Figures> {
     let lines = [Line::default(), Line::default()];
     let over = AtomicBool::new(false);
+    let rounds = Line::rounds(job.iterations);
     // A thread that fails hangs up, so that the other does not spin for ever.
     let guard = |result: anyhow::Result<(f64, f64)>| {
         if result.is_err() {
@@ -198,7 +199,7 @@ fn send_latency(
         let echo = scope.spawn(|| {
             let mut answer = || far.answer(|slots| other.next(slots));
             let work = || (0..answers).try_for_each(|_| answer());
-            guard(between(&lines, End::Second, &over, work))
+            guard(between(&lines, End::Second, rounds, &over, work))
         });
         let work = || {
             let mut ask = || near.ask(|slots| one.next(slots));
@@ -207,7 +208,7 @@ fn send_latency(
             measured = Some((median, one_by_one(job.iterations, 2, bar, ask)?));
             Ok(())
         };
-        let near = guard(between(&lines, End::First, &over, work));
+        let near = guard(between(&lines, End::First, rounds, &over, work));
         (near, echo.join())
     });
     let Ok(far_result) = far_result else {
@@ -236,10 +237,11 @@ fn send_latency(
 fn between(
     lines: &[Line; 2],
     end: End,
+    rounds: u64,
     over: &AtomicBool,
     work: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<(f64, f64)> {
-    let before = lines[0].cross(end, over);
+    let before = lines[0].cross(end, rounds, over);
     work()?;
-    Ok((before, lines[1].cross(end, over)))
+    Ok((before, lines[1].cross(end, rounds, over)))
 }

@@ -96,15 +96,20 @@ impl Line {
     const BLOCKS: u64 = 21;
     const ROUNDS: u64 = 1000;
 
+    /// How many rounds each block has beside a measurement of so many messages: on a busy machine each may take as long as one.
+    pub(super) fn rounds(iterations: u64) -> u64 {
+        (iterations / Self::BLOCKS).clamp(1, Self::ROUNDS)
+    }
+
     /// Hands the line to and fro with another thread that does the same; returns the time of one crossing, the median of
     /// blocks.
     ///
     /// Returns early once `over` is set: the other thread has failed.
-    pub(super) fn cross(&self, end: End, over: &AtomicBool) -> f64 {
+    pub(super) fn cross(&self, end: End, rounds: u64, over: &AtomicBool) -> f64 {
         let mut blocks = Vec::new();
         for block in 0..Self::BLOCKS {
             let begun = Instant::now();
-            for round in block * Self::ROUNDS..(block + 1) * Self::ROUNDS {
+            for round in block * rounds..(block + 1) * rounds {
                 let (wait, hand) = match end {
                     End::First => (2 * round, 2 * round + 1),
                     End::Second => (2 * round + 1, 2 * round + 2),
@@ -118,7 +123,7 @@ impl Line {
                 }
                 self.0.store(hand, Ordering::Release);
             }
-            blocks.push(begun.elapsed().as_nanos() as f64 / (2 * Self::ROUNDS) as f64);
+            blocks.push(begun.elapsed().as_nanos() as f64 / (2 * rounds) as f64);
         }
         median(&mut blocks)
     }
