@@ -193,7 +193,7 @@ impl Couple {
     /// Waits for more pings than the client's pipe and the peers' buffers hold: the last ones came after this call.
     fn goes_on(&self) {
         let seen = self.seen.load(Ordering::Relaxed);
-        waiting::until(|| self.seen.load(Ordering::Relaxed) > seen + 1000);
+        waiting::until(|| self.seen.load(Ordering::Relaxed) > seen + 100);
     }
 }
 
