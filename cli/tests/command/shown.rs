@@ -209,7 +209,7 @@ fn figures_stand_beside_their_yardsticks() {
             "message-rate",
             "send-latency",
         ] {
-            let figures = json(&["perf", test, "--device", device, "--iters", "300", "--json"]);
+            let figures = json(&["perf", test, "--device", device, "--iters", "100", "--json"]);
             assert!(
                 figures["nanoseconds"].as_f64().unwrap() > 0.0,
                 "{figures:#}"
@@ -232,7 +232,7 @@ fn figures_stand_beside_their_yardsticks() {
             "--device",
             device,
             "--iters",
-            "300",
+            "100",
             "--size",
             "4096",
         ]);
@@ -247,7 +247,7 @@ fn figures_stand_beside_their_yardsticks() {
         "--device",
         "ib0",
         "--iters",
-        "300",
+        "100",
         "--json",
     ]);
     assert_eq!(figures["size"], 8);
