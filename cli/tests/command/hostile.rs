@@ -434,7 +434,7 @@ fn a_killed_server_has_stored_what_it_said_and_shows_no_part_of_a_file() {
                 1 => unfinished_bytes(&server) > part,
                 // The file is about to take its name.
                 2 => unfinished_bytes(&server) == length,
-                // The client has been told.
+                // The client has the answer of the server.
                 _ => false,
             };
             is_time || put.0.try_wait().unwrap().is_some()
@@ -486,7 +486,7 @@ impl Occupied {
         }
     }
 
-    /// What is left when nobody is served any more and `serve`, which has somebody served, adds nothing to it.
+    /// What a server occupies while it serves no peer, once serving another client by `serve` no longer adds to it.
     fn settled(process: &Child, serve: impl Fn()) -> Self {
         let mut found = Vec::new();
         until_some(|| {

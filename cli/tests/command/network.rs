@@ -31,13 +31,13 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    /// Whether it has ended well, and its standard error.
+    /// Whether the process succeeds, and its standard error.
     pub(super) fn end(self) -> (bool, String) {
         let (status, stderr) = self.status();
         (status.success(), stderr)
     }
 
-    /// How it has ended, and its standard error.
+    /// How the process ends, and its standard error.
     pub(super) fn status(mut self) -> (ExitStatus, String) {
         let status = waiting::until_some(|| self.0.try_wait().unwrap());
         let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();

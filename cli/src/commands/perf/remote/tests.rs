@@ -1,4 +1,4 @@
-//! What is asked of a listener, and how a side waits.
+//! Requests for measurements, and the pauses of a side that hears nothing.
 
 use super::*;
 

@@ -18,7 +18,7 @@ fn a_message_that_has_changed_anywhere_is_noticed() {
         changed[at] ^= 1;
         assert_eq!(pattern.check(&changed), None, "byte {at}");
     }
-    // The number decides on the bytes behind it.
+    // The number decides on the bytes after it.
     message[7] ^= 1;
     assert_eq!(pattern.check(&message), None);
     for length in 0..HEADER {
