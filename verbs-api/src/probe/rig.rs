@@ -43,7 +43,7 @@ pub trait Pace {
 pub struct Clock {
     /// How long something may take that is to happen.
     pub patience: Duration,
-    /// How long something is waited for that is not to happen.
+    /// How long something is waited for that is not to happen, on a machine that is not busy.
     pub moment: Duration,
 }
 
@@ -89,8 +89,12 @@ impl Pace for Clock {
         }
     }
 
+    // In many pauses: on a busy machine each of them takes longer, as everything does that the device does meanwhile.
     fn settle(&self) {
-        std::thread::sleep(self.moment);
+        const PAUSES: u32 = 50;
+        for _ in 0..PAUSES {
+            std::thread::sleep(self.moment / PAUSES);
+        }
     }
 }
 
