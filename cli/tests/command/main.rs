@@ -14,6 +14,7 @@ mod hostile;
 mod interrupted;
 mod network;
 mod rds;
+mod real_devices;
 mod run;
 mod shown;
 mod stored;

@@ -8,3 +8,4 @@ mod no_os_calls;
 mod overflow_checks;
 mod root_examples;
 mod root_names;
+mod untested_targets;
