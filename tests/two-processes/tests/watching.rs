@@ -14,7 +14,12 @@ use polyverbs::{
 };
 use waiting::until;
 
-const TURNS: u64 = 2000;
+/// Turns of a game; `POLYVERBS_RUNS` times as many where it is set.
+fn turns() -> u64 {
+    let runs = std::env::var("POLYVERBS_RUNS");
+    100 * runs.map_or(1, |runs| runs.parse::<u64>().unwrap())
+}
+
 /// Not that of RoCEv2, which a driver of the kernel may hold.
 const PORT: u16 = 14797;
 /// Set for the other process: the game, and where it is asked.
@@ -105,7 +110,7 @@ impl Game {
         let peer = remote(incoming.private_data());
         let accepted = incoming.accept(&program.context, &program.qp, program.options());
         let connection = accepted.wait().unwrap();
-        for turn in 1..=TURNS {
+        for turn in 1..=turns() {
             program.watch(turn);
             program.write(turn, peer);
         }
@@ -122,7 +127,7 @@ impl Game {
         let accepted = asked.wait().unwrap();
         let peer = remote(accepted.private_data());
         let connection = accepted.complete().wait().unwrap();
-        for turn in 1..=TURNS {
+        for turn in 1..=turns() {
             program.write(turn, peer);
             program.watch(turn);
         }
