@@ -11,7 +11,7 @@ use polyverbs::{QpOptions, Requirements};
 // Its `main` is that of the example.
 #[allow(dead_code)]
 #[path = "../../../examples/key_value.rs"]
-mod key_value;
+mod example;
 
 const ARGUMENTS: &str = "KEY_VALUE_ARGUMENTS";
 
@@ -20,7 +20,7 @@ const ARGUMENTS: &str = "KEY_VALUE_ARGUMENTS";
 fn as_a_process() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
         let given: Vec<_> = arguments.split(' ').map(str::to_owned).collect();
-        key_value::run(&given).unwrap();
+        example::run(&given).unwrap();
     }
 }
 

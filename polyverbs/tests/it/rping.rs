@@ -14,7 +14,7 @@ use polyverbs::{Access, ConnectOptions, Memory, QpOptions, Requirements};
 // Its `main` is that of the example.
 #[allow(dead_code)]
 #[path = "../../../examples/rping.rs"]
-mod rping;
+mod example;
 
 const ARGUMENTS: &str = "RPING_ARGUMENTS";
 /// Devices that reach other processes.
@@ -25,7 +25,7 @@ const DEVICES: [&str; 2] = ["ib0", "iw0"];
 fn as_a_process() {
     if let Ok(arguments) = std::env::var(ARGUMENTS) {
         let given = arguments.split(' ').map(str::to_owned);
-        rping::run_with(given).unwrap();
+        example::run_with(given).unwrap();
     }
 }
 
