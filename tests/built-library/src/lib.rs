@@ -32,7 +32,7 @@ transport = "iwarp"
 address = "127.0.0.1"
 "#;
 
-/// The same file as [`built`]; `ib0` is at 127.0.0.2 and `iw0` at 127.0.0.1 where it is loaded in this process. A test calls this
+/// Returns the file that [`built`] returns; `ib0` is at 127.0.0.2 and `iw0` at 127.0.0.1 where it is loaded in this process. A test calls this
 /// before anything else.
 ///
 /// # Panics
@@ -45,7 +45,7 @@ pub fn built_apart() -> PathBuf {
     built()
 }
 
-/// Makes the same file the library of real devices for all linked devices of this process. A test calls this before anything else.
+/// Makes the file of [`built`] the library of real devices for all linked devices of this process. A test calls this before anything else.
 ///
 /// # Panics
 /// As [`built`].
