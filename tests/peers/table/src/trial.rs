@@ -282,7 +282,7 @@ exec \"$@\"
             ending: Duration::ZERO,
         };
         let row = "server = 'echo serves; exec sleep 600'
-             run = 'until grep -q serves ../server.log; do :; done'\nseen = ['serves']";
+             run = 'until read word <../server.log; do :; done'\nseen = ['serves']";
         assert_eq!(failure_within(none, row), None);
     }
 
