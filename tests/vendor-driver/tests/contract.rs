@@ -50,6 +50,8 @@ impl Driver for Halting {
     }
 }
 
+fn is_a_driver<D: Driver>() {}
+
 /// The functions of the contract that have no default, in their order.
 fn without_default(source: &str) -> Vec<&str> {
     let (_, contract) = source.split_once("pub trait Driver").unwrap();
@@ -59,13 +61,16 @@ fn without_default(source: &str) -> Vec<&str> {
         let end = function.find([';', '{']).unwrap();
         function[end..].starts_with(';')
     });
-    mandatory.map(|function| function.split_once('(').unwrap().0).collect()
+    mandatory
+        .map(|function| function.split_once('(').unwrap().0)
+        .collect()
 }
 
 // The compiler refuses an implementation that lacks a function without a default, and names the function (E0046).
 // covers 6.03
 #[test]
 fn a_driver_without_a_mandatory_part_is_refused_by_its_name() {
+    is_a_driver::<Halting>();
     let source = include_str!("../../../providers/engine/src/driver.rs");
     let here = include_str!("contract.rs");
     let (_, halting) = here.split_once("impl Driver for Halting").unwrap();
