@@ -1,6 +1,6 @@
 //! Connections that are not made, and how those end that were.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -172,8 +172,10 @@ fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let mut victim = Victim::start(host, place.at(port))?;
     let card = Card::told(&theirs.heard("await", "request")?)?;
     theirs.tell("accept -")?;
-    theirs.tell("recv 0 8")?;
     victim.connected()?;
+    // A message that came before the receive would end a connection of iWARP.
+    theirs.tell("recv 0 8")?;
+    victim.begin()?;
     theirs.completes()?;
     let write = format!("write 0 {OCTETS:x} {:x} {:x}", card.address, card.rkey);
     for _ in 0..WRITES {
@@ -218,6 +220,7 @@ impl Victim {
             .args(["--device", host.name()])
             .args(["--at", &host.address.to_string()])
             .args(["victim", &to.to_string()])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         Ok(Self(child))
@@ -229,6 +232,12 @@ impl Victim {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "connected\n", "it said {line:?}");
         Ok(())
+    }
+
+    /// Has it send its message.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        let input = self.0.stdin.as_mut().context("no input")?;
+        Ok(input.write_all(b"begin\n")?)
     }
 }
 
@@ -246,6 +255,7 @@ pub(crate) fn victim(host: &Host, to: std::net::SocketAddr) -> anyhow::Result<()
     let accepted = within(ours.ask(to, &[])?)??;
     let _connection = within(accepted.complete())??;
     println!("connected");
+    std::io::stdin().read_line(&mut String::new())?;
     ours.succeeds(wr::Send::new(ours.sge(0, 1)?).signaled(0))?;
     loop {
         std::thread::park();
