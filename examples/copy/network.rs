@@ -25,8 +25,8 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Sends the file `from` to whoever stores files at `to`, under its own name.
 ///
-/// A server that has no place for it is asked again for as long as `insists`. `progress` is told the octets that the other side
-/// has fetched so far.
+/// A server that has no place for the client is asked again for as long as `insists`. `progress` is called with the number of
+/// bytes that the server has fetched so far.
 pub(crate) fn put(
     device: &Device,
     from: &Path,

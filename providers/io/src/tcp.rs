@@ -563,8 +563,8 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 
     // Writes the bytes and records that these streams took, until the caller has `waited` for its patience; answers whether
-    // nothing is left. Every stream is tried, also after one whose peer reads nothing. It flushes by itself and waits for no reader, for the caller may
-    // be the one who reads.
+    // nothing is left. Every stream is tried, also after one whose peer reads nothing. It flushes by itself and waits for no
+    // other thread that reads, because the caller may be that thread.
     fn write_all(
         &self,
         streams: &[Arc<Stream<C>>],
