@@ -113,7 +113,8 @@ fn envelope<C: DatagramCodec>(codec: &C, port: u16, frame: &Frame<'_, C::Header>
     }
 }
 
-fn datagram<C: DatagramCodec>(
+/// A frame as its datagram; `None` where it has no form on this wire.
+pub(crate) fn datagram<C: DatagramCodec>(
     codec: &C,
     frame: &Frame<'_, C::Header>,
     envelope: &Envelope,

@@ -32,6 +32,7 @@ use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
 use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
+use crate::through::datagram;
 use crate::{count, count_alone, lock};
 
 /// What a [`UdpLink`] is made with.
@@ -89,6 +90,8 @@ counts! {
     handed,
     /// Meant for a process that is not there or does not keep up.
     lost,
+    /// Messages of the connection manager that came over the network and say that they are from this address.
+    forged,
     /// Connections of processes of users who are not let in, refused.
     strangers,
 }
@@ -298,7 +301,10 @@ impl<C: DatagramCodec> UdpLink<C> {
 
     // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
     #[inline]
-    fn put(&self, memory: &ShmPort, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
+    fn put(&self, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
+        let Some(memory) = self.lease.memory() else {
+            return false;
+        };
         let mut room = [0; LONGEST_HEAD];
         let length = frame.payload.len();
         let Some(headers) = self.codec.encode_record(&frame.header, length, &mut room) else {
@@ -327,6 +333,45 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
             Put::Nobody => false,
         }
+    }
+
+    // Sends a connection manager's message between processes of this address through a local socket, so that the kernel can vouch for
+    // the sender's user. `false` if the frame is none. Such a message that arrives over the network is forged.
+    #[cold]
+    fn hand_over(&self, frame: &Frame<'_, C::Header>, traffic_class: u8, from: SocketAddr) -> bool {
+        let (mut room, length) = ([0; LONGEST_HEAD], frame.payload.len());
+        let head = self.codec.encode_record(&frame.header, length, &mut room);
+        let head = head.map(|headers| &room[..headers]);
+        if head.is_none_or(|head| QpnRange::of_datagram(head) != QpnRange::COMMON) {
+            return false;
+        }
+        let to = self.lease.address();
+        let Some(datagram) = datagram(&self.codec, frame, &envelope(from, to, 0)) else {
+            return false;
+        };
+        let arrival = Arrival {
+            from,
+            to,
+            traffic_class,
+            segment: 0,
+        };
+        let own = self.lease.range();
+        let handed = match self.codec.common(&datagram) {
+            Common::Anybody => return false,
+            Common::Range(range) => self.lease.hand_to_range(range, &arrival, &datagram),
+            Common::Service(service) => {
+                match self.lease.hand_to_service(service, &arrival, &datagram) {
+                    // No process serves it: the own connection manager refuses the request.
+                    Err(HandError::Nobody) => self.lease.hand_to_range(own, &arrival, &datagram),
+                    handed => handed,
+                }
+            }
+        };
+        if let Some(tap) = &self.tap {
+            tap.datagram(Way::Out, &envelope(from, to, 0), traffic_class, &datagram);
+        }
+        self.note_handed(&handed);
+        true
     }
 
     fn transmit(&self, flow: usize) {
@@ -522,6 +567,12 @@ impl<C: DatagramCodec> UdpLink<C> {
             };
         }
         match self.codec.common(datagram) {
+            Common::Range(_) | Common::Service(_)
+                if arrival.from.ip() == self.lease.address().ip() =>
+            {
+                // Processes of this address send such messages through local sockets.
+                return count(&self.counters.forged);
+            }
             Common::Range(range) if range != self.lease.range() => {
                 return self.hand_on(range, &arrival, datagram);
             }
@@ -583,10 +634,10 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let (Some(to), Ok(from)) = (to, from) else {
             return count(&self.counters.formless);
         };
-        if let Some(memory) = self.lease.memory()
-            && group.is_none()
+        if group.is_none()
             && to == self.lease.address()
-            && self.put(memory, &frame, meta.traffic_class)
+            && (self.put(&frame, meta.traffic_class)
+                || self.hand_over(&frame, meta.traffic_class, from))
         {
             return;
         }

@@ -504,6 +504,50 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
 }
 
 #[test]
+fn cm_messages_from_the_own_address_come_by_local_sockets() {
+    let processes = Processes::at("127.0.3.93");
+    let ([one, other], sinks) = (&processes.links, &processes.sinks);
+    other.serve(5).unwrap();
+    let request = Header {
+        qpn: 1,
+        number: 7,
+        service: 5,
+    };
+    // Any user of the machine can send from the address, from another port.
+    let forger = std::net::UdpSocket::bind("127.0.3.93:0").unwrap();
+    let (from, to) = (forger.local_addr().unwrap(), other.lease().address());
+    let forged = Header {
+        number: 6,
+        ..request
+    };
+    let forged = frame_of(one, forged);
+    let forged = datagram(&Toy, &forged, &envelope(from, to, 0)).unwrap();
+    forger.send_to(&forged, to).unwrap();
+    until(|| [one, other].iter().any(|link| link.counts().forged == 1));
+
+    one.send(frame_of(other, request), NOW);
+    until(|| sinks[1].numbers() == [7]);
+    assert!(sinks[0].numbers().is_empty());
+    assert_eq!(one.counts().sent, 0);
+    // A process can address itself, and a service that no process serves.
+    other.send(frame_of(one, request), NOW);
+    let nobody = Header {
+        service: 6,
+        ..request
+    };
+    one.send(frame_of(one, nobody), NOW);
+    until(|| sinks.iter().map(|sink| sink.numbers().len()).sum::<usize>() == 3);
+    assert_eq!(sinks[0].numbers(), [7]);
+}
+
+fn frame_of(to: &Arc<UdpLink<Toy>>, header: Header) -> Frame<'static, Header> {
+    Frame {
+        header,
+        ..frame(to, to, 0, b"request")
+    }
+}
+
+#[test]
 fn many_requests_wait_for_a_process_that_reads_none_and_hold_up_nobody() {
     let [one, other] = [(); 2].map(|()| link("127.0.3.165", 47_081));
     let from = link("127.0.3.166", 47_081);
