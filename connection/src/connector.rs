@@ -976,6 +976,13 @@ impl Incoming {
         self.peer.from
     }
 
+    /// Whether the device admits the user of the requesting process at its address. Meaningful only if [`from`](Self::from) is the
+    /// device's own address: over TCP any user of the machine can connect from that address.
+    pub fn is_admitted(&self) -> bool {
+        let side = self.side.as_ref();
+        side.is_some_and(|side| side.token().is_ok_and(|token| side.backend.admits(token)))
+    }
+
     /// The peer's queue pair.
     pub const fn remote_qpn(&self) -> Qpn {
         self.peer.endpoint.qp_num

@@ -15,6 +15,7 @@ pub use polyverbs_io::emulated::{
     ADDRESS_VARIABLE, EmulatedError, EmulatedKind, EmulatedOptions, Tap, kind, kinds,
 };
 pub use polyverbs_io::fork::Unshared;
+pub use polyverbs_io::{Name, Presence, Witness};
 pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
 
 /// The UDP port of RoCEv2.

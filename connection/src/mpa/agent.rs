@@ -584,6 +584,13 @@ impl Backend for Agent {
         Ok(())
     }
 
+    fn admits(&self, token: Token) -> bool {
+        let stream = self.find(token).and_then(|end| end.lock().stream);
+        let port = self.port.upgrade();
+        port.zip(stream)
+            .is_some_and(|(port, stream)| port.admits(stream))
+    }
+
     fn complete(&self, token: Token) {
         if let Some(end) = self.find(token) {
             let mut state = end.lock();

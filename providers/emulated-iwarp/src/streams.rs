@@ -20,7 +20,7 @@ use polyverbs_engine::pin::pin;
 use polyverbs_engine::time::Time;
 use polyverbs_io::{
     Announcement, Attachment, Received, Source, StreamError, TcpLink, TcpLinkOptions, TcpListener,
-    TcpSocket, TcpTap, Way,
+    TcpSocket, TcpTap, Way, most_descriptors,
 };
 use polyverbs_wire::iwarp::Framing;
 use verbs_api::ids::{LinkAddress, Qpn};
@@ -54,7 +54,8 @@ pub struct WireOptions {
     pub speaks_first: bool,
     /// Most bytes of a DDP segment, where the path carries more.
     pub max_segment: usize,
-    /// Streams that no queue pair has yet: one more takes the place of one that has said too little for too long.
+    /// The most streams that wait for a queue pair. The default is 4,096, or half of the process's descriptors if that is less. One more
+    /// stream replaces one whose peer has been silent for longest.
     pub max_early: usize,
     /// Is told of what passes through the sockets.
     pub tap: Option<Arc<dyn TcpTap>>,
@@ -70,7 +71,7 @@ impl WireOptions {
             markers: false,
             speaks_first: false,
             max_segment: u16::MAX.into(),
-            max_early: 4096,
+            max_early: MOST_EARLY.min(most_descriptors() / 2),
             tap: None,
         }
     }
@@ -242,9 +243,15 @@ impl Streams {
                 Ok(Some(accepted)) => accepted,
                 Ok(None) => return,
                 Err(_) => {
+                    // Most likely the process has no descriptor left.
                     let listener = Arc::clone(&listening.listener);
+                    let silent = state.silent.longest();
                     drop(state);
-                    return self.pause(token, &listener);
+                    match silent {
+                        Some(silent) => self.end(silent, StreamEnd::Reset),
+                        None => return self.pause(token, &listener),
+                    }
+                    continue;
                 }
             };
             // Connections that stay silent must not keep others out.
@@ -267,7 +274,7 @@ impl Streams {
         }
     }
 
-    // Most likely the process has no descriptor left: connections wait, and the listener is not polled in a loop meanwhile.
+    // Connections wait, and the listener is not polled in a loop meanwhile.
     fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
         let watch = Arc::clone(self.link.reactor());
         let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
@@ -640,6 +647,12 @@ impl StreamPort for Streams {
         Ok(Qpn::new(number))
     }
 
+    fn admits(&self, stream: Qpn) -> bool {
+        let state = self.lock();
+        let early = state.early.get(&stream.value());
+        early.is_some_and(|early| self.link.admits(&early.socket))
+    }
+
     fn send(&self, stream: Qpn, bytes: &[u8]) {
         let mut state = self.lock();
         if let Some(early) = state.early.get_mut(&stream.value()) {
@@ -753,6 +766,8 @@ fn end_of(error: &StreamError) -> StreamEnd {
     }
 }
 
+/// Streams that no queue pair has yet.
+const MOST_EARLY: usize = 4096;
 /// When an indication that a side is ready is repeated.
 const RTR_REPEAT: Duration = Duration::from_millis(50);
 /// Tokens of listeners: above those of streams.

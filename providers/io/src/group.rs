@@ -41,7 +41,7 @@ mod range;
 
 pub use handed::HandError;
 pub use holder::Holder;
-pub use local::Admission;
+pub use local::{Admission, Name, Presence, Witness};
 pub use range::{QpnRange, RANGES};
 
 /// What a process joins a port with.
@@ -294,6 +294,11 @@ impl Lease {
             lock(&self.connections).retain(|_, connection| !connection.has_gone());
         }
         Ok(())
+    }
+
+    /// Whether a user is let in.
+    pub(crate) fn admits(&self, user: u32) -> bool {
+        self.group.options.admission.admits(user)
     }
 
     /// How many connections of users who are not let in were refused, at this address so far.
@@ -634,7 +639,7 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 const _: () = assert!(RANGES + 1 == DESCRIPTORS);
 
 /// Of the messages between processes.
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

@@ -60,12 +60,18 @@ pub use codec::{
     Arrival, Common, DatagramCodec, Envelope, Found, Leaving, Opened, StreamCodec, StreamEvent,
     TxMeta,
 };
-pub use group::{Admission, GroupOptions, HandError, Holder, JoinError, Lease, QpnRange, Service};
+pub use group::{
+    Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, QpnRange,
+    Service, Witness,
+};
 pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};
 // What the interfaces of this crate are made of.
-pub use sockets::{Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, source_of};
+pub use sockets::{
+    Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, most_descriptors,
+    source_of,
+};
 pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;

@@ -5,13 +5,23 @@ pub(crate) mod control;
 mod flows;
 pub(crate) mod interface;
 mod multicast;
+pub(crate) mod owner;
 pub(crate) mod receive;
 pub(crate) mod sys;
 pub(crate) mod tcp;
 pub(crate) mod udp;
+
+use rustix::process::{Resource, getrlimit};
 
 pub use flows::FlowSockets;
 pub use multicast::join_group;
 pub use receive::{Message, ReceiveBatch};
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};
+
+/// How many descriptors the process may have.
+pub fn most_descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok());
+    limit.unwrap_or(usize::MAX)
+}

@@ -114,6 +114,9 @@ pub trait StreamPort: Send + Sync + 'static {
     /// The connection cannot be started.
     fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
 
+    /// Whether the peer of a stream that was accepted is a process of a user that the device lets in at its address.
+    fn admits(&self, stream: Qpn) -> bool;
+
     /// Sends octets on a stream that has not been agreed on yet.
     fn send(&self, stream: Qpn, octets: &[u8]);
 

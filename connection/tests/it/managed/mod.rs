@@ -291,6 +291,10 @@ impl StreamPort for Streams {
         self.inner.connect(to, Arc::new(Stream { sink, gate }))
     }
 
+    fn admits(&self, stream: Qpn) -> bool {
+        self.inner.admits(stream)
+    }
+
     fn send(&self, stream: Qpn, bytes: &[u8]) {
         let (port, bytes) = (Arc::clone(&self.inner), bytes.to_vec());
         self.gate.send(move || port.send(stream, &bytes));

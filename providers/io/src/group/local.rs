@@ -27,6 +27,10 @@ use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
 use crate::{count, lock};
 
+mod presence;
+
+pub use presence::{Name, Presence, Witness};
+
 /// Whose messages are read, and who is sent any: the own user, root, and the users that are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
@@ -35,7 +39,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    pub(super) fn admits(&self, user: u32) -> bool {
+    pub(crate) fn admits(&self, user: u32) -> bool {
         let own = rustix::process::geteuid().as_raw();
         user == own || user == 0 || self.users.contains(&user)
     }
@@ -138,6 +142,16 @@ fn connected(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+fn listening(name: &str) -> io::Result<OwnedFd> {
+    let listener = unconnected()?;
+    bind(
+        &listener,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
 fn unconnected() -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(socket_with(
@@ -171,12 +185,7 @@ impl Inbox {
     /// # Errors
     /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
-        let listener = unconnected()?;
-        bind(
-            &listener,
-            &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-        )?;
-        listen(&listener, BACKLOG)?;
+        let listener = listening(name)?;
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         let accepted = Accepted {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use crate::shm::{Connection, LONGEST_HEAD, LOOKS_FOR_ALL};
 use crate::sockets::TcpSocket;
-use crate::{GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
+use crate::sockets::owner::owner;
+use crate::{Admission, GroupOptions, Lease, Put, QpnRange, Record, RecordMeta, ShmPort};
 use verbs_api::memory::Span;
 
 use super::*;
@@ -104,6 +105,16 @@ impl<C: StreamCodec> TcpLink<C> {
 
     pub(super) fn memory(&self) -> Option<&ShmPort> {
         self.lease.as_ref()?.memory()
+    }
+
+    /// Whether the other end of a connection is that of a user who is let in at this address, and on this machine.
+    pub fn admits(&self, socket: &TcpSocket) -> bool {
+        let ends = socket.peer().and_then(|peer| Ok((peer, socket.local()?)));
+        let user = ends.and_then(|(peer, own)| owner(peer, own));
+        user.is_ok_and(|user| match &self.lease {
+            Some(lease) => lease.admits(user),
+            None => Admission::default().admits(user),
+        })
     }
 
     /// Says that the frames of a connection may go by memory. To be called before its first byte is sent, and to be given to

@@ -242,6 +242,13 @@ pub trait Backend: Send + Sync + 'static {
     /// The requester has given up.
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError>;
 
+    /// Whether the device admits the user of the requesting process at its address. Called only for requests whose source is the device's
+    /// own address. By default `true`: for transports where no other user can send such a request.
+    fn admits(&self, token: Token) -> bool {
+        let _ = token;
+        true
+    }
+
     /// How the queue pair of this end is brought up: before it accepts, or after the peer has accepted and before it completes.
     /// `planned` follows from the program's options and the peer's offer; a backend that knows more (path, service level,
     /// partition, numbers or timeouts) changes it.

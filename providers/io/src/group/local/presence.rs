@@ -1,0 +1,120 @@
+//! Names that one process holds, and how others notice that the holder has ended.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{Errno, write};
+use rustix::net::{Shutdown, shutdown};
+use verbs_api::provider::start_thread;
+
+use super::{Admission, Connection, Inbox, listening};
+use crate::fork::Unshared;
+
+/// A name that no other process can take while this value exists. Connections to it are not accepted.
+#[derive(Debug)]
+pub struct Name {
+    _listener: Unshared,
+}
+
+impl Name {
+    /// Takes a name.
+    ///
+    /// # Errors
+    /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    pub fn take(name: &str) -> io::Result<Self> {
+        Ok(Self {
+            _listener: Unshared::new(listening(name)?),
+        })
+    }
+
+    /// Whether a process of the own user or of root holds a name. Also true if its backlog is full, so that the user cannot be determined.
+    pub fn is_taken(name: &str) -> bool {
+        match Connection::to(name, &Admission::default()) {
+            Ok(_) => true,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+/// Holds a name, to which [witnesses](Witness) connect, until it is dropped or the process ends. Its thread closes connections of other
+/// users, so that they cannot fill the backlog.
+#[derive(Debug)]
+pub struct Presence {
+    stop: Arc<Unshared>,
+}
+
+impl Presence {
+    /// Under this name.
+    ///
+    /// # Errors
+    /// Another has the name, or there is no descriptor or no thread left.
+    pub fn named(name: &str) -> io::Result<Self> {
+        let inbox = Inbox::named(name)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(Unshared::new(stop));
+        let stopped = Arc::clone(&stop);
+        start_thread("presence", move || attend(&inbox, &stopped))?;
+        Ok(Self { stop })
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        // The write cannot fail: the counter of the eventfd is 0.
+        let _ = write(&*self.stop, &1_u64.to_ne_bytes());
+    }
+}
+
+fn attend(inbox: &Inbox, stop: &Unshared) {
+    let (admission, strangers) = (Admission::default(), AtomicU64::new(0));
+    loop {
+        let mut both = [inbox.as_fd(), stop.as_fd()]
+            .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
+        match poll(&mut both, None) {
+            Ok(_) if both[1].revents().is_empty() => {}
+            Err(Errno::INTR) => continue,
+            _ => return,
+        }
+        // Witnesses send nothing; `attend` accepts them and closes those of other users.
+        if inbox
+            .attend(&admission, &strangers, &mut |_, _| {})
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// A connection to a [`Presence`], which ends with its holder.
+#[derive(Debug)]
+pub struct Witness(Connection);
+
+impl Witness {
+    /// Connects to the holder of a name.
+    ///
+    /// # Errors
+    /// No process holds the name, its holder is of another user, or its backlog is full.
+    pub fn of(name: &str) -> io::Result<Self> {
+        Connection::to(name, &Admission::default()).map(Self)
+    }
+
+    /// Returns when the holder has ended, or when [`release`](Self::release) is called.
+    pub fn wait(&self) {
+        let forever = Duration::from_secs(u64::from(u32::MAX));
+        while !self.0.has_gone() {
+            if Connection::wait(std::slice::from_ref(&self.0), forever).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends the wait of another thread.
+    pub fn release(&self) {
+        // An error means that the connection has ended already.
+        let _ = shutdown(&self.0.0, Shutdown::Both);
+    }
+}
