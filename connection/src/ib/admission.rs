@@ -2,9 +2,12 @@
 //!
 //! The address of a request may be forged, so a connection that a peer asked for is *unproven* until a message shows that what
 //! was sent to its address arrived: one that names the communication ID of this side. Each source has a quota. Where there is
-//! no room the oldest unproven connection is given up. Connections that the program asks for do not count.
+//! no room the oldest unproven connection is given up. Connections that the program asks for do not count. While requests from an
+//! address are unproven, a REQ of the program to that address is limited as a REP is, because a forged request may be the reason
+//! why the program connects.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use verbs_api::ids::LinkAddress;
 
@@ -30,6 +33,8 @@ enum Share {
     All,
     /// Those of one source.
     Source(LinkAddress),
+    /// Those of one source that are unproven.
+    Unproven(LinkAddress),
     /// Unanswered requests of a listener.
     Listener(ListenerId),
     /// Those of one source.
@@ -118,6 +123,7 @@ impl Manager {
         admission.unanswered.insert((listener, arrival));
         admission.add(Share::All);
         admission.add(Share::Source(from));
+        admission.add(Share::Unproven(from));
         admission.add(Share::Listener(listener));
         admission.add(Share::ListenerSource(listener, from));
     }
@@ -138,10 +144,19 @@ impl Manager {
     }
 
     /// The connection does not exist any more.
-    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress) {
+    pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
         self.admission.replaceable.remove(&arrival);
         self.admission.subtract(Share::All);
         self.admission.subtract(Share::Source(from));
+        if !is_proven {
+            self.admission.subtract(Share::Unproven(from));
+        }
+    }
+
+    /// How many messages a request of the program may send to an address before that proves itself; `None` for any number.
+    pub(super) fn allowance_to(&self, address: LinkAddress) -> Option<u32> {
+        let is_suspect = self.admission.count(Share::Unproven(address)) > 0;
+        is_suspect.then_some(ALLOWANCE)
     }
 
     /// The peer's address is not forged.
@@ -149,11 +164,18 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        if connection.allowance.take().is_some()
-            && connection.state != State::TimeWait
-            && let Some(arrival) = connection.arrival
-        {
-            self.admission.replaceable.remove(&arrival);
+        let (from, is_over) = (connection.path.address, connection.state == State::TimeWait);
+        if connection.allowance.take().is_none() {
+            return;
+        }
+        // A proven peer may answer as late as the general limit allows.
+        let rest = self.options.patience.saturating_sub(UNPROVEN);
+        connection.patient_until = connection.patient_until.after(rest);
+        if let Some(arrival) = connection.arrival {
+            self.admission.subtract(Share::Unproven(from));
+            if !is_over {
+                self.admission.replaceable.remove(&arrival);
+            }
         }
     }
 
@@ -164,6 +186,8 @@ impl Manager {
     }
 }
 
+/// How long an answer is waited for from an address that has not proven itself, whatever it asks for.
+pub(super) const UNPROVEN: Duration = Duration::from_secs(10);
 /// Messages that may be sent to an unproven address for each that came from there (RFC 9000 section 8.1). All are of one length.
 pub(super) const ALLOWANCE: u32 = 3;
 /// Sources that share all room there is: a source may take no more than this part of it.

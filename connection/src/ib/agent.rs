@@ -18,7 +18,7 @@ use verbs_api::provider::random;
 use verbs_api::qp::{Half, QpType};
 use verbs_api::{
     QpEndpoint, VerbError,
-    ids::{LinkAddress, Psn, Qpn},
+    ids::{Gid, LinkAddress, Psn, Qpn},
 };
 
 use super::types::{
@@ -305,7 +305,7 @@ impl State {
             .listeners
             .get(&listener)
             .map(|listening| &listening.sink);
-        let said = private::addresses(service_id, private_data);
+        let said = addresses_of(from, service_id, private_data);
         let (Some(ListenerSink::Datagrams(sink)), Some(said)) = (sink, said) else {
             // It cannot fail: the question has just arrived.
             let _ = self
@@ -342,7 +342,14 @@ impl State {
         now: Time,
     ) -> Option<Notice> {
         let listening = self.listeners.get(&listener);
-        let said = private::addresses(request.service_id, &request.private_data);
+        let Path {
+            address,
+            remote_gid,
+            ..
+        } = request.path;
+        let said = addresses_of(address, request.service_id, &request.private_data);
+        // The queue pair would send to the host that has this GID.
+        let said = said.filter(|said| remote_gid == Gid::from(said.source.ip()));
         let sink = listening.map(|listening| listening.sink.clone());
         let (Some(ListenerSink::Connections(sink)), Some(said)) = (sink, said) else {
             let rejection = Rejection {
@@ -726,6 +733,17 @@ impl ManagementSink for Agent {
             state.manager.handle_timeout(now);
         });
     }
+}
+
+/// The addresses in the RDMA connection manager's header. `None` if the header is missing, or if its source differs from the source of
+/// the datagram: programs trust a peer by its address, so a peer must not be able to choose that address.
+fn addresses_of(
+    from: LinkAddress,
+    service_id: u64,
+    private_data: &[u8],
+) -> Option<private::Addressed<'_>> {
+    let said = private::addresses(service_id, private_data)?;
+    (LinkAddress::Ip(said.source.ip()) == from).then_some(said)
 }
 
 const fn qp_type(transport: Transport) -> QpType {

@@ -11,7 +11,7 @@ use rand::{RngCore, SeedableRng};
 use verbs_api::ids::LinkAddress;
 use verbs_api::qp::{QpAttributes, QpState};
 
-use super::admission::Admission;
+use super::admission::{Admission, UNPROVEN};
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
 use super::liveness::Liveness;
@@ -284,10 +284,14 @@ impl Manager {
 
     /// Sends a message until it is answered.
     pub(super) fn send_until_answered(&mut self, now: Time, id: u32, message: Message) {
-        let until = now.after(self.options.patience);
+        let patience = self.options.patience;
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
+        let until = now.after(match connection.allowance {
+            Some(_) => patience.min(UNPROVEN),
+            None => patience,
+        });
         connection.retries_left = connection.max_cm_retries;
         connection.repeated = Some(Box::new(message));
         connection.patient_until = until;
@@ -376,7 +380,8 @@ impl Manager {
             return;
         };
         if let Some(arrival) = connection.arrival {
-            self.release(arrival, connection.path.address);
+            let is_proven = connection.allowance.is_none();
+            self.release(arrival, connection.path.address, is_proven);
         }
         let request = connection.peer_key(connection.remote_comm_id);
         remove_own(&mut self.by_request, request, id);

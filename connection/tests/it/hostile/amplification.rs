@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use polyverbs::emulated::{EmulatedOptions, OctetCapture, Tap, device_at};
-use polyverbs::{Context, QpOptions, Requirements, ids::Qpn};
+use polyverbs::{
+    Context, QpOptions, Requirements,
+    ids::{Gid, Qpn},
+};
 use polyverbs_connection::{ConnectError, ConnectionOptions};
 use polyverbs_dissect::CaptureFile;
 use polyverbs_wire::layout::{Header as _, Octets};
@@ -78,6 +81,7 @@ fn a_forged_request_draws_three_times_its_bytes_at_most() {
         qpn: 0x99,
         path_mtu: 3,
         max_cm_retries: 15,
+        primary_local_gid: Octets(Gid::from(forged).0),
         private_data: Octets::padded(&named).unwrap(),
         ..Req::default()
     });

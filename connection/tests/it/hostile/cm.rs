@@ -88,7 +88,17 @@ impl Lab {
         Self { port, agent }
     }
 
+    /// Delivers a message whose private data and GID, if it is a REQ, name the address that it comes from.
     fn hear(&self, from: IpAddr, message: impl Into<Message>) {
+        let mut message = message.into();
+        if let Message::Req(req) = &mut message {
+            req.primary_local_gid = Octets(Gid::from(from).0);
+            req.private_data = Octets::padded(&named(from)).unwrap();
+        }
+        self.hear_as_it_is(from, message);
+    }
+
+    fn hear_as_it_is(&self, from: IpAddr, message: impl Into<Message>) {
         let message = message.into();
         let datagram = mad::encode(&header_of(&message, 7), &message.to_data());
         self.port.sink.get().unwrap().datagram(from, &datagram);
@@ -195,8 +205,8 @@ fn offer() -> Offer {
 }
 
 /// What the RDMA connection manager puts in front.
-fn named() -> Vec<u8> {
-    let header = RdmaCm::new(peer(2), 9, OWN).unwrap();
+fn named(source: IpAddr) -> Vec<u8> {
+    let header = RdmaCm::new(source, 9, OWN).unwrap();
     header.to_view().0.to_vec()
 }
 
@@ -212,7 +222,6 @@ fn req(number: u32) -> Req {
         remote_response_timeout: 31,
         max_cm_retries: 15,
         primary_ack_timeout: 31,
-        private_data: Octets::padded(&named()).unwrap(),
         ..Req::default()
     }
 }
@@ -379,6 +388,49 @@ fn a_proven_peer_chooses_neither_more_repeats_than_seven_nor_shorter_pauses_than
     assert_eq!(repeats, 7);
 }
 
+// covers 7.10 7.52
+#[test]
+fn a_request_that_names_another_address_is_refused() {
+    let named = |source: IpAddr, gid: IpAddr| Req {
+        primary_local_gid: Octets(Gid::from(gid).0),
+        private_data: Octets::padded(&named(source)).unwrap(),
+        ..req(5)
+    };
+    let lab = Lab::new();
+    let heard = lab.listen();
+    for forged in [
+        named(peer(3), peer(2)),
+        named(peer(2), peer(3)),
+        named(peer(3), peer(3)),
+        named(OWN, OWN),
+    ] {
+        lab.hear_as_it_is(peer(2), forged);
+        let [(to, Message::Rej(rej))] = lab.sent()[..] else {
+            panic!("it is refused");
+        };
+        assert_eq!((to, rej.reason), (peer(2), reason::UNSUPPORTED));
+    }
+    assert!(heard.asked.lock().unwrap().is_empty());
+    lab.hear_as_it_is(peer(2), named(peer(2), peer(2)));
+    assert_eq!(heard.asked.lock().unwrap().len(), 1);
+}
+
+// covers 7.13 7.47
+#[test]
+fn a_req_to_an_unproven_address_is_sent_twice_at_most() {
+    let lab = Lab::new();
+    let _heard = lab.listen();
+    lab.hear(peer(2), req(5));
+    let (recorder, _) = lab.connect(peer(2));
+    let mut sent = 1;
+    while recorder.0.lock().unwrap().is_empty() {
+        lab.pass(Duration::from_millis(100));
+        sent += lab.sent().len();
+    }
+    assert_eq!(sent, 3);
+    assert_eq!(recorder.events(), [CmEvent::TimedOut]);
+}
+
 /// Accepts what is asked for.
 fn accept(lab: &Lab, token: Token) -> Arc<Recorder> {
     let recorder = Arc::new(Recorder::default());
@@ -490,7 +542,7 @@ fn sidr_requests_to_a_connection_listener_are_refused_and_use_no_backlog() {
             SidrReq {
                 request_id: number,
                 service_id: service,
-                private_data: Octets::padded(&named()).unwrap(),
+                private_data: Octets::padded(&named(peer(2))).unwrap(),
                 ..SidrReq::default()
             },
         );

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use polyverbs::{Context, Cq, Pd, Qp, QpOptions};
+use polyverbs::{Context, Cq, Pd, Qp, QpOptions, ids::Gid};
 use polyverbs_connection::{ConnectionOptions, Connector};
 use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad;
@@ -29,6 +29,7 @@ fn request(from: IpAddr, to: IpAddr, port: u16, number: u32) -> [u8; mad::MAD_LE
         qpn: 2 + number,
         path_mtu: 3,
         max_cm_retries: 15,
+        primary_local_gid: Octets(Gid::from(from).0),
         private_data: Octets::padded(&named).unwrap(),
         ..Req::default()
     });
