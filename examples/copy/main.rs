@@ -80,17 +80,21 @@ fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
     let context = store.device.open(&requirements())?;
     let listener = Connector::of(&context)?.listen(at, 0)?;
     let peers = Peers::new(16, Duration::from_secs(30));
-    peers.serve(&listener, u64::MAX, |incoming, peer| {
-        match store.take(incoming, peer, |_| ()) {
+    // A failure does not end the others.
+    let fail = |error| eprintln!("copy: {error}");
+    peers.serve(
+        &listener,
+        u64::MAX,
+        |incoming| store.accept(incoming).map_err(fail).ok(),
+        |server, connection, peer| match store.take(server, &connection, peer, |_| ()) {
             Ok(Stored { path, copied }) => {
                 let digest = hexadecimal(&copied.server_digest);
                 let path = printable(path.display());
                 println!("{path}: {} octets, {digest}", copied.bytes);
             }
-            // It does not end the others.
-            Err(error) => eprintln!("copy: {error}"),
-        }
-    })
+            Err(error) => fail(error),
+        },
+    )
 }
 
 fn put(file: &str, to: &str, device: &str) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::qp::{QpAttributes, QpState};
-use polyverbs::{Completion, ConnectOptions, Device};
+use polyverbs::{Completion, ConnectOptions, Device, Started};
 
 use super::files::{Part, Room, UNFINISHED};
 use super::peers::{BUSY, Peer};
@@ -83,6 +83,12 @@ pub(crate) struct Store {
     pub(crate) room: Room,
 }
 
+/// The server's side of a connection.
+pub(crate) struct Server(Side);
+
+/// A connection that the other side has not completed yet.
+pub(crate) type Accepting = Started<Connection, ConnectError>;
+
 /// A file that has been stored.
 pub(crate) struct Stored {
     pub(crate) path: PathBuf,
@@ -90,21 +96,27 @@ pub(crate) struct Stored {
 }
 
 impl Store {
-    /// Takes one file from whoever asks. One that does not arrive whole, or cannot be stored, is not there afterwards, and the
+    /// Begins to accept a client's request.
+    pub(crate) fn accept(&self, incoming: Incoming) -> Result<(Server, Accepting)> {
+        let depth = self.options.depth;
+        let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
+        side.prepare()?;
+        let options = ConnectionOptions::new().qp(open_to_reads());
+        let accepting = incoming.accept(&side.context, &side.qp, options);
+        Ok((Server(side), accepting))
+    }
+
+    /// Takes one file over a connection. One that does not arrive whole, or cannot be stored, is not there afterwards, and the
     /// other side is told why.
     pub(crate) fn take(
         &self,
-        incoming: Incoming,
+        Server(mut server): Server,
+        connection: &Connection,
         peer: &Arc<Peer>,
         progress: impl Fn(u64),
     ) -> Result<Stored> {
-        let depth = self.options.depth;
-        let mut server = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
         server.peer = Some(Arc::clone(peer));
-        server.prepare()?;
-        let connection = server.accept(incoming, peer)?;
-        peer.steps();
-        server.watch(&connection);
+        server.watch(connection);
         let stored = self.store(&server, peer, progress);
         if let Err(error) = &stored {
             // Of the reason alone: where the folder is does not concern the other side.
@@ -218,18 +230,6 @@ impl Side {
             };
             let what = to.to_string();
             return Err(Failed { what, cause }.into());
-        }
-    }
-
-    fn accept(&self, incoming: Incoming, peer: &Peer) -> Result<Connection> {
-        let options = ConnectionOptions::new().qp(open_to_reads());
-        let mut accepted = incoming.accept(&self.context, &self.qp, options);
-        loop {
-            if let Some(connection) = accepted.wait_for(PAUSE)? {
-                return Ok(connection);
-            }
-            check_interrupted()?;
-            peer.check()?;
         }
     }
 

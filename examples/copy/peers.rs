@@ -2,14 +2,19 @@
 //!
 //! Each peer has a thread, and their number is limited. While no place is free, a peer that does nothing gives way to the next one;
 //! otherwise it is let go after a longer time. No address has more than half of the places, so that none can have them all.
+//!
+//! The source address of a request can be forged. So a request takes a queue pair and no place; its peer gets a place when it completes
+//! the connection, which proves its address.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polyverbs::connection::{ConnectError, Incoming, Listener};
+use polyverbs::Started;
+use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
 
 use super::{INTERRUPTED, PAUSE, Result};
 
@@ -20,6 +25,23 @@ const GIVES_WAY: Duration = Duration::from_secs(1);
 const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
 /// What a peer has to move before that counts as something.
 pub(crate) const LEAST: u64 = 64 << 10;
+
+/// Accepted requests whose peers have not completed the connection. One more replaces the oldest.
+const UNPROVEN: usize = 64;
+
+/// What becomes of requests.
+enum News {
+    Asked(std::result::Result<Incoming, ConnectError>),
+    /// Of the one with this number.
+    Completed(u64, std::result::Result<Connection, ConnectError>),
+}
+
+/// A request that has been accepted: its side of the connection.
+struct Accepted<S> {
+    number: u64,
+    from: Option<IpAddr>,
+    side: S,
+}
 
 /// How many peers are served at one time.
 pub(crate) struct Peers {
@@ -38,56 +60,96 @@ impl Peers {
         }
     }
 
-    /// Serves `count` peers, each by `work` in a thread of its own, or until the program is interrupted.
-    pub(crate) fn serve(
+    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it. Who completes
+    /// the connection then gets a place as soon as there is one, and `work` serves it in a thread of its own.
+    pub(crate) fn serve<S: Send>(
         &self,
         listener: &Listener,
         count: u64,
-        work: impl Fn(Incoming, &Arc<Peer>) + Sync,
+        accept: impl Fn(Incoming) -> Option<(S, Started<Connection, ConnectError>)>,
+        work: impl Fn(S, Connection, &Arc<Peer>) + Sync,
     ) -> Result<()> {
+        let (tell, told) = mpsc::channel();
+        let await_next = || {
+            let tell = tell.clone();
+            listener
+                .next()
+                .on_done(move |next| _ = tell.send(News::Asked(next)));
+        };
+        await_next();
+        let (mut unproven, mut waiting) = (VecDeque::new(), VecDeque::new());
+        let (mut numbered, mut served) = (0, 0);
         thread::scope(|scope| {
-            let mut served = 0;
-            while served < count
-                && let Some(incoming) = next(listener)?
-            {
-                let place = match self.admit(incoming.from().map(|from| from.ip())) {
-                    Ok(place) => place,
-                    Err(reason) => {
-                        refuse(incoming, reason);
-                        continue;
+            while served < count && !INTERRUPTED.load(Ordering::Relaxed) {
+                match told.recv_timeout(PAUSE) {
+                    Ok(News::Asked(incoming)) => {
+                        await_next();
+                        let incoming = incoming?;
+                        let from = incoming.from().map(|from| from.ip());
+                        if self.is_full(from) {
+                            refuse(incoming, BUSY);
+                        } else if let Some((side, completed)) = accept(incoming) {
+                            numbered += 1;
+                            let (number, tell) = (numbered, tell.clone());
+                            if unproven.len() >= UNPROVEN {
+                                unproven.pop_front();
+                            }
+                            unproven.push_back(Accepted { number, from, side });
+                            completed.on_done(move |done| {
+                                _ = tell.send(News::Completed(number, done));
+                            });
+                        }
                     }
-                };
-                // Handed over when there is a thread, so that it can be refused if there is none.
-                let (hand, taken) = mpsc::channel::<Incoming>();
-                let work = &work;
-                let thread = thread::Builder::new().spawn_scoped(scope, move || {
-                    if let Ok(incoming) = taken.recv() {
-                        work(incoming, &place.peer);
+                    Ok(News::Completed(number, done)) => {
+                        let place = unproven.iter().position(|one| one.number == number);
+                        let accepted = place.and_then(|place| unproven.remove(place));
+                        waiting.extend(accepted.zip(done.ok()));
                     }
-                });
-                match thread {
-                    Ok(_) => {
-                        served += 1;
-                        // The thread waits for it.
-                        let _ = hand.send(incoming);
+                    Err(_) => {}
+                }
+                let next = |(one, _): &(Accepted<S>, _)| Some((self.admit(one.from)?, one.number));
+                while served < count
+                    && let Some((place, number)) = waiting.iter().find_map(next)
+                {
+                    // The connection moves to the thread only once the thread runs; if no thread can be had, the next turn tries again.
+                    let (hand, taken) = mpsc::channel::<(Accepted<S>, Connection)>();
+                    let work = &work;
+                    let thread = thread::Builder::new().spawn_scoped(scope, move || {
+                        if let Ok((accepted, connection)) = taken.recv() {
+                            work(accepted.side, connection, &place.peer);
+                        }
+                    });
+                    if thread.is_err() {
+                        break;
                     }
-                    Err(_) => refuse(incoming, BUSY),
+                    served += 1;
+                    let index = waiting.iter().position(|(one, _)| one.number == number);
+                    // The thread waits for the connection.
+                    let _ = index
+                        .and_then(|index| waiting.remove(index))
+                        .map(|one| hand.send(one));
                 }
             }
             Ok(())
         })
     }
 
-    fn admit(&self, from: Option<IpAddr>) -> std::result::Result<Place<'_>, &'static str> {
-        let mut served = locked(&self.served);
+    /// Whether there is no place for an address. Then a peer that does nothing has to give way.
+    fn is_full(&self, from: Option<IpAddr>) -> bool {
+        let served = locked(&self.served);
         let of_address = served.iter().filter(|peer| peer.from == from).count();
         let is_much = of_address >= self.most.div_ceil(2);
-        if is_much || served.len() >= self.most {
-            let others = served.iter().filter(|peer| !is_much || peer.from == from);
-            if let Some(idle) = others.max_by_key(|peer| peer.idle()) {
-                idle.give_way();
-            }
-            return Err(BUSY);
+        let is_full = is_much || served.len() >= self.most;
+        let others = served.iter().filter(|peer| !is_much || peer.from == from);
+        if is_full && let Some(idle) = others.max_by_key(|peer| peer.idle()) {
+            idle.give_way();
+        }
+        is_full
+    }
+
+    fn admit(&self, from: Option<IpAddr>) -> Option<Place<'_>> {
+        if self.is_full(from) {
+            return None;
         }
         let peer = Arc::new(Peer {
             from,
@@ -99,20 +161,9 @@ impl Peers {
                 gives_way: false,
             }),
         });
-        served.push(Arc::clone(&peer));
-        Ok(Place { peers: self, peer })
+        locked(&self.served).push(Arc::clone(&peer));
+        Some(Place { peers: self, peer })
     }
-}
-
-// The next request; none where the program is to end.
-fn next(listener: &Listener) -> std::result::Result<Option<Incoming>, ConnectError> {
-    let mut next = listener.next();
-    while !INTERRUPTED.load(Ordering::Relaxed) {
-        if let Some(incoming) = next.wait_for(PAUSE)? {
-            return Ok(Some(incoming));
-        }
-    }
-    Ok(None)
 }
 
 /// Refuses a request, and says why.

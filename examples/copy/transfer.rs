@@ -152,8 +152,14 @@ pub(crate) fn copy(
         hang_up(&server.qp);
     };
     let (sent, stored) = thread::scope(|scope| {
-        let sending =
-            scope.spawn(|| send_file(&client, &windows, &source, from, |_| ()).map_err(&fail));
+        let send = || send_file(&client, &windows, &source, from, |_| ()).map_err(&fail);
+        let sending = match thread::Builder::new().spawn_scoped(scope, send) {
+            Ok(sending) => sending,
+            Err(error) => {
+                fail(error.into());
+                return (Ok(Err(())), Err(()));
+            }
+        };
         let all = Room::new(u64::MAX);
         let mut share = all.share(u64::MAX);
         let stored = store_file(&server, &sinks, target.file(), to, &mut share, progress)
@@ -225,10 +231,24 @@ pub(crate) fn printable(text: impl fmt::Display) -> String {
     shown
 }
 
-/// Whether a terminal does something else with it than to show it, or shows what follows in another order.
+/// Whether a terminal does something else with it than to show it: it begins a line, shows what follows in another order, or shows
+/// nothing at all. Beside control characters these are the separators of lines and paragraphs and what Unicode calls *format*.
 pub(crate) fn is_command(letter: char) -> bool {
-    let reorders = matches!(letter, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    letter.is_control() || reorders
+    let is_format = matches!(
+        letter,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    letter.is_control() || is_format
 }
 
 fn open_source(from: &Path) -> Result<File> {

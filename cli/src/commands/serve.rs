@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use polyverbs::connection::{Connector, Incoming};
+use polyverbs::connection::Connector;
 use serde_json::json;
 
 use super::copy::{hexadecimal, parse_piece};
@@ -16,8 +16,7 @@ use crate::output::{
 };
 use crate::transfer::files::{Room, clean};
 use crate::transfer::network::{Store, Stored};
-use crate::transfer::peers::Peer;
-use crate::transfer::{CopyOptions, printable, requirements};
+use crate::transfer::{CopyOptions, Error, printable, requirements};
 
 /// Store the files that `polyverbs put` sends
 ///
@@ -109,8 +108,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .serve(
             &listener,
             arguments.files.unwrap_or(u64::MAX),
-            |incoming, peer| {
-                let is_stored = take(&store, incoming, peer, arguments.json);
+            |incoming| {
+                let accepted = store.accept(incoming);
+                let fail = |error| complain(&format!("no file can be taken: {error}"));
+                accepted.map_err(fail).ok()
+            },
+            |server, connection, peer| {
+                let stored = store.take(server, &connection, peer, |_| ());
+                let is_stored = report(&stored, arguments.json);
                 count_of(is_stored).fetch_add(1, Ordering::SeqCst);
             },
         )
@@ -122,16 +127,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 // A failure is reported at once, and does not end the others.
-fn take(store: &Store, incoming: Incoming, peer: &Arc<Peer>, is_json: bool) -> bool {
-    let stored = store.take(incoming, peer, |_| ());
-    let told = match &stored {
+fn report(stored: &Result<Stored, Error>, is_json: bool) -> bool {
+    let told = match stored {
         Ok(stored) => tell(stored, is_json),
         Err(error) => {
             complain(&format!("a file did not arrive: {error}"));
             Ok(())
         }
     };
-    told.is_ok() && stored.is_ok_and(|stored| stored.copied.is_intact())
+    told.is_ok()
+        && stored
+            .as_ref()
+            .is_ok_and(|stored| stored.copied.is_intact())
 }
 
 fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {

@@ -12,9 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use polyverbs::connection::{Connection, ConnectionOptions, Connector, Incoming};
+use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::{
-    Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements, wr,
+    Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements, Started,
+    wr,
 };
 use serde_json::json;
 
@@ -385,9 +386,14 @@ pub(super) fn listen(
     let served = peers.serve(
         &listener,
         connections.unwrap_or(u64::MAX),
-        |incoming, peer| {
+        |incoming| {
+            let accepted = accept(device, &memory, incoming);
+            let fail = |error| complain(&format!("no measurement is begun: {error}"));
+            accepted.map_err(fail).ok()
+        },
+        |measured, connection, peer| {
             taken.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = attend(device, &memory, incoming, peer) {
+            if let Err(error) = measured.attend(&connection, peer) {
                 complain(&format!("a measurement ended: {error}"));
             }
         },
@@ -427,12 +433,19 @@ impl Drop for Share<'_> {
     }
 }
 
-fn attend(
+/// This side of a measurement of another.
+struct Measured<'m> {
+    end: End,
+    test: Test,
+    size: u32,
+    _share: Share<'m>,
+}
+
+fn accept<'m>(
     device: &Device,
-    memory: &Memory,
+    memory: &'m Memory,
     incoming: Incoming,
-    peer: &Arc<Peer>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<(Measured<'m>, Started<Connection, ConnectError>)> {
     let Some((test, size)) = asked(incoming.private_data()) else {
         refuse(incoming, "that is no measurement of this version");
         anyhow::bail!("who asked did not say what to measure");
@@ -449,17 +462,23 @@ fn attend(
     let mut answer = MAGIC.to_vec();
     answer.extend(remote.to_bytes());
     let options = options().private_data(&answer);
-    let mut accepted = incoming.accept(&end.context, &end.side.qp, options);
-    let connection = loop {
-        if let Some(connection) = accepted.wait_for(LOOK)? {
-            break connection;
-        }
-        peer.check().map_err(anyhow::Error::from_boxed)?;
+    let accepting = incoming.accept(&end.context, &end.side.qp, options);
+    let measured = Measured {
+        end,
+        test,
+        size,
+        _share,
     };
-    end.watch(&connection);
-    let attended = answer_each(&end, test, size, peer);
-    end.side.hang_up();
-    attended
+    Ok((measured, accepting))
+}
+
+impl Measured<'_> {
+    fn attend(&self, connection: &Connection, peer: &Peer) -> anyhow::Result<()> {
+        self.end.watch(connection);
+        let attended = answer_each(&self.end, self.test, self.size, peer);
+        self.end.side.hang_up();
+        attended
+    }
 }
 
 // Until the other side ends the connection.
