@@ -5,10 +5,11 @@
 
 use std::process::exit;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, Builder};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::commands::network::flush_capture;
@@ -40,16 +41,27 @@ pub(crate) fn watch() -> anyhow::Result<()> {
         .into_iter()
         .for_each(|signal| signals.add(signal));
     signals.thread_block()?;
-    thread::spawn(move || {
+    // Both threads start now: when a signal comes, the system may have no room for another thread.
+    let (tell, told) = mpsc::channel();
+    let ending = Builder::new().name("ending".to_owned());
+    let ending = ending.spawn(move || {
+        if told.recv().is_ok() {
+            end();
+        }
+    });
+    let receiving = Builder::new().name("signals".to_owned());
+    let receiving = receiving.spawn(move || {
         while let Ok(signal) = signals.wait() {
             if SIGNAL.swap(signal as i32, Ordering::SeqCst) == 0 {
-                thread::spawn(end);
+                let _ = tell.send(());
             } else {
                 // A second signal ends the process at once.
                 exit(status());
             }
         }
     });
+    let started = ending.and(receiving);
+    started.context("no thread that receives signals: raise the limit of threads or memory")?;
     Ok(())
 }
 

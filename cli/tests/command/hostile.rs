@@ -507,12 +507,12 @@ impl Occupied {
     }
 }
 
-/// How many threads of a server serve peers: all without a name of their own, but the first and the one for signals.
+/// How many threads of a server serve peers: all without a name of their own, but the first.
 fn serving(process: &Child) -> usize {
     let threads = fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
     let names =
         threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok());
-    names.filter(|name| name == "polyverbs\n").count() - 2
+    names.filter(|name| name == "polyverbs\n").count() - 1
 }
 
 /// A number of the status of a process; of memory, in KiB.

@@ -5,9 +5,10 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
+use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use polyverbs_rds::{MAX_MESSAGE, RdsError, RdsSocket};
 use serde_json::json;
@@ -17,6 +18,10 @@ use super::super::perf::report::{quantiles, quantiles_to_json};
 use super::{Common, described, own, parse_message, peer};
 use crate::interrupt::{self, Ending};
 use crate::output::{BOLD, DIM, complain, count, format_bytes, nanoseconds, progress, rate, say};
+
+/// What a system says that has no room for another.
+const NO_THREAD: &str =
+    "no thread for a task: lower --tasks, or raise the limit of threads or memory";
 
 /// Exchange requests and replies between many sockets, and measure them
 ///
@@ -100,9 +105,9 @@ fn listen(arguments: &Arguments) -> anyhow::Result<()> {
     });
     let pattern = Pattern::new();
     thread::scope(|scope| {
-        let tasks =
-            (0..arguments.tasks).map(|_| scope.spawn(|| answer(&socket, &pattern, &answered)));
-        let tasks: Vec<_> = tasks.collect();
+        let task = || answer(&socket, &pattern, &answered);
+        let tasks = (0..arguments.tasks).map(|_| Builder::new().spawn_scoped(scope, task));
+        let tasks: Vec<_> = tasks.collect::<Result<_, _>>().context(NO_THREAD)?;
         tasks.into_iter().try_for_each(|task| joined(task.join()))
     })
 }
@@ -178,10 +183,13 @@ fn measure(arguments: &Arguments, to: &Host) -> anyhow::Result<()> {
             is_over.fetch_or(histogram.is_err(), Ordering::Relaxed);
             histogram
         };
-        let tasks: Vec<_> = sockets
-            .iter()
-            .map(|socket| scope.spawn(move || task(socket)))
-            .collect();
+        let mut tasks = Vec::new();
+        for socket in &sockets {
+            let started = Builder::new().spawn_scoped(scope, move || task(socket));
+            // The others would go on until their time is over.
+            is_over.fetch_or(started.is_err(), Ordering::Relaxed);
+            tasks.push(started.context(NO_THREAD)?);
+        }
         while !tasks.iter().all(thread::ScopedJoinHandle::is_finished) {
             bar.set_position(began.elapsed().as_secs());
             thread::sleep(Duration::from_millis(20));
