@@ -135,7 +135,7 @@ fn an_unwritable_runtime_folder_falls_back_to_the_temporary_one() {
     let refused = runs_in(Path::new("/proc"));
     assert!(!refused.status.success());
     let told = String::from_utf8(refused.stderr).unwrap();
-    assert!(told.contains("cannot make /proc/polyverbs-run"), "{told}");
+    assert!(told.contains("cannot make a folder in /proc"), "{told}");
 }
 
 #[test]

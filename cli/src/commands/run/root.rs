@@ -1,8 +1,7 @@
 //! The folder of one program that stands for `/sys` and `/dev`.
 //!
-//! Its name has the number of the process, which stays when the process becomes the program. The program removes the folder
-//! when it exits; the folders of killed programs are removed here.
-//! ends; what programs have left that were killed is taken away here.
+//! Its name contains the number of the process, which stays when the process executes the program, and random letters, so that other
+//! users cannot create it first. The program removes the folder when it exits; the folders of killed programs are removed here.
 
 use std::env;
 use std::fs;
@@ -26,10 +25,12 @@ pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
 fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<PathBuf> {
     let namespace = namespace();
     sweep(within, &namespace);
-    let root = within.join(format!("{NAME}.{namespace}.{}", std::process::id()));
-    let made = fill(&root, configuration);
-    made.with_context(|| format!("cannot make {}", root.display()))?;
-    Ok(root)
+    let name = format!("{NAME}.{namespace}.{}.", std::process::id());
+    let made = tempfile::Builder::new().prefix(&name).tempdir_in(within);
+    let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
+    let filled = fill(root.path(), configuration);
+    filled.with_context(|| format!("cannot fill {}", root.path().display()))?;
+    Ok(root.keep())
 }
 
 // Process numbers are unique in a namespace only.
@@ -53,7 +54,7 @@ fn sweep(within: &Path, namespace: &str) {
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.strip_prefix(&begin));
-        let process = process.and_then(|number| number.parse::<u32>().ok());
+        let process = process.and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
         if process.is_some_and(|process| !Path::new("/proc").join(process.to_string()).exists()) {
             let _ = fs::remove_dir_all(entry.path());
         }
@@ -61,10 +62,6 @@ fn sweep(within: &Path, namespace: &str) {
 }
 
 fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
-    match fs::remove_dir_all(root) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::create_dir(root)?,
-    }
     // The program may change its user.
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
     let (verbs, dev) = (
