@@ -24,9 +24,19 @@ fn is_ours(descriptor: c_int) -> bool {
     let descriptor = descriptor as u32;
     let word = DESCRIPTORS.get(descriptor as usize / 64);
     word.is_some_and(|word| word.load(Ordering::Relaxed) >> (descriptor % 64) & 1 != 0)
+        && is_there(descriptor as c_int)
 }
 
-/// Functions of the library: a thread is about to sleep, and does not any more.
+// A program can close a descriptor by a call that is not redirected. The kernel then reuses the number for another file.
+fn is_there(descriptor: c_int) -> bool {
+    let function = IS_OURS.load(Ordering::Acquire);
+    // SAFETY: the library's function of this name has this argument.
+    function.is_null() || unsafe { call!(function => fn(descriptor: c_int) -> c_int) } != 0
+}
+
+/// Functions of the library: one checks that a descriptor is still a socket; the other two report that a thread is about to sleep,
+/// and that it has woken.
+static IS_OURS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static SLEEPS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static IS_AWAKE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
@@ -66,7 +76,7 @@ macro_rules! table {
 table! {
     accept accept4 bind close close_range closefrom connect dup dup2 dup3 fcntl fcntl64 getpeername getsockname getsockopt ioctl
     listen read readv recv recvfrom recvmmsg recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown write
-    writev __read_chk __recv_chk __recvfrom_chk socket
+    writev __read_chk __recv_chk __recvfrom_chk socket fclose
     epoll_pwait epoll_pwait2 epoll_wait poll ppoll pselect select __poll_chk __ppoll_chk
 }
 
@@ -190,6 +200,15 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     }
 }
 
+/// `fclose`: closes the descriptor within the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
+    // SAFETY: the stream is open; one that has no descriptor gives -1.
+    let is_ours = is_ours(unsafe { libc::fileno(stream) });
+    // SAFETY: both functions have this argument.
+    unsafe { call!(function::fclose.find(is_ours) => fn(stream: *mut libc::FILE) -> c_int) }
+}
+
 /// `close_range`: any may be ours.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -231,6 +250,7 @@ fn load() -> bool {
     unsafe {
         call!(find(c"polyverbs_rds_start") => fn(descriptors: *const [AtomicU64; 1024]) -> ());
     }
+    IS_OURS.store(find(c"polyverbs_rds_is_ours"), Ordering::Release);
     SLEEPS.store(find(c"polyverbs_rds_sleeps"), Ordering::Release);
     IS_AWAKE.store(find(c"polyverbs_rds_is_awake"), Ordering::Release);
     for function in function::ALL {

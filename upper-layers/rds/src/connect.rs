@@ -12,9 +12,9 @@ use polyverbs::connection::{
 use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_rds_wire::{ConnectData, PORT, PORT_V6};
 
-use crate::node::{Link, Made, Node, NodeHost, State, post_receives};
+use crate::node::{Link, Made, Node, Purpose, post_receives};
 use crate::pool::Slot;
-use crate::protocol::{Answer, PathId, Process};
+use crate::protocol::{Answer, ArrivalId, PathId, Process};
 
 /// Requests for connections that wait to be answered.
 const BACKLOG: usize = 128;
@@ -59,53 +59,47 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
     let asked = ConnectData::parse(incoming.private_data(), node.at.is_ipv6());
     let from = incoming.from().map(|from| from.ip());
     let answer = match &asked {
-        Some(asked) if from == Some(node.at) => {
-            node.with(|state| numbered(state, |host| host.handle_request_of_process(asked)))
+        Some(asked) if from == Some(node.at) && incoming.is_admitted() => {
+            node.with(|state| state.host.handle_request_of_process(asked))
         }
         // What a peer says of its address has to be where it comes from.
         Some(asked) if from.is_none_or(|from| from == asked.source) => {
-            node.with(|state| numbered(state, |host| host.handle_request(asked)))
+            node.with(|state| state.host.handle_request(asked))
         }
-        _ => None,
+        _ => Answer::Refuse,
     };
     match (answer, asked) {
-        (Some((made, data)), Some(asked)) => {
-            node.spawn(accept(Arc::downgrade(node), incoming, made, asked, data));
+        (Answer::Accept { arrival, data }, Some(asked)) => {
+            let task = accept(Arc::downgrade(node), incoming, arrival, asked, data);
+            node.spawn_accepting(arrival, task);
         }
         // One that has gone hears it no more.
         _ => drop(incoming.reject(&REFUSED)),
     }
 }
 
-/// What is accepted, by which attempt.
-fn numbered(
-    state: &mut State,
-    answer: impl FnOnce(&mut NodeHost) -> Answer,
-) -> Option<(Made, ConnectData)> {
-    match answer(&mut state.host) {
-        Answer::Accept { path, data } => Some(((path, state.host.attempt(path)?), data)),
-        Answer::Refuse => None,
-    }
-}
-
 async fn accept(
     node: Weak<Node>,
     incoming: Incoming,
-    made: Made,
+    arrival: ArrivalId,
     asked: ConnectData,
     data: ConnectData,
 ) {
     let Some(strong) = node.upgrade() else { return };
-    let Ok(qp) = make_link(&strong, made).await else {
-        return failed(&strong, made, None);
+    let Ok(qp) = make_link(&strong, Purpose::Arrival(arrival)).await else {
+        return strong.withdraw(arrival);
     };
     let accepted = incoming.accept(&strong.context, &qp, options(&data));
     drop(strong);
-    match accepted.await {
-        Ok(connection) => connected(&node, made, &qp, connection, &asked),
-        Err(_) => node
-            .upgrade()
-            .map_or((), |node| failed(&node, made, Some(&qp))),
+    let accepted = accepted.await;
+    let Some(node) = node.upgrade() else { return };
+    match accepted {
+        Ok(connection) => {
+            let ended = connection.disconnected();
+            node.spawn(watch(Arc::downgrade(&node), qp, ended));
+            node.with(|state| state.accepted(&node, arrival, connection, &asked));
+        }
+        Err(_) => node.withdraw(arrival),
     }
 }
 
@@ -121,7 +115,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         Process::Leader => port_at(SocketAddr::new(strong.at, 0)),
         Process::Member(port) => SocketAddr::new(strong.at, port),
     };
-    let Ok(qp) = make_link(&strong, made).await else {
+    let Ok(qp) = make_link(&strong, Purpose::Attempt(made)).await else {
         return failed(&strong, made, None);
     };
     let connector = &strong.connector;
@@ -131,7 +125,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         Ok((connection, told)) => {
             connected(&node, made, &qp, connection, &told);
             if let (Process::Leader, Some(node)) = (whom, node.upgrade()) {
-                node.follow(told.member);
+                node.follow(&told);
             }
         }
         Err(error) => {
@@ -157,8 +151,8 @@ async fn complete(
     Ok((accepted.complete().await?, told))
 }
 
-/// The queue pair of a path, with its receives posted.
-async fn make_link(node: &Arc<Node>, made: Made) -> Result<Qp, VerbError> {
+/// A queue pair, with its first receives posted.
+async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> {
     let limits = *node.lock().host.limits();
     let entries = limits.send_requests + limits.receives;
     let needed = entries * (1 + node.lock().links() as u32);
@@ -173,12 +167,12 @@ async fn make_link(node: &Arc<Node>, made: Made) -> Result<Qp, VerbError> {
     }
     let qp = node.pd.create_qp(options).await?;
     qp.init(qp_options()).await?;
-    let mut receives: VecDeque<Slot> = VecDeque::with_capacity(limits.receives as usize);
-    let posted = post_receives(node, &qp, &mut receives, limits.receives as usize);
-    if posted < limits.receives {
+    let mut receives: VecDeque<Slot> = VecDeque::new();
+    let first = limits.first_receives;
+    if post_receives(node, &qp, &mut receives, first as usize) < first {
         return Err(VerbError::Resources("receives"));
     }
-    match node.with(|state| state.add_link(made, &qp, receives)) {
+    match node.with(|state| state.add_link(purpose, &qp, receives)) {
         true => Ok(qp),
         false => Err(VerbError::Resources("an attempt that is over")),
     }
@@ -208,21 +202,19 @@ fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, tol
         is_wanted
     });
     if is_wanted {
-        node.spawn(watch(Arc::downgrade(&node), path, qp.clone(), ended));
+        node.spawn(watch(Arc::downgrade(&node), qp.clone(), ended));
     }
 }
 
 /// Tells the host when a connection has ended.
-async fn watch(node: Weak<Node>, path: PathId, qp: Qp, ended: Started<(), ConnectError>) {
+async fn watch(node: Weak<Node>, qp: Qp, ended: Started<(), ConnectError>) {
     // However it ended.
     let _ = ended.await;
-    if let Some(node) = node.upgrade() {
+    if let Some(node) = node.upgrade()
         // What arrived before the end is taken in.
-        node.poll_with(|state| {
-            if state.has_link(path, &qp) {
-                state.host.handle_lost(path);
-            }
-        });
+        && let Some(arrival) = node.poll_with(|state| state.lost(&qp))
+    {
+        node.withdraw(arrival);
     }
 }
 
@@ -236,7 +228,16 @@ fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
 }
 
 /// Ends the connection of a path, if there is one, and destroys its queue pair.
-pub(crate) async fn end(node: Weak<Node>, path: PathId, mut link: Link) {
+pub(crate) async fn end(node: Weak<Node>, path: PathId, link: Link) {
+    discard(Weak::clone(&node), link).await;
+    if let Some(node) = node.upgrade() {
+        let now = node.now();
+        node.with(|state| state.host.handle_gone(now, path));
+    }
+}
+
+/// Ends a connection that belongs to no path, and destroys its queue pair.
+pub(crate) async fn discard(node: Weak<Node>, mut link: Link) {
     let Some(strong) = node.upgrade() else { return };
     // The peer is told, and not waited for: it may be gone.
     drop(link.take_connection());
@@ -249,8 +250,4 @@ pub(crate) async fn end(node: Weak<Node>, path: PathId, mut link: Link) {
         node.poll_with(|state| state.forget(&link.qp));
     }
     link.destroy().await;
-    if let Some(node) = node.upgrade() {
-        let now = node.now();
-        node.with(|state| state.host.handle_gone(now, path));
-    }
 }

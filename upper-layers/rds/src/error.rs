@@ -77,6 +77,10 @@ pub enum RdsError {
     /// `ETIMEDOUT`.
     #[error("the time is over")]
     TimedOut,
+    /// `ECONNRESET`: the leader of the own address, which passed on the socket's messages, has ended, and may have passed on this number of
+    /// unacknowledged messages or not. They are not sent again; later messages are sent.
+    #[error("{0} messages may not have arrived: the process that passed them on has ended")]
+    Undelivered(u64),
     /// `EINVAL`, `EFAULT` and others: what was asked for of remote memory makes no sense.
     #[error("{what}")]
     Rdma {
@@ -108,6 +112,7 @@ impl RdsError {
             Self::WouldBlock => libc::EAGAIN,
             Self::Congested => libc::ENOBUFS,
             Self::TimedOut => libc::ETIMEDOUT,
+            Self::Undelivered(_) => libc::ECONNRESET,
             Self::Rdma { errno, .. } => *errno,
             Self::Verb(_) => libc::ENOMEM,
         }

@@ -3,6 +3,7 @@
 
 use polyverbs::memory::MemoryRange;
 use polyverbs::{Mr, MrOptions, Pd, Started};
+use rustix::mm::{Advice, madvise};
 
 /// A page: cookies count from the beginning of one.
 pub(crate) const PAGE: u64 = 4096;
@@ -48,6 +49,30 @@ impl LocalMemory {
             Kind::Owned(range) => range.len(),
             Kind::Borrowed { length, .. } => *length,
         }
+    }
+
+    /// Whether the memory is mapped, and readable or, if `is_written`, writable. A later access on behalf of a peer could report no error
+    /// and would end the process.
+    pub(crate) fn is_there(&self, is_written: bool) -> bool {
+        let Kind::Borrowed { address, length } = self.0 else {
+            return true;
+        };
+        let begin = address & !(PAGE as usize - 1);
+        let Some(end) = address.checked_add(length) else {
+            return false;
+        };
+        let advice = match is_written {
+            true => Advice::LinuxPopulateWrite,
+            false => Advice::LinuxPopulateRead,
+        };
+        let populate = |begin: usize, end: usize| {
+            let begin = std::ptr::with_exposed_provenance_mut(begin);
+            // SAFETY: the advice faults pages in, as an access would, and changes no byte.
+            unsafe { madvise(begin, end - begin.addr(), advice) }
+        };
+        // Kernels before 5.14 reject this advice for any memory, also for a page of the stack: then the memory counts as usable.
+        let own = (&raw const begin).expose_provenance() & !(PAGE as usize - 1);
+        populate(begin, end).is_ok() || populate(own, own + 1).is_err()
     }
 
     pub(crate) fn register(&self, pd: &Pd, options: MrOptions) -> Started<Mr> {

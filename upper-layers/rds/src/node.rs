@@ -13,26 +13,26 @@ use std::task::{Context as TaskContext, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime};
 
-use async_executor::Executor;
+use async_executor::{Executor, Task};
 use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
-use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, device_at};
+use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
 use polyverbs::ids::Qpn;
 use polyverbs::provider::start_thread;
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
 };
-use polyverbs_rds_wire::{FRAGMENT, HEADER};
+use polyverbs_rds_wire::{ConnectData, FRAGMENT, HEADER};
 use rustc_hash::FxHashMap;
 
 use crate::connect;
 use crate::error::{DeviceError, RdsError};
 use crate::pool::{Pool, Slot};
-use crate::ports::{Followed, Presence};
+use crate::ports::{self, Followed, PortLock};
 use crate::protocol::{
-    Action, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload, Role,
-    SocketId, Transmit,
+    Action, ArrivalId, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload,
+    Role, SocketId, Transmit,
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
@@ -45,7 +45,7 @@ const RECEIVE: u64 = 1 << 62;
 /// Completions that one poll takes.
 const POLLED: usize = 32;
 
-/// Receives are posted again when so many are missing.
+/// Receives are posted again when so many are missing, or a quarter of those that there are to be.
 const REFILLED: usize = 16;
 
 /// Bytes of what nobody has read yet, from which on the memory of more is saved at the price of a copy.
@@ -65,6 +65,22 @@ pub(crate) type NodeHost = Host<Slot, Posted>;
 /// A path, and the attempt by which its connection is made.
 pub(crate) type Made = (PathId, u32);
 
+/// The connection that a queue pair is created for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// An attempt to connect a path.
+    Attempt(Made),
+    /// A peer's request that was accepted.
+    Arrival(ArrivalId),
+}
+
+/// The owner of a queue pair.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Path(PathId),
+    Arrival(ArrivalId),
+}
+
 /// See the [module](self).
 pub(crate) struct Node {
     pub(crate) at: IpAddr,
@@ -76,8 +92,8 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
-    /// Of a leader.
-    presence: Mutex<Option<Presence>>,
+    /// Of a leader; none of its own where no name could be had.
+    presence: Mutex<Option<Option<Presence>>>,
     /// Of a member: its leader, whose end a thread waits for.
     followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
@@ -107,17 +123,27 @@ pub(crate) struct State {
     pub(crate) host: NodeHost,
     /// By number of the path.
     links: Vec<Option<Link>>,
-    paths: FxHashMap<Qpn, PathId>,
+    /// Accepted requests whose connections belong to no path yet.
+    arrivals: FxHashMap<ArrivalId, Arrival>,
+    owners: FxHashMap<Qpn, Owner>,
     /// Paths that miss receives.
     short: Vec<PathId>,
     slots: [Completion; POLLED],
     batch: Batch<'static>,
 }
 
+/// An accepted request whose connection belongs to no path yet. Dropping it stops the task that accepts.
+struct Arrival {
+    link: Option<Link>,
+    _accepting: Task<()>,
+}
+
 /// The queue pair of a path.
 pub(crate) struct Link {
     pub(crate) qp: Qp,
     connection: Option<Connection>,
+    /// The number of receives that are kept posted.
+    wanted: usize,
     /// In the order in which they are posted.
     receives: VecDeque<Slot>,
     /// What arrived before the connection was known to be there.
@@ -295,7 +321,8 @@ impl Node {
             state: Mutex::new(State {
                 host,
                 links: Vec::new(),
-                paths: FxHashMap::default(),
+                arrivals: FxHashMap::default(),
+                owners: FxHashMap::default(),
                 short: Vec::new(),
                 slots: Default::default(),
                 batch: Batch::new(),
@@ -315,19 +342,13 @@ impl Node {
             pd,
             connector,
         });
-        if !node.lead() {
-            let listener = connect::listen_as_member(&node.connector, at);
-            let listener = listener.map_err(|error| failed(error.into()))?;
-            let role = Role::Member(listener.address().port());
-            node.with(|state| state.host.set_role(role));
-            *node.listener() = Some(listener);
-            node.spawn(connect::accept_all(Arc::downgrade(&node)));
-        }
+        // The thread runs before this process can become the leader: a leader without a thread would serve no request.
         let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
         let thread = start_thread("rds", move || drive(&weak, &tasks))
             .map_err(|error| RdsError::no_device(at, error))?;
         let thread = thread.thread().clone();
         let (weak, waker) = (Arc::downgrade(&node), thread.clone());
+        let _ = node.thread.set(thread);
         node.cq
             .on_completion(move |_| match POLLED_NODE.get() == weak.as_ptr() {
                 // It has the lock, which the thread would only wait for.
@@ -338,8 +359,14 @@ impl Node {
                 }
                 false => waker.unpark(),
             });
-        let _ = node.thread.set(thread);
-        node.kick();
+        if !node.lead() {
+            let listener = connect::listen_as_member(&node.connector, at);
+            let listener = listener.map_err(|error| failed(error.into()))?;
+            let role = Role::Member(listener.address().port());
+            node.with(|state| state.host.set_role(role));
+            *node.listener() = Some(listener);
+            node.spawn(connect::accept_all(Arc::downgrade(&node)));
+        }
         Ok(node)
     }
 
@@ -354,7 +381,8 @@ impl Node {
         let Ok(listener) = connect::listen(&self.connector, at) else {
             return false;
         };
-        *presence = Some(Presence::of_leader(self.at));
+        let incarnation = self.lock().host.incarnation();
+        *presence = Some(ports::present(self.at, incarnation));
         self.lock().host.set_role(Role::Leader);
         *self.listener() = Some(listener);
         drop(presence);
@@ -364,21 +392,22 @@ impl Node {
         true
     }
 
-    /// Has a thread wait for the end of this leader, unless one does already.
-    pub(crate) fn follow(self: &Arc<Self>, leader: u16) {
+    /// Has a thread wait for the end of the leader that has told this, unless one does already.
+    pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
+        let leader = told.member;
         let followed = self.followed.lock();
         let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
         if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
         // Without the thread the end is noticed later, by silence.
-        let Ok((ours, waits)) = Followed::leader(self.at) else {
+        let Ok((ours, waits)) = Followed::leader(self.at, told.incarnation) else {
             return;
         };
         *followed = Some((leader, ours));
         let node = Arc::downgrade(self);
         let _ = start_thread("rds-leader", move || {
-            waits.wait_for_end();
+            waits.wait();
             if let Some(node) = node.upgrade() {
                 node.with(|state| state.host.handle_leader_gone(leader));
             }
@@ -397,6 +426,21 @@ impl Node {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task).detach();
         self.kick();
+    }
+
+    /// Starts the task that accepts a request, unless the host has given the request up.
+    pub(crate) fn spawn_accepting(
+        &self,
+        arrival: ArrivalId,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let mut state = self.lock();
+        if state.host.is_awaited(arrival) {
+            // The task cannot look for its entry before the lock is released.
+            let (link, _accepting) = (None, self.tasks.spawn(task));
+            state.arrivals.insert(arrival, Arrival { link, _accepting });
+            self.kick();
+        }
     }
 
     fn kick(&self) {
@@ -454,7 +498,8 @@ impl Node {
         let mut state = self.lock();
         let mut outcome = work(&mut state);
         state.transmit(self);
-        if state.poll(self) && outcome.is_err() {
+        let blocks = matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested));
+        if state.poll(self) && blocks {
             outcome = work(&mut state);
         }
         self.finish_poll(state);
@@ -520,12 +565,46 @@ impl Node {
                 }
             }
             Action::End(path) => self.end(path),
+            Action::Withdraw(arrival) => self.withdraw(arrival),
+            Action::Adopt {
+                path,
+                arrival,
+                told,
+            } => {
+                let is_wanted = self.with(|state| {
+                    let is_wanted = state.host.attempt(path).is_some();
+                    if is_wanted {
+                        state.host.handle_connected(path, &told);
+                        state.adopt(self, path, arrival);
+                    }
+                    is_wanted
+                });
+                if !is_wanted {
+                    self.withdraw(arrival);
+                }
+            }
+            Action::FindOwner(port) => {
+                if !PortLock::is_taken(SocketAddr::new(self.at, port)) {
+                    self.with(|state| state.host.handle_port_free(port));
+                }
+            }
             Action::Used { socket, rkey } => {
                 let shared = self.sockets().get(&socket).cloned();
                 if let Some(shared) = shared {
                     shared.keys.used(rkey);
                 }
             }
+        }
+    }
+
+    /// Gives up an accepted request, and destroys its queue pair.
+    pub(crate) fn withdraw(self: &Arc<Self>, arrival: ArrivalId) {
+        let mut state = self.lock();
+        state.host.handle_withdrawn(arrival);
+        let gone = state.arrivals.remove(&arrival);
+        drop(state);
+        if let Some(link) = gone.and_then(|gone| gone.link) {
+            self.spawn(connect::discard(Arc::downgrade(self), link));
         }
     }
 
@@ -607,13 +686,20 @@ impl Node {
         }
     }
 
-    /// The address and the transport, for those who ask.
+    /// The transport, for those who ask.
     pub(crate) fn transport(&self) -> Transport {
         self.context.attributes().transport
     }
 
     pub(crate) fn counters(&self) -> Counters {
         self.lock().host.counters()
+    }
+}
+
+impl Drop for Node {
+    /// Has the thread see that it is over.
+    fn drop(&mut self) {
+        self.kick();
     }
 }
 
@@ -678,26 +764,79 @@ pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Devi
 }
 
 impl State {
-    /// A queue pair for an attempt to connect a path. Whether that one is still wanted, and has no other.
-    pub(crate) fn add_link(&mut self, made: Made, qp: &Qp, receives: VecDeque<Slot>) -> bool {
-        let path = made.0;
-        let link = self.links.get(path.index());
-        if !self.is_wanted(made, None) || link.is_some_and(Option::is_some) {
-            return false;
-        }
-        self.paths.insert(qp.qp_num(), path);
+    /// Adds the queue pair of a connection that is being established. Returns whether that connection is still wanted.
+    pub(crate) fn add_link(&mut self, purpose: Purpose, qp: &Qp, receives: VecDeque<Slot>) -> bool {
         let link = Link {
             qp: qp.clone(),
             connection: None,
+            wanted: receives.len(),
             receives,
             early: Vec::new(),
             headers: VecDeque::new(),
         };
+        let (owner, place) = match purpose {
+            Purpose::Attempt(made) if self.is_wanted(made, None) => {
+                (Owner::Path(made.0), self.place(made.0))
+            }
+            Purpose::Attempt(_) => return false,
+            Purpose::Arrival(arrival) => match self.arrivals.get_mut(&arrival) {
+                Some(of) => (Owner::Arrival(arrival), &mut of.link),
+                None => return false,
+            },
+        };
+        if place.is_some() {
+            return false;
+        }
+        *place = Some(link);
+        self.owners.insert(qp.qp_num(), owner);
+        true
+    }
+
+    fn place(&mut self, path: PathId) -> &mut Option<Link> {
         if self.links.len() <= path.index() {
             self.links.resize_with(path.index() + 1, || None);
         }
-        self.links[path.index()] = Some(link);
-        true
+        &mut self.links[path.index()]
+    }
+
+    /// The peer has completed the connection that it requested: gives the connection to the path, unless the path has another.
+    pub(crate) fn accepted(
+        &mut self,
+        node: &Node,
+        arrival: ArrivalId,
+        connection: Connection,
+        told: &ConnectData,
+    ) {
+        let of = self.arrivals.get_mut(&arrival);
+        let Some(link) = of.and_then(|of| of.link.as_mut()) else {
+            return;
+        };
+        link.connection = Some(connection);
+        if let Some(path) = self.host.handle_accepted(arrival, told) {
+            self.adopt(node, path, arrival);
+        }
+    }
+
+    /// Gives the queue pair of an accepted request to a path that has none.
+    fn adopt(&mut self, node: &Node, path: PathId, arrival: ArrivalId) {
+        let of = self.arrivals.remove(&arrival);
+        let Some(link) = of.and_then(|of| of.link) else {
+            // The peer has gone meanwhile.
+            return self.host.handle_lost(path);
+        };
+        self.owners.insert(link.qp.qp_num(), Owner::Path(path));
+        *self.place(path) = Some(link);
+        self.take_early(node, path);
+    }
+
+    /// The connection of a queue pair has ended. Returns the accepted request that it belongs to, if it belongs to no path.
+    pub(crate) fn lost(&mut self, qp: &Qp) -> Option<ArrivalId> {
+        match self.owners.get(&qp.qp_num()) {
+            Some(&Owner::Path(path)) if self.has_link(path, qp) => self.host.handle_lost(path),
+            Some(&Owner::Arrival(arrival)) => return Some(arrival),
+            _ => {}
+        }
+        None
     }
 
     /// Whether an attempt is still wanted, and what it was made with, if there is that yet.
@@ -707,7 +846,7 @@ impl State {
 
     /// How many queue pairs there are.
     pub(crate) fn links(&self) -> usize {
-        self.paths.len()
+        self.owners.len()
     }
 
     pub(crate) fn has_link(&self, path: PathId, qp: &Qp) -> bool {
@@ -716,8 +855,9 @@ impl State {
     }
 
     fn take_links(&mut self) -> Vec<Link> {
-        self.paths.clear();
-        self.links.drain(..).flatten().collect()
+        self.owners.clear();
+        let arrivals = self.arrivals.drain().filter_map(|(_, of)| of.link);
+        self.links.drain(..).flatten().chain(arrivals).collect()
     }
 
     pub(crate) fn take_link(&mut self, path: PathId) -> Option<Link> {
@@ -726,16 +866,23 @@ impl State {
 
     /// Nothing more completes on this queue pair.
     pub(crate) fn forget(&mut self, qp: &Qp) {
-        self.paths.remove(&qp.qp_num());
+        self.owners.remove(&qp.qp_num());
     }
 
     /// The connection of a path is there: what arrived before is taken in, and receives are posted in its place.
     pub(crate) fn connected(&mut self, node: &Node, path: PathId, connection: Connection) {
-        let Some(Some(link)) = self.links.get_mut(path.index()) else {
-            return;
-        };
-        link.connection = Some(connection);
-        for (slot, length) in std::mem::take(&mut link.early) {
+        if let Some(Some(link)) = self.links.get_mut(path.index()) {
+            link.connection = Some(connection);
+            self.take_early(node, path);
+        }
+    }
+
+    fn take_early(&mut self, node: &Node, path: PathId) {
+        let early = self
+            .place(path)
+            .as_mut()
+            .map(|link| std::mem::take(&mut link.early));
+        for (slot, length) in early.unwrap_or_default() {
             handle_fragment(&mut self.host, path, slot, length);
         }
         self.short.push(path);
@@ -755,8 +902,14 @@ impl State {
             for number in 0..count {
                 let (wr_id, status) = (self.slots[number].wr_id, self.slots[number].status);
                 let (qpn, length) = (self.slots[number].qp_num, self.slots[number].byte_len);
-                if let Some(&path) = self.paths.get(&qpn) {
-                    self.completed(path, wr_id, status, length as usize);
+                match self.owners.get(&qpn) {
+                    Some(&Owner::Path(path)) => {
+                        self.completed(path, wr_id, status, length as usize);
+                    }
+                    Some(&Owner::Arrival(arrival)) => {
+                        self.completed_early(arrival, status, length as usize);
+                    }
+                    None => {}
                 }
             }
             self.refill(node);
@@ -766,13 +919,26 @@ impl State {
         }
     }
 
+    /// Keeps what the peer sends before its RTU arrives.
+    fn completed_early(&mut self, arrival: ArrivalId, status: WcStatus, length: usize) {
+        let of = self.arrivals.get_mut(&arrival);
+        let Some(link) = of.and_then(|of| of.link.as_mut()) else {
+            return;
+        };
+        let slot = link.receives.pop_front();
+        link.early.extend(
+            slot.filter(|_| status.is_success())
+                .map(|slot| (slot, length)),
+        );
+    }
+
     fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
         // None: its connection has ended, and what is told is what became of its requests.
         let link = self.links.get_mut(path.index()).and_then(Option::as_mut);
         if wr_id & RECEIVE != 0 {
             let Some(link) = link else { return };
             let slot = link.receives.pop_front();
-            if link.receives.len() + REFILLED <= self.host.limits().receives as usize {
+            if link.receives.len() + REFILLED.min(link.wanted / 4) <= link.wanted {
                 self.short.push(path);
             }
             match slot {
@@ -808,7 +974,7 @@ impl State {
 
     /// Posts receives again in the place of those that are used.
     fn refill(&mut self, node: &Node) {
-        let wanted = self.host.limits().receives as usize;
+        let most = self.host.limits().receives as usize;
         while let Some(path) = self.short.pop() {
             let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
@@ -817,7 +983,11 @@ impl State {
             if link.connection.is_none() || !self.host.is_connected(path) {
                 continue;
             }
-            let missing = wanted - link.receives.len();
+            // A peer that uses more than half of the receives between two polls gets twice as many.
+            if link.receives.len() < link.wanted / 2 {
+                link.wanted = (2 * link.wanted).min(most);
+            }
+            let missing = link.wanted.saturating_sub(link.receives.len());
             let posted = post_receives(node, &link.qp, &mut link.receives, missing);
             self.host.handle_posted_receives(path, posted);
         }

@@ -1,6 +1,7 @@
 //! Registered memory in slots of one fragment with its header, or of less, for what the paths of a node send and receive.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use polyverbs::{Access, Memory, Mr, Pd, Sge, VerbError};
@@ -9,7 +10,7 @@ use polyverbs_rds_wire::{FRAGMENT, HEADER};
 use crate::protocol::Fragment;
 
 /// Slots that are registered at one time.
-const CHUNK: usize = 256;
+const CHUNK: usize = 64;
 
 /// Bytes behind the header that a short slot has: with it, four cache lines.
 const SHORT: usize = 256 - HEADER;
@@ -27,6 +28,8 @@ struct Chunk {
     region: Mr,
     /// Bytes behind the header.
     room: usize,
+    /// The number of slots in use.
+    used: AtomicUsize,
 }
 
 struct Place {
@@ -60,7 +63,7 @@ impl Pool {
         };
         let free = self.free(room).pop();
         let place = match free {
-            Some(place) => place,
+            Some(place) => place.taken(),
             None => self.grow(room)?,
         };
         Ok(Slot {
@@ -78,6 +81,7 @@ impl Pool {
             memory,
             region,
             room,
+            used: AtomicUsize::new(1),
         });
         let mut places = (0..CHUNK).map(|number| Place {
             chunk: Arc::clone(&chunk),
@@ -94,6 +98,13 @@ impl Pool {
             _ => &self.free,
         };
         free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    fn taken(self) -> Self {
+        self.chunk.used.fetch_add(1, Ordering::Relaxed);
+        self
     }
 }
 
@@ -170,7 +181,22 @@ impl Drop for Slot {
         let Some(place) = self.place.take() else {
             return;
         };
-        self.pool.free(place.chunk.room).push(place);
+        let is_unused = place.chunk.used.fetch_sub(1, Ordering::Relaxed) == 1;
+        let mut free = self.pool.free(place.chunk.room);
+        // Where enough others are free, all of its slots go, and with them its memory: here, when the lock has been given back.
+        let gone: Vec<_> = match is_unused && free.len() >= 4 * CHUNK {
+            true => {
+                let chunk = &place.chunk;
+                free.extract_if(.., |one| Arc::ptr_eq(&one.chunk, chunk))
+                    .collect()
+            }
+            false => Vec::new(),
+        };
+        match (gone.is_empty(), free.len()) {
+            (true, _) => free.push(place),
+            (false, left) => free.shrink_to(2 * left),
+        }
+        drop(free);
     }
 }
 

@@ -178,6 +178,7 @@ impl Keys {
                 libc::EMSGSIZE,
             ));
         }
+        check_there(memory, true)?;
         let offset = memory.address() % PAGE;
         let mut access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         if has_atomics(context) {
@@ -235,6 +236,16 @@ fn check_length(memory: &LocalMemory) -> Result<(), RdsError> {
     }
 }
 
+fn check_there(memory: &LocalMemory, is_written: bool) -> Result<(), RdsError> {
+    match memory.is_there(is_written) {
+        true => Ok(()),
+        false => Err(rdma(
+            "memory that is not mapped, or may not be accessed so",
+            libc::EFAULT,
+        )),
+    }
+}
+
 /// An operation whose local memory is registered.
 pub(crate) struct Posted {
     kind: Kind,
@@ -280,6 +291,7 @@ impl RdmaRequest {
         let mut remote = remote(self.cookie, self.remote_offset);
         let (mut pieces, mut regions) = (Vec::new(), Vec::new());
         for memory in &self.local {
+            check_there(memory, !is_write)?;
             let region = memory.register(pd, MrOptions::new(access)).wait()?;
             pieces.push((region.sge_all(), remote));
             remote = remote.plus(memory.len() as u64);
@@ -307,6 +319,7 @@ impl AtomicRequest {
         if !self.local.address().is_multiple_of(8) || self.local.len() < 8 {
             return Err(rdma("the result needs eight aligned bytes", libc::EFAULT));
         }
+        check_there(&self.local, true)?;
         let options = MrOptions::new(Access::LOCAL_WRITE);
         let region = self.local.register(pd, options).wait()?;
         let result = region.sge(0, 8).expect("it has eight bytes");

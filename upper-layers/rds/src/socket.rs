@@ -362,7 +362,8 @@ impl RdsSocket {
     /// [`flush`](Self::flush).
     ///
     /// # Errors
-    /// No address or no destination, a message that is too long, or, where it may not wait, no room or congestion.
+    /// No address or no destination, a message that is too long, or, where it may not wait, no room or congestion. Once
+    /// [`Undelivered`](RdsError::Undelivered) where earlier messages were given up; this one is not sent then.
     pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
@@ -538,7 +539,8 @@ impl RdsSocket {
     /// lost. With `peek` a message stays.
     ///
     /// # Errors
-    /// No address, or nothing to receive where it may not wait.
+    /// No address, or nothing to receive where it may not wait. Once [`Undelivered`](RdsError::Undelivered) where messages that it has
+    /// sent were given up.
     pub fn receive_message(
         &self,
         room: &mut [IoSliceMut<'_>],
@@ -555,8 +557,7 @@ impl RdsSocket {
             });
         }
         let inbound = bound.wait_for(&self.inner.shared, wait, |state| {
-            let inbound = state.host.receive(bound.id, usize::MAX);
-            inbound.ok_or(RdsError::WouldBlock)
+            try_receive(state, bound.id)
         })?;
         Ok(received(inbound, room))
     }
@@ -567,10 +568,7 @@ impl RdsSocket {
     /// As [`receive_message`](Self::receive_message).
     pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         let bound = self.bound()?;
-        let inbound = self.until(bound, |state| {
-            let inbound = state.host.receive(bound.id, usize::MAX);
-            inbound.ok_or(RdsError::WouldBlock)
-        });
+        let inbound = self.until(bound, |state| try_receive(state, bound.id));
         Ok(received(inbound.await?, &mut [IoSliceMut::new(room)]))
     }
 
@@ -669,12 +667,13 @@ impl RdsSocket {
     /// Waits until all that it has sent has been acknowledged: whoever closes it then gives up nothing.
     ///
     /// # Errors
-    /// It has no address, or the time is over.
+    /// It has no address, the time is over, or once [`Undelivered`](RdsError::Undelivered).
     pub fn flush(&self, wait: Wait) -> Result<(), RdsError> {
         let bound = self.bound()?;
-        let owing = bound
-            .node
-            .poll_with(|state| state.host.unacknowledged(bound.id).collect::<Vec<_>>());
+        let owing = bound.node.poll_with(|state| {
+            tell_undelivered(state, bound.id)?;
+            Ok::<_, RdsError>(state.host.unacknowledged(bound.id).collect::<Vec<_>>())
+        })?;
         if owing.is_empty() {
             return Ok(());
         }
@@ -689,6 +688,7 @@ impl RdsSocket {
             pings.send_for(&[], address, wait)?;
         }
         bound.wait_for(&self.inner.shared, wait, |state| {
+            tell_undelivered(state, bound.id)?;
             match state.host.unacknowledged(bound.id).next() {
                 None => Ok(()),
                 Some(_) => Err(RdsError::WouldBlock),
@@ -800,11 +800,26 @@ fn take_port(
     Err(RdsError::Port { at, error })
 }
 
+/// Fails once where messages of the socket were given up.
+fn tell_undelivered(state: &mut State, id: SocketId) -> Result<(), RdsError> {
+    match state.host.take_undelivered(id) {
+        0 => Ok(()),
+        messages => Err(RdsError::Undelivered(messages)),
+    }
+}
+
+fn try_receive(state: &mut State, id: SocketId) -> Result<Inbound<Slot>, RdsError> {
+    tell_undelivered(state, id)?;
+    let inbound = state.host.receive(id, usize::MAX);
+    inbound.ok_or(RdsError::WouldBlock)
+}
+
 fn try_send(
     state: &mut State,
     id: SocketId,
     outbound: &mut Option<Outbound<Slot, Posted>>,
 ) -> Result<(), RdsError> {
+    tell_undelivered(state, id)?;
     let Some(message) = outbound.take() else {
         return Ok(());
     };

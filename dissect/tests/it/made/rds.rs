@@ -42,6 +42,7 @@ fn connect_data(from: usize) -> ConnectData {
         member: from as u16,
         ack_sequence: 9,
         credit: 0,
+        incarnation: 0,
     }
 }
 

@@ -56,6 +56,23 @@ pub extern "C" fn polyverbs_rds_is_awake() {
     Sleeping::forgotten_is_over();
 }
 
+/// Whether a descriptor is still the socket that it was, and not a file that the kernel has given the same number. Takes no lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn polyverbs_rds_is_ours(fd: c_int) -> c_int {
+    table::is_there(fd).into()
+}
+
+/// `fclose`, for a stream that a program has made of a socket's descriptor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int {
+    // SAFETY: the stream is open.
+    if let Some(socket) = table::remove(unsafe { libc::fileno(stream) }) {
+        socket.close();
+    }
+    // SAFETY: the stream is open. The redirected `fclose` passes it on, because the table has no entry for its descriptor now.
+    unsafe { libc::fclose(stream) }
+}
+
 /// `socket`, of the domain `AF_RDS`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_int) -> c_int {

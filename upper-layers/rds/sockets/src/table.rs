@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -21,6 +21,9 @@ type Sockets = RwLock<HashMap<RawFd, Arc<Socket>>>;
 
 /// Those whose calls come here, also where the sockets are the parent's.
 static DESCRIPTORS: OnceLock<&'static Descriptors> = OnceLock::new();
+/// The inode of each descriptor. Another inode means that the program has closed the descriptor by a call that is not redirected, and
+/// that the kernel has reused its number.
+static INODES: [AtomicU64; 65_536] = [const { AtomicU64::new(0) }; 65_536];
 /// Those of this process; null where there has been none. Never freed: a parent's locks may be held for ever.
 static SOCKETS: AtomicPtr<Sockets> = AtomicPtr::new(ptr::null_mut());
 /// Whose memory this is.
@@ -50,9 +53,10 @@ pub(crate) fn is_own() -> bool {
 
 /// Names a socket by a descriptor. `false` where no socket can have this one.
 pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
-    let Some((word, bit)) = place(descriptor) else {
+    let (Some((word, bit)), Some(inode)) = (place(descriptor), inode(descriptor)) else {
         return false;
     };
+    INODES[descriptor as usize].store(inode, Ordering::SeqCst);
     let mut all = own().write().unwrap_or_else(PoisonError::into_inner);
     // Closed behind our back, as by `fclose`.
     let closed = all.insert(descriptor, socket);
@@ -60,6 +64,26 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
     drop(all);
     drop(closed);
     true
+}
+
+/// Whether a descriptor is still the socket that [`insert`] has named. If not, clears its bit, so that calls on it are passed on. Takes
+/// no lock.
+pub(crate) fn is_there(descriptor: RawFd) -> bool {
+    let Some((word, bit)) = place(descriptor) else {
+        return false;
+    };
+    let known = INODES[descriptor as usize].load(Ordering::SeqCst);
+    let is_there = inode(descriptor) == Some(known);
+    if !is_there {
+        word.fetch_and(!bit, Ordering::SeqCst);
+    }
+    is_there
+}
+
+fn inode(descriptor: RawFd) -> Option<u64> {
+    // SAFETY: the descriptor is used for `fstat` only, which fails if it is not open.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    rustix::fs::fstat(descriptor).ok().map(|file| file.st_ino)
 }
 
 /// The socket of this process with this descriptor.

@@ -77,6 +77,8 @@ pub(crate) struct Endpoint<F> {
     pub(crate) is_congested: bool,
     /// The process that peers reach knows of the socket.
     pub(crate) is_announced: bool,
+    /// The number of messages that were given up and are not reported yet.
+    pub(crate) undelivered: u64,
     queue: VecDeque<Queued<F>>,
     statuses: VecDeque<RdmaStatus>,
     /// Groups of ports that the program was refused because of congestion.
@@ -96,6 +98,7 @@ impl<F> Endpoint<F> {
             received: 0,
             is_congested: false,
             is_announced: false,
+            undelivered: 0,
             queue: VecDeque::new(),
             statuses: VecDeque::new(),
             waits_for: 0,
@@ -118,7 +121,10 @@ impl<F> Endpoint<F> {
         self.generation = generation;
         let is_told = self.freed != 0 && self.options.congestion_monitor;
         Readiness {
-            readable: !self.queue.is_empty() || !self.statuses.is_empty() || is_told,
+            readable: !self.queue.is_empty()
+                || !self.statuses.is_empty()
+                || is_told
+                || self.undelivered > 0,
             writable: self.has_room(),
             congestion_changed: is_new && !self.options.congestion_monitor,
         }

@@ -27,12 +27,25 @@ const HAS_PORT: u16 = 1;
 /// The mask of 64 groups of ports that means all.
 const ALL_GROUPS: u64 = u64::MAX;
 
+/// The most accepted requests whose peers have not completed the connection, and the most of one peer. One more replaces the oldest.
+const MOST_ARRIVALS: usize = 64;
+const MOST_ARRIVALS_OF_ONE: usize = 16;
+
+/// The most peers that requests can add. One more replaces the idle peer that was used least recently.
+const MOST_PEERS: usize = 1024;
+
+/// How often the host asks for the owner of a port that messages wait for, and for how long.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+const WAIT_FOR_OWNER: Duration = Duration::from_secs(10);
+
 /// What a host may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
     /// Requests on the send queue of a path.
     pub send_requests: u32,
-    /// Receives that a path has posted.
+    /// Receives that a path has posted when its connection is made.
+    pub first_receives: u32,
+    /// Receives that it has posted at most.
     pub receives: u32,
     /// Bytes of memory that what waits in sockets or to be passed on takes, all together.
     pub max_memory: usize,
@@ -55,6 +68,7 @@ impl Default for HostLimits {
     fn default() -> Self {
         Self {
             send_requests: 256,
+            first_receives: 32,
             receives: 512,
             max_memory: 256 << 20,
             flow_control: FlowControl::Accepted,
@@ -136,6 +150,20 @@ pub enum Action {
     },
     /// End the connection and destroy its queue pair: [`Host::handle_gone`] is the answer.
     End(PathId),
+    /// Give up an accepted request: the host expects no answer for it.
+    Withdraw(ArrivalId),
+    /// The connection that a request has led to is the path's from now on: [`Host::handle_connected`] is the answer, with what the peer
+    /// has told.
+    Adopt {
+        /// The path.
+        path: PathId,
+        /// The request.
+        arrival: ArrivalId,
+        /// What the peer has told.
+        told: ConnectData,
+    },
+    /// Find out whether another process has this port: [`Host::handle_port_free`] is the answer if none has.
+    FindOwner(u16),
     /// What can be said of the socket's readiness has changed.
     Wake(SocketId),
     /// A peer has used this key of the socket's.
@@ -163,13 +191,34 @@ pub enum Process {
 pub enum Answer {
     /// Accept it.
     Accept {
-        /// The path that it is of.
-        path: PathId,
+        /// By which the host knows it: [`Host::handle_accepted`] or [`Host::handle_withdrawn`] is the answer.
+        arrival: ArrivalId,
         /// What the peer is told.
         data: ConnectData,
     },
     /// Refuse it.
     Refuse,
+}
+
+/// A request for a connection that was accepted. It does not affect the path before the peer has completed the connection, because the
+/// source of a request can be forged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ArrivalId(u64);
+
+/// A message for a port that no process has announced.
+#[derive(Debug)]
+struct Parked<F, O> {
+    address: IpAddr,
+    message: Message<F, O>,
+}
+
+/// The messages that wait for the owner of one port.
+#[derive(Debug)]
+struct Waiting<F, O> {
+    /// When they are dropped; `None` until the first timeout.
+    until: Option<Duration>,
+    asks_at: Duration,
+    messages: Vec<Parked<F, O>>,
 }
 
 #[derive(Debug)]
@@ -188,6 +237,16 @@ struct Peer<F, O> {
     is_asked: bool,
     /// The leader over which it was connected.
     leader: Option<u16>,
+    /// A connection that replaces the present one as soon as that has ended.
+    successor: Option<(ArrivalId, ConnectData)>,
+    /// The peer's number of the last message that was delivered to a socket of this process, over whichever leader.
+    delivered: Option<u64>,
+    /// This process has been connected to the peer as the leader.
+    is_met: bool,
+    /// This process has been the leader since the peer's host started.
+    is_met_whole: bool,
+    /// The value of `ends` when its last connection ended.
+    used: u64,
     /// What is proposed next.
     version: Version,
     is_ready: bool,
@@ -260,6 +319,8 @@ pub struct Host<F, O> {
     role: Role,
     /// By which members tell one leader from the next.
     identity: u16,
+    /// A random number by which peers recognize that the host has restarted.
+    incarnation: u32,
     limits: HostLimits,
     random: SmallRng,
     sockets: BTreeMap<SocketId, Endpoint<F>>,
@@ -267,8 +328,15 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
+    /// The peers of accepted requests, by age.
+    arrivals: BTreeMap<ArrivalId, (IpAddr, Option<u16>)>,
+    next_arrival: u64,
+    /// Connections that have ended.
+    ends: u64,
     /// Ports of members.
     members: FxHashMap<u16, u16>,
+    /// By the port.
+    waiting: BTreeMap<u16, Waiting<F, O>>,
     /// Own ports that are congested.
     map: CongestionMap,
     /// Ports of this address that are congested, whoever has them.
@@ -304,6 +372,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             address,
             role: Role::Leader,
             identity: random.random(),
+            incarnation: random.random_range(1..=u32::MAX),
             limits,
             random,
             sockets: BTreeMap::new(),
@@ -311,7 +380,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             next_socket: 0,
             peers: Vec::new(),
             by_address: FxHashMap::default(),
+            arrivals: BTreeMap::new(),
+            next_arrival: 0,
+            ends: 0,
             members: FxHashMap::default(),
+            waiting: BTreeMap::new(),
             map: CongestionMap::new(),
             exported: CongestionMap::new(),
             blank: CongestionMap::new(),
@@ -324,8 +397,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The number of the first message of each path that it has from now on. Peers know those of whoever had the address before, and
-    /// take a lower one that comes again for one that they have.
+    /// Sets the sequence number of the first message of each new path. Linux remembers the numbers of the host that had the address before,
+    /// and drops a retransmitted message with a lower number as a duplicate.
     pub fn number_from(&mut self, first: u64) {
         self.first_sequence = first;
     }
@@ -353,7 +426,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// The peers that have not acknowledged all that a socket has sent.
     pub fn unacknowledged(&self, socket: SocketId) -> impl Iterator<Item = IpAddr> + '_ {
         let owing = self.peers.iter().filter(move |peer| peer.path.owes(socket));
-        owing.map(|peer| peer.address)
+        let waiting = self.waiting.values().flat_map(|waiting| &waiting.messages);
+        let own = waiting.filter(move |one| one.message.socket == Some(socket));
+        let own = own.map(|one| one.address);
+        owing.map(|peer| peer.address).chain(own)
     }
 
     /// Tells all peers what has arrived.
@@ -364,13 +440,18 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
+    /// The random number by which peers and members recognize that the host has restarted.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
+
     /// Which process it is.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// It is this process now. A leader has no paths yet, or was a member: then its peers are its own from here on, and messages for
-    /// other processes at this address that are on their way are lost.
+    /// Makes this process a leader or a member. A process that becomes the leader has no paths, or was a member: then its paths go to
+    /// its peers directly from now on. Unacknowledged messages that its sockets have sent through the old leader count as undelivered.
     pub fn set_role(&mut self, role: Role) {
         self.role = role;
         if role == Role::Leader
@@ -379,10 +460,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.path_mut(path).abandon();
             self.handle_lost(path);
             self.settle(path);
-            // What peers send again may have been passed on already, by other numbers.
-            for peer in &mut self.peers {
-                peer.path.next_receive = u64::MAX;
-            }
             self.tell_congestion();
         }
         for endpoint in self.sockets.values_mut() {
@@ -572,7 +649,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let member = self.members.get(&port).copied();
         let is_own = address == self.address;
         let is_near = self.by_port.contains_key(&port) || port == 0 || self.role == Role::Leader;
-        if is_own && is_near && member.is_none() && message.attached.is_none() {
+        let is_known = port == 0 || self.by_port.contains_key(&port);
+        if is_own && is_near && is_known && member.is_none() && message.attached.is_none() {
             let mut queued = Queued {
                 from: SocketAddr::new(self.address, source_port),
                 length: message.length,
@@ -606,8 +684,50 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             is_ack_required: endpoint.sent >= endpoint.options.send_buffer / 2,
             ..Message::header_only(source_port, port)
         };
-        self.enqueue(address, member.filter(|_| is_own), outgoing);
+        match is_own && self.role == Role::Leader && member.is_none() {
+            true => self.park(address, outgoing),
+            false => self.enqueue(address, member.filter(|_| is_own), outgoing),
+        }
         Ok(())
+    }
+
+    /// Keeps a message until a process announces its port, or the port turns out to be free.
+    fn park(&mut self, address: IpAddr, message: Message<F, O>) {
+        let port = message.destination_port;
+        let waiting = self.waiting.entry(port).or_insert_with(|| {
+            self.actions.push_back(Action::FindOwner(port));
+            Waiting {
+                until: None,
+                asks_at: Duration::ZERO,
+                messages: Vec::new(),
+            }
+        });
+        waiting.messages.push(Parked { address, message });
+    }
+
+    /// No process has the port: drops the messages that wait for it.
+    pub fn handle_port_free(&mut self, port: u16) {
+        let Some(waiting) = self.waiting.remove(&port) else {
+            return;
+        };
+        for Parked { mut message, .. } in waiting.messages {
+            self.counters.recv_drop_no_sock += 1;
+            if let Some(origin) = message.origin.take() {
+                self.settled(origin);
+            }
+            if let Some(socket) = message.socket.take() {
+                self.freed(socket, port, message.length);
+            }
+        }
+    }
+
+    /// A member has announced the port: sends it the messages that wait.
+    fn handle_owner(&mut self, port: u16, member: u16) {
+        let waiting = self.waiting.remove(&port);
+        let messages = waiting.into_iter().flat_map(|waiting| waiting.messages);
+        for Parked { address, message } in messages {
+            self.enqueue(address, Some(member), message);
+        }
     }
 
     /// Has the other processes at this address acknowledge what they have been sent.
@@ -708,6 +828,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         Some(Inbound::Message(message))
     }
 
+    /// The number of messages of a socket that were given up since the last call. Each may have arrived or not.
+    pub fn take_undelivered(&mut self, socket: SocketId) -> u64 {
+        let endpoint = self.sockets.get_mut(&socket);
+        endpoint.map_or(0, |endpoint| std::mem::take(&mut endpoint.undelivered))
+    }
+
     /// The message that is received next, and stays.
     pub fn peek(&self, socket: SocketId) -> Option<&Queued<F>> {
         self.sockets.get(&socket)?.front()
@@ -722,6 +848,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         socket: SocketId,
         to: Option<SocketAddr>,
     ) -> Vec<(PathId, u64)> {
+        self.cancel_waiting(socket, to);
         let mut pending = Vec::new();
         let endpoint = self.sockets.get(&socket);
         let patience = endpoint.map_or(Duration::ZERO, |endpoint| endpoint.options.patience);
@@ -738,6 +865,21 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.settle(PathId(number as u32));
         }
         pending
+    }
+
+    fn cancel_waiting(&mut self, socket: SocketId, to: Option<SocketAddr>) {
+        let mut freed = Vec::new();
+        for (&port, waiting) in &mut self.waiting {
+            let is_meant = |one: &mut Parked<F, O>| {
+                let is_there = to.is_none_or(|to| to == SocketAddr::new(one.address, port));
+                one.message.socket == Some(socket) && is_there
+            };
+            let given_up = waiting.messages.extract_if(.., is_meant);
+            freed.extend(given_up.map(|one| (port, one.message.length)));
+        }
+        for (port, length) in freed {
+            self.freed(socket, port, length);
+        }
     }
 
     /// The number of the attempt by which a path's connection is being made, if one is.
@@ -765,27 +907,56 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     fn path_to(&mut self, address: IpAddr, member: Option<u16>) -> PathId {
-        let known = self.by_address.entry((address, member));
-        *known.or_insert_with(|| {
-            let number = PathId(self.peers.len() as u32);
-            let mut path = Path::new(self.limits.send_requests, self.first_sequence);
-            // A member's pings are the peer's to answer.
-            path.answers_pings = member.is_none();
-            self.peers.push(Peer {
-                address,
-                member,
-                path,
-                map: CongestionMap::new(),
-                member_map: CongestionMap::new(),
-                was_connected: false,
-                awaited: Vec::new(),
-                is_asked: false,
-                leader: None,
-                version: Version::V4_1,
-                is_ready: false,
-            });
-            number
-        })
+        if let Some(&known) = self.by_address.get(&(address, member)) {
+            return known;
+        }
+        let idle = match self.peers.len() < MOST_PEERS {
+            true => None,
+            false => self.longest_idle(),
+        };
+        let epoch = idle.map_or(0, |idle| self.path(idle).epoch + 1);
+        let mut path = Path::new(self.limits.send_requests, self.first_sequence, epoch);
+        // A member's pings are the peer's to answer.
+        path.answers_pings = member.is_none();
+        let peer = Peer {
+            address,
+            member,
+            path,
+            map: CongestionMap::new(),
+            member_map: CongestionMap::new(),
+            was_connected: false,
+            awaited: Vec::new(),
+            is_asked: false,
+            leader: None,
+            successor: None,
+            delivered: None,
+            is_met: false,
+            is_met_whole: false,
+            used: self.ends,
+            version: Version::V4_1,
+            is_ready: false,
+        };
+        let number = idle.unwrap_or(PathId(self.peers.len() as u32));
+        match self.peers.get_mut(number.index()) {
+            Some(place) => {
+                let before = std::mem::replace(place, peer);
+                self.by_address.remove(&(before.address, before.member));
+            }
+            None => self.peers.push(peer),
+        }
+        self.by_address.insert((address, member), number);
+        number
+    }
+
+    /// The idle peer that was used least recently.
+    fn longest_idle(&self) -> Option<PathId> {
+        let peers = (0..).map(PathId).zip(&self.peers);
+        let idle = peers.filter(|(_, peer)| {
+            let is_remote = peer.address != self.address && peer.member.is_none();
+            is_remote && peer.path.is_idle() && !peer.is_ready && !peer.is_asked
+        });
+        let longest = idle.min_by_key(|(_, peer)| peer.used);
+        longest.map(|(number, _)| number)
     }
 
     fn is_ready(&mut self, path: PathId) {
@@ -844,16 +1015,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 port,
                 bytes,
             } => {
+                self.freed(socket, port, bytes);
+            }
+            Event::Settled(origin) => self.settled(origin),
+            Event::Undelivered(socket) => {
                 if let Some(endpoint) = self.sockets.get_mut(&socket) {
-                    endpoint.is_announced |= port == PROBE_PORT;
-                    endpoint.sent -= bytes as usize;
+                    endpoint.undelivered += 1;
                     self.actions.push_back(Action::Wake(socket));
                 }
-            }
-            Event::Settled(origin) => {
-                self.held -= origin.held;
-                self.path_mut(origin.path).settled(origin);
-                self.is_ready(origin.path);
             }
             Event::Ended {
                 socket,
@@ -866,6 +1035,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 }
             }
         }
+    }
+
+    fn freed(&mut self, socket: SocketId, port: u16, bytes: u32) {
+        if let Some(endpoint) = self.sockets.get_mut(&socket) {
+            endpoint.is_announced |= port == PROBE_PORT;
+            endpoint.sent -= bytes as usize;
+            self.actions.push_back(Action::Wake(socket));
+        }
+    }
+
+    fn settled(&mut self, origin: Origin) {
+        self.held -= origin.held;
+        self.path_mut(origin.path).settled(origin);
+        self.is_ready(origin.path);
     }
 
     fn handle_arrived(&mut self, path: PathId, message: Arrived<F>) {
@@ -881,11 +1064,25 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             // A member's, for the peer.
             (Some(member), _) if !is_own => {
                 self.members.insert(message.source_port, member);
-                self.pass_on(path, address, None, message);
+                let outgoing = self.passed_on(path, message);
+                self.enqueue(address, None, outgoing);
             }
             // For a socket of a member.
-            (_, Some(&member)) => self.pass_on(path, address, Some(member), message),
-            _ => self.receive_arrived(address, message),
+            (_, Some(&member)) => {
+                let outgoing = self.passed_on(path, message);
+                self.enqueue(address, Some(member), outgoing);
+            }
+            _ if self.role != Role::Leader
+                || self.by_port.contains_key(&port)
+                || port <= PROBE_PORT =>
+            {
+                self.receive_arrived(path, message);
+            }
+            // Another process may own the port, and not have announced it yet.
+            _ => {
+                let outgoing = self.passed_on(path, message);
+                self.park(address, outgoing);
+            }
         }
     }
 
@@ -894,34 +1091,70 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
         if has_port {
             self.members.insert(message.source_port, member);
+            self.handle_owner(message.source_port, member);
         } else if self.members.get(&message.source_port) == Some(&member) {
             self.members.remove(&message.source_port);
         }
     }
 
-    fn pass_on(&mut self, path: PathId, address: IpAddr, member: Option<u16>, message: Arrived<F>) {
-        let passed = self.path_mut(path);
-        passed.hold(message.sequence);
+    /// A message that has arrived, to be passed on.
+    fn passed_on(&mut self, path: PathId, message: Arrived<F>) -> Message<F, O> {
+        let Peer {
+            address,
+            member,
+            is_met_whole,
+            path: ref mut from,
+            ..
+        } = self.peers[path.index()];
+        from.hold(message.sequence);
         let origin = Origin {
             path,
-            epoch: passed.epoch,
+            numbering: from.numbering,
             sequence: message.sequence,
             held: held(&message.fragments),
         };
         self.held += origin.held;
-        let outgoing = Message {
+        let is_own = address == self.address;
+        let is_of_peer = !is_own && member.is_none();
+        let passed = Extension::Passed {
+            sequence: message.sequence,
+            // A retransmitted message may have been passed on by the leader before.
+            again: message.is_retransmitted && !is_met_whole,
+        };
+        let mut extensions = message.extensions.iter();
+        Message {
             origin: Some(origin),
             length: message.length,
             fragments: message.fragments,
-            extension: message.extensions.iter().next(),
+            extension: extensions.find(|extension| extension.cookie().is_some()),
+            passed: is_of_peer.then_some(passed),
             // Another process here acknowledges each: the peer may ask for it when all has been passed on.
-            is_ack_required: message.is_ack_required || member.is_some(),
+            is_ack_required: message.is_ack_required || is_own || is_of_peer,
             ..Message::header_only(message.source_port, message.destination_port)
-        };
-        self.enqueue(address, member, outgoing);
+        }
     }
 
-    fn receive_arrived(&mut self, from: IpAddr, message: Arrived<F>) {
+    fn receive_arrived(&mut self, path: PathId, message: Arrived<F>) {
+        let peer = &mut self.peers[path.index()];
+        let from = peer.address;
+        let passed = message
+            .extensions
+            .iter()
+            .find_map(|extension| match extension {
+                Extension::Passed { sequence, again } => Some((sequence, again)),
+                _ => None,
+            });
+        // A retransmitted message may have been delivered through another leader, or before this process became one.
+        let (sequence, again) = match (self.role, passed) {
+            (Role::Member(_), Some(passed)) => passed,
+            _ => (message.sequence, message.is_retransmitted),
+        };
+        if from != self.address {
+            if again && peer.delivered.is_some_and(|last| !is_after(sequence, last)) {
+                return;
+            }
+            peer.delivered = Some(sequence);
+        }
         let mut cookie = None;
         for extension in message.extensions.iter() {
             match extension {
@@ -1061,36 +1294,86 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     fn answer(&mut self, asked: &ConnectData, peer: IpAddr, member: Option<u16>) -> Answer {
-        let Some(version) = asked.agreed() else {
+        let key = (peer, member);
+        let known = self.by_address.get(&key).copied();
+        // Both sides have sent a request: both refuse, and try again after random times.
+        let has_asked = known.is_some_and(|path| self.path(path).state == PathState::Connecting);
+        let has_place =
+            known.is_some() || self.peers.len() < MOST_PEERS || self.longest_idle().is_some();
+        let (Some(version), false, true) = (asked.agreed(), has_asked, has_place) else {
             return Answer::Refuse;
         };
-        let path = self.path_to(peer, member);
-        match self.path(path).state {
-            PathState::Down { .. } => {}
-            // The peer has restarted: the connection that was there is not known to it.
-            PathState::Up => {
-                self.handle_lost(path);
-                return Answer::Refuse;
-            }
-            PathState::Connecting | PathState::Ending => return Answer::Refuse,
-        }
-        self.path_mut(path).state = PathState::Connecting;
+        self.make_way(key);
+        let arrival = ArrivalId(self.next_arrival);
+        self.next_arrival += 1;
+        self.arrivals.insert(arrival, key);
         let credit = match asked.credit {
             0 => 0,
-            _ => self.limits.receives,
+            _ => self.limits.first_receives,
         };
         Answer::Accept {
-            path,
-            data: self.connect_data(path, version, credit),
+            arrival,
+            data: self.connect_data(key, version, credit),
         }
     }
 
-    fn connect_data(&self, path: PathId, version: Version, credit: u32) -> ConnectData {
-        let peer = &self.peers[path.index()];
+    /// Gives up the oldest request where there are too many, of this peer or of all.
+    fn make_way(&mut self, key: (IpAddr, Option<u16>)) {
+        let is_its = |(_, from): &(_, &(IpAddr, Option<u16>))| **from == key;
+        let of_one = self.arrivals.iter().filter(is_its).count();
+        let oldest = match of_one >= MOST_ARRIVALS_OF_ONE {
+            true => self.arrivals.iter().find(is_its),
+            false if self.arrivals.len() >= MOST_ARRIVALS => self.arrivals.first_key_value(),
+            false => None,
+        };
+        if let Some((&oldest, _)) = oldest {
+            self.arrivals.remove(&oldest);
+            self.actions.push_back(Action::Withdraw(oldest));
+        }
+    }
+
+    /// Whether a request that was accepted has not been given up.
+    pub fn is_awaited(&self, arrival: ArrivalId) -> bool {
+        self.arrivals.contains_key(&arrival)
+    }
+
+    /// The peer has completed the connection that it has asked for: it is there. The path that has the connection from now on;
+    /// `None` where it has to wait until another has ended ([`Action::Adopt`]), or was withdrawn.
+    pub fn handle_accepted(&mut self, arrival: ArrivalId, told: &ConnectData) -> Option<PathId> {
+        let (peer, member) = self.arrivals.remove(&arrival)?;
+        let path = self.path_to(peer, member);
+        if let PathState::Down { .. } = self.path(path).state {
+            self.path_mut(path).state = PathState::Connecting;
+            self.handle_connected(path, told);
+            return Some(path);
+        }
+        let successor = &mut self.peers[path.index()].successor;
+        if let Some((before, _)) = successor.replace((arrival, *told)) {
+            self.actions.push_back(Action::Withdraw(before));
+        }
+        self.handle_lost(path);
+        None
+    }
+
+    /// The peer has not completed the connection that it has asked for, or it has ended before it was of use.
+    pub fn handle_withdrawn(&mut self, arrival: ArrivalId) {
+        self.arrivals.remove(&arrival);
+        for peer in &mut self.peers {
+            peer.successor
+                .take_if(|(successor, _)| *successor == arrival);
+        }
+    }
+
+    fn connect_data(
+        &self,
+        (peer, member): (IpAddr, Option<u16>),
+        version: Version,
+        credit: u32,
+    ) -> ConnectData {
         // Whom a member talks to takes it for the peer.
-        let (source, destination) = match peer.member {
-            Some(_) => (peer.address, self.address),
-            None => (self.address, peer.address),
+        let (source, destination) = match member {
+            Some(_) => (peer, self.address),
+            None => (self.address, peer),
         };
         ConnectData {
             source,
@@ -1099,12 +1382,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             minor_mask: MINORS,
             tos: 0,
             member: match self.role {
-                Role::Leader if peer.member.is_some() => self.identity,
+                Role::Leader if member.is_some() => self.identity,
                 Role::Leader => 0,
                 Role::Member(member) => member,
             },
             ack_sequence: 0,
             credit,
+            incarnation: self.incarnation,
         }
     }
 
@@ -1118,6 +1402,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             Role::Member(_) => told.member,
         };
         peer.was_connected = true;
+        let is_other = peer.path.meet(told.incarnation);
+        if self.role == Role::Leader && peer.member.is_none() {
+            if is_other && peer.is_met {
+                peer.is_met_whole = true;
+                peer.delivered = None;
+            }
+            peer.is_met = true;
+        }
         let before = peer.leader.replace(leader);
         if let Some(before) = before.filter(|before| *before != leader) {
             // What another leader may have passed on is not passed on again: a message arrives once at most.
@@ -1172,9 +1464,22 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             // A leader has no leader.
             None => self.by_address.contains_key(&(address, None)),
         };
+        self.ends += 1;
         let peer = &mut self.peers[path.index()];
+        peer.used = self.ends;
+        if let Some((arrival, told)) = peer.successor.take() {
+            peer.path.state = PathState::Connecting;
+            self.actions.push_back(Action::Adopt {
+                path,
+                arrival,
+                told,
+            });
+            return self.handle_timeout(now);
+        }
+        // The connections between processes of one address are kept up also while they are idle.
+        let is_asked = peer.is_asked || address == self.address;
         let due = match is_wanted {
-            true => peer.path.next_attempt(now, &mut self.random, peer.is_asked),
+            true => peer.path.next_attempt(now, &mut self.random, is_asked),
             false => None,
         };
         peer.path.state = PathState::Down { due };
@@ -1213,12 +1518,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             (Role::Leader, Some(member)) => Process::Member(member),
             (Role::Member(_), _) => Process::Leader,
         };
-        let version = peer.version;
+        let (key, version) = ((peer.address, peer.member), peer.version);
         let credit = match self.limits.flow_control {
-            FlowControl::Asked | FlowControl::Required => self.limits.receives,
+            FlowControl::Asked | FlowControl::Required => self.limits.first_receives,
             FlowControl::Accepted => 0,
         };
-        let data = self.connect_data(path, version, credit);
+        let data = self.connect_data(key, version, credit);
         self.actions.push_back(Action::Connect { path, to, data });
     }
 
@@ -1229,7 +1534,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             PathState::Up => peer.completion_due(),
             PathState::Connecting | PathState::Ending => None,
         };
-        self.peers.iter().filter_map(due).min()
+        let paths = self.peers.iter().filter_map(due);
+        let owners = self.waiting.values().map(|waiting| waiting.asks_at);
+        paths.chain(owners).min()
     }
 
     /// Time has passed.
@@ -1248,5 +1555,28 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 _ => {}
             }
         }
+        self.ask_for_owners(now);
     }
+
+    fn ask_for_owners(&mut self, now: Duration) {
+        let mut given_up = Vec::new();
+        for (&port, waiting) in &mut self.waiting {
+            let until = *waiting.until.get_or_insert(now + WAIT_FOR_OWNER);
+            if until <= now {
+                given_up.push(port);
+            } else if waiting.asks_at <= now {
+                waiting.asks_at = now + ASK_AGAIN;
+                self.actions.push_back(Action::FindOwner(port));
+            }
+        }
+        for port in given_up {
+            self.handle_port_free(port);
+        }
+    }
+}
+
+/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, which are all that a leader passes on.
+const fn is_after(one: u64, other: u64) -> bool {
+    let distance = one.wrapping_sub(other) << 16;
+    distance != 0 && distance <= 1 << 63
 }

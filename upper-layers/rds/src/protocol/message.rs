@@ -92,8 +92,8 @@ pub enum Notify {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) path: PathId,
-    /// Which of the path's connections.
-    pub(crate) epoch: u32,
+    /// Which of the peer's numberings the sequence number is of.
+    pub(crate) numbering: u32,
     pub(crate) sequence: u64,
     /// Bytes that the message takes of a host's memory.
     pub(crate) held: usize,
@@ -110,6 +110,8 @@ pub(crate) struct Message<F, O> {
     pub(crate) fragments: Fragments<F>,
     pub(crate) attached: Option<Attached<O>>,
     pub(crate) extension: Option<Extension>,
+    /// The number that the sender of a message has given it that is passed on.
+    pub(crate) passed: Option<Extension>,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,
     pub(crate) is_retransmitted: bool,
@@ -133,6 +135,7 @@ impl<F, O> Message<F, O> {
             fragments: Fragments::new(),
             attached: None,
             extension: None,
+            passed: None,
             sequence: 0,
             is_ack_required: false,
             is_retransmitted: false,
@@ -170,6 +173,7 @@ pub(crate) struct Arrived<F> {
     pub(crate) extensions: polyverbs_rds_wire::Extensions,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,
+    pub(crate) is_retransmitted: bool,
 }
 
 /// Bytes of a host's memory that a message takes while it waits, with what is kept of a header.

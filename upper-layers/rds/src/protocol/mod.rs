@@ -17,8 +17,8 @@ mod path;
 
 pub use endpoint::{Queued, RdmaStatus, Readiness, SocketOptions};
 pub use host::{
-    Action, Answer, Counters, FlowControl, Host, HostLimits, Inbound, Outbound, PathInfo,
-    PortError, Process, Refused, Role,
+    Action, Answer, ArrivalId, Counters, FlowControl, Host, HostLimits, Inbound, Outbound,
+    PathInfo, PortError, Process, Refused, Role,
 };
 pub use message::{
     Attached, Fragment, Fragments, Notify, Operation, OperationStatus, PathId, SocketId,

@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use polyverbs_rds_wire::{
-    CongestionMap, Extension, Extensions, FRAGMENT, Flags, Header, MAX_MESSAGE,
-};
+use polyverbs_rds_wire::{CongestionMap, Extension, FRAGMENT, Flags, Header, MAX_MESSAGE};
 use rand::Rng;
 use thiserror::Error;
 
@@ -77,6 +75,8 @@ pub(crate) enum Event<F> {
     },
     /// A message that was passed on is no longer kept.
     Settled(Origin),
+    /// A message of this socket is given up, and may have arrived or not.
+    Undelivered(SocketId),
     /// An operation of this socket has ended.
     Ended {
         socket: SocketId,
@@ -190,8 +190,16 @@ pub(crate) struct Path<F, O> {
     acknowledged: u64,
     /// Messages that have arrived and have been passed on, and that the next one does not have yet.
     held: VecDeque<u64>,
-    /// Connections that there were.
+    /// The sequence number of the last message that demands an acknowledge: by its flag, or because it is a ping.
+    asked: u64,
+    /// Attempts to connect, by their number.
     pub(crate) epoch: u32,
+    /// There was a connection, which proves the peer's address.
+    has_been_up: bool,
+    /// The number that the peer's host has chosen at its start; 0 if it sends none.
+    pub(crate) incarnation: u32,
+    /// Counts the restarts of the peer's host, each of which starts a new sequence.
+    pub(crate) numbering: u32,
     /// Pings are answered, and not passed on.
     pub(crate) answers_pings: bool,
     /// A fragment was not taken: the connection takes no more.
@@ -203,8 +211,9 @@ pub(crate) struct Path<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
-    /// `capacity`: requests that the send queue holds; `first`: the number of the first message.
-    pub(crate) fn new(capacity: u32, first: u64) -> Self {
+    /// `capacity`: requests that the send queue holds; `first`: the number of the first message; `epoch`: that of the first attempt to
+    /// connect.
+    pub(crate) fn new(capacity: u32, first: u64, epoch: u32) -> Self {
         Self {
             state: PathState::Down { due: None },
             events: VecDeque::new(),
@@ -226,7 +235,11 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             acknowledges: 0,
             acknowledged: 0,
             held: VecDeque::new(),
-            epoch: 0,
+            asked: 0,
+            epoch,
+            has_been_up: false,
+            incarnation: 0,
+            numbering: 0,
             answers_pings: true,
             has_refused: false,
             is_ack_due: false,
@@ -267,6 +280,25 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         message.sequence = self.next_transmit;
         self.next_transmit += 1;
         self.queue.push_back(message);
+    }
+
+    /// Whether the path holds no message in either direction and has no connection.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_down = self.state == (PathState::Down { due: None });
+        is_down && self.queue.is_empty() && self.held.is_empty()
+    }
+
+    /// Notes the number of the peer's host. Returns whether the host has restarted: its sequence numbers then start anew.
+    pub(crate) fn meet(&mut self, incarnation: u32) -> bool {
+        let known = std::mem::replace(&mut self.incarnation, incarnation);
+        let is_other = known != 0 && known != incarnation;
+        if is_other {
+            self.next_receive = 0;
+            self.asked = 0;
+            self.held.clear();
+            self.numbering += 1;
+        }
+        is_other
     }
 
     fn pong(&mut self, port: u16) {
@@ -394,7 +426,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             destination_port: message.destination_port,
             flags,
             credit,
-            extensions: extension.map_or_else(Extensions::default, Extensions::of),
+            extensions: extension.into_iter().chain(message.passed).collect(),
         };
         self.current = (!is_last).then_some(Current::Message {
             is_operation_sent: true,
@@ -563,6 +595,9 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             return;
         }
         self.next_receive = header.sequence.saturating_add(1);
+        if header.flags.contains(Flags::ACK_REQUIRED) || header.destination_port == NO_PORT {
+            self.asked = header.sequence;
+        }
         match (header.source_port, header.destination_port) {
             (NO_PORT, NO_PORT | PROBE_PORT) => {}
             (port, NO_PORT) if self.answers_pings => self.pong(port),
@@ -574,6 +609,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 extensions: header.extensions,
                 sequence: header.sequence,
                 is_ack_required: header.flags.contains(Flags::ACK_REQUIRED),
+                is_retransmitted: header.flags.contains(Flags::RETRANSMITTED),
             })),
         }
     }
@@ -584,14 +620,14 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     }
 
     pub(crate) fn settled(&mut self, origin: Origin) {
-        if origin.epoch != self.epoch {
+        if origin.numbering != self.numbering {
             return;
         }
         let place = self.held.iter().position(|held| *held == origin.sequence);
         if let Some(place) = place {
             self.held.remove(place);
             // The peer may have asked while it was held.
-            self.is_ack_due = true;
+            self.is_ack_due |= origin.sequence <= self.asked;
         }
     }
 
@@ -641,6 +677,13 @@ impl<F: Fragment, O: Operation> Path<F, O> {
 
     fn finish(&mut self, mut message: Message<F, O>, status: OperationStatus) {
         self.pongs -= usize::from(message.is_pong());
+        let is_data = message.destination_port != PROBE_PORT && message.attached.is_none();
+        if let Some(socket) = message.socket
+            && status == OperationStatus::Dropped
+            && is_data
+        {
+            self.events.push_back(Event::Undelivered(socket));
+        }
         ended(&mut self.events, &mut message, status);
         freed(&mut self.events, &mut message);
         if message.last_request > self.completed {
@@ -690,6 +733,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
     /// The connection is there. `credits` where it has flow control.
     pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
         self.state = PathState::Up;
+        self.has_been_up = true;
         self.credits = credits;
         self.is_map_due = true;
         self.handle_ack(ack);
@@ -711,7 +755,6 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.has_refused = false;
         self.acknowledges = 0;
         self.acknowledged = 0;
-        self.held.clear();
         self.epoch += 1;
         self.completed = self.posted;
         self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
@@ -734,20 +777,18 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.window == Some(LONGEST_WAIT)
     }
 
-    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None`: nothing waits for
-    /// the peer, and nobody (`is_asked`) for what it says, and it has been tried long enough.
+    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None` if the queue is empty,
+    /// no socket waits for a word of the peer (`is_asked`), and the peer was never connected or has not answered for long.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
         random: &mut impl Rng,
         is_asked: bool,
     ) -> Option<Duration> {
-        let Some(window) = self.window else {
-            self.window = Some(SHORTEST_WAIT);
-            return Some(now);
-        };
-        self.window = Some(min(window * 2, LONGEST_WAIT));
-        let is_wanted = !self.queue.is_empty() || is_asked || window < LONGEST_WAIT;
+        let window = self.window.unwrap_or(Duration::ZERO);
+        self.window = Some((window * 2).clamp(SHORTEST_WAIT, LONGEST_WAIT));
+        let may_come_again = self.has_been_up && window < LONGEST_WAIT;
+        let is_wanted = !self.queue.is_empty() || is_asked || may_come_again;
         is_wanted.then(|| now + window.mul_f64(random.random()))
     }
 }

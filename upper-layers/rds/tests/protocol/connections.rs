@@ -1,5 +1,6 @@
 //! How hosts find together, part, and find together again.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathState};
@@ -17,6 +18,7 @@ fn proposal(version: Version, minor_mask: u16) -> ConnectData {
         member: 0,
         ack_sequence: 0,
         credit: 0,
+        incarnation: 0,
     }
 }
 
@@ -95,7 +97,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
     let asked = proposal(Version::V4_1, 3);
     assert_eq!(answer(host(), &asked), None);
     let told = answer(host(), &ConnectData { credit: 9, ..asked });
-    assert_eq!(told.map(|told| told.credit), Some(limits.receives));
+    assert_eq!(told.map(|told| told.credit), Some(limits.first_receives));
 
     // The peer answers without.
     let mut host = host();
@@ -111,7 +113,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
     let Some(Action::Connect { path, data, .. }) = host.poll_action() else {
         panic!("it asks for a connection");
     };
-    assert_eq!(data.credit, limits.receives);
+    assert_eq!(data.credit, limits.first_receives);
     host.handle_connected(path, &ConnectData { credit: 0, ..data });
     assert_eq!(host.poll_action(), Some(Action::End(path)));
     assert!(host.poll_transmit(path).is_none());
@@ -229,7 +231,7 @@ fn many_hosts_that_all_ask_each_other_have_one_connection_for_each_pair() {
 
 // covers 8.46
 #[test]
-fn a_request_while_there_is_a_connection_ends_it_and_is_refused() {
+fn only_a_proven_request_replaces_a_connection() {
     let mut net = Net::new(2, HostLimits::default(), 4);
     net.connect_hosts(0, 1);
     let asked = ConnectData {
@@ -237,10 +239,82 @@ fn a_request_while_there_is_a_connection_ends_it_and_is_refused() {
         destination: address(1),
         ..net.asked[0]
     };
-    assert_eq!(net.host(1).handle_request(&asked), Answer::Refuse);
+    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+        panic!("it may be a peer that has restarted");
+    };
+    net.pump(1);
+    assert_eq!(net.state(1, 0), PathState::Up);
+    net.host(1).handle_withdrawn(arrival);
+    net.settle();
+    assert_eq!(net.state(1, 0), PathState::Up);
+
+    let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
+        panic!("it may be a peer that has restarted");
+    };
+    assert_eq!(net.host(1).handle_accepted(arrival, &asked), None);
     net.pump(1);
     assert_eq!(net.state(1, 0), PathState::Ending);
-    assert_eq!(net.host(1).handle_request(&asked), Answer::Refuse);
+}
+
+// covers 8.46
+#[test]
+fn unproven_requests_are_bounded_and_leave_nothing() {
+    let mut host = host();
+    let mut withdrawn = Vec::new();
+    let mut accepted = Vec::new();
+    for number in 0..1000 {
+        let asked = ConnectData {
+            source: Ipv4Addr::from_bits(0x0a00_0000 + number % 100).into(),
+            ..proposal(Version::V4_1, 3)
+        };
+        let Answer::Accept { arrival, .. } = host.handle_request(&asked) else {
+            panic!("it may be a peer's");
+        };
+        accepted.push(arrival);
+        while let Some(action) = host.poll_action() {
+            let Action::Withdraw(arrival) = action else {
+                panic!("{action:?}");
+            };
+            withdrawn.push(arrival);
+        }
+    }
+    // The oldest first.
+    assert_eq!(withdrawn, accepted[..1000 - 64]);
+    accepted
+        .into_iter()
+        .for_each(|one| host.handle_withdrawn(one));
+    assert_eq!(host.paths().count(), 0);
+    host.handle_timeout(Duration::from_hours(1));
+    assert_eq!((host.poll_action(), host.next_due()), (None, None));
+}
+
+// covers 8.46
+#[test]
+fn requests_with_forged_sources_keep_no_peer_out() {
+    let mut host = host();
+    let asked = |source: u32| ConnectData {
+        source: Ipv4Addr::from_bits(source).into(),
+        ..proposal(Version::V4_1, 3)
+    };
+    let other = asked(0x0a00_0002);
+    let Answer::Accept {
+        arrival: of_other, ..
+    } = host.handle_request(&other)
+    else {
+        panic!("it is a peer");
+    };
+    let named = asked(0x0a00_0001);
+    for _ in 0..1000 {
+        host.handle_request(&named);
+    }
+    let Answer::Accept { arrival, .. } = host.handle_request(&named) else {
+        panic!("it may be the peer's own");
+    };
+    for _ in 0..15 {
+        host.handle_request(&named);
+    }
+    assert!(host.handle_accepted(arrival, &named).is_some());
+    assert!(host.handle_accepted(of_other, &other).is_some());
 }
 
 // covers 8.29 8.46
@@ -335,7 +409,7 @@ fn a_connection_that_failed_before_it_was_there_is_tried_again() {
     let to = net.bind(1, 200);
     net.send(0, socket, at(1, 200), &[1]).unwrap();
     // The peer accepts, and goes.
-    net.until(|net| net.state(1, 0) == PathState::Connecting);
+    net.until(|net| net.state(0, 1) == PathState::Up);
     net.restart(1);
     let _ = to;
     let to = net.bind(1, 200);

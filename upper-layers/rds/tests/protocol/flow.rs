@@ -232,6 +232,7 @@ fn without_a_monitor_each_change_of_a_map_is_seen_once() {
 
 fn with_credits(receives: u32) -> HostLimits {
     HostLimits {
+        first_receives: receives,
         receives,
         flow_control: FlowControl::Required,
         ..HostLimits::default()
@@ -295,8 +296,8 @@ fn each_receive_that_is_posted_again_is_advertised_once() {
 fn credits_are_used_where_one_side_asks_and_not_where_none_does() {
     for (flow_control, credit) in [
         (FlowControl::Accepted, 0),
-        (FlowControl::Asked, 512),
-        (FlowControl::Required, 512),
+        (FlowControl::Asked, 32),
+        (FlowControl::Required, 32),
     ] {
         let limits = HostLimits {
             flow_control,

@@ -471,6 +471,7 @@ fn asking(source: usize, member: u16) -> ConnectData {
         member,
         ack_sequence: 0,
         credit: 0,
+        incarnation: 0,
     }
 }
 
@@ -479,11 +480,11 @@ fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
         0 => host.handle_request(asked),
         _ => host.handle_request_of_process(asked),
     };
-    let Answer::Accept { path, .. } = answer else {
+    let Answer::Accept { arrival, .. } = answer else {
         panic!("it is accepted");
     };
-    host.handle_connected(path, asked);
-    path
+    host.handle_accepted(arrival, asked)
+        .expect("there is no other connection")
 }
 
 /// The connection that it asks for next, and whom.
@@ -679,14 +680,16 @@ fn a_peer_that_asks_for_connections_without_an_end_has_one_path() {
             member: 0,
             ack_sequence: number << 48,
             credit: number as u32,
+            incarnation: number as u32,
         };
-        if let Answer::Accept { path, .. } = host.handle_request(&asked) {
+        if let Answer::Accept { arrival, .. } = host.handle_request(&asked) {
             accepted += 1;
-            if number % 3 == 0 {
-                host.handle_connected(path, &asked);
+            if number % 3 == 0
+                && let Some(path) = host.handle_accepted(arrival, &asked)
+            {
+                host.handle_lost(path);
+                host.handle_gone(Duration::from_secs(number), path);
             }
-            host.handle_lost(path);
-            host.handle_gone(Duration::from_secs(number), path);
         }
         while let Some(action) = host.poll_action() {
             if let Action::Connect { path, .. } = action {
@@ -761,7 +764,9 @@ fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
                 Action::Connect { path, data, .. } => {
                     paths.insert(path, data);
                 }
-                Action::Wake(_) | Action::Used { .. } => {}
+                Action::Adopt { path, told, .. } => host.handle_connected(path, &told),
+                Action::FindOwner(port) => host.handle_port_free(port),
+                Action::Wake(_) | Action::Used { .. } | Action::Withdraw(_) => {}
             }
         }
         if let Some((path, _)) = paths.pop_first() {
@@ -769,9 +774,10 @@ fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
             return path;
         }
         match host.handle_request(asked) {
-            Answer::Accept { path, .. } => {
-                host.handle_connected(path, asked);
-                return path;
+            Answer::Accept { arrival, .. } => {
+                if let Some(path) = host.handle_accepted(arrival, asked) {
+                    return path;
+                }
             }
             Answer::Refuse => now += Duration::from_secs(1),
         }
@@ -801,6 +807,7 @@ proptest! {
             member: 0,
             ack_sequence: 7,
             credit,
+            incarnation: 0,
         };
         let mut path = connect(&mut host, &asked);
         for input in inputs {

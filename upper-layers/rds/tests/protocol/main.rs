@@ -7,4 +7,5 @@ mod messages;
 mod net;
 
 mod operations;
+mod processes;
 mod runs;

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use polyverbs_rds::protocol::{
-    Action, Answer, Attached, FlowControl, Fragment, Host, HostLimits, Inbound, Notify, Operation,
-    OperationStatus, Outbound, PathId, PathState, Payload, ProtocolError, Queued, Refused,
-    SocketId, Transmit,
+    Action, Answer, ArrivalId, Attached, FlowControl, Fragment, Host, HostLimits, Inbound, Notify,
+    Operation, OperationStatus, Outbound, PathId, PathState, Payload, Process, ProtocolError,
+    Queued, Refused, Role, SocketId, Transmit,
 };
 use polyverbs_rds::{RdmaStatus, SocketOptions};
 use polyverbs_rds_wire::{ConnectData, FRAGMENT, HEADER, Header};
@@ -98,14 +98,29 @@ pub(crate) struct Side {
     pub(crate) host: TestHost,
     /// The connection of each path, as the number of the connection and of its end.
     links: BTreeMap<PathId, (usize, usize)>,
+    /// Those of requests that were accepted.
+    arrivals: BTreeMap<ArrivalId, (usize, usize)>,
     pub(crate) woken: Vec<SocketId>,
     pub(crate) used: Vec<(SocketId, u32)>,
     /// Counts up when the host is replaced: what was for the one before is for nobody.
     incarnation: u32,
+    /// Its process has ended.
+    pub(crate) is_over: bool,
+    /// Ports of its sockets.
+    ports: BTreeMap<SocketId, u16>,
+}
+
+/// The owner of one end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Path(PathId),
+    Arrival(ArrivalId),
 }
 
 struct Connection {
-    ends: [Option<(usize, PathId)>; 2],
+    ends: [Option<(usize, Owner)>; 2],
+    /// Packets that arrived before the accepting end belonged to a path.
+    early: Vec<Packet>,
     /// What each end has been told of: a connection that is there.
     established: [bool; 2],
     /// When the last thing that was sent to each end arrives.
@@ -115,6 +130,7 @@ struct Connection {
     used: [u32; 2],
     /// Fragments that still pass before the connection ends.
     left: Option<u32>,
+    to: Process,
     asked: ConnectData,
 }
 
@@ -218,10 +234,43 @@ impl Net {
         Side {
             host: Host::new(address(number), self.limits, seed),
             links: BTreeMap::new(),
+            arrivals: BTreeMap::new(),
             woken: Vec::new(),
             used: Vec::new(),
             incarnation,
+            is_over: false,
+            ports: BTreeMap::new(),
         }
+    }
+
+    /// One more process at the address of a host, which has a leader. Its number.
+    pub(crate) fn add_member(&mut self, of: usize) -> usize {
+        let number = self.sides.len();
+        let mut side = self.fresh(of, 0);
+        side.host.set_role(Role::Member(number as u16));
+        self.sides.push(side);
+        number
+    }
+
+    /// Ends a process. Its peers see the ends of their connections.
+    pub(crate) fn end_process(&mut self, number: usize) {
+        self.sides[number].is_over = true;
+        for connection in 0..self.connections.len() {
+            for end in 0..2 {
+                if self.connections[connection].ends[end].is_some_and(|(at, _)| at == number) {
+                    self.connections[connection].ends[end] = None;
+                    self.lose_packets(connection, &[1 - end]);
+                    self.send_to_end(connection, 1 - end, Packet::Lost);
+                }
+            }
+        }
+    }
+
+    /// The process at an address that peers reach.
+    fn leader(&self, address: IpAddr) -> Option<usize> {
+        self.sides.iter().position(|side| {
+            !side.is_over && side.host.address() == address && side.host.role() == Role::Leader
+        })
     }
 
     /// A host is replaced by another at its address, and nobody is told.
@@ -246,6 +295,8 @@ impl Net {
     pub(crate) fn bind_with(&mut self, host: usize, port: u16, options: SocketOptions) -> SocketId {
         let (id, bound) = self.host(host).bind(port, options).unwrap();
         assert_eq!(bound, port);
+        self.sides[host].ports.insert(id, port);
+        self.pump(host);
         id
     }
 
@@ -308,6 +359,7 @@ impl Net {
 
     pub(crate) fn close(&mut self, host: usize, socket: SocketId) -> Vec<(PathId, u64)> {
         let now = self.now;
+        self.sides[host].ports.remove(&socket);
         let pending = self.host(host).close(now, socket);
         self.pump(host);
         pending
@@ -497,25 +549,74 @@ impl Net {
         match action {
             Action::Wake(socket) => self.sides[number].woken.push(socket),
             Action::Used { socket, rkey } => self.sides[number].used.push((socket, rkey)),
-            Action::Connect { path, data, .. } => self.connect(number, path, data),
+            Action::Connect { path, to, data } => self.connect(number, path, to, data),
             Action::End(path) => self.end(number, path),
+            Action::Withdraw(arrival) => self.withdraw(number, arrival),
+            Action::Adopt {
+                path,
+                arrival,
+                told,
+            } => {
+                let host = &mut self.sides[number].host;
+                host.handle_connected(path, &told);
+                self.adopt(number, path, arrival);
+            }
+            Action::FindOwner(port) => {
+                let own = self.sides[number].host.address();
+                let is_taken = self.sides.iter().any(|side| {
+                    let is_there = !side.is_over && side.host.address() == own;
+                    is_there && side.ports.values().any(|one| *one == port)
+                });
+                if !is_taken {
+                    self.sides[number].host.handle_port_free(port);
+                }
+            }
         }
     }
 
-    fn connect(&mut self, number: usize, path: PathId, data: ConnectData) {
+    fn withdraw(&mut self, number: usize, arrival: ArrivalId) {
+        if let Some((connection, end)) = self.sides[number].arrivals.remove(&arrival) {
+            self.connections[connection].ends[end] = None;
+            self.send_to_end(connection, 1 - end, Packet::Lost);
+        }
+    }
+
+    fn adopt(&mut self, number: usize, path: PathId, arrival: ArrivalId) {
+        let side = &mut self.sides[number];
+        let Some(link) = side.arrivals.remove(&arrival) else {
+            return side.host.handle_lost(path);
+        };
+        let before = side.links.insert(path, link);
+        assert!(before.is_none(), "a path has one connection");
+        let (connection, end) = link;
+        self.connections[connection].ends[end] = Some((number, Owner::Path(path)));
+        for packet in std::mem::take(&mut self.connections[connection].early) {
+            self.arrived(connection, end, packet);
+        }
+    }
+
+    fn connect(&mut self, number: usize, path: PathId, to: Process, data: ConnectData) {
+        let own = self.sides[number].host.address();
+        if to == Process::Leader && self.leader(own).is_none() {
+            let host = &mut self.sides[number].host;
+            host.set_role(Role::Leader);
+            return host.handle_lost(path);
+        }
         self.asked.push(data);
         let connection = self.connections.len();
-        let receives = self.limits.receives;
+        let receives = self.limits.first_receives;
         let left = self
             .cut_after
             .map(|mean| self.random.random_range(0..2 * mean));
         self.connections.push(Connection {
-            ends: [Some((number, path)), None],
+            ends: [Some((number, Owner::Path(path))), None],
+            early: Vec::new(),
             established: [false; 2],
             last: [self.now; 2],
             receives: [receives; 2],
             used: [0; 2],
             left,
+            to,
             asked: data,
         });
         let links = &mut self.sides[number].links;
@@ -542,14 +643,17 @@ impl Net {
 
     /// Lets the next thing happen; false if nothing will.
     pub(crate) fn step(&mut self) -> bool {
-        let due = self.sides.iter().filter_map(|side| side.host.next_due());
-        let due = due.min();
+        let sides = self.sides.iter().filter(|side| !side.is_over);
+        let due = sides.filter_map(|side| side.host.next_due()).min();
         let next = self.events.first_key_value().map(|(&(when, _), _)| when);
         match (due, next) {
             (None, None) => return false,
             (Some(due), next) if next.is_none_or(|next| due < next) => {
                 self.now = self.now.max(due);
                 for number in 0..self.sides.len() {
+                    if self.sides[number].is_over {
+                        continue;
+                    }
                     let now = self.now;
                     self.sides[number].host.handle_timeout(now);
                     self.pump(number);
@@ -612,7 +716,8 @@ impl Net {
             } => {
                 let now = self.now;
                 let side = self.sides.get_mut(at);
-                if let Some(side) = side.filter(|side| side.incarnation == incarnation) {
+                let is_it = |side: &&mut Side| side.incarnation == incarnation && !side.is_over;
+                if let Some(side) = side.filter(is_it) {
                     side.host.handle_gone(now, path);
                     self.pump(at);
                 }
@@ -621,17 +726,34 @@ impl Net {
     }
 
     fn asked_at_peer(&mut self, connection: usize) {
-        let data = self.connections[connection].asked;
-        let number = self
-            .sides
-            .iter()
-            .position(|side| side.host.address() == data.destination)
-            .expect("there is a host");
-        let answer = match self.sides[number].host.handle_request(&data) {
-            Answer::Accept { path, data } => {
-                self.connections[connection].ends[1] = Some((number, path));
-                let before = self.sides[number].links.insert(path, (connection, 1));
-                assert!(before.is_none(), "a path has one connection");
+        let Connection {
+            asked: data,
+            to,
+            ends: [from, _],
+            ..
+        } = self.connections[connection];
+        let own = from.map(|(at, _)| self.sides[at].host.address());
+        let number = match (to, own) {
+            (Process::Peer, _) => self.leader(data.destination),
+            (Process::Leader, Some(own)) => self.leader(own),
+            (Process::Member(member), Some(own)) => self.sides.iter().position(|side| {
+                let is_there = !side.is_over && side.host.address() == own;
+                is_there && side.host.role() == Role::Member(member)
+            }),
+            (_, None) => None,
+        };
+        let Some(number) = number else {
+            return self.later(Event::Unreachable(connection));
+        };
+        let host = &mut self.sides[number].host;
+        let answer = match to {
+            Process::Peer => host.handle_request(&data),
+            Process::Leader | Process::Member(_) => host.handle_request_of_process(&data),
+        };
+        let answer = match answer {
+            Answer::Accept { arrival, data } => {
+                self.connections[connection].ends[1] = Some((number, Owner::Arrival(arrival)));
+                self.sides[number].arrivals.insert(arrival, (connection, 1));
                 Some(data)
             }
             Answer::Refuse => None,
@@ -641,7 +763,7 @@ impl Net {
     }
 
     fn answered(&mut self, connection: usize, answer: Option<ConnectData>) {
-        let Some((number, path)) = self.connections[connection].ends[0] else {
+        let Some((number, Owner::Path(path))) = self.connections[connection].ends[0] else {
             if answer.is_some() {
                 self.send_to_end(connection, 1, Packet::Lost);
             }
@@ -659,22 +781,24 @@ impl Net {
     }
 
     fn failed(&mut self, connection: usize) {
-        if let Some((number, path)) = self.connections[connection].ends[0] {
+        if let Some((number, Owner::Path(path))) = self.connections[connection].ends[0] {
             self.sides[number].host.handle_lost(path);
             self.pump(number);
         }
     }
 
     fn arrived(&mut self, connection: usize, end: usize, packet: Packet) {
-        let Some((number, path)) = self.connections[connection].ends[end] else {
+        let Some((number, owner)) = self.connections[connection].ends[end] else {
             return self.unanswered(connection, end, &packet);
         };
-        match packet {
-            Packet::Established => {
-                let asked = self.connections[connection].asked;
-                self.connections[connection].established[end] = true;
-                self.sides[number].host.handle_connected(path, &asked);
+        let path = match owner {
+            Owner::Path(path) => path,
+            Owner::Arrival(arrival) => {
+                return self.arrived_early(connection, end, (number, arrival), packet);
             }
+        };
+        match packet {
+            Packet::Established => panic!("the accepting end is a path's"),
             Packet::Fragment {
                 bytes,
                 payload,
@@ -720,6 +844,32 @@ impl Net {
         self.pump(number);
     }
 
+    fn arrived_early(
+        &mut self,
+        connection: usize,
+        end: usize,
+        (number, arrival): (usize, ArrivalId),
+        packet: Packet,
+    ) {
+        match packet {
+            Packet::Established => {
+                let asked = self.connections[connection].asked;
+                self.connections[connection].established[end] = true;
+                let host = &mut self.sides[number].host;
+                if let Some(path) = host.handle_accepted(arrival, &asked) {
+                    self.adopt(number, path, arrival);
+                }
+            }
+            Packet::Lost => {
+                self.sides[number].host.handle_withdrawn(arrival);
+                self.sides[number].arrivals.remove(&arrival);
+                self.connections[connection].ends[end] = None;
+            }
+            packet => self.connections[connection].early.push(packet),
+        }
+        self.pump(number);
+    }
+
     /// Nobody is there any more: who sends something is told.
     fn unanswered(&mut self, connection: usize, end: usize, packet: &Packet) {
         if matches!(
@@ -739,7 +889,7 @@ impl Net {
         let receives = one.receives[end].checked_sub(1);
         one.receives[end] = receives.expect("a fragment arrives where no receive is posted");
         one.used[end] += 1;
-        if one.used[end] >= 16 {
+        if one.used[end] >= 4 {
             let posted = std::mem::take(&mut one.used[end]);
             one.receives[end] += posted;
             let host = &mut self.sides[number].host;
@@ -776,7 +926,7 @@ impl Net {
 
     /// The path of a request that was made.
     pub(crate) fn path_of_asked(&self, number: usize) -> PathId {
-        let [Some((_, path)), _] = self.connections[number].ends else {
+        let [Some((_, Owner::Path(path))), _] = self.connections[number].ends else {
             panic!("the request was given up");
         };
         path

@@ -82,7 +82,8 @@ impl Run {
         let random = &mut net.random;
         let limits = HostLimits {
             send_requests: [2, 8, 256][random.random_range(0..3)],
-            receives: [64, 512][random.random_range(0..2)],
+            first_receives: [32, 64][random.random_range(0..2)],
+            receives: 512,
             flow_control: match random.random_range(0..3) {
                 0 => FlowControl::Accepted,
                 1 => FlowControl::Asked,

@@ -6,61 +6,81 @@ pub const CONGESTION_MAP_BYTES: usize = 65536 / 8;
 /// Which ports of a receiving address take no more messages.
 ///
 /// Port p is bit p % 8 of byte p / 8, counted from the least significant one.
-#[derive(Clone, PartialEq, Eq)]
-pub struct CongestionMap(Box<[u8; CONGESTION_MAP_BYTES]>);
+///
+/// Where none takes fewer it needs no memory.
+#[derive(Clone, Default)]
+pub struct CongestionMap(Option<Box<[u8; CONGESTION_MAP_BYTES]>>);
+
+static NO_PORT: [u8; CONGESTION_MAP_BYTES] = [0; CONGESTION_MAP_BYTES];
 
 impl CongestionMap {
     /// No port is congested.
-    pub fn new() -> Self {
-        Self(Box::new([0; CONGESTION_MAP_BYTES]))
+    pub const fn new() -> Self {
+        Self(None)
     }
 
     /// The port takes no more messages.
     pub fn set(&mut self, port: u16) {
-        self.0[byte(port)] |= bit(port);
+        self.bytes_mut()[byte(port)] |= bit(port);
     }
 
     /// The port takes messages again.
     pub fn clear(&mut self, port: u16) {
-        self.0[byte(port)] &= !bit(port);
+        if let Some(bytes) = &mut self.0 {
+            bytes[byte(port)] &= !bit(port);
+        }
     }
 
     /// Ports that take no more messages by either map.
     pub fn merge(&mut self, other: &Self) {
-        for (own, other) in self.0.iter_mut().zip(other.0.iter()) {
+        let Some(other) = &other.0 else { return };
+        for (own, other) in self.bytes_mut().iter_mut().zip(other.iter()) {
             *own |= other;
         }
     }
 
     /// Whether the port takes no more messages.
     pub fn is_set(&self, port: u16) -> bool {
-        self.0[byte(port)] & bit(port) != 0
+        self.bytes()[byte(port)] & bit(port) != 0
     }
 
     /// The congested ports, in their order.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
-        let used = (0..).zip(self.0.iter()).filter(|(_, bits)| **bits != 0);
+        let bytes = self.bytes().iter();
+        let used = (0..).zip(bytes).filter(|(_, bits)| **bits != 0);
         used.flat_map(|(byte, _)| 8 * byte..=8 * byte + 7)
             .filter(|port| self.is_set(*port))
     }
 
     /// The bytes, as a message carries them.
     pub fn bytes(&self) -> &[u8; CONGESTION_MAP_BYTES] {
-        &self.0
+        self.0.as_deref().unwrap_or(&NO_PORT)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8; CONGESTION_MAP_BYTES] {
+        self.0.get_or_insert_with(|| Box::new(NO_PORT))
     }
 
     /// Takes the map that has arrived, and answers which ports have become free: bit p % 64 for port p, as a socket
     /// that monitors congestion is told.
     pub fn replace(&mut self, bytes: &[u8; CONGESTION_MAP_BYTES]) -> u64 {
-        let (old, _) = self.0.as_chunks();
+        let (old, _) = self.bytes().as_chunks();
         let (new, _) = bytes.as_chunks();
         let freed = old.iter().zip(new).fold(0, |freed, (old, new)| {
             freed | u64::from_le_bytes(*old) & !u64::from_le_bytes(*new)
         });
-        *self.0 = *bytes;
+        self.0 = (*bytes != NO_PORT).then(|| Box::new(*bytes));
         freed
     }
 }
+
+impl PartialEq for CongestionMap {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for CongestionMap {}
 
 fn byte(port: u16) -> usize {
     usize::from(port / 8)
@@ -68,12 +88,6 @@ fn byte(port: u16) -> usize {
 
 fn bit(port: u16) -> u8 {
     1 << (port % 8)
-}
-
-impl Default for CongestionMap {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl fmt::Debug for CongestionMap {

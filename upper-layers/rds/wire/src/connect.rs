@@ -66,6 +66,9 @@ pub struct ConnectData {
     pub ack_sequence: u64,
     /// The receives that are posted, where flow control is offered; else 0.
     pub credit: u32,
+    /// Which run of the host this is: each chooses a number of its own. 0 says nothing, as does Linux, where these bytes pad.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub incarnation: u32,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -81,7 +84,7 @@ struct Layout<Address> {
     member: U16,
     ack_sequence: U64,
     credit: U32,
-    padding: [u8; 4],
+    incarnation: U32,
 }
 
 const _: () = assert!(size_of::<Layout<[u8; 4]>>() == 32);
@@ -116,6 +119,7 @@ impl ConnectData {
             member: layout.member.get(),
             ack_sequence: layout.ack_sequence.get(),
             credit: layout.credit.get(),
+            incarnation: layout.incarnation.get(),
         })
     }
 
@@ -148,7 +152,7 @@ impl ConnectData {
             member: self.member.into(),
             ack_sequence: self.ack_sequence.into(),
             credit: self.credit.into(),
-            padding: [0; 4],
+            incarnation: self.incarnation.into(),
         }
     }
 
@@ -185,6 +189,7 @@ mod tests {
             member: 0,
             ack_sequence: 0x0102_0304_0506_0708,
             credit: 0x0a0b_0c0d,
+            incarnation: 0x0e0f_1011,
         }
     }
 
@@ -193,7 +198,7 @@ mod tests {
     fn private_data_between_ipv4_addresses_is_32_bytes() {
         let data = proposal(Version::V4_1, 3);
         let bytes =
-            hex!("c0000201 c0000202 04 01 0003 06 000000 0102030405060708 0a0b0c0d 00000000");
+            hex!("c0000201 c0000202 04 01 0003 06 000000 0102030405060708 0a0b0c0d 0e0f1011");
         assert_eq!(data.to_bytes(), bytes);
         assert_eq!(ConnectData::parse(&bytes, false), Some(data));
         assert_eq!(ConnectData::parse(&bytes[..31], false), None);
@@ -211,7 +216,7 @@ mod tests {
         };
         let bytes = hex!(
             "20010db8000000000000000000000001 20010db8000000000000000000000002"
-            "03 01 0003 06 000000 0102030405060708 0a0b0c0d 00000000"
+            "03 01 0003 06 000000 0102030405060708 0a0b0c0d 0e0f1011"
         );
         assert_eq!(data.to_bytes(), bytes);
         assert_eq!(ConnectData::parse(&bytes, true), Some(data));

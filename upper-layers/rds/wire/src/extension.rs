@@ -30,6 +30,13 @@ pub enum Extension {
     Paths(u16),
     /// Another number each time that the sender has started.
     Generation(u32),
+    /// Between processes of this project at one address: the number that the sender of a message has given it that is passed on.
+    Passed {
+        /// Its lower 48 bits.
+        sequence: u64,
+        /// It may have been passed on before, by another process.
+        again: bool,
+    },
 }
 
 const VERSION: u8 = 1;
@@ -37,14 +44,24 @@ const RDMA: u8 = 2;
 const RDMA_DESTINATION: u8 = 3;
 const PATHS: u8 = 5;
 const GENERATION: u8 = 6;
+const PASSED: u8 = 0x70;
+const PASSED_AGAIN: u8 = 0x71;
 
 impl Extensions {
-    /// One extension header and no other, which is all that a sender puts in.
+    /// One extension header and no other, which is all that a sender puts in for a peer.
     pub fn of(extension: Extension) -> Self {
-        let mut bytes = [0; 16];
+        Self([0; 16]).and(extension)
+    }
+
+    /// One more, where there is room for it.
+    fn and(self, extension: Extension) -> Self {
+        let Self(mut bytes) = self;
+        let end = bytes.len() - self.rest().len();
         let mut put = |kind, data: &[u8]| {
-            bytes[0] = kind;
-            bytes[1..=data.len()].copy_from_slice(data);
+            if let Some(room) = bytes[end..].get_mut(..=data.len()) {
+                room[0] = kind;
+                room[1..].copy_from_slice(data);
+            }
         };
         match extension {
             Extension::Version(version) => put(VERSION, &version.to_be_bytes()),
@@ -55,6 +72,10 @@ impl Extensions {
             }
             Extension::Paths(paths) => put(PATHS, &paths.to_be_bytes()),
             Extension::Generation(generation) => put(GENERATION, &generation.to_be_bytes()),
+            Extension::Passed { sequence, again } => {
+                let kind = if again { PASSED_AGAIN } else { PASSED };
+                put(kind, &sequence.to_be_bytes()[2..]);
+            }
         }
         Self(bytes)
     }
@@ -115,8 +136,20 @@ fn split(bytes: &[u8]) -> Option<(Extension, &[u8])> {
             let (generation, rest) = rest.split_first_chunk()?;
             (Extension::Generation(number(generation)), rest)
         }
+        PASSED | PASSED_AGAIN => {
+            let (&[a, b, c, d, e, f], rest) = rest.split_first_chunk()?;
+            let sequence = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+            let again = *kind == PASSED_AGAIN;
+            (Extension::Passed { sequence, again }, rest)
+        }
         _ => return None,
     })
+}
+
+impl FromIterator<Extension> for Extensions {
+    fn from_iter<I: IntoIterator<Item = Extension>>(all: I) -> Self {
+        all.into_iter().fold(Self([0; 16]), Self::and)
+    }
 }
 
 impl Extension {
