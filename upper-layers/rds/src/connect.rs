@@ -130,8 +130,15 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         }
         Err(error) => {
             let Some(node) = node.upgrade() else { return };
-            if matches!(error, ConnectError::Refused { .. }) {
-                node.with(|state| state.host.handle_refused(made.0));
+            match error {
+                // The host that is asked would have said why.
+                ConnectError::Refused { private_data } if private_data.is_empty() => {
+                    node.with(|state| state.host.handle_absent(made.0));
+                }
+                ConnectError::Refused { .. } => {
+                    node.with(|state| state.host.handle_refused(made.0));
+                }
+                _ => {}
             }
             failed(&node, made, Some(&qp));
         }

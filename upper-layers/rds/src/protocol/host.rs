@@ -230,7 +230,8 @@ struct Peer<F, O> {
     map: CongestionMap,
     /// Of a member's path: its ports that are congested.
     member_map: CongestionMap,
-    was_connected: bool,
+    /// No process listens where the last connection was requested.
+    is_absent: bool,
     /// Requests whose completion a program waits for in a cancel or a close, each with the time when the connection ends otherwise.
     awaited: Vec<(u64, Duration)>,
     /// Somebody waits to hear of it that one of its ports is free.
@@ -924,7 +925,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             path,
             map: CongestionMap::new(),
             member_map: CongestionMap::new(),
-            was_connected: false,
+            is_absent: false,
             awaited: Vec::new(),
             is_asked: false,
             leader: None,
@@ -1401,7 +1402,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             Role::Leader => self.identity,
             Role::Member(_) => told.member,
         };
-        peer.was_connected = true;
         let is_other = peer.path.meet(told.incarnation);
         if self.role == Role::Leader && peer.member.is_none() {
             if is_other && peer.is_met {
@@ -1437,6 +1437,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.peers[path.index()].version = Version::V3_1;
     }
 
+    /// No process listens where the connection of a path was requested: a member there has ended.
+    pub fn handle_absent(&mut self, path: PathId) {
+        self.peers[path.index()].is_absent = true;
+    }
+
     /// A path's connection has ended, or has to.
     pub fn handle_lost(&mut self, path: PathId) {
         let state = &mut self.path_mut(path).state;
@@ -1450,13 +1455,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     pub fn handle_gone(&mut self, now: Duration, path: PathId) {
         self.counters.conn_reset += 1;
         let peer = &mut self.peers[path.index()];
-        // Whoever sent what was refused is there.
-        let has_gone = std::mem::take(&mut peer.was_connected) && !peer.path.has_refused;
+        let is_absent = std::mem::take(&mut peer.is_absent);
         peer.path.reset();
         let (address, member) = (peer.address, peer.member);
-        let has_ended = has_gone && address == self.address;
         let is_wanted = match member {
-            Some(_) if has_ended || peer.path.has_been_tried_long() => {
+            // The connection to a member can also end while the member runs. Its messages are given up only if it has ended.
+            Some(_) if is_absent || peer.path.has_been_tried_long() => {
                 self.handle_member_gone(member);
                 false
             }

@@ -536,6 +536,7 @@ fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
         assert!(host.poll_transmit(passed).is_some());
     }
     host.handle_lost(member);
+    host.handle_absent(member);
     host.handle_gone(Duration::ZERO, member);
     host.handle_completion(passed, 3);
     assert!(host.poll_transmit(passed).is_none());

@@ -743,6 +743,9 @@ impl Net {
             (_, None) => None,
         };
         let Some(number) = number else {
+            if let Some((at, Owner::Path(path))) = from {
+                self.sides[at].host.handle_absent(path);
+            }
             return self.later(Event::Unreachable(connection));
         };
         let host = &mut self.sides[number].host;
