@@ -722,8 +722,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A member has announced the port: sends it the messages that wait.
+    /// A member has the port: sends it the messages that wait, before any later one.
     fn handle_owner(&mut self, port: u16, member: u16) {
+        self.members.insert(port, member);
         let waiting = self.waiting.remove(&port);
         let messages = waiting.into_iter().flat_map(|waiting| waiting.messages);
         for Parked { address, message } in messages {
@@ -1064,7 +1065,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             }
             // A member's, for the peer.
             (Some(member), _) if !is_own => {
-                self.members.insert(message.source_port, member);
+                self.handle_owner(message.source_port, member);
                 let outgoing = self.passed_on(path, message);
                 self.enqueue(address, None, outgoing);
             }
@@ -1091,7 +1092,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn handle_announced(&mut self, member: u16, message: &Arrived<F>) {
         let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
         if has_port {
-            self.members.insert(message.source_port, member);
             self.handle_owner(message.source_port, member);
         } else if self.members.get(&message.source_port) == Some(&member) {
             self.members.remove(&message.source_port);
@@ -1301,7 +1301,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let has_asked = known.is_some_and(|path| self.path(path).state == PathState::Connecting);
         let has_place =
             known.is_some() || self.peers.len() < MOST_PEERS || self.longest_idle().is_some();
-        let (Some(version), false, true) = (asked.agreed(), has_asked, has_place) else {
+        // A member that becomes the leader receives requests that it has sent to the old leader.
+        let is_from_itself = asked.incarnation == self.incarnation;
+        let (Some(version), false, true) = (asked.agreed(), has_asked || is_from_itself, has_place)
+        else {
             return Answer::Refuse;
         };
         self.make_way(key);
