@@ -242,10 +242,10 @@ struct Peer<F, O> {
     successor: Option<(ArrivalId, ConnectData)>,
     /// The peer's number of the last message that was delivered to a socket of this process, over whichever leader.
     delivered: Option<u64>,
-    /// This process has been connected to the peer as the leader.
-    is_met: bool,
-    /// This process has been the leader since the peer's host started.
-    is_met_whole: bool,
+    /// The number of the peer's host whose messages `delivered` counts, which the host has chosen at its start; 0 if it sends none.
+    generation: u32,
+    /// Of a leader's paths to members: the generation of the peer that the member was told last.
+    told_generation: u32,
     /// The value of `ends` when its last connection ended.
     used: u64,
     /// What is proposed next.
@@ -356,6 +356,14 @@ pub struct Host<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Peer<F, O> {
+    /// Messages of the peer belong to this generation of its host from now on.
+    fn note_generation(&mut self, generation: u32) {
+        let known = std::mem::replace(&mut self.generation, generation);
+        if known != 0 && known != generation {
+            self.delivered = None;
+        }
+    }
+
     /// When the first awaited request must have completed.
     fn completion_due(&self) -> Option<Duration> {
         let completed = self.path.completed();
@@ -728,8 +736,24 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let waiting = self.waiting.remove(&port);
         let messages = waiting.into_iter().flat_map(|waiting| waiting.messages);
         for Parked { address, message } in messages {
-            self.enqueue(address, Some(member), message);
+            self.enqueue_for_member(address, member, message);
         }
+    }
+
+    /// A message for a member. The member is told first if the peer's host has restarted.
+    fn enqueue_for_member(&mut self, address: IpAddr, member: u16, message: Message<F, O>) {
+        let peer = self.by_address.get(&(address, None));
+        let generation = peer.map_or(0, |peer| self.peers[peer.index()].generation);
+        let path = self.path_to(address, Some(member));
+        let told = &mut self.peers[path.index()].told_generation;
+        if std::mem::replace(told, generation) != generation && generation != 0 {
+            let news = Message {
+                extension: Some(Extension::Generation(generation)),
+                ..Message::header_only(NO_PORT, PROBE_PORT)
+            };
+            self.enqueue(address, Some(member), news);
+        }
+        self.enqueue(address, Some(member), message);
     }
 
     /// Has the other processes at this address acknowledge what they have been sent.
@@ -932,8 +956,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             leader: None,
             successor: None,
             delivered: None,
-            is_met: false,
-            is_met_whole: false,
+            generation: 0,
+            told_generation: 0,
             used: self.ends,
             version: Version::V4_1,
             is_ready: false,
@@ -1011,6 +1035,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn handle_event(&mut self, path: PathId, event: Event<F>) {
         match event {
             Event::Arrived(message) => self.handle_arrived(path, message),
+            Event::Generation(generation) => {
+                // A leader hears it from the peer itself.
+                if let Role::Member(_) = self.role {
+                    self.peers[path.index()].note_generation(generation);
+                }
+            }
             Event::Map(fragments) => self.handle_map(path, &fragments),
             Event::Freed {
                 socket,
@@ -1072,7 +1102,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             // For a socket of a member.
             (_, Some(&member)) => {
                 let outgoing = self.passed_on(path, message);
-                self.enqueue(address, Some(member), outgoing);
+                self.enqueue_for_member(address, member, outgoing);
             }
             _ if self.role != Role::Leader
                 || self.by_port.contains_key(&port)
@@ -1103,7 +1133,6 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let Peer {
             address,
             member,
-            is_met_whole,
             path: ref mut from,
             ..
         } = self.peers[path.index()];
@@ -1119,8 +1148,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let is_of_peer = !is_own && member.is_none();
         let passed = Extension::Passed {
             sequence: message.sequence,
-            // A retransmitted message may have been passed on by the leader before.
-            again: message.is_retransmitted && !is_met_whole,
+            // The leader before may have passed on a message that is retransmitted.
+            again: message.is_retransmitted,
         };
         let mut extensions = message.extensions.iter();
         Message {
@@ -1405,13 +1434,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             Role::Leader => self.identity,
             Role::Member(_) => told.member,
         };
-        let is_other = peer.path.meet(told.incarnation);
+        peer.path.meet(told.incarnation);
         if self.role == Role::Leader && peer.member.is_none() {
-            if is_other && peer.is_met {
-                peer.is_met_whole = true;
-                peer.delivered = None;
-            }
-            peer.is_met = true;
+            peer.note_generation(told.incarnation);
         }
         let before = peer.leader.replace(leader);
         if let Some(before) = before.filter(|before| *before != leader) {
@@ -1499,6 +1524,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         for number in 0..self.peers.len() {
             let peer = &mut self.peers[number];
             if peer.member == member {
+                peer.told_generation = 0;
                 peer.member_map = CongestionMap::new();
                 peer.path.abandon();
                 self.handle_lost(PathId(number as u32));

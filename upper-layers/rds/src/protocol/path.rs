@@ -65,6 +65,8 @@ pub enum ProtocolError {
 pub(crate) enum Event<F> {
     /// A message for a socket.
     Arrived(Arrived<F>),
+    /// A leader says that the peer's host has restarted, and now has this number.
+    Generation(u32),
     /// The peer's congestion map, in two fragments.
     Map(Fragments<F>),
     /// A message of this socket is no longer kept: to this port, of so many bytes.
@@ -288,17 +290,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         is_down && self.queue.is_empty() && self.held.is_empty()
     }
 
-    /// Notes the number of the peer's host. Returns whether the host has restarted: its sequence numbers then start anew.
-    pub(crate) fn meet(&mut self, incarnation: u32) -> bool {
+    /// Notes the number of the peer's host. If the host has restarted, its sequence numbers start anew.
+    pub(crate) fn meet(&mut self, incarnation: u32) {
         let known = std::mem::replace(&mut self.incarnation, incarnation);
-        let is_other = known != 0 && known != incarnation;
-        if is_other {
+        if known != 0 && known != incarnation {
             self.next_receive = 0;
             self.asked = 0;
             self.held.clear();
             self.numbering += 1;
         }
-        is_other
     }
 
     fn pong(&mut self, port: u16) {
@@ -599,7 +599,13 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             self.asked = header.sequence;
         }
         match (header.source_port, header.destination_port) {
-            (NO_PORT, NO_PORT | PROBE_PORT) => {}
+            (NO_PORT, NO_PORT | PROBE_PORT) => {
+                for extension in header.extensions.iter() {
+                    if let Extension::Generation(generation) = extension {
+                        self.events.push_back(Event::Generation(generation));
+                    }
+                }
+            }
             (port, NO_PORT) if self.answers_pings => self.pong(port),
             (source_port, destination_port) => self.events.push_back(Event::Arrived(Arrived {
                 source_port,
