@@ -19,6 +19,7 @@ mod error;
 pub mod event;
 mod event_type;
 pub mod extension;
+mod fork;
 pub mod ids;
 mod lifecycle;
 mod mem;

@@ -1,0 +1,473 @@
+//! What a child of a fork has of its parent's process-wide values.
+//!
+//! A child has its parent's memory, and of its parent's threads the one that forked. A lock that another thread held at that moment
+//! stays locked in the child, and the threads, sockets and devices of the parent do not exist there. So a static of a provider or a
+//! library that changes is one of two kinds:
+//!
+//! * [`PerProcess`]: the child begins anew, and neither locks nor drops what its parent has;
+//! * [`ForkLock`]: the child needs what its parent has, so the thread that forks holds the lock over the fork.
+//!
+//! A value that is made once and never changed is a [`MadeOnce`]: a thread that makes the value of a `OnceLock` has that locked.
+//!
+//! The C library reports a fork to handlers, and `vfork` to none: a child of `vfork` borrows its parent's memory and must change
+//! nothing there. That is why these types do not compare numbers of processes.
+// The C library calls the handlers.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::libc;
+
+/// A value that each process makes for itself when it first needs one, also a child of a fork.
+///
+/// Reaching it takes no lock, so a signal handler may, where the value [is made](Self::made).
+pub struct PerProcess<T: Send + Sync> {
+    make: fn() -> T,
+    made: AtomicPtr<Made<T>>,
+}
+
+struct Made<T> {
+    forks: u64,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// No value is made yet. Threads that need the first one at the same moment may each call `make`; one result is kept.
+    pub const fn new(make: fn() -> T) -> Self {
+        Self {
+            make,
+            made: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// The value of this process, if it is made.
+    pub fn made(&self) -> Option<&T> {
+        self.of_this_process(self.made.load(Ordering::Acquire))
+    }
+
+    #[cold]
+    fn make(&self) -> &T {
+        let new = Box::into_raw(Box::new(Made {
+            forks: forks(),
+            value: (self.make)(),
+        }));
+        let mut before = self.made.load(Ordering::Acquire);
+        loop {
+            if let Some(made) = self.of_this_process(before) {
+                // SAFETY: it was allocated above, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
+                return made;
+            }
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            // The parent's value is not freed: locks in it may be held for ever.
+            match (self.made).compare_exchange(before, new, success, failure) {
+                // SAFETY: allocated above, and freed only when `self` is dropped.
+                Ok(_) => return unsafe { &(*new).value },
+                Err(other) => before = other,
+            }
+        }
+    }
+
+    fn of_this_process(&self, made: *mut Made<T>) -> Option<&T> {
+        // SAFETY: null, or allocated by `make` and freed only when `self` is dropped.
+        let made = unsafe { made.as_ref() }?;
+        (made.forks == forks()).then_some(&made.value)
+    }
+}
+
+impl<T: Send + Sync> Deref for PerProcess<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.made().unwrap_or_else(|| self.make())
+    }
+}
+
+impl<T: Send + Sync> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        if self.made().is_some() {
+            // SAFETY: `make` allocated it, and nothing borrows from `self` any more.
+            drop(unsafe { Box::from_raw(*self.made.get_mut()) });
+        }
+    }
+}
+
+impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PerProcess").field(&self.made()).finish()
+    }
+}
+
+/// A value that a process makes when it first needs it, and that its children have as well.
+///
+/// No thread waits for another one that makes it, so a child does not either: threads that need it at the same moment may each make
+/// one, and the first is kept.
+pub struct MadeOnce<T: Send + Sync>(AtomicPtr<T>);
+
+impl<T: Send + Sync> MadeOnce<T> {
+    /// No value is made yet.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// The value, if it is made.
+    pub fn made(&self) -> Option<&T> {
+        // SAFETY: null, or allocated by `get_or_make` and freed only when `self` is dropped.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The value, which `make` makes where there is none.
+    pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
+        if let Some(made) = self.made() {
+            return made;
+        }
+        let new = Box::into_raw(Box::new(make()));
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        match (self.0).compare_exchange(std::ptr::null_mut(), new, success, failure) {
+            // SAFETY: as above.
+            Ok(_) => unsafe { &*new },
+            Err(made) => {
+                // SAFETY: it was allocated above, and no other thread has seen it.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: not null, and so as above.
+                unsafe { &*made }
+            }
+        }
+    }
+}
+
+impl<T: Send + Sync> Default for MadeOnce<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Send + Sync> Drop for MadeOnce<T> {
+    fn drop(&mut self) {
+        let made = *self.0.get_mut();
+        if !made.is_null() {
+            // SAFETY: `get_or_make` allocated it, and nothing borrows from `self` any more.
+            drop(unsafe { Box::from_raw(made) });
+        }
+    }
+}
+
+impl<T: Send + Sync + fmt::Debug> fmt::Debug for MadeOnce<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MadeOnce").field(&self.made()).finish()
+    }
+}
+
+/// How many forks lie between the first process of a program and this one. An object that was made after another number of forks
+/// is a parent's.
+pub fn forks() -> u64 {
+    watch();
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// A lock around a value that a child of a fork needs as its parent had it: the thread that forks holds the lock over the fork, so
+/// the child gets it free, and the value whole.
+///
+/// A thread that holds one takes no other of them, and does not fork.
+pub struct ForkLock<T: Send + 'static> {
+    value: Mutex<T>,
+    in_child: fn(&mut T),
+    is_listed: AtomicBool,
+}
+
+impl<T: Send + 'static> ForkLock<T> {
+    /// A free lock. The child has the value as it is.
+    pub const fn new(value: T) -> Self {
+        Self::with_change(value, |_| ())
+    }
+
+    /// A free lock. Each child changes the value with `in_child` before the fork returns, when it has this thread only.
+    pub const fn with_change(value: T, in_child: fn(&mut T)) -> Self {
+        Self {
+            value: Mutex::new(value),
+            in_child,
+            is_listed: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits until the lock is free and takes it, also after a holder has panicked.
+    pub fn lock(&'static self) -> MutexGuard<'static, T> {
+        if !self.is_listed.load(Ordering::Acquire) {
+            self.list();
+        }
+        locked(&self.value)
+    }
+
+    #[cold]
+    fn list(&'static self) {
+        watch();
+        let mut all = locked(&ALL);
+        if !self.is_listed.swap(true, Ordering::AcqRel) {
+            all.push(self);
+        }
+    }
+}
+
+impl<T: Send + fmt::Debug> fmt::Debug for ForkLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ForkLock").field(&self.value).finish()
+    }
+}
+
+/// A [`ForkLock`] of any value.
+trait HeldOverForks: Sync {
+    fn hold(&'static self) -> Box<dyn Hold>;
+}
+
+/// A [`ForkLock`] that is held.
+trait Hold {
+    fn begin_child(&mut self);
+}
+
+struct Held<T: 'static>(MutexGuard<'static, T>, fn(&mut T));
+
+impl<T: Send + 'static> HeldOverForks for ForkLock<T> {
+    fn hold(&'static self) -> Box<dyn Hold> {
+        Box::new(Held(locked(&self.value), self.in_child))
+    }
+}
+
+impl<T> Hold for Held<T> {
+    fn begin_child(&mut self) {
+        (self.1)(&mut self.0);
+    }
+}
+
+/// What a thread that forks holds meanwhile.
+struct Fork {
+    locks: Vec<Box<dyn Hold>>,
+    _all: MutexGuard<'static, Vec<&'static dyn HeldOverForks>>,
+}
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+/// All locks that have been taken. It is itself held over a fork, so forks come one after the other.
+static ALL: Mutex<Vec<&'static dyn HeldOverForks>> = Mutex::new(Vec::new());
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
+}
+
+/// Has the handlers called at each fork from now on.
+#[inline]
+fn watch() {
+    // Miri has no forks.
+    if !IS_WATCHED.load(Ordering::Acquire) && !cfg!(miri) {
+        // SAFETY: the handlers take nothing, and are there until the process ends, or until this library is unloaded: then they
+        // are called no more. Threads that do this at the same moment register them twice, which the handlers allow. Where there
+        // is no room for them, a child takes its parent's values for its own.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        IS_WATCHED.store(true, Ordering::Release);
+    }
+}
+
+extern "C" fn before() {
+    // A thread that is ending has no such place any more, and forks without the locks.
+    let _ = FORK.try_with(|fork| {
+        fork.borrow_mut().get_or_insert_with(|| {
+            let all = locked(&ALL);
+            Fork {
+                locks: all.iter().map(|lock| lock.hold()).collect(),
+                _all: all,
+            }
+        });
+    });
+}
+
+extern "C" fn in_parent() {
+    drop(end());
+}
+
+extern "C" fn in_child() {
+    // Registered twice, they are called twice, and the second call finds the locks released. A number that grows by two is as new.
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    if let Some(mut fork) = end() {
+        for lock in &mut fork.locks {
+            lock.begin_child();
+        }
+    }
+}
+
+/// Takes what the thread holds for the fork that is over.
+fn end() -> Option<Fork> {
+    FORK.try_with(RefCell::take).ok().flatten()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, alarm, fork};
+    use waiting::PATIENCE;
+
+    use super::*;
+
+    /// Forks, and returns whether the child ended with `true` before an alarm ended it.
+    fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child ends without its parent's code.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                alarm::set(PATIENCE.as_secs() as u32);
+                let is_so = body();
+                // SAFETY: it ends the process.
+                unsafe { libc::_exit(libc::c_int::from(!is_so)) }
+            }
+            ForkResult::Parent { child } => {
+                waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0)
+            }
+        }
+    }
+
+    /// Calls `busy` again and again in two threads while this one does something `times` times.
+    fn beside(busy: fn(), times: usize, mut body: impl FnMut()) {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        busy();
+                    }
+                });
+            }
+            (0..times).for_each(|_| body());
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_child_makes_its_own_value_while_its_parents_is_locked() {
+        static VALUE: PerProcess<Mutex<u32>> = PerProcess::new(Mutex::default);
+        let mut held = VALUE.lock().unwrap();
+        *held = 7;
+        assert!(in_a_child(|| {
+            let is_new = VALUE.made().is_none();
+            *locked(&VALUE) += 1;
+            is_new && *locked(&VALUE) == 1
+        }));
+        drop(held);
+        assert_eq!(*VALUE.lock().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_child_of_a_child_makes_its_own_value_too() {
+        static VALUE: PerProcess<Mutex<u32>> = PerProcess::new(Mutex::default);
+        *locked(&VALUE) = 1;
+        assert!(in_a_child(|| {
+            *locked(&VALUE) = 2;
+            in_a_child(|| *locked(&VALUE) == 0) && *locked(&VALUE) == 2
+        }));
+    }
+
+    #[test]
+    fn threads_agree_on_one_value_and_the_others_are_dropped() {
+        static LIVE: AtomicU32 = AtomicU32::new(0);
+        struct Counted;
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                LIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let make = || {
+            LIVE.fetch_add(1, Ordering::SeqCst);
+            Counted
+        };
+        for _ in 0..100 {
+            let (value, once) = (PerProcess::new(make), MadeOnce::new());
+            let places: Vec<[usize; 2]> = thread::scope(|scope| {
+                let place = || {
+                    [&*value, once.get_or_make(make)].map(|one| std::ptr::from_ref(one) as usize)
+                };
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(place)).collect();
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert!(places.iter().all(|place| *place == places[0]));
+            assert_eq!(LIVE.load(Ordering::SeqCst), 2);
+            drop((value, once));
+            assert_eq!(LIVE.load(Ordering::SeqCst), 0);
+        }
+    }
+
+    #[test]
+    fn a_child_makes_a_value_that_a_thread_of_its_parent_is_making() {
+        static VALUE: MadeOnce<u32> = MadeOnce::new();
+        let (made, is_made) = mpsc::channel();
+        let (makes, is_making) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let make = || {
+                    makes.send(()).unwrap();
+                    is_made.recv().unwrap();
+                    1
+                };
+                assert_eq!(*VALUE.get_or_make(make), 1);
+            });
+            is_making.recv().unwrap();
+            assert!(in_a_child(|| *VALUE.get_or_make(|| 2) == 2));
+            made.send(()).unwrap();
+        });
+        assert!(in_a_child(|| *VALUE.get_or_make(|| 2) == 1));
+    }
+
+    #[test]
+    fn a_child_finds_locks_free_and_values_whole() {
+        static PAIR: ForkLock<(u64, u64)> = ForkLock::new((0, 0));
+        static OTHER: ForkLock<u64> = ForkLock::with_change(0, |value| *value = u64::MAX);
+        let busy = || {
+            let mut pair = PAIR.lock();
+            pair.0 += 1;
+            thread::yield_now();
+            pair.1 += 1;
+            drop(pair);
+            *OTHER.lock() += 1;
+        };
+        busy();
+        beside(busy, 300, || {
+            assert!(in_a_child(|| {
+                let pair = PAIR.lock();
+                pair.0 == pair.1 && pair.0 > 0 && *OTHER.lock() == u64::MAX
+            }));
+        });
+        assert_ne!(*OTHER.lock(), u64::MAX);
+    }
+
+    #[test]
+    fn threads_that_fork_at_the_same_time_wait_for_each_other() {
+        static COUNT: ForkLock<u64> = ForkLock::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        *COUNT.lock() += 1;
+                        assert!(in_a_child(|| *COUNT.lock() > 0));
+                    }
+                });
+            }
+        });
+        assert_eq!(*COUNT.lock(), 150);
+    }
+
+    #[test]
+    fn a_child_that_borrows_its_parents_memory_changes_nothing() {
+        static VALUE: PerProcess<u32> = PerProcess::new(|| 5);
+        let (before, place) = (forks(), std::ptr::from_ref(&*VALUE));
+        let status = std::process::Command::new("true").status().unwrap();
+        assert!(status.success());
+        assert_eq!((forks(), std::ptr::from_ref(&*VALUE)), (before, place));
+    }
+}
