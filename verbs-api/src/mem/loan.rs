@@ -2,9 +2,8 @@
 // Ending a loan is unsafe: giving buffers back while the device still has them would make two owners.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
-
 use super::Buffers;
+use crate::fork::ForkLock;
 
 /// Names the buffers of one or more posted requests; 0 names none.
 ///
@@ -30,8 +29,9 @@ struct Entry {
 }
 
 // Requests with buffers are as many as the program posts; the ledger is shared by all queues because a completion
-// names no queue object, and held only for a push or a take.
-static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
+// names no queue object, and held only for a push or a take. A child of a fork needs it as it is: requests that it has inherited
+// name their buffers by these numbers.
+static LEDGER: ForkLock<Ledger> = ForkLock::new(Ledger {
     entries: Vec::new(),
     free: Vec::new(),
 });
@@ -63,7 +63,7 @@ impl Loan {
         if self.is_none() || later.is_none() {
             return if self.is_none() { later } else { self };
         }
-        let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = LEDGER.lock();
         let mut last = self.0;
         while ledger.entries[last as usize - 1].next != 0 {
             last = ledger.entries[last as usize - 1].next;
@@ -82,7 +82,7 @@ impl Loan {
 }
 
 pub(crate) fn lend(buffers: Buffers) -> Loan {
-    let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ledger = LEDGER.lock();
     let index = ledger.free.pop().unwrap_or_else(|| {
         ledger.entries.push(Entry::default());
         ledger.entries.len() as u32
@@ -106,7 +106,7 @@ pub(crate) fn take_back_into(loan: Loan, all: &mut Buffers) {
     if loan.is_none() {
         return;
     }
-    let mut ledger = LEDGER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ledger = LEDGER.lock();
     let mut index = loan.0;
     while index != 0 {
         let Some(entry) = ledger

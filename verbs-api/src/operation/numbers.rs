@@ -1,7 +1,9 @@
 //! Numbers that the registry gives to what extensions define: of this process, and never leaving it.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::fork::ForkLock;
 
 /// The number of one `static`; none before it was asked for.
 #[derive(Debug)]
@@ -15,14 +17,15 @@ impl Number {
 
 /// The `static`s of one kind, by number.
 pub(super) struct Numbers<T: 'static, const N: usize> {
-    taken: Mutex<u8>,
+    // A child of a fork has the numbers of its parent.
+    taken: ForkLock<u8>,
     table: [OnceLock<&'static T>; N],
 }
 
 impl<T: Sync, const N: usize> Numbers<T, N> {
     pub(super) const fn new() -> Self {
         Self {
-            taken: Mutex::new(0),
+            taken: ForkLock::new(0),
             table: [const { OnceLock::new() }; N],
         }
     }
@@ -33,7 +36,7 @@ impl<T: Sync, const N: usize> Numbers<T, N> {
 
     /// The number of `it`, which has its place in `number`; `None` where all are taken.
     #[inline]
-    pub(super) fn of(&self, it: &'static T, number: &Number) -> Option<u8> {
+    pub(super) fn of(&'static self, it: &'static T, number: &Number) -> Option<u8> {
         match number.0.load(Ordering::Acquire) {
             0 => self.take(it, number),
             known => Some(known - 1),
@@ -41,8 +44,8 @@ impl<T: Sync, const N: usize> Numbers<T, N> {
     }
 
     #[cold]
-    fn take(&self, it: &'static T, number: &Number) -> Option<u8> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take(&'static self, it: &'static T, number: &Number) -> Option<u8> {
+        let mut taken = self.taken.lock();
         let known = number.0.load(Ordering::Acquire);
         if known != 0 {
             return Some(known - 1);

@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::device::{Device, OpenError};
 use crate::error::{RegistryError, VerbError};
 use crate::extension::{ExtensionDescriptor, Extensions};
+use crate::fork::PerProcess;
 use crate::version::CONTRACT_VERSION;
 
 /// Providers, their devices, and extensions: sorted by name. Its devices are those that there were when the providers were
@@ -332,7 +333,8 @@ fn check_consistent(
     })
 }
 
-static LINKED: Mutex<Option<Arc<Registry>>> = Mutex::new(None);
+// A child of a fork asks the providers itself: the devices of its parent have threads and sockets that do not exist there.
+static LINKED: PerProcess<Mutex<Option<Arc<Registry>>>> = PerProcess::new(Mutex::default);
 
 fn linked() -> MutexGuard<'static, Option<Arc<Registry>>> {
     LINKED.lock().unwrap_or_else(PoisonError::into_inner)
