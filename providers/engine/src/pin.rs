@@ -32,7 +32,7 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32 as OwnU32, AtomicUsize as OwnUsize, compiler_fence};
 
 use crate::lock::assert_unlocked;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, full_fence, prefetch};
+use crate::sync::{AtomicBool, AtomicU64, ForkLock, Ordering, full_fence, prefetch};
 
 /// Proof that this thread is pinned: nothing that it can reach now is freed before this drops.
 ///
@@ -240,11 +240,11 @@ struct Waiting {
 struct Domain {
     waiting: AtomicBool,
     light: AtomicBool,
-    registry: Mutex<Registry>,
+    registry: ForkLock<Registry>,
 }
 
 impl Domain {
-    fn take_ready(&self) -> Vec<Waiting> {
+    fn take_ready(&'static self) -> Vec<Waiting> {
         let mut registry = self.registry.lock();
         let is_ready = |waiting: &mut Waiting| {
             waiting.held.retain(Held::is_held);
@@ -327,8 +327,22 @@ fn register() -> &'static Slot {
 static DOMAIN: Domain = Domain {
     waiting: AtomicBool::new(false),
     light: AtomicBool::new(false),
-    registry: Mutex::new(Registry::new()),
+    registry: ForkLock::with_change(Registry::new(), begin_child),
 };
+
+/// In a child of a fork: the threads that the others' slots belong to do not exist there, so a pin of theirs would never end. What
+/// waits for pins is the parent's, which runs it.
+#[cfg(not(loom))]
+fn begin_child(registry: &mut Registry) {
+    let own = own_slot();
+    registry
+        .slots
+        .retain(|slot| own.is_some_and(|own| std::ptr::eq(own, *slot)));
+    registry.idle.clear();
+    std::mem::forget(std::mem::take(&mut registry.waiting));
+    DOMAIN.waiting.store(false, Ordering::Relaxed);
+    DEFERRED.store(0, Ordering::SeqCst);
+}
 
 #[cfg(not(loom))]
 thread_local! {
@@ -356,7 +370,7 @@ loom::lazy_static! {
     static ref DOMAIN: Domain = Domain {
         waiting: AtomicBool::new(false),
         light: AtomicBool::new(false),
-        registry: Mutex::new(Registry::new()),
+        registry: ForkLock::new(Registry::new()),
     };
 }
 
@@ -373,6 +387,7 @@ mod tests {
     use waiting::until;
 
     use super::*;
+    use crate::sync::Mutex;
 
     /// Pins are process-wide: tests that count on nobody else's take turns.
     static TURN: Mutex<()> = Mutex::new(());

@@ -12,7 +12,9 @@ use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
+
+use verbs_api::provider::MadeOnce;
 
 use crate::sync::Mutex;
 
@@ -191,7 +193,7 @@ impl<T> Chunk<T> {
             handle_alloc_error(layout)
         };
         if layout.align() == LARGE_PAGE
-            && let Some(advise) = ADVISE.get()
+            && let Some(advise) = ADVISE.made()
         {
             advise(NonNull::slice_from_raw_parts(at, layout.size()));
         }
@@ -207,13 +209,13 @@ impl<T> Chunk<T> {
 pub const LARGE_PAGE: usize = 2 << 20;
 
 /// How the system is asked to back a chunk with large pages.
-static ADVISE: OnceLock<fn(NonNull<[u8]>)> = OnceLock::new();
+static ADVISE: MadeOnce<fn(NonNull<[u8]>)> = MadeOnce::new();
 
 /// Has `advise` told of each chunk of the size and alignment of a large page before it is used, so that the system can
 /// back it with one: who picks values at random then meets one translation in the place of hundreds. The first one
 /// counts, for the whole process.
 pub fn use_large_pages(advise: fn(NonNull<[u8]>)) {
-    let _ = ADVISE.set(advise);
+    ADVISE.get_or_make(|| advise);
 }
 
 /// Places of the first chunk; each has twice those of the one before, until one fills a large page.

@@ -20,6 +20,8 @@ pub use std::{
     sync::{Mutex as Parking, MutexGuard},
     thread,
 };
+#[cfg(not(loom))]
+pub use verbs_api::provider::ForkLock;
 
 /// A lock whose waiters sleep, for what the data path does not touch. A panic releases it, and what it holds stays in use.
 #[derive(Debug, Default)]
@@ -43,6 +45,10 @@ impl<T> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// The model checker's threads do not fork.
+#[cfg(loom)]
+pub type ForkLock<T> = Mutex<T>;
 
 /// A cell with loom's interface: access is by closure.
 #[cfg(not(loom))]
