@@ -3,35 +3,36 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Weak};
+
+use verbs_api::provider::PerProcess;
 
 use crate::{IoHandler, lock};
 
 /// Flushes `waiting`, if it is still there, when the process ends by itself: by `exit`, or because `main` returned. Not in
 /// a child that a fork made: what waits is its parent's.
 pub(crate) fn at_exit(waiting: Weak<dyn IoHandler>) {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
+    static IS_HOOKED: AtomicBool = AtomicBool::new(false);
+    if !IS_HOOKED.load(Ordering::Acquire) {
         // SAFETY: `flush_all` takes nothing, and is there until the process ends, or until this library is unloaded: then
-        // it is called before. Where there is no room for it, nothing is flushed.
+        // it is called before. Where there is no room for it, nothing is flushed. A second call finds nothing to flush.
         let _ = unsafe { libc::atexit(flush_all) };
-    });
+        IS_HOOKED.store(true, Ordering::Release);
+    }
     let mut all = lock(&ALL);
-    all.retain(|(_, waiting)| waiting.strong_count() > 0);
-    all.push((std::process::id(), waiting));
+    all.retain(|waiting| waiting.strong_count() > 0);
+    all.push(waiting);
 }
 
-static ALL: Mutex<Vec<(u32, Weak<dyn IoHandler>)>> = Mutex::new(Vec::new());
+static ALL: PerProcess<Mutex<Vec<Weak<dyn IoHandler>>>> = PerProcess::new(Mutex::default);
 
 extern "C" fn flush_all() {
-    // A lock that another thread held when this process was forked stays held.
-    let Ok(mut all) = ALL.try_lock() else {
+    let Some(all) = ALL.made() else {
         return;
     };
-    let all = std::mem::take(&mut *all);
-    let own = std::process::id();
-    let own = all.iter().filter(|(process, _)| *process == own);
-    for waiting in own.filter_map(|(_, waiting)| waiting.upgrade()) {
+    let all = std::mem::take(&mut *lock(all));
+    for waiting in all.iter().filter_map(Weak::upgrade) {
         // Nothing is to unwind into the system's code.
         let _ = catch_unwind(AssertUnwindSafe(|| waiting.flush_on_exit()));
     }
@@ -41,7 +42,7 @@ extern "C" fn flush_all() {
 pub(crate) mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
-    use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+    use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     use super::*;
 
@@ -78,9 +79,14 @@ pub(crate) mod tests {
         STARTING.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Until it is dropped a child may be started here that has all open descriptors.
+    pub(crate) fn a_child_starts() -> RwLockWriteGuard<'static, ()> {
+        STARTING.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[test]
     fn what_is_still_there_is_flushed() {
-        let starting = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+        let starting = a_child_starts();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "exit::tests::a_process_that_ends", "--nocapture"])
             .env(CHILD, "1")

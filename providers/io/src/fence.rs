@@ -4,24 +4,56 @@
 // The engine trusts the fence.
 #![allow(unsafe_code)]
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use polyverbs_engine::pin;
 use rustix::thread::{MembarrierCommand, membarrier};
 
-static OFFERED: Once = Once::new();
+static IS_OFFERED: AtomicBool = AtomicBool::new(false);
 
-/// Gives the engine the system's fence, where the system has it; once per process.
+/// Gives the engine the system's fence, where the system has it. Children of a fork have it then, too.
 pub(crate) fn offer() {
-    OFFERED.call_once(|| {
-        if membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok() {
-            // SAFETY: registered, the system has all running threads fence before it returns.
-            unsafe { pin::use_process_fence(fence) };
-        }
-    });
+    if IS_OFFERED.load(Ordering::Acquire) {
+        return;
+    }
+    if membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok() {
+        // SAFETY: registered, the system has all running threads fence before it returns.
+        unsafe { pin::use_process_fence(fence) };
+    }
+    // Threads that come here at the same moment do the same, and none of them waits.
+    IS_OFFERED.store(true, Ordering::Release);
 }
 
 fn fence() {
     // Registered before: this cannot fail, and nothing could go on safely if it did.
     membarrier(MembarrierCommand::PrivateExpedited).expect("a registered fence");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fork::tests::{beside, in_a_child};
+
+    /// Whether a callback runs at once, which no other thread's pin delays.
+    fn runs_at_once() -> bool {
+        let has_run = Arc::new(AtomicBool::new(false));
+        let set = Arc::clone(&has_run);
+        pin::after_grace(move || set.store(true, Ordering::SeqCst));
+        has_run.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn a_child_waits_for_no_pin_of_its_parents_threads() {
+        offer();
+        let busy = || {
+            let pinned = pin::pin();
+            pin::after_grace(|| ());
+            drop(pinned);
+        };
+        beside(busy, 300, || {
+            assert!(in_a_child(|| !pin::is_any_deferred() && runs_at_once()));
+        });
+    }
 }

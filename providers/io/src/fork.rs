@@ -2,14 +2,13 @@
 //!
 //! A child has none of its parent's threads, so nobody there answers for an address. Were its sockets open in the child, the
 //! address would stay taken, and peers would take the parent for alive, when the parent has ended.
-// The system calls a function back in each child, which makes system calls only.
+// A descriptor's number is given another file behind the back of its owner.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
+use verbs_api::provider::ForkLock;
 
 /// A descriptor whose number stands for nothing in a child of a fork.
 #[derive(Debug)]
@@ -18,16 +17,14 @@ pub struct Unshared(OwnedFd);
 impl Unshared {
     /// In children of forks from now on, until it is dropped.
     pub fn new(descriptor: OwnedFd) -> Self {
-        NOTHING.get_or_init(|| {
-            let nothing = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
-            // SAFETY: `replace_all` takes nothing, and is there until the process ends, or until this library is unloaded:
-            // then it is called no more.
-            let is_set = unsafe { libc::pthread_atfork(None, None, Some(replace_all)) } == 0;
-            is_set.then_some(nothing)
-        });
-        if let Some((word, bit)) = place(&descriptor) {
-            word.fetch_or(bit, Ordering::SeqCst);
+        let mut open = OPEN.lock();
+        if open.nothing.is_none() {
+            open.nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
         }
+        if let Some((word, bit)) = open.place(&descriptor) {
+            *word |= bit;
+        }
+        drop(open);
         Self(descriptor)
     }
 }
@@ -40,24 +37,42 @@ impl AsFd for Unshared {
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        if let Some((word, bit)) = place(&self.0) {
-            word.fetch_and(!bit, Ordering::SeqCst);
+        if let Some((word, bit)) = OPEN.lock().place(&self.0) {
+            *word &= !bit;
         }
     }
 }
 
-fn place(descriptor: &OwnedFd) -> Option<(&'static AtomicU64, u64)> {
-    let number = descriptor.as_raw_fd() as usize;
-    Some((OPEN.get(number / 64)?, 1 << (number % 64)))
+/// The descriptors of this process that a child does not keep.
+struct Open {
+    /// What their numbers stand for in a child; `None` where the system has no more files.
+    nothing: Option<OwnedFd>,
+    /// A bit for each number. Descriptors with greater ones are as open in a child as here.
+    numbers: [u64; 1024],
 }
 
-// The numbers stay taken: whoever has one in the child may use and close it.
-extern "C" fn replace_all() {
-    let Some(nothing) = NOTHING.get().and_then(Option::as_ref) else {
+static OPEN: ForkLock<Open> = ForkLock::with_change(
+    Open {
+        nothing: None,
+        numbers: [0; 1024],
+    },
+    replace_all,
+);
+
+impl Open {
+    fn place(&mut self, descriptor: &OwnedFd) -> Option<(&mut u64, u64)> {
+        let number = descriptor.as_raw_fd() as usize;
+        Some((self.numbers.get_mut(number / 64)?, 1 << (number % 64)))
+    }
+}
+
+// The numbers stay taken: the owner of one may use and close it in the child.
+fn replace_all(open: &mut Open) {
+    let Some(nothing) = &open.nothing else {
         return;
     };
-    for (place, word) in OPEN.iter().enumerate() {
-        let mut left = word.load(Ordering::SeqCst);
+    for (place, word) in open.numbers.iter().enumerate() {
+        let mut left = *word;
         while left != 0 {
             let number = place * 64 + left.trailing_zeros() as usize;
             left &= left - 1;
@@ -67,7 +82,69 @@ extern "C" fn replace_all() {
     }
 }
 
-/// What a number stands for in a child; `None` where children cannot be told apart.
-static NOTHING: OnceLock<Option<OwnedFd>> = OnceLock::new();
-/// A bit for each number. Descriptors with greater ones are as open in a child as here.
-static OPEN: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+    use rustix::fs::{MemfdFlags, fstat, memfd_create};
+    use waiting::PATIENCE;
+
+    use super::*;
+    use crate::exit::tests::a_child_starts;
+
+    /// Forks, and returns whether the child ended with `true` before an alarm ended it.
+    pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+        let _starting = a_child_starts();
+        // SAFETY: the child ends without its parent's code.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                // SAFETY: it ends the process that hangs.
+                unsafe { libc::alarm(PATIENCE.as_secs() as libc::c_uint) };
+                let is_so = body();
+                // SAFETY: it ends the process.
+                unsafe { libc::_exit(libc::c_int::from(!is_so)) }
+            }
+            ForkResult::Parent { child } => {
+                waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0)
+            }
+        }
+    }
+
+    /// Calls `busy` again and again in a thread while this one does something so many times.
+    pub(crate) fn beside(busy: impl Fn() + Sync, times: usize, mut body: impl FnMut()) {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    busy();
+                }
+            });
+            (0..times).for_each(|_| body());
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn made() -> Unshared {
+        Unshared::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())
+    }
+
+    #[test]
+    fn a_child_has_another_file_while_threads_open_and_close_some() {
+        let (kept, file) = (made(), memfd_create("", MemfdFlags::CLOEXEC).unwrap());
+        let inode = |of: BorrowedFd<'_>| fstat(of).unwrap().st_ino;
+        let shared = Unshared::new(file);
+        let own = inode(shared.as_fd());
+        beside(
+            || drop(made()),
+            300,
+            || {
+                let there = || inode(shared.as_fd()) != own && inode(kept.as_fd()) != own;
+                assert!(in_a_child(|| there() && inode(made().as_fd()) != own));
+            },
+        );
+        assert_eq!(inode(shared.as_fd()), own);
+    }
+}

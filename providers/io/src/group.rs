@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
+use verbs_api::provider::PerProcess;
 
 use self::local::{Connection, DESCRIPTORS, Inbox};
 use crate::shm::{Shm, ShmPort};
@@ -103,7 +104,6 @@ pub enum JoinError {
 struct PortGroup {
     options: GroupOptions,
     shared: Shared,
-    process: u32,
     /// Connections of users who are not admitted.
     strangers: AtomicU64,
 }
@@ -136,8 +136,9 @@ pub struct Service {
     group: Arc<PortGroup>,
 }
 
-/// The ports that this process has joined.
-static JOINED: Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>> = Mutex::new(BTreeMap::new());
+/// The ports that this process has joined. A child of a fork has joined none: it has none of its parent's sockets.
+static JOINED: PerProcess<Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>>> =
+    PerProcess::new(Mutex::default);
 
 impl Lease {
     /// Joins the processes on a port, or is the first of them. Where this process is there already, it is one more range
@@ -149,8 +150,7 @@ impl Lease {
         // Held while joining: whoever makes the sockets in another thread is not asked in vain.
         let mut joined = lock(&JOINED);
         let group = joined.get(&options.address).and_then(Weak::upgrade);
-        // A child of a fork has none of its parent's sockets.
-        if let Some(group) = group.filter(|group| group.process == std::process::id()) {
+        if let Some(group) = group {
             return Self::in_group(group);
         }
         let lease = Self::join_others(options)?;
@@ -168,7 +168,6 @@ impl Lease {
                 return Self::in_group(Arc::new(PortGroup {
                     options,
                     shared,
-                    process: std::process::id(),
                     strangers: AtomicU64::new(0),
                 }));
             }

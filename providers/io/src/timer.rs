@@ -13,7 +13,7 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::{Network, Progress};
 use polyverbs_engine::time::{Host, Time};
-use verbs_api::provider::{random, start_thread};
+use verbs_api::provider::{PerProcess, random, start_thread};
 
 use crate::lock;
 
@@ -27,18 +27,15 @@ use crate::lock;
 pub struct RealHost {
     clock: Clock,
     network: OnceLock<Weak<dyn Progress>>,
-    era: Arc<Era>,
+    era: PerProcess<Arc<Era>>,
 }
 
 /// What the threads of one process share.
 struct Era {
-    process: u32,
     /// The moment to wake at; [`Time::NEVER`] where nothing is due.
     earliest: AtomicU64,
     sleeper: Mutex<Sleeper>,
     woken: Condvar,
-    /// The process that a fork made of this one. A lock that was held when the process forked stays behind.
-    child: OnceLock<Arc<Self>>,
 }
 
 #[derive(Default)]
@@ -70,16 +67,8 @@ impl RealHost {
         Arc::new(Self {
             clock: Clock::new(),
             network: OnceLock::new(),
-            era: Arc::new(Era::new(std::process::id())),
+            era: PerProcess::new(|| Arc::new(Era::new())),
         })
-    }
-
-    fn era(&self, process: u32) -> &Arc<Era> {
-        let mut era = &self.era;
-        while era.process != process {
-            era = era.child.get_or_init(|| Arc::new(Era::new(process)));
-        }
-        era
     }
 
     /// Has the thread look at the time again; starts it where there is none.
@@ -115,7 +104,7 @@ impl Host for RealHost {
 
     /// Atomics only, unless `at` is earlier than all that is noted: then a lock for an instant, or a thread is started.
     fn wake_at(&self, at: Time) {
-        let era = self.era(std::process::id());
+        let era = &*self.era;
         if era.note(at) {
             self.rouse(era, at);
         }
@@ -128,20 +117,19 @@ impl Host for RealHost {
 
 impl Drop for RealHost {
     fn drop(&mut self) {
-        let era = self.era(std::process::id());
-        lock(&era.sleeper).is_over = true;
-        era.woken.notify_one();
+        if let Some(era) = self.era.made() {
+            lock(&era.sleeper).is_over = true;
+            era.woken.notify_one();
+        }
     }
 }
 
 impl Era {
-    fn new(process: u32) -> Self {
+    fn new() -> Self {
         Self {
-            process,
             earliest: AtomicU64::new(Time::NEVER.0),
             sleeper: Mutex::default(),
             woken: Condvar::new(),
-            child: OnceLock::new(),
         }
     }
 
