@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::DeviceId;
+use verbs_api::provider::PerProcess;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits,
     Question, Sink, Token,
@@ -17,7 +18,10 @@ use crate::panics::FirstPanic;
 /// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49152;
 
-static NETWORKS: Mutex<Vec<(DeviceId, Weak<InProcess>)>> = Mutex::new(Vec::new());
+type Networks = Vec<(DeviceId, Weak<InProcess>)>;
+
+// A child of a fork makes its own: its parent's threads may hold the lock of one.
+static NETWORKS: PerProcess<Mutex<Networks>> = PerProcess::new(Mutex::default);
 
 /// A backend that connects queue pairs of this process over a network of its own.
 ///
@@ -64,7 +68,8 @@ impl InProcess {
 
     /// The network of a device that reaches only itself, shared by all contexts that have it open.
     pub(crate) fn of(device: DeviceId) -> Arc<Self> {
-        let mut known = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = NETWORKS.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
         known.retain(|(device, network)| !device.is_gone() && network.strong_count() > 0);
         let found = known.iter().find(|(of, _)| *of == device);
         if let Some(network) = found.and_then(|(_, network)| network.upgrade()) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use polyverbs::emulated::{OctetCapture, Tap};
+use polyverbs::provider::PerProcess;
 
 use crate::Configuration;
 
@@ -19,18 +20,18 @@ impl Configuration {
     /// # Errors
     /// Its file cannot be written.
     pub fn tap(&self) -> io::Result<Option<Tap>> {
-        static BEGUN: Mutex<Option<(u32, Arc<OctetCapture>)>> = Mutex::new(None);
+        static BEGUN: PerProcess<Mutex<Option<Arc<OctetCapture>>>> =
+            PerProcess::new(Mutex::default);
         let Some(file) = self.pcap.as_deref() else {
             return Ok(None);
         };
-        let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        if let Some((_, capture)) = begun.as_ref().filter(|(of, _)| *of == process) {
-            return Ok(Some(Tap(Arc::clone(capture) as _)));
-        }
-        let capture = Arc::new(capture_to(file)?);
-        std::mem::forget(begun.replace((process, Arc::clone(&capture))));
-        Ok(Some(Tap(capture)))
+        let begun = BEGUN.lock();
+        let mut begun = begun.unwrap_or_else(PoisonError::into_inner);
+        let capture = match begun.take() {
+            Some(capture) => capture,
+            None => Arc::new(capture_to(file)?),
+        };
+        Ok(Some(Tap(Arc::clone(begun.insert(capture)) as _)))
     }
 }
 

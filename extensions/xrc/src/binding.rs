@@ -7,7 +7,7 @@ use libibverbs_provider::OpenDevice;
 use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
 use libibverbs_provider::xrc::{OpenFlags, XrcQp, Xrcd};
 use verbs_api::objects::{DeviceId, Holder};
-use verbs_api::provider::Reply;
+use verbs_api::provider::{PerProcess, Reply};
 use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};
 
 use crate::XrcFeatures;
@@ -53,7 +53,8 @@ struct Known {
     openings: Weak<Mutex<Openings>>,
 }
 
-static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+// A child of a fork opens its own devices.
+static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
 
 /// The openings of a file's domain; an anonymous domain has one of its own.
 fn openings_of(device: DeviceId, file: Option<FileId>) -> Arc<Mutex<Openings>> {

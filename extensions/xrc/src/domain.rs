@@ -14,6 +14,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
+use verbs_api::provider::PerProcess;
 use verbs_api::{VerbError, objects::DeviceId};
 
 use crate::opening::{FileId, lock};
@@ -39,8 +40,11 @@ struct Known {
     domain: Weak<Domain>,
 }
 
-static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-static CLAIMS: Mutex<Vec<(FileId, Weak<Claim>)>> = Mutex::new(Vec::new());
+type Claims = Vec<(FileId, Weak<Claim>)>;
+
+// A child of a fork has none of its parent's domains. What its parent claims it finds claimed, as any other process does.
+static KNOWN: PerProcess<Mutex<Vec<Known>>> = PerProcess::new(Mutex::default);
+static CLAIMS: PerProcess<Mutex<Claims>> = PerProcess::new(Mutex::default);
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
 /// Numbers of shared receive queues have 24 bits; 0 is invalid.
@@ -200,7 +204,6 @@ impl fmt::Debug for Domain {
 /// This process has the domain of a file: it has bound a socket that no other process can bind, and that names it. The system
 /// frees the socket when the process ends in any way.
 struct Claim {
-    process: u32,
     _listener: UnixListener,
 }
 
@@ -210,11 +213,7 @@ impl Claim {
         claims.retain(|(_, claim)| claim.strong_count() > 0);
         let mut known = claims.iter().filter(|(known, _)| *known == file);
         if let Some(claim) = known.find_map(|(_, claim)| claim.upgrade()) {
-            // A child of a fork has inherited the claim, but not the domain.
-            return match claim.process == std::process::id() {
-                true => Ok(claim),
-                false => Err(elsewhere(claim.process)),
-            };
+            return Ok(claim);
         }
         let claim = Arc::new(Self::take(file)?);
         claims.push((file, Arc::downgrade(&claim)));
@@ -229,7 +228,6 @@ impl Claim {
             match UnixListener::bind_addr(&address) {
                 Ok(listener) => {
                     return Ok(Self {
-                        process: std::process::id(),
                         _listener: listener,
                     });
                 }

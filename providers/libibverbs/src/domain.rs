@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use polyverbs_abi::{IbvMr, IbvPd};
 use verbs_api::memory::{Memory, MemoryRange};
-use verbs_api::provider::RegionMemory;
+use verbs_api::provider::{MadeOnce, RegionMemory};
 use verbs_api::{Access, VerbError};
 
 use crate::context::Context;
@@ -54,12 +54,12 @@ impl NullRegion {
 }
 
 fn register_nothing(pd: &Live<IbvPd>) -> Result<Live<IbvMr>, VerbError> {
-    static NOTHING: OnceLock<Memory> = OnceLock::new();
-    let memory = match NOTHING.get() {
+    static NOTHING: MadeOnce<Memory> = MadeOnce::new();
+    let memory = match NOTHING.made() {
         Some(memory) => memory,
         None => {
             let made = Memory::zeroed(4096).map_err(|_| VerbError::Resources("memory"))?;
-            NOTHING.get_or_init(|| made)
+            NOTHING.get_or_make(|| made)
         }
     };
     let memory = RegionMemory::from(&MemoryRange::from(memory));

@@ -63,11 +63,11 @@ pub mod xrc;
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use verbs_api::VerbError;
 use verbs_api::extension::Extensions;
-use verbs_api::provider::{Absent, DeviceList, Provider, link_provider, own};
+use verbs_api::provider::{Absent, DeviceList, MadeOnce, PerProcess, Provider, link_provider, own};
 
 use binding::Bindings;
 use device::Device;
@@ -91,7 +91,7 @@ const KERNELS: &str = "/sys/class/infiniband";
 pub struct LibIbverbs {
     /// `None`: what the environment names, else what the linker finds.
     file: Option<PathBuf>,
-    library: OnceLock<Result<&'static Library, VerbError>>,
+    library: MadeOnce<Result<&'static Library, VerbError>>,
 }
 
 /// The provider that registers itself where this crate is linked and named.
@@ -103,13 +103,13 @@ impl LibIbverbs {
     const fn new(file: Option<PathBuf>) -> Self {
         Self {
             file,
-            library: OnceLock::new(),
+            library: MadeOnce::new(),
         }
     }
 
     /// The provider over the library in this file: the same for the same path, for as long as the process lasts.
     pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
-        static KNOWN: Mutex<Vec<&LibIbverbs>> = Mutex::new(Vec::new());
+        static KNOWN: PerProcess<Mutex<Vec<&LibIbverbs>>> = PerProcess::new(Mutex::default);
         let path = path.as_ref();
         let mut known = lock(&KNOWN);
         if let Some(same) = known
@@ -135,7 +135,7 @@ impl LibIbverbs {
 
     fn library(&self, file: &OsStr) -> Result<&'static Library, VerbError> {
         let load = || Ok(&*Box::leak(Box::new(Library::of(&File::load(file)?)?)));
-        self.library.get_or_init(load).clone()
+        self.library.get_or_make(load).clone()
     }
 
     /// The library; an error only where somebody has asked for it.

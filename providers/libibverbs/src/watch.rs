@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use verbs_api::VerbError;
-use verbs_api::provider::start_thread;
+use verbs_api::provider::{PerProcess, start_thread};
 
 use crate::lock::lock;
 
@@ -44,7 +44,8 @@ pub(crate) fn guarded(tell: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(tell));
 }
 
-static WATCHER: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
+// A child of a fork starts its own: the thread of its parent's does not exist there.
+static WATCHER: PerProcess<Mutex<Option<Arc<Watcher>>>> = PerProcess::new(Mutex::default);
 
 fn os(verb: &'static str) -> impl Fn(Errno) -> VerbError {
     move |errno| VerbError::Os {
