@@ -78,13 +78,9 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
+    let end = |own: &Ah| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
-    code(unsafe { AhObject::own(ah) }.and_then(|own| {
-        own.clone().destroy().wait()?;
-        // SAFETY: as the caller promises.
-        unsafe { AhObject::destroy(ah) };
-        Ok(())
-    }))
+    code(unsafe { AhObject::end(ah, end) })
 }
 
 /// `ibv_init_ah_from_wc`.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use verbs_api::objects::ObjectId;
+use verbs_api::provider::PerProcess;
 use verbs_api::{
     Context, DestroyError, Memory, Mr, Pd, Qp, Started,
     event::{AsyncEvent, EventSubject},
@@ -63,8 +64,8 @@ pub struct Shared {
     pub qps: Mutex<HashMap<u32, Qp>>,
 }
 
-// All open devices, among which an import finds its own.
-static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+// All open devices, among which an import finds its own. A child of a fork has none of its parent's.
+static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
 impl Shared {
     /// An unused number for an object that the device gives none.
@@ -198,7 +199,6 @@ impl State {
 ///
 /// # Errors
 /// The pointer is null, or the device was closed.
-/// It is null, or the device was closed.
 ///
 /// # Safety
 /// The device is not closed while the result is used.
@@ -240,14 +240,15 @@ pub fn create(own: State, tables: Tables) -> *mut IbvContext {
     object::remember(at.cast::<IbvContext>())
 }
 
-/// Frees the structure.
+/// Frees the structure, unless it is a parent's: that is forgotten.
 ///
 /// # Safety
 /// [`create`] made it, it is live, and it is not used any more.
 pub unsafe fn destroy(context: *mut IbvContext) {
-    object::forget(context);
-    // SAFETY: as the caller promises.
-    drop(unsafe { Box::from_raw(context.byte_sub(CONTEXT).cast::<OpenContext>()) });
+    if object::forget(context) {
+        // SAFETY: as the caller promises.
+        drop(unsafe { Box::from_raw(context.byte_sub(CONTEXT).cast::<OpenContext>()) });
+    }
 }
 
 /// `ibv_get_async_event`.

@@ -124,15 +124,12 @@ pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCom
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
+    let end = |own: &Arc<Channel>| match own.queues.load(Ordering::Acquire) {
+        0 => Ok(()),
+        _ => Err(Errno::BUSY),
+    };
     // SAFETY: as the caller promises.
-    code(unsafe { ChannelObject::own(channel) }.and_then(|own| {
-        if own.queues.load(Ordering::Acquire) > 0 {
-            return Err(Errno::BUSY);
-        }
-        // SAFETY: as the caller promises.
-        unsafe { ChannelObject::destroy(channel) };
-        Ok(())
-    }))
+    code(unsafe { ChannelObject::end(channel, end) })
 }
 
 unsafe fn make(
@@ -227,8 +224,7 @@ pub unsafe extern "C" fn create(
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { own(cq) }.and_then(|state| {
+    let end = |state: &State| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*cq).context) }?;
         device.end(state.cq.id(), state.cq.clone().destroy())?;
@@ -242,10 +238,10 @@ pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
             unacknowledged = woken.unwrap_or_else(PoisonError::into_inner);
         }
         drop(unacknowledged);
-        // SAFETY: as the caller promises.
-        unsafe { CqObject::destroy(cq.cast()) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { CqObject::end(cq.cast(), end) })
 }
 
 /// `ibv_resize_cq`.

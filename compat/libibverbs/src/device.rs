@@ -4,9 +4,10 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use polyverbs_configuration::{Device as Configured, TransportName};
+use verbs_api::provider::{MadeOnce, PerProcess};
 use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvDevice, Slot};
@@ -27,8 +28,8 @@ pub struct ListedDevice {
     configured: Configured,
     transport: Transport,
     guid: u64,
-    // Created when it is first opened, and again in each child of a fork.
-    made: Mutex<Option<(u32, Device)>>,
+    // Created when it is first opened, and again in each child of a fork: its threads do not exist there.
+    made: PerProcess<Mutex<Option<Device>>>,
 }
 
 // SAFETY: what the pointers name is static, and what changes is behind a lock.
@@ -91,7 +92,7 @@ impl ListedDevice {
             _core_support: 0,
             transport,
             guid: u64::from_ne_bytes(configured.guid()),
-            made: Mutex::new(None),
+            made: PerProcess::new(Mutex::default),
             configured,
         }
     }
@@ -135,8 +136,7 @@ impl ListedDevice {
     // The engine's device, which belongs to the process that created it.
     fn device(&self) -> Result<Device, Errno> {
         let mut made = lock(&self.made);
-        let process = std::process::id();
-        if let Some((_, device)) = made.as_ref().filter(|(maker, _)| *maker == process) {
+        if let Some(device) = &*made {
             return Ok(device.clone());
         }
         let made_now = self.configured.make(setup::tap());
@@ -144,8 +144,7 @@ impl ListedDevice {
             setup::complain(format_args!("{error}"));
             Errno(libc::ENODEV)
         })?;
-        // A device of the parent process has threads that do not exist here: do not drop it.
-        std::mem::forget(made.replace((process, device.clone())));
+        *made = Some(device.clone());
         Ok(device)
     }
 
@@ -161,8 +160,8 @@ impl ListedDevice {
 
 /// All devices, in the order of the list.
 pub fn devices() -> &'static [ListedDevice] {
-    static DEVICES: OnceLock<Vec<ListedDevice>> = OnceLock::new();
-    DEVICES.get_or_init(|| {
+    static DEVICES: MadeOnce<Vec<ListedDevice>> = MadeOnce::new();
+    DEVICES.get_or_make(|| {
         let known = configuration().devices.iter();
         known.cloned().map(ListedDevice::new).collect()
     })

@@ -74,18 +74,17 @@ pub unsafe extern "C" fn alloc(
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { DmObject::own(dm) }.and_then(|state| {
+    let end = |state: &State| {
         if !state.is_imported {
             // SAFETY: live, as was seen; device memory is live, so its device is.
             let device = unsafe { context::own((*dm).context) }?;
             // SAFETY: live, as was seen.
             lock(&device.shared.dms).remove(&unsafe { (*dm).handle });
         }
-        // SAFETY: as the caller promises.
-        unsafe { DmObject::destroy(dm) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { DmObject::end(dm, end) })
 }
 
 /// `ibv_import_dm`.

@@ -12,24 +12,28 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once};
+
+use verbs_api::provider::PerProcess;
 
 use crate::errno::Errno;
 use crate::lock::lock;
 
-/// Regions. While there are none, nothing is looked up.
-static REGIONS: AtomicUsize = AtomicUsize::new(0);
-/// Ranges that wait.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-static TABLE: Mutex<Table> = Mutex::new(Table {
-    regions: BTreeMap::new(),
-    longest: 0,
-    made: 0,
-    waiting: BTreeMap::new(),
-});
+/// What a process keeps. A child of a fork keeps nothing of its parent's: it has memory of its own, which peers do not reach.
+#[derive(Default)]
+struct Keeps {
+    /// Regions. While there are none, nothing is looked up.
+    regions: AtomicUsize,
+    /// Ranges that wait.
+    waiting: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+static KEEPS: PerProcess<Keeps> = PerProcess::new(Keeps::default);
 
 // Its nodes are smaller than what `free` looks up.
+#[derive(Default)]
 struct Table {
     /// The end of each region by its start and its number.
     regions: BTreeMap<(usize, u64), usize>,
@@ -76,7 +80,6 @@ impl Table {
                 }
             }
         }
-        WAITING.store(self.waiting.len(), Ordering::Relaxed);
     }
 }
 
@@ -89,10 +92,8 @@ pub struct Kept {
 impl Kept {
     /// Keeps so many bytes.
     pub fn new(start: *const c_void, length: usize) -> Self {
-        static ONCE: Once = Once::new();
-        // SAFETY: the function stores numbers, and is there as long as the process: the library is never unloaded.
-        ONCE.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(keep_nothing)) });
-        let mut table = lock(&TABLE);
+        let keeps = &*KEEPS;
+        let mut table = lock(&keeps.table);
         table.made += 1;
         table.longest = table.longest.max(length);
         let kept = Self {
@@ -102,21 +103,22 @@ impl Kept {
         table
             .regions
             .insert((kept.range.start, kept.number), kept.range.end);
-        REGIONS.store(table.regions.len(), Ordering::Relaxed);
+        keeps.regions.store(table.regions.len(), Ordering::Relaxed);
         kept
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let mut table = lock(&TABLE);
+        let keeps = &*KEEPS;
+        let mut table = lock(&keeps.table);
         table.regions.remove(&(self.range.start, self.number));
-        REGIONS.store(table.regions.len(), Ordering::Relaxed);
+        keeps.regions.store(table.regions.len(), Ordering::Relaxed);
         drop(table);
         loop {
-            let mut table = lock(&TABLE);
+            let mut table = lock(&keeps.table);
             let ready = table.take_ready(&self.range);
-            WAITING.store(table.waiting.len(), Ordering::Relaxed);
+            keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
             drop(table);
             let Some((range, way)) = ready else { return };
             let start = ptr::with_exposed_provenance_mut(range.start);
@@ -131,28 +133,24 @@ impl Drop for Kept {
     }
 }
 
-// In a child of a fork, whose memory is its own. The table may be locked there for ever.
-extern "C" fn keep_nothing() {
-    REGIONS.store(0, Ordering::Relaxed);
-    WAITING.store(0, Ordering::Relaxed);
-}
-
 // Whether memory has to wait that is given up now.
-fn waits(start: *mut c_void, length: usize, way: Way) -> bool {
+fn waits(keeps: &Keeps, start: *mut c_void, length: usize, way: Way) -> bool {
     let start = start.expose_provenance();
     let range = start..start.saturating_add(length);
-    let mut table = lock(&TABLE);
+    let mut table = lock(&keeps.table);
     let waits = table.has_region_in(&range);
     if waits {
         let before = table.waiting.get(&start).map_or(0, |(end, _)| *end);
         table.waiting.insert(start, (range.end.max(before), way));
-        WAITING.store(table.waiting.len(), Ordering::Relaxed);
+        keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
     }
     waits
 }
 
-fn has_regions() -> bool {
-    REGIONS.load(Ordering::Relaxed) > 0
+// Where there are regions.
+fn keeps_regions() -> Option<&'static Keeps> {
+    let keeps = KEEPS.made()?;
+    (keeps.regions.load(Ordering::Relaxed) > 0).then_some(keeps)
 }
 
 /// Bytes of a page.
@@ -163,9 +161,9 @@ pub fn page() -> usize {
 
 /// `munmap`.
 pub unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
-    if has_regions() {
+    if let Some(keeps) = keeps_regions() {
         let pages = length.checked_next_multiple_of(page()).unwrap_or(length);
-        if start.addr().is_multiple_of(page()) && waits(start, pages, Way::Unmap) {
+        if start.addr().is_multiple_of(page()) && waits(keeps, start, pages, Way::Unmap) {
             return 0;
         }
     }
@@ -181,10 +179,10 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let has_region = has_regions() && {
+    let has_region = keeps_regions().is_some_and(|keeps| {
         let range = start.addr()..start.addr().saturating_add(before);
-        lock(&TABLE).has_region_in(&range)
-    };
+        lock(&keeps.table).has_region_in(&range)
+    });
     let flags = match (has_region, flags) {
         (false, flags) => flags,
         (true, 0 | libc::MREMAP_MAYMOVE) if after >= before => 0,
@@ -212,8 +210,13 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_FIXED != 0 && WAITING.load(Ordering::Relaxed) > 0 {
-        lock(&TABLE).take_over(&(start.addr()..start.addr().saturating_add(length)));
+    if flags & libc::MAP_FIXED != 0
+        && let Some(keeps) = KEEPS.made()
+        && keeps.waiting.load(Ordering::Relaxed) > 0
+    {
+        let mut table = lock(&keeps.table);
+        table.take_over(&(start.addr()..start.addr().saturating_add(length)));
+        keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
     }
     // SAFETY: as the caller promises.
     unsafe {
@@ -225,19 +228,18 @@ pub unsafe extern "C" fn mmap(
 const LARGE: usize = 4096;
 
 // Bytes of memory that is freed, where that is looked up.
-unsafe fn large(at: *mut c_void) -> Option<usize> {
-    if !has_regions() || at.is_null() {
-        return None;
-    }
+unsafe fn large(at: *mut c_void) -> Option<(&'static Keeps, usize)> {
+    let keeps = keeps_regions().filter(|_| !at.is_null())?;
     // SAFETY: the caller has it of `malloc`.
-    Some(unsafe { libc::malloc_usable_size(at) }).filter(|length| *length >= LARGE)
+    let length = unsafe { libc::malloc_usable_size(at) };
+    (length >= LARGE).then_some((keeps, length))
 }
 
 /// `free`.
 pub unsafe extern "C" fn free(at: *mut c_void) {
     // SAFETY: as the caller promises.
     unsafe {
-        if !large(at).is_some_and(|length| waits(at, length, Way::Free)) {
+        if !large(at).is_some_and(|(keeps, length)| waits(keeps, at, length, Way::Free)) {
             real_free(at);
         }
     }
@@ -247,11 +249,11 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
 pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void {
     // SAFETY: as the caller promises.
     unsafe {
-        let before = large(at).filter(|before| {
+        let before = large(at).filter(|(keeps, before)| {
             let start = at.addr();
-            lock(&TABLE).has_region_in(&(start..start.saturating_add(*before)))
+            lock(&keeps.table).has_region_in(&(start..start.saturating_add(*before)))
         });
-        let Some(before) = before else {
+        let Some((_, before)) = before else {
             return real_realloc(at, length);
         };
         let new = libc::malloc(length);

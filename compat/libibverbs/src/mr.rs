@@ -244,8 +244,7 @@ pub unsafe extern "C" fn reg_iova2(
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { MrObject::own(mr) }.and_then(|state| {
+    let end = |state: &State| {
         if !state.is_imported {
             state.mr.clone().deregister().wait()?;
             // SAFETY: live, as was seen; a region is live, so its device is.
@@ -257,10 +256,10 @@ pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
                 sink.deregister().wait()?;
             }
         }
-        // SAFETY: as the caller promises.
-        unsafe { MrObject::destroy(mr) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { MrObject::end(mr, end) })
 }
 
 /// `ibv_import_mr`: the region of a handle; its address is not reported.

@@ -45,13 +45,9 @@ pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
+    let end = |own: &Mw| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
-    code(unsafe { MwObject::own(mw) }.and_then(|own| {
-        own.clone().destroy().wait()?;
-        // SAFETY: as the caller promises.
-        unsafe { MwObject::destroy(mw) };
-        Ok(())
-    }))
+    code(unsafe { MwObject::end(mw, end) })
 }
 
 /// The posted bind of a window, whose new key ends with the low byte of `rkey`.

@@ -2,13 +2,16 @@
 //!
 //! The addresses of live objects are recorded, so that a control verb with a pointer to a destroyed object, or to none of ours,
 //! fails and does not crash. The data path looks up no pointers.
+//!
+//! A child of a fork may destroy the objects that it has inherited. That leaves those of its parent as they are: the child only
+//! forgets the address, because a thread of the parent may have held a lock of the object when the process forked.
 #![allow(unsafe_code)]
 
-use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard};
+use std::collections::HashMap;
+
+use verbs_api::provider::{ForkLock, forks};
 
 use crate::errno::Errno;
-use crate::lock::lock;
 
 /// The layout of an object.
 #[repr(C)]
@@ -17,23 +20,32 @@ pub struct Object<C, T> {
     own: T,
 }
 
-static LIVE: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
-
-fn live() -> MutexGuard<'static, Option<HashSet<usize>>> {
-    lock(&LIVE)
-}
+// For each address how many forks came before the object was made.
+static LIVE: ForkLock<Option<HashMap<usize, u64>>> = ForkLock::new(None);
 
 /// Records the address of a live object.
 pub(crate) fn remember<C>(at: *mut C) -> *mut C {
-    live().get_or_insert_default().insert(at as usize);
+    (LIVE.lock().get_or_insert_default()).insert(at as usize, forks());
     at
 }
 
-/// Removes an address. Returns whether it was recorded.
+/// Removes an address. Returns whether an object of this process was recorded there, and not one of its parent's.
 pub(crate) fn forget<C>(at: *mut C) -> bool {
-    live()
+    let known = LIVE
+        .lock()
         .as_mut()
-        .is_some_and(|known| known.remove(&(at as usize)))
+        .and_then(|live| live.remove(&(at as usize)));
+    known == Some(forks())
+}
+
+/// Whether a live object is there that this process has inherited from its parent.
+pub fn is_parents<C>(at: *const C) -> bool {
+    let known = made_after(at);
+    known.is_some_and(|known| known != forks())
+}
+
+fn made_after<C>(at: *const C) -> Option<u64> {
+    LIVE.lock().as_ref()?.get(&(at as usize)).copied()
 }
 
 /// The pointer itself, if it is one to a live object.
@@ -41,10 +53,7 @@ pub(crate) fn forget<C>(at: *mut C) -> bool {
 /// # Errors
 /// It is null, or no live object is there.
 pub fn check<C>(at: *const C) -> Result<*const C, Errno> {
-    let known = live()
-        .as_ref()
-        .is_some_and(|known| known.contains(&(at as usize)));
-    if known { Ok(at) } else { Err(Errno::INVAL) }
+    made_after(at).map(|_| at).ok_or(Errno::INVAL)
 }
 
 impl<C, T> Object<C, T> {
@@ -77,7 +86,25 @@ impl<C, T> Object<C, T> {
         unsafe { &(*at.cast::<Self>()).own }
     }
 
-    /// Frees the object at the address.
+    /// Ends what an object stands for, and frees it. A parent's object is only forgotten, and nothing ends.
+    ///
+    /// # Errors
+    /// Those of [`check`], and those of `end`: the object stays.
+    ///
+    /// # Safety
+    /// As for [`destroy`](Self::destroy).
+    pub unsafe fn end(at: *mut C, end: impl FnOnce(&T) -> Result<(), Errno>) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        let own = unsafe { Self::own(at) }?;
+        if !is_parents(at) {
+            end(own)?;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { Self::destroy(at) };
+        Ok(())
+    }
+
+    /// Frees the object at the address, unless it is a parent's: that is forgotten.
     ///
     /// # Safety
     /// As for [`own`](Self::own), and the object is not used any more.

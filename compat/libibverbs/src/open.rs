@@ -12,7 +12,7 @@ use crate::context::{self, State, Tables};
 use crate::device::listed;
 use crate::errno::{code, pointer};
 use crate::trace::entry::slot;
-use crate::{absent, cq, dm, mr, mw, pd, post, qp_ex, query, srq, xrc};
+use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
 
 fn tables() -> Tables {
     let mut short = [ptr::null(); OPS_SLOTS];
@@ -77,7 +77,7 @@ pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
 pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { context::own(context) }.and_then(|state| {
-        if Arc::strong_count(&state.shared) == 1 {
+        if !object::is_parents(context) && Arc::strong_count(&state.shared) == 1 {
             match state.context.clone().close().wait() {
                 Ok(()) | Err(DestroyError::Busy { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -65,8 +65,7 @@ pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
 /// # Safety
 /// The domain is not used any more.
 pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { PdObject::own(pd) }.and_then(|state| {
+    let end = |state: &State| {
         if state.parents.load(Ordering::Acquire) > 0 {
             return Err(Errno::BUSY);
         }
@@ -90,10 +89,10 @@ pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
             }
             Kind::Imported => {}
         }
-        // SAFETY: as the caller promises.
-        unsafe { PdObject::destroy(pd) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { PdObject::end(pd, end) })
 }
 
 /// `ibv_import_pd`: the domain of a handle, under another name.

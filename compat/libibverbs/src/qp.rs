@@ -273,16 +273,15 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mu
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { own(qp) }.and_then(|state| {
+    let end = |state: &State| {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
         device.end(state.qp.id(), destruction(&state.qp))?;
         lock(&device.shared.qps).remove(&state.qp.qp_num().value());
-        // SAFETY: as the caller promises.
-        unsafe { QpObject::destroy(qp.cast()) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { QpObject::end(qp.cast(), end) })
 }
 
 // Waits for a control verb of the connection manager, about which the program does not know.

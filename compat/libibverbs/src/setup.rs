@@ -2,10 +2,10 @@
 
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::sync::OnceLock;
 
 use polyverbs::emulated::Tap;
 use polyverbs_configuration::{Configuration, VARIABLE};
+use verbs_api::provider::MadeOnce;
 
 /// Writes a message to standard error, if that is open.
 pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
@@ -15,8 +15,8 @@ pub(crate) fn complain(what: std::fmt::Arguments<'_>) {
 
 /// The configuration. If it cannot be read there are no devices, and a message on standard error says why.
 pub fn configuration() -> &'static Configuration {
-    static READ: OnceLock<Configuration> = OnceLock::new();
-    READ.get_or_init(|| {
+    static READ: MadeOnce<Configuration> = MadeOnce::new();
+    READ.get_or_make(|| {
         Configuration::from_environment().unwrap_or_else(|error| {
             complain(format_args!("{VARIABLE}: {error}"));
             Configuration::default()

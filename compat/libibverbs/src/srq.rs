@@ -211,17 +211,15 @@ pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy(srq: *mut IbvSrq) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
+    let end = |kind: &Kind| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*srq).context) }?;
         let id = kind.id();
         match kind {
             Kind::Basic(own) => device.end(id, own.clone().destroy()),
             Kind::Xrc(own) => device.end(id, own.clone().destroy()),
-        }?;
-        // SAFETY: as the caller promises.
-        unsafe { SrqObject::destroy(srq) };
-        Ok(())
-    }))
+        }
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { SrqObject::end(srq, end) })
 }

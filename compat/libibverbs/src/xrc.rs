@@ -77,8 +77,7 @@ pub unsafe extern "C" fn open(
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
-    // SAFETY: as the caller promises.
-    code(unsafe { XrcdObject::own(xrcd) }.and_then(|own| {
+    let end = |own: &Mutex<Option<Xrcd>>| {
         let mut slot = lock(own);
         let open = slot.take().ok_or(Errno::INVAL)?;
         if let Err(error) = open.close() {
@@ -88,9 +87,8 @@ pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
             }
             return Err(kind.into());
         }
-        drop(slot);
-        // SAFETY: as the caller promises.
-        unsafe { XrcdObject::destroy(xrcd) };
         Ok(())
-    }))
+    };
+    // SAFETY: as the caller promises.
+    code(unsafe { XrcdObject::end(xrcd, end) })
 }

@@ -14,10 +14,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use polyverbs_configuration::{STANDARD_ERROR, VARIABLE};
+use verbs_api::provider::MadeOnce;
 
 use crate::errno::Errno;
 use crate::setup::{complain, configuration};
@@ -52,8 +52,8 @@ enum Target {
 }
 
 fn target() -> Option<&'static Target> {
-    static TARGET: OnceLock<Option<Target>> = OnceLock::new();
-    let target = TARGET.get_or_init(|| {
+    static TARGET: MadeOnce<Option<Target>> = MadeOnce::new();
+    let target = TARGET.get_or_make(|| {
         let file = configuration().trace.as_deref()?;
         if file == Path::new(STANDARD_ERROR) {
             return Some(Target::StandardError);
