@@ -58,16 +58,16 @@ pub extern "C" fn create() -> *mut RdmaEventChannel {
 /// # Safety
 /// The structure is not used any more.
 pub unsafe extern "C" fn destroy(channel: *mut RdmaEventChannel) {
-    // SAFETY: as the caller promises.
-    if let Ok(events) = unsafe { events(channel) } {
+    let end = |events: &Arc<Events<Queued>>| {
         // Requests that were not fetched are refused.
         for queued in events.take(|_| true) {
             queued.of.acknowledged();
         }
-        // SAFETY: as the caller promises.
-        unsafe { ChannelObject::destroy(channel) };
-    } else {
-        Errno::INVAL.set();
+        Ok(())
+    };
+    // SAFETY: as the caller promises.
+    if let Err(errno) = unsafe { ChannelObject::end(channel, end) } {
+        errno.set();
     }
 }
 
@@ -94,11 +94,15 @@ pub(crate) fn make_event(
 /// # Safety
 /// The event is not used any more.
 pub unsafe extern "C" fn ack_event(event: *mut RdmaCmEvent) -> c_int {
+    let mut of = None;
+    let end = |fetched: &Fetched| {
+        of = Some(Arc::clone(&fetched.of));
+        Ok(())
+    };
     // SAFETY: as the caller promises.
-    done(unsafe { EventObject::own(event) }.map(|fetched| {
-        let of = Arc::clone(&fetched.of);
-        // SAFETY: as the caller promises.
-        unsafe { EventObject::destroy(event) };
+    let ended = unsafe { EventObject::end(event, end) };
+    if let Some(of) = of {
         of.acknowledged();
-    }))
+    }
+    done(ended)
 }

@@ -15,6 +15,7 @@ use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
+use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport};
 
@@ -92,19 +93,11 @@ impl CmDevice {
     }
 }
 
-type Opened = (u32, Vec<Arc<CmDevice>>);
-
 // The devices of this process: a child of a fork opens its own.
-static OPENED: Mutex<Option<Opened>> = Mutex::new(None);
+static OPENED: PerProcess<Mutex<Vec<Arc<CmDevice>>>> = PerProcess::new(Mutex::default);
 
 fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
-    let mut opened = lock(&OPENED);
-    let own = std::process::id();
-    if opened.as_ref().is_none_or(|(process, _)| *process != own) {
-        // Devices of the parent process have threads that do not exist here: do not drop them.
-        std::mem::forget(opened.replace((own, Vec::new())));
-    }
-    let (_, devices) = opened.get_or_insert_default();
+    let mut devices = lock(&OPENED);
     let found = devices.iter().find(|device| ptr::eq(device.listed, listed));
     if let Some(found) = found {
         return Ok(Arc::clone(found));

@@ -196,8 +196,9 @@ pub unsafe extern "C" fn create(
 /// # Safety
 /// The identifier is not used any more.
 pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
-    // SAFETY: as the caller promises.
-    done(unsafe { own(id) }.map(|(public, own)| {
+    let end = |own: &Own| {
+        // SAFETY: live, as was seen.
+        let public = unsafe { &mut *id };
         if !public.event.is_null() {
             // SAFETY: the identifier's own, or one that the program has acknowledged, which is seen.
             unsafe { channel::ack_event(public.event) };
@@ -223,9 +224,10 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
             // SAFETY: the identifier's own.
             unsafe { channel::destroy(public.channel) };
         }
-        // SAFETY: as the caller promises.
-        unsafe { IdObject::destroy(id) };
-    }))
+        Ok(())
+    };
+    // SAFETY: as the caller promises.
+    done(unsafe { IdObject::end(id, end) })
 }
 
 /// `rdma_migrate_id`: moves to another channel, or to one of its own, with the events that wait.

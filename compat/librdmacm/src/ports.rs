@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
-use verbs_api::provider::random;
+use verbs_api::provider::{PerProcess, random};
 
 use crate::device::Service;
 
@@ -41,7 +41,8 @@ fn some_ports() -> impl Iterator<Item = u16> {
     (first..=*EPHEMERAL.end()).chain(*EPHEMERAL.start()..first)
 }
 
-static BOUND: Mutex<Vec<Bound>> = Mutex::new(Vec::new());
+// A child of a fork has none of its parent's ports: conflicts with the parent show as those with any other process do.
+static BOUND: PerProcess<Mutex<Vec<Bound>>> = PerProcess::new(Mutex::default);
 
 /// A port, taken until this is dropped.
 pub(crate) struct Port {

@@ -7,6 +7,7 @@ use polyverbs_connection::Connector;
 use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
+use verbs_api::provider::PerProcess;
 use verbs_api::{Context, Pd, Transport};
 
 use crate::device::{source_towards, those_that_open};
@@ -20,30 +21,16 @@ pub(crate) struct Opened {
     pub(crate) address: IpAddr,
     pub(crate) transport: Transport,
     listed: &'static ListedDevice,
-    process: u32,
 }
 
-static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
+static OPENED: PerProcess<Mutex<Vec<Arc<Opened>>>> = PerProcess::new(Mutex::default);
 
 fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     let mut all = lock(&OPENED);
-    let process = std::process::id();
-    if let Some(there) = all
-        .iter()
-        .find(|there| std::ptr::eq(there.listed, listed) && there.process == process)
-    {
+    let mut same = all.iter();
+    if let Some(there) = same.find(|there| std::ptr::eq(there.listed, listed)) {
         return Ok(Arc::clone(there));
     }
-    // Devices of the parent process have threads that do not exist here: do not drop them.
-    let mut parents = Vec::new();
-    all.retain(|there| {
-        let own = there.process == process;
-        if !own {
-            parents.push(Arc::clone(there));
-        }
-        own
-    });
-    std::mem::forget(parents);
     let context = listed.open()?;
     let made = Arc::new(Opened {
         pd: context.alloc_pd().wait()?,
@@ -54,7 +41,6 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
         address: listed.address(),
         transport: listed.transport(),
         listed,
-        process,
     });
     all.push(Arc::clone(&made));
     Ok(made)

@@ -119,6 +119,10 @@ impl<'a> Polled<'a> {
 /// A signal arrived; a socket belongs to the parent process.
 pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, Errno> {
     let mut polled = Polled::new(entries);
+    let is_parents = |(_, socket): &(usize, Socket)| socket.waiting().is_parents();
+    if polled.sockets.iter().any(is_parents) {
+        return Err(Errno(libc::EBADF));
+    }
     let began = Instant::now();
     loop {
         let found = polled.look(false)?;
@@ -130,10 +134,6 @@ pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, 
             break;
         }
         std::hint::spin_loop();
-    }
-    let is_parents = |(_, socket): &(usize, Socket)| socket.waiting().is_parents();
-    if polled.sockets.iter().any(is_parents) {
-        return Err(Errno(libc::EBADF));
     }
     let waker = Waker::own()?;
     let add = |(_, socket): &(usize, Socket)| socket.waiting().waiters.add(&waker);

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use polyverbs_libibverbs::errno::Errno;
+use verbs_api::provider::ForkLock;
 
 use super::datagram::Datagram;
 use super::options::Options;
@@ -25,7 +26,8 @@ struct Entry {
     _fd: OwnedFd,
 }
 
-static SOCKETS: RwLock<Option<HashMap<c_int, Entry>>> = RwLock::new(None);
+// A child of a fork knows the descriptors that it has inherited, because it may close them.
+static SOCKETS: ForkLock<Option<HashMap<c_int, Entry>>> = ForkLock::new(None);
 
 /// Assigns a descriptor to a socket.
 ///
@@ -35,7 +37,7 @@ pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno
     let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
     let fd = event_fd(flags).inspect_err(|_| socket.close())?;
     let number = fd.as_raw_fd();
-    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SOCKETS.lock();
     // A descriptor closed behind our back is free for others, so its socket cannot be named any more.
     let closed = all
         .get_or_insert_default()
@@ -51,16 +53,18 @@ pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno
 
 /// The socket with this descriptor.
 pub(crate) fn find(fd: c_int) -> Option<Socket> {
-    let all = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
+    let all = SOCKETS.lock();
     all.as_ref()?.get(&fd).map(|entry| entry.socket.clone())
 }
 
 /// The socket with this descriptor.
 ///
 /// # Errors
-/// There is none.
+/// There is none, or it is the parent's: a thread of the parent may have held its locks when the process forked.
 pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
-    find(fd).ok_or(Errno(libc::EBADF))
+    find(fd)
+        .filter(|socket| !socket.waiting().is_parents())
+        .ok_or(Errno(libc::EBADF))
 }
 
 /// Closes a socket, and then its descriptor: until then no other file gets the number.
@@ -68,7 +72,7 @@ pub(crate) fn get(fd: c_int) -> Result<Socket, Errno> {
 /// # Errors
 /// There is none.
 pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
-    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SOCKETS.lock();
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
     drop(all);
     let Entry { socket, _fd } = entry.ok_or(Errno(libc::EBADF))?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
+use verbs_api::provider::forks;
 
 /// How long a call polls before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(20);
@@ -60,7 +61,7 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Er
 /// A waiting thread.
 pub(crate) struct Waker {
     fd: OwnedFd,
-    process: u32,
+    forks: u64,
 }
 
 thread_local! {
@@ -75,7 +76,7 @@ impl Waker {
     pub(crate) fn own() -> Result<Arc<Self>, Errno> {
         let kept = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
-            if let Some(own) = own.as_ref().filter(|own| own.process == std::process::id()) {
+            if let Some(own) = own.as_ref().filter(|own| own.forks == forks()) {
                 return Ok(Arc::clone(own));
             }
             let made = Self::new()?;
@@ -88,8 +89,7 @@ impl Waker {
 
     fn new() -> Result<Arc<Self>, Errno> {
         let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
-        let process = std::process::id();
-        Ok(Arc::new(Self { fd, process }))
+        Ok(Arc::new(Self { fd, forks: forks() }))
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -150,7 +150,7 @@ impl Waiters {
 pub(crate) struct Waiting {
     pub(crate) waiters: Arc<Waiters>,
     nonblocking: AtomicBool,
-    process: u32,
+    forks: u64,
 }
 
 impl Default for Waiting {
@@ -158,7 +158,7 @@ impl Default for Waiting {
         Self {
             waiters: Arc::default(),
             nonblocking: AtomicBool::default(),
-            process: std::process::id(),
+            forks: forks(),
         }
     }
 }
@@ -166,7 +166,7 @@ impl Default for Waiting {
 impl Waiting {
     /// Whether the socket belongs to the parent process of a fork: its threads do not exist here.
     pub(crate) fn is_parents(&self) -> bool {
-        self.process != std::process::id()
+        self.forks != forks()
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
@@ -181,9 +181,7 @@ impl Waiting {
     /// woken by changes.
     ///
     /// # Errors
-    /// Those of the outcome, [`AGAIN`] if there is none and `no_wait`, and those of `sleep`; the socket belongs to the parent
-    /// process.
-    /// The outcome's, [`AGAIN`] where there is none and `no_wait`, and those of `sleep`; the socket is a parent's.
+    /// Those of the outcome, [`AGAIN`] if there is none and `no_wait`, and those of `sleep`.
     pub(crate) fn until<T>(
         &self,
         no_wait: bool,
@@ -202,9 +200,6 @@ impl Waiting {
                 break;
             }
             std::hint::spin_loop();
-        }
-        if self.is_parents() {
-            return Err(Errno(libc::EBADF));
         }
         let waker = Waker::own()?;
         self.waiters.add(&waker);
