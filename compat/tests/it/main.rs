@@ -1,4 +1,6 @@
 //! The library as C programs see it.
 
+mod forks;
 mod kept;
+mod program;
 mod symbols;

@@ -1,0 +1,36 @@
+//! C programs that are linked with the library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// Compiles `tests/NAME.c`. The program is in a folder of its own, with the library that it is linked with.
+pub(crate) fn compile(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libibverbs.so.1");
+    fs::copy(built_library::built(), &library).unwrap();
+    let program = folder.join(name);
+    let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("cc")
+        .args(["-O0", "-w", "-pthread", &source, "-o"])
+        .args([&program, &library])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    program
+}
+
+/// Runs a program with these devices. It must succeed and print this and nothing else.
+#[track_caller]
+pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) {
+    let ran = Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", program.parent().unwrap())
+        .env("POLYVERBS_CONFIG", devices)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), text, "{ran:?}");
+}
