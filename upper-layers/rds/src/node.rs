@@ -18,7 +18,7 @@ use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
 use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
 use polyverbs::ids::Qpn;
-use polyverbs::provider::start_thread;
+use polyverbs::provider::{PerProcess, start_thread};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
@@ -158,25 +158,17 @@ thread_local! {
 }
 
 /// The nodes of a process, each with the number of its sockets.
+#[derive(Default)]
 struct Nodes {
-    process: u32,
     all: Vec<(Arc<Node>, usize)>,
 }
 
-static NODES: Mutex<Nodes> = Mutex::new(Nodes {
-    process: 0,
-    all: Vec::new(),
-});
+/// A child of a fork has none: the threads and connections of its parent's do not exist there.
+static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
 
 fn nodes() -> MutexGuard<'static, Nodes> {
-    let mut nodes = NODES.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    if nodes.process != process {
-        // Those of the parent have threads and connections that do not exist in a child: they are not dropped here.
-        std::mem::forget(std::mem::take(&mut nodes.all));
-        nodes.process = process;
-    }
-    nodes
+    let nodes = NODES.lock();
+    nodes.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Threads of the program that sleep.
@@ -220,7 +212,10 @@ impl Drop for Sleeping {
 /// Has the threads of nodes look at what completes that have left it to programs. Those that are made or closed at this moment look
 /// soon in any case.
 fn look_at_once() {
-    let nodes = match NODES.try_lock() {
+    let Some(nodes) = NODES.made() else {
+        return;
+    };
+    let nodes = match nodes.try_lock() {
         Ok(nodes) => nodes,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
