@@ -3,16 +3,17 @@
 use std::hint;
 use std::ops::RangeInclusive;
 use std::os::unix::process::parent_id;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use polyverbs::provider::PerProcess;
 
 /// So many system calls that do nothing take about as long as to sleep and to be woken.
 const SPIN_CALLS: u32 = 1000;
 const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
 /// About as long as a sleep and a wake-up take.
-pub(crate) static SPIN_TIME: LazyLock<Duration> = LazyLock::new(|| {
+pub(crate) static SPIN_TIME: PerProcess<Duration> = PerProcess::new(|| {
     let calls = (0..8).map(|_| {
         let began = Instant::now();
         (0..16).for_each(|_| _ = hint::black_box(parent_id()));

@@ -2,16 +2,16 @@
 
 use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::sync::OnceLock;
 
 use polyverbs::Device;
 use polyverbs::emulated::EmulatedDeviceError;
+use polyverbs::provider::MadeOnce;
 use polyverbs_configuration::{Configuration, VARIABLE};
 
 /// The first of them at an address; where there is none, one like the first of all.
 pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceError>> {
-    static READ: OnceLock<Configuration> = OnceLock::new();
-    let configuration = READ.get_or_init(|| {
+    static READ: MadeOnce<Configuration> = MadeOnce::new();
+    let configuration = READ.get_or_make(|| {
         Configuration::from_environment().unwrap_or_else(|error| {
             complain(format_args!("{VARIABLE}: {error}"));
             Configuration::default()

@@ -116,6 +116,11 @@ fn a_child_has_sockets_of_its_own_and_leaves_those_of_its_parent_alone() {
 }
 
 #[test]
+fn a_child_makes_a_socket_while_threads_of_its_parent_open_and_close_some() {
+    does("forked_meanwhile");
+}
+
+#[test]
 fn sockets_are_on_the_devices_that_there_are_to_be() {
     let at = |name, address| {
         format!("[[device]]\nname = \"{name}\"\ntransport = \"iwarp\"\naddress = \"{address}\"\n")

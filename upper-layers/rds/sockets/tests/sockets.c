@@ -668,6 +668,32 @@ static void forked(void) {
     IS(recv(b, into, sizeof into, 0), 5);
 }
 
+static volatile int is_over;
+
+static void *opens_and_closes(void *unused) {
+    while (!is_over)
+        IS(close(bound(THERE, 4001)), 0);
+    return unused;
+}
+
+/* Children of a program whose other threads open and close sockets at that moment. */
+static void forked_meanwhile(void) {
+    pthread_t thread;
+    IS(close(new()), 0);
+    IS(pthread_create(&thread, NULL, opens_and_closes, NULL), 0);
+    for (int round = 0; round < 300; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            /* Ends a child that hangs. */
+            alarm(300);
+            IS(close(bound("127.0.25.3", 4000)), 0);
+            round % 2 ? exit(0) : _exit(0);
+        }
+        IS(ended(child), 0);
+    }
+    is_over = 1;
+    IS(pthread_join(thread, NULL), 0);
+}
 
 /* Sends a message with one control message, or with two. */
 static long with(int fd, const char *address, int port, int type, const void *data, size_t size, int second) {
@@ -820,7 +846,7 @@ int main(int count, char **arguments) {
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
         {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors},
-        {"forked", forked}, {"remote", remote}, {"server", server}, {"client", client},
+        {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
         if (count == 2 && strcmp(arguments[1], parts[part].name) == 0) {
