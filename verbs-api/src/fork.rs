@@ -90,7 +90,7 @@ impl<T: Send + Sync> Deref for PerProcess<T> {
 impl<T: Send + Sync> Drop for PerProcess<T> {
     fn drop(&mut self) {
         if self.made().is_some() {
-            // SAFETY: `make` allocated it, and nothing borrows from `self` any more.
+            // SAFETY: `make` allocated it, and no borrow of `self` is left.
             drop(unsafe { Box::from_raw(*self.made.get_mut()) });
         }
     }
@@ -150,7 +150,7 @@ impl<T: Send + Sync> Drop for MadeOnce<T> {
     fn drop(&mut self) {
         let made = *self.0.get_mut();
         if !made.is_null() {
-            // SAFETY: `get_or_make` allocated it, and nothing borrows from `self` any more.
+            // SAFETY: `get_or_make` allocated it, and no borrow of `self` is left.
             drop(unsafe { Box::from_raw(made) });
         }
     }
@@ -262,8 +262,8 @@ thread_local! {
 fn watch() {
     // Miri has no forks.
     if !IS_WATCHED.load(Ordering::Acquire) && !cfg!(miri) {
-        // SAFETY: the handlers take nothing, and are there until the process ends, or until this library is unloaded: then they
-        // are called no more. Threads that do this at the same moment register them twice, which the handlers allow. Where there
+        // SAFETY: the handlers take no argument, and exist until the process ends or this library is unloaded; the C library forgets
+        // them then. Threads that do this at the same moment register them twice, which the handlers allow. Where there
         // is no room for them, a child takes its parent's values for its own.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         IS_WATCHED.store(true, Ordering::Release);
@@ -271,7 +271,7 @@ fn watch() {
 }
 
 extern "C" fn before() {
-    // A thread that is ending has no such place any more, and forks without the locks.
+    // A thread that is ending has no place for the locks, and forks without them.
     let _ = FORK.try_with(|fork| {
         fork.borrow_mut().get_or_insert_with(|| {
             let all = locked(&ALL);

@@ -2,7 +2,7 @@
 //!
 //! A child has none of its parent's threads, so nobody there answers for an address. Were its sockets open in the child, the
 //! address would stay taken, and peers would take the parent for alive, when the parent has ended.
-// A descriptor's number is given another file behind the back of its owner.
+// In a child, descriptors of other owners are replaced by their numbers.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -45,7 +45,7 @@ impl Drop for Unshared {
 
 /// The descriptors of this process that a child does not keep.
 struct Open {
-    /// What their numbers stand for in a child; `None` where the system has no more files.
+    /// What their numbers stand for in a child; `None` where the system has no free file.
     nothing: Option<OwnedFd>,
     /// A bit for each number. Descriptors with greater ones are as open in a child as here.
     numbers: [u64; 1024],
