@@ -334,8 +334,8 @@ mod tests {
         }
     }
 
-    /// Calls `busy` again and again in two threads while this one does something `times` times.
-    fn beside(busy: fn(), times: usize, mut body: impl FnMut()) {
+    /// Whether a child that is forked while two threads call `busy` again and again ends with `true`, each of many times.
+    fn in_children_beside(busy: fn(), body: impl Fn() -> bool) -> bool {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -345,9 +345,10 @@ mod tests {
                     }
                 });
             }
-            (0..times).for_each(|_| body());
+            let are_so = (0..300).all(|_| in_a_child(&body));
             is_over.store(true, Ordering::Relaxed);
-        });
+            are_so
+        })
     }
 
     #[test]
@@ -437,12 +438,10 @@ mod tests {
             *OTHER.lock() += 1;
         };
         busy();
-        beside(busy, 300, || {
-            assert!(in_a_child(|| {
-                let pair = PAIR.lock();
-                pair.0 == pair.1 && pair.0 > 0 && *OTHER.lock() == u64::MAX
-            }));
-        });
+        assert!(in_children_beside(busy, || {
+            let pair = *PAIR.lock();
+            pair.0 == pair.1 && pair.0 > 0 && *OTHER.lock() == u64::MAX
+        }));
         assert_ne!(*OTHER.lock(), u64::MAX);
     }
 

@@ -34,7 +34,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::fork::tests::{beside, in_a_child};
+    use crate::fork::tests::in_children_beside;
 
     /// Whether a callback runs at once, which no other thread's pin delays.
     fn runs_at_once() -> bool {
@@ -52,8 +52,8 @@ mod tests {
             pin::after_grace(|| ());
             drop(pinned);
         };
-        beside(busy, 300, || {
-            assert!(in_a_child(|| !pin::is_any_deferred() && runs_at_once()));
-        });
+        assert!(in_children_beside(busy, || {
+            !pin::is_any_deferred() && runs_at_once()
+        }));
     }
 }

@@ -113,8 +113,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Calls `busy` again and again in a thread while this one does something so many times.
-    pub(crate) fn beside(busy: impl Fn() + Sync, times: usize, mut body: impl FnMut()) {
+    /// Whether a child that is forked while another thread calls `busy` again and again ends with `true`, each of many times.
+    pub(crate) fn in_children_beside(busy: impl Fn() + Sync, body: impl Fn() -> bool) -> bool {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -122,9 +122,10 @@ pub(crate) mod tests {
                     busy();
                 }
             });
-            (0..times).for_each(|_| body());
+            let are_so = (0..300).all(|_| in_a_child(&body));
             is_over.store(true, Ordering::Relaxed);
-        });
+            are_so
+        })
     }
 
     fn made() -> Unshared {
@@ -137,14 +138,11 @@ pub(crate) mod tests {
         let inode = |of: BorrowedFd<'_>| fstat(of).unwrap().st_ino;
         let shared = Unshared::new(file);
         let own = inode(shared.as_fd());
-        beside(
+        let there = || inode(shared.as_fd()) != own && inode(kept.as_fd()) != own;
+        assert!(in_children_beside(
             || drop(made()),
-            300,
-            || {
-                let there = || inode(shared.as_fd()) != own && inode(kept.as_fd()) != own;
-                assert!(in_a_child(|| there() && inode(made().as_fd()) != own));
-            },
-        );
+            || there() && inode(made().as_fd()) != own
+        ));
         assert_eq!(inode(shared.as_fd()), own);
     }
 }
