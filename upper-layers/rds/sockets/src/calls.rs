@@ -25,6 +25,7 @@ use crate::control::{Room, Sent};
 use crate::devices;
 use crate::operations;
 use crate::options::{self, Kept};
+use crate::signals::{Inside, close_later};
 use crate::socket::{Socket, errno, poll_begins};
 use crate::table::{self, Descriptors};
 
@@ -47,6 +48,8 @@ pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_sleeps() {
     poll_begins();
+    // A handler that interrupts this finds the mark; one that calls this finds it, too, and waits for no lock.
+    let _inside = Inside::enter();
     std::mem::forget(Sleeping::new());
 }
 
@@ -65,10 +68,12 @@ pub extern "C" fn polyverbs_rds_is_ours(fd: c_int) -> c_int {
 /// `fclose`, for a stream that a program has made of a socket's descriptor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int {
+    let inside = Inside::enter();
     // SAFETY: the stream is open.
     if let Some(socket) = table::remove(unsafe { libc::fileno(stream) }) {
         socket.close();
     }
+    drop(inside);
     // SAFETY: the stream is open. The redirected `fclose` passes it on, because the table has no entry for its descriptor now.
     unsafe { libc::fclose(stream) }
 }
@@ -522,14 +527,12 @@ pub unsafe extern "C" fn polyverbs_rds_fcntl(
     command: c_int,
     argument: *mut c_void,
 ) -> c_int {
-    answer(|| {
-        // SAFETY: the argument is that of the C function.
-        let done = by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) })?;
-        match command {
-            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, done),
-            _ => Ok(done),
-        }
-    })
+    // SAFETY: the argument is that of the C function.
+    let done = || by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) });
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => answer(|| duplicated(fd, done()?)),
+        _ => result(done().map(|done| done as usize)) as c_int,
+    }
 }
 
 /// `fcntl64`.
@@ -592,35 +595,46 @@ fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     Err(Errno::MFILE)
 }
 
-/// `close`.
+/// `close`. In a handler that has interrupted a call the descriptor is closed when that call ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
+    let Some(inside) = Inside::enter() else {
+        close_later(fd, |fd| _ = close(fd));
+        return 0;
+    };
+    let closed = close(fd);
+    drop(inside);
+    result(closed.map(|()| 0)) as c_int
+}
+
+fn close(fd: RawFd) -> Result<(), Errno> {
     let socket = table::is_own().then(|| table::remove(fd)).flatten();
     // SAFETY: the program gives it up.
-    let closed = answer(|| by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) }));
+    let closed = by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) });
     // Where this was its last descriptor, its address is free when the program goes on.
     if let Some(socket) = socket {
         socket.close();
     }
-    closed
+    closed.map(drop)
 }
 
 /// `close_range`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let closes = flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0;
-    let sockets: Vec<Arc<Socket>> = match closes && table::is_own() {
-        true => table::within(first..=last)
-            .filter_map(table::remove)
-            .collect(),
-        false => Vec::new(),
-    };
-    let closed = answer(|| {
+    done(|| {
+        let closes = flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0;
+        let sockets: Vec<Arc<Socket>> = match closes && table::is_own() {
+            true => table::within(first..=last)
+                .filter_map(table::remove)
+                .collect(),
+            false => Vec::new(),
+        };
         // SAFETY: the program gives them up.
-        by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
-    });
-    sockets.into_iter().for_each(Socket::close);
-    closed
+        let closed =
+            by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) });
+        sockets.into_iter().for_each(Socket::close);
+        closed.map(drop)
+    })
 }
 
 /// `closefrom`.
@@ -782,8 +796,17 @@ fn several(
     Ok(done)
 }
 
+// A call. A handler that has interrupted another one would wait for it for ever, so its call fails as one that must not wait.
 fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
-    match call() {
+    let called = match Inside::enter() {
+        Some(_inside) => call(),
+        None => Err(Errno::AGAIN),
+    };
+    result(called)
+}
+
+fn result(called: Result<usize, Errno>) -> isize {
+    match called {
         Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
         Err(error) => {
             // SAFETY: the place is the calling thread's own.

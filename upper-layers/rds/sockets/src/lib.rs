@@ -11,5 +11,6 @@ mod devices;
 mod mirror;
 mod operations;
 mod options;
+mod signals;
 mod socket;
 mod table;

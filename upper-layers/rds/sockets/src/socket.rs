@@ -10,6 +10,7 @@ use polyverbs_rds::{Outgoing, RdmaStatus, RdsError, RdsSocket, Received, Sleepin
 use rustix::io::Errno;
 
 use crate::mirror::{Ends, Level, Mirror};
+use crate::signals::asleep;
 
 /// How many calls like `poll` have begun.
 static POLLS: AtomicU64 = AtomicU64::new(0);
@@ -122,7 +123,7 @@ impl Socket {
                 .swap(0, Ordering::SeqCst)
                 .max(changed);
             self.mirror.show_after_empty(|| self.level());
-            outcome = match self.ends.wait_readable() {
+            outcome = match asleep(|| self.ends.wait_readable()) {
                 Ok(()) => receive(Wait::No),
                 Err(error) => Err(timed_out(error)),
             };
@@ -177,7 +178,7 @@ impl Socket {
                 Err(error) if has_no_room(&error) => {}
                 outcome => return outcome,
             }
-            self.ends.wait_writable().map_err(timed_out)?;
+            asleep(|| self.ends.wait_writable()).map_err(timed_out)?;
             self.mirror.take_waited();
         }
     }

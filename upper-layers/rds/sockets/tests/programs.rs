@@ -116,7 +116,12 @@ fn a_child_has_sockets_of_its_own_and_leaves_those_of_its_parent_alone() {
 }
 
 #[test]
-fn a_child_makes_a_socket_while_threads_of_its_parent_open_and_close_some() {
+fn a_signal_handler_may_use_the_socket_that_it_interrupts() {
+    does("interrupted");
+}
+
+#[test]
+fn a_child_opens_a_socket_while_its_parent_opens_others() {
     does("forked_meanwhile");
 }
 

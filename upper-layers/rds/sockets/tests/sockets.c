@@ -668,6 +668,79 @@ static void forked(void) {
     IS(recv(b, into, sizeof into, 0), 5);
 }
 
+static int of_handler, spare = -1;
+static volatile long handled, sent, received, refused;
+
+/* Sends, receives, polls and closes, as POSIX lets a signal handler do. */
+static void uses(int signal) {
+    int before = errno;
+    char text[8];
+    struct sockaddr_in to = at(THERE, 4001);
+    struct pollfd polled = {of_handler, POLLIN, 0};
+    (void)signal;
+    if (sendto(of_handler, "signal", 6, MSG_DONTWAIT, (void *)&to, sizeof to) == 6)
+        sent++;
+    else
+        refused += errno == EAGAIN;
+    if (recv(of_handler, text, sizeof text, MSG_DONTWAIT) >= 0)
+        received++;
+    IS(poll(&polled, 1, 0) >= 0, 1);
+    IS(close(spare), 0);
+    handled++;
+    errno = before;
+}
+
+static void sends(int signal) {
+    int before = errno;
+    struct sockaddr_in to = at(THERE, 4001);
+    (void)signal;
+    sent += sendto(of_handler, "signal", 6, MSG_DONTWAIT, (void *)&to, sizeof to) == 6;
+    errno = before;
+}
+
+static timer_t on_signal(void (*handler)(int)) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+    timer_t timer;
+    IS(sigaction(SIGUSR1, &action, NULL), 0);
+    IS(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
+    return timer;
+}
+
+/* A thread whose signal handlers use the socket that it uses itself. */
+static void interrupted(void) {
+    int here = bound(HERE, 4000);
+    of_handler = bound(THERE, 4001);
+    /* Ends a call that waits for ever. */
+    alarm(300);
+    timer_t timer = on_signal(uses);
+    for (long round = 0; round < 3000 || !refused; round++) {
+        struct itimerspec soon = {.it_value.tv_nsec = 1000 + round % 100 * 1000};
+        spare = dup(of_handler);
+        IS(timer_settime(timer, 0, &soon, NULL), 0);
+        while (handled == round) {
+            sent += put(of_handler, "own", THERE, 4001) == 3;
+            sent += put(here, "other", THERE, 4001) == 5;
+            while (recv(of_handler, into, sizeof into, MSG_DONTWAIT) >= 0)
+                received++;
+        }
+        /* It was closed when the call ended that was interrupted. */
+        is_socket(spare, 0);
+    }
+    /* Each message comes once. */
+    for (; received < sent; received++)
+        IS(recv(of_handler, into, sizeof into, 0) >= 0, 1);
+    FAILS(recv(of_handler, into, sizeof into, MSG_DONTWAIT), EAGAIN);
+
+    /* A handler may send what the call waits for that it has interrupted. The first may come before that sleeps. */
+    struct itimerspec often = {.it_value.tv_nsec = 1000000, .it_interval.tv_nsec = 1000000};
+    timer = on_signal(sends);
+    sent = 0;
+    IS(timer_settime(timer, 0, &often, NULL), 0);
+    IS(recv(of_handler, into, sizeof into, 0), 6);
+    IS(sent > 0, 1);
+}
+
 static volatile int is_over;
 
 static void *opens_and_closes(void *unused) {
@@ -846,7 +919,7 @@ int main(int count, char **arguments) {
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
         {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors},
-        {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
+        {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
         if (count == 2 && strcmp(arguments[1], parts[part].name) == 0) {
