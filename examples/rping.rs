@@ -212,7 +212,10 @@ const fn after(letter: u8) -> u8 {
 
 // Without what a terminal would take for commands.
 fn shown(text: &[u8]) -> String {
-    String::from_utf8_lossy(text).replace(|letter: char| !matches!(letter, ' '..='~' | char::REPLACEMENT_CHARACTER), "?")
+    String::from_utf8_lossy(text).replace(
+        |letter: char| !matches!(letter, ' '..='~' | char::REPLACEMENT_CHARACTER),
+        "?",
+    )
 }
 
 // What the peer may do with the memory that it is told of.

@@ -18,7 +18,7 @@ use polyverbs::completion::{Notify, WcStatus};
 use polyverbs::connection::{Connection, Connector, Listener, devices_at};
 use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
 use polyverbs::ids::Qpn;
-use polyverbs::provider::{PerProcess, start_thread};
+use polyverbs::provider::{MadeOnce, PerProcess, start_thread};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
     Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
@@ -728,17 +728,17 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
 /// Where nodes look for a device first: at an address there is one, or it cannot be made, or neither.
 pub type DeviceSource = fn(IpAddr) -> Option<Result<Device, EmulatedDeviceError>>;
 
-static SOURCE: OnceLock<DeviceSource> = OnceLock::new();
+static SOURCE: MadeOnce<DeviceSource> = MadeOnce::new();
 
 /// Has the sockets of this process look for their devices here first. Only the first call counts.
 pub fn look_first_at(source: DeviceSource) {
-    SOURCE.get_or_init(|| source);
+    SOURCE.get_or_make(|| source);
 }
 
 /// The device at an address: that of the source, a registered one, of the wanted transport if there is one, or an emulated one that
 /// is made there.
 pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
-    if let Some(found) = SOURCE.get().and_then(|source| source(at)) {
+    if let Some(found) = SOURCE.made().and_then(|source| source(at)) {
         return Ok(found?);
     }
     let registered = registry().ok();

@@ -2,15 +2,16 @@
 //!
 //! A child of a fork has the descriptors of its parent's sockets, and not the sockets: their threads and connections are the
 //! parent's. It begins with an empty table. A child that borrows its parent's memory (`vfork`) changes nothing here.
-// The system calls a function back in each child of a fork.
+// `fstat` of a number that may be no descriptor.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use polyverbs::provider::{MadeOnce, PerProcess};
 
 use crate::socket::Socket;
 
@@ -19,36 +20,26 @@ pub(crate) type Descriptors = [AtomicU64; 1024];
 
 type Sockets = RwLock<HashMap<RawFd, Arc<Socket>>>;
 
-/// Those whose calls come here, also where the sockets are the parent's.
-static DESCRIPTORS: OnceLock<&'static Descriptors> = OnceLock::new();
+/// The descriptors whose calls come here, also where the sockets are the parent's.
+static DESCRIPTORS: MadeOnce<&'static Descriptors> = MadeOnce::new();
 /// The inode of each descriptor. Another inode means that the program has closed the descriptor by a call that is not redirected, and
 /// that the kernel has reused its number.
 static INODES: [AtomicU64; 65_536] = [const { AtomicU64::new(0) }; 65_536];
-/// Those of this process; null where there has been none. Never freed: a parent's locks may be held for ever.
-static SOCKETS: AtomicPtr<Sockets> = AtomicPtr::new(ptr::null_mut());
-/// Whose memory this is.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The sockets of this process.
+static SOCKETS: PerProcess<Sockets> = PerProcess::new(RwLock::default);
+/// The process that this memory belongs to.
+static PROCESS: PerProcess<u32> = PerProcess::new(std::process::id);
 
 /// Has the bits of these descriptors set and cleared from now on.
 pub(crate) fn start(descriptors: &'static Descriptors) {
-    DESCRIPTORS.get_or_init(|| {
-        PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function takes nothing and is there for ever: this library is not unloaded.
-        // If it cannot be set, a child of a fork believes that its parent's sockets are its own.
-        unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
-        descriptors
-    });
-}
-
-// In a child of a fork, where other threads' locks may be held.
-extern "C" fn begin_anew() {
-    SOCKETS.store(ptr::null_mut(), Ordering::SeqCst);
-    PROCESS.store(std::process::id(), Ordering::SeqCst);
+    DESCRIPTORS.get_or_make(|| descriptors);
+    // A child of `vfork` must find the number of its parent.
+    let _ = *PROCESS;
 }
 
 /// Whether what is here is this process's own, and not its parent's, which waits until this one runs another program.
 pub(crate) fn is_own() -> bool {
-    PROCESS.load(Ordering::SeqCst) == std::process::id()
+    *PROCESS == std::process::id()
 }
 
 /// Names a socket by a descriptor. `false` where no socket can have this one.
@@ -57,7 +48,7 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
         return false;
     };
     INODES[descriptor as usize].store(inode, Ordering::SeqCst);
-    let mut all = own().write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
     // Closed behind our back, as by `fclose`.
     let closed = all.insert(descriptor, socket);
     word.fetch_or(bit, Ordering::SeqCst);
@@ -88,7 +79,10 @@ fn inode(descriptor: RawFd) -> Option<u64> {
 
 /// The socket of this process with this descriptor.
 pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
-    let all = sockets()?.read().unwrap_or_else(PoisonError::into_inner);
+    let all = SOCKETS
+        .made()?
+        .read()
+        .unwrap_or_else(PoisonError::into_inner);
     all.get(&descriptor).cloned()
 }
 
@@ -97,14 +91,14 @@ pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     if let Some((word, bit)) = place(descriptor) {
         word.fetch_and(!bit, Ordering::SeqCst);
     }
-    let all = sockets()?.write();
+    let all = SOCKETS.made()?.write();
     all.unwrap_or_else(PoisonError::into_inner)
         .remove(&descriptor)
 }
 
 /// The descriptors in a range whose calls come here.
 pub(crate) fn within(range: RangeInclusive<u32>) -> impl Iterator<Item = RawFd> {
-    let words = DESCRIPTORS.get().into_iter().flat_map(|all| all.iter());
+    let words = DESCRIPTORS.made().into_iter().flat_map(|all| all.iter());
     let all = words.zip(0..).flat_map(|(word, place)| {
         let word = word.load(Ordering::SeqCst);
         (0..64)
@@ -117,28 +111,5 @@ pub(crate) fn within(range: RangeInclusive<u32>) -> impl Iterator<Item = RawFd> 
 
 fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let number = usize::try_from(descriptor).ok()?;
-    Some((DESCRIPTORS.get()?.get(number / 64)?, 1 << (number % 64)))
-}
-
-fn sockets() -> Option<&'static Sockets> {
-    // SAFETY: null, or a table that is never freed.
-    unsafe { SOCKETS.load(Ordering::SeqCst).as_ref() }
-}
-
-fn own() -> &'static Sockets {
-    sockets().unwrap_or_else(|| {
-        let new = Box::into_raw(Box::default());
-        let set =
-            SOCKETS.compare_exchange(ptr::null_mut(), new, Ordering::SeqCst, Ordering::SeqCst);
-        let there = match set {
-            Ok(_) => new,
-            Err(there) => {
-                // SAFETY: it was made above, and nobody else has it.
-                drop(unsafe { Box::from_raw(new) });
-                there
-            }
-        };
-        // SAFETY: a table that is never freed.
-        unsafe { &*there }
-    })
+    Some((DESCRIPTORS.made()?.get(number / 64)?, 1 << (number % 64)))
 }
