@@ -207,6 +207,20 @@ mod tests {
                 Extension::Generation(0x8899_aabb),
                 hex!("06 8899aabb 0000000000000000000000"),
             ),
+            (
+                Extension::Passed {
+                    sequence: 0x1122_3344_5566,
+                    again: false,
+                },
+                hex!("70 112233445566 000000000000000000"),
+            ),
+            (
+                Extension::Passed {
+                    sequence: 0x1122_3344_5566,
+                    again: true,
+                },
+                hex!("71 112233445566 000000000000000000"),
+            ),
         ];
         for (extension, bytes) in all {
             assert_eq!(Extensions::of(extension).bytes(), &bytes);
@@ -225,10 +239,26 @@ mod tests {
         assert_eq!(listed([0; 16]), []);
     }
 
+    #[test]
+    fn a_cookie_and_a_passed_sequence_number_fit_together() {
+        let both = [
+            Extension::from_cookie(0x0fff_1122_3344),
+            Extension::Passed {
+                sequence: 7,
+                again: true,
+            },
+        ];
+        let extensions: Extensions = both.into_iter().collect();
+        assert!(extensions.iter().eq(both));
+        assert_eq!(extensions.rest(), []);
+        let three = both.into_iter().chain([Extension::Paths(1)]);
+        assert_eq!(three.collect::<Extensions>(), extensions);
+    }
+
     // covers 8.27
     #[test]
     fn an_unknown_type_ends_them() {
-        for unknown in (0..=255).filter(|kind| ![1, 2, 3, 5, 6].contains(kind)) {
+        for unknown in (0..=255).filter(|kind| ![1, 2, 3, 5, 6, 0x70, 0x71].contains(kind)) {
             let mut bytes = hex!("05 0008 ff 05 0008 0000000000000000 00");
             bytes[3] = unknown;
             assert_eq!(listed(bytes), [Extension::Paths(8)]);
