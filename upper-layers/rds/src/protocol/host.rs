@@ -701,7 +701,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 
     /// Keeps a message until a process announces its port, or the port turns out to be free.
-    fn park(&mut self, address: IpAddr, message: Message<F, O>) {
+    fn park(&mut self, address: IpAddr, mut message: Message<F, O>) {
+        // A socket that asks for acknowledgements asks where its messages are by then, which is not here.
+        message.is_ack_required = true;
         let port = message.destination_port;
         let waiting = self.waiting.entry(port).or_insert_with(|| {
             self.actions.push_back(Action::FindOwner(port));

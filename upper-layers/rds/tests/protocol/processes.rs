@@ -259,3 +259,32 @@ fn no_message_of_a_peer_is_lost_with_the_leader() {
         assert_eq!(net.host(1).take_undelivered(far), 0);
     });
 }
+
+// covers 8.20
+#[test]
+fn what_waits_for_its_owner_is_acknowledged_by_whoever_owns_the_port() {
+    for_each_seed("flushes", 200, |seed| {
+        let mut net = Net::new(1, HostLimits::default(), seed);
+        let (sends, owns) = (net.add_member(0), net.add_member(0));
+        let (from, to) = (net.bind(sends, 100), net.bind(owns, 200));
+        let pings = net.bind(sends, 300);
+        net.settle_for(Duration::from_secs(1));
+        net.end_process(0);
+        let time = Duration::from_micros(net.random.random_range(0..200));
+        net.pass(time);
+        for number in 0..3 {
+            let message = content(number, 100);
+            net.send(sends, from, at(0, 200), &message).unwrap();
+        }
+        // As a program does that waits for the acknowledgements.
+        net.send(sends, pings, at(0, 0), &[]).unwrap();
+        net.settle_for(Duration::from_secs(10));
+        let arrived = net.receive_all(owns, to).len() as u64;
+        let told = net.host(sends).take_undelivered(from);
+        assert!(
+            arrived + told >= 3,
+            "{arrived} have arrived, told of {told}"
+        );
+        assert_eq!(net.host(sends).unacknowledged(from).next(), None);
+    });
+}
