@@ -70,7 +70,7 @@ fn user_of(answer: &[u8]) -> io::Result<u32> {
     }
 }
 
-/// Lengths of what is asked and answered, and places in the answer (`linux/inet_diag.h`).
+/// Lengths of the request and its answer, and offsets in the answer (`linux/inet_diag.h`).
 const QUESTION: usize = 16 + 56;
 const ANSWER: usize = 16 + 72;
 const UID: usize = 16 + 64;
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_names_nobody() {
+    fn a_malformed_answer_names_no_owner() {
         for length in 0..ANSWER {
             assert!(user_of(&vec![1; length]).is_err());
         }

@@ -244,7 +244,7 @@ struct Peer<F, O> {
     delivered: Option<u64>,
     /// The number of the peer's host whose messages `delivered` counts, which the host has chosen at its start; 0 if it sends none.
     generation: u32,
-    /// Of a leader's paths to members: the generation of the peer that the member was told last.
+    /// Of a leader's paths to members: the generation of the peer that the leader sent to the member last.
     told_generation: u32,
     /// The value of `ends` when its last connection ended.
     used: u64,
@@ -742,7 +742,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A message for a member. The member is told first if the peer's host has restarted.
+    /// A message for a member. If the peer's host has restarted, a message before it says so to the member.
     fn enqueue_for_member(&mut self, address: IpAddr, member: u16, message: Message<F, O>) {
         let peer = self.by_address.get(&(address, None));
         let generation = peer.map_or(0, |peer| self.peers[peer.index()].generation);

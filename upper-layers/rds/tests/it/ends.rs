@@ -148,7 +148,7 @@ impl Process {
         answer.expect("a process that ended")
     }
 
-    /// How many messages have arrived from whom.
+    /// How many messages have arrived from each sender.
     fn report(&mut self) -> BTreeMap<SocketAddr, u64> {
         self.say("report");
         let mut arrived = BTreeMap::new();

@@ -25,7 +25,7 @@ struct Process {
 struct Run {
     net: Net,
     processes: Vec<Process>,
-    /// What was sent and has not been received, by sender and receiver.
+    /// The messages that were sent and have not been received, by sender and receiver.
     sent: HashMap<(usize, usize), VecDeque<u64>>,
     /// The messages that did not arrive, by sender.
     missing: HashMap<usize, u64>,
@@ -137,7 +137,7 @@ impl Run {
         }
         self.processes[place].is_over = true;
         self.net.end_process(self.processes[place].number);
-        // Nobody receives what was for it.
+        // No process receives the messages that were for this one.
         self.sent.retain(|(_, to), _| *to != place);
     }
 
@@ -262,7 +262,7 @@ fn no_message_of_a_peer_is_lost_with_the_leader() {
 
 // covers 8.20
 #[test]
-fn what_waits_for_its_owner_is_acknowledged_by_whoever_owns_the_port() {
+fn a_parked_message_is_acknowledged_after_its_owner_comes() {
     for_each_seed("flushes", 200, |seed| {
         let mut net = Net::new(1, HostLimits::default(), seed);
         let (sends, owns) = (net.add_member(0), net.add_member(0));
