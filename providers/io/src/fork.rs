@@ -5,6 +5,8 @@
 // In a child, descriptors of other owners are replaced by their numbers.
 #![allow(unsafe_code)]
 
+use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,20 +14,18 @@ use verbs_api::provider::ForkLock;
 
 /// A descriptor whose number stands for nothing in a child of a fork.
 #[derive(Debug)]
-pub struct Unshared(OwnedFd);
+pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
     /// In children of forks from now on, until it is dropped.
     pub fn new(descriptor: OwnedFd) -> Self {
+        OPEN.lock().add(descriptor)
+    }
+
+    /// The same for a descriptor that `make` opens. No fork comes between.
+    pub(crate) fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
-        if open.nothing.is_none() {
-            open.nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
-        }
-        if let Some((word, bit)) = open.place(&descriptor) {
-            *word |= bit;
-        }
-        drop(open);
-        Self(descriptor)
+        make().map(|descriptor| open.add(descriptor))
     }
 }
 
@@ -37,9 +37,13 @@ impl AsFd for Unshared {
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        if let Some((word, bit)) = OPEN.lock().place(&self.0) {
+        // A child that is forked between the two would keep the descriptor open.
+        let mut open = OPEN.lock();
+        if let Some((word, bit)) = open.place(&self.0) {
             *word &= !bit;
         }
+        // SAFETY: nothing uses the field after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }
 
@@ -60,6 +64,16 @@ static OPEN: ForkLock<Open> = ForkLock::with_change(
 );
 
 impl Open {
+    fn add(&mut self, descriptor: OwnedFd) -> Unshared {
+        if self.nothing.is_none() {
+            self.nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
+        }
+        if let Some((word, bit)) = self.place(&descriptor) {
+            *word |= bit;
+        }
+        Unshared(ManuallyDrop::new(descriptor))
+    }
+
     fn place(&mut self, descriptor: &OwnedFd) -> Option<(&mut u64, u64)> {
         let number = descriptor.as_raw_fd() as usize;
         Some((self.numbers.get_mut(number / 64)?, 1 << (number % 64)))

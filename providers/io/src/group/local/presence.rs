@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, write};
@@ -17,8 +18,11 @@ use crate::fork::Unshared;
 /// A name that no other process can take while this value exists. Connections to it are not accepted.
 #[derive(Debug)]
 pub struct Name {
-    _listener: Unshared,
+    listener: Unshared,
 }
+
+/// How long [`Name::take`] waits for children of forks to close what this or another process has given up.
+const CHILDREN_CLOSE: Duration = Duration::from_secs(1);
 
 impl Name {
     /// Takes a name.
@@ -26,9 +30,16 @@ impl Name {
     /// # Errors
     /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub fn take(name: &str) -> io::Result<Self> {
-        Ok(Self {
-            _listener: Unshared::new(listening(name)?),
-        })
+        let begun = Instant::now();
+        loop {
+            let taken = Unshared::made(|| listening(name));
+            let is_in_use =
+                matches!(&taken, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
+            if !is_in_use || !is_given_up(name) || begun.elapsed() > CHILDREN_CLOSE {
+                return taken.map(|listener| Self { listener });
+            }
+            thread::yield_now();
+        }
     }
 
     /// Whether a process of the own user or of root holds a name. Also true if its backlog is full, so that the user cannot be determined.
@@ -38,6 +49,19 @@ impl Name {
             Err(error) => error.kind() == io::ErrorKind::WouldBlock,
         }
     }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        // A child that was just forked may have the listener open until its fork handler has run. The shutdown marks the name as given up.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+    }
+}
+
+/// Whether nobody listens at a name that is taken.
+fn is_given_up(name: &str) -> bool {
+    let connection = Connection::to(name, &Admission::default());
+    connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Holds a name, to which [witnesses](Witness) connect, until it is dropped or the process ends. Its thread closes connections of other
@@ -116,5 +140,27 @@ impl Witness {
     pub fn release(&self) {
         // An error means that the connection has ended already.
         let _ = shutdown(&self.0.0, Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fork::tests::in_children_beside;
+
+    #[test]
+    fn a_name_is_free_again_while_children_are_forked() {
+        let name = format!("polyverbs-presence-test/{}", std::process::id());
+        let take = || drop(Name::take(&name).unwrap());
+        assert!(in_children_beside(take, || true));
+    }
+
+    #[test]
+    fn a_name_that_is_held_is_refused() {
+        let name = format!("polyverbs-presence-test/held/{}", std::process::id());
+        let _held = Name::take(&name).unwrap();
+        let refused = Name::take(&name).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        assert!(Name::is_taken(&name));
     }
 }
