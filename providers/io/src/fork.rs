@@ -22,7 +22,7 @@ impl Unshared {
         OPEN.lock().add(descriptor)
     }
 
-    /// The same for a descriptor that `make` opens. No fork comes between.
+    /// Opens a descriptor with `make` and marks it, so that no fork comes between the two.
     pub(crate) fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
         make().map(|descriptor| open.add(descriptor))

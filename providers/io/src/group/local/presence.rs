@@ -58,7 +58,7 @@ impl Drop for Name {
     }
 }
 
-/// Whether nobody listens at a name that is taken.
+/// Whether a name is taken and no process listens at it.
 fn is_given_up(name: &str) -> bool {
     let connection = Connection::to(name, &Admission::default());
     connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
