@@ -2,15 +2,17 @@
 //! error.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs_rds::{RdsError, RdsSocket, Wait};
+
+use crate::child::ChildProcess;
 
 /// The address of a process that the test has started.
 const STARTED: &str = "POLYVERBS_RDS_NEIGHBOUR";
@@ -114,70 +116,34 @@ fn send_all(
     })
 }
 
-struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+fn start(at: SocketAddr, what: &str) -> ChildProcess {
+    let mut process = ChildProcess::start("ends::neighbour", STARTED, &at.to_string());
+    process.say(what);
+    process
 }
 
-impl Process {
-    fn start(at: SocketAddr, what: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "ends::neighbour", "--ignored", "--nocapture"])
-            .env(STARTED, at.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut process = Self {
-            stdin: child.stdin.take().unwrap(),
-            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
-            child,
+/// How many messages have arrived from each sender.
+fn report(receiver: &mut ChildProcess) -> BTreeMap<SocketAddr, u64> {
+    receiver.say("report");
+    let mut arrived = BTreeMap::new();
+    loop {
+        let line = receiver.answer();
+        let [from, count, in_order] = line.split(' ').collect::<Vec<_>>()[..] else {
+            return arrived;
         };
-        process.say(what);
-        process
-    }
-
-    fn say(&mut self, what: &str) {
-        writeln!(self.stdin, "{what}").unwrap();
-    }
-
-    fn answer(&mut self) -> String {
-        let mut lines = self.lines.by_ref().map_while(Result::ok);
-        let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
-        answer.expect("a process that ended")
-    }
-
-    /// How many messages have arrived from each sender.
-    fn report(&mut self) -> BTreeMap<SocketAddr, u64> {
-        self.say("report");
-        let mut arrived = BTreeMap::new();
-        loop {
-            let line = self.answer();
-            let [from, count, in_order] = line.split(' ').collect::<Vec<_>>()[..] else {
-                return arrived;
-            };
-            assert_eq!(in_order, "true", "twice, or not in order: {line}");
-            arrived.insert(from.parse().unwrap(), count.parse().unwrap());
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        self.child.wait().unwrap();
+        assert_eq!(in_order, "true", "twice, or not in order: {line}");
+        arrived.insert(from.parse().unwrap(), count.parse().unwrap());
     }
 }
 
 /// How a process ends.
 const WAYS: [&str; 4] = ["INT", "TERM", "KILL", "exit"];
 
-fn end(process: &mut Process, way: &str) {
+fn end(process: &mut ChildProcess, way: &str) {
     if way == "exit" {
         return process.say(way);
     }
-    let number = process.child.id().to_string();
+    let number = process.id().to_string();
     let killed = Command::new("sh")
         .args(["-c", &format!("kill -{way} {number}")])
         .status();
@@ -187,11 +153,10 @@ fn end(process: &mut Process, way: &str) {
 /// The receiver with this number ends by this way after this message of the first sender.
 fn run(run: u32, victim: usize, way: &str, after: u32) {
     let address = |host: u8| SocketAddr::from(([127, 0, 58 + host, 1 + (run % 250) as u8], 0));
-    let mut receivers = [(); 3].map(|()| Process::start(address(0), "receive"));
+    let mut receivers = [(); 3].map(|()| start(address(0), "receive"));
     let peers = receivers.each_mut().map(|process| process.answer());
-    let mut near = Process::start(address(0), "send");
-    near.say(&peers.join(" "));
-    assert_eq!(near.answer(), "ready");
+    let mut near = start(address(0), "send");
+    assert_eq!(near.ask(&peers.join(" ")), "ready");
     let peers = peers.map(|peer| peer.parse().unwrap());
     let far = address(1);
     let options = EmulatedOptions {
@@ -224,7 +189,7 @@ fn run(run: u32, victim: usize, way: &str, after: u32) {
         if number == victim {
             continue;
         }
-        let arrived = receiver.report();
+        let arrived = report(receiver);
         for (from, _) in told_by_far.iter().chain(&told_by_near) {
             let arrived = arrived.get(from).copied().unwrap_or_default();
             *missing.entry(*from).or_default() += u64::from(MESSAGES) - arrived;

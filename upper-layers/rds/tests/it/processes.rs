@@ -1,10 +1,11 @@
 //! Several processes at one address: the first one is the host that peers reach, the others have sockets all the same.
 
-use std::io::{BufRead as _, BufReader, IoSliceMut, Lines, Write as _};
+use std::io::IoSliceMut;
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use polyverbs_rds::{RdsSocket, Wait};
+
+use crate::child::ChildProcess;
 
 /// Says that this process is one that a test has started.
 const STARTED: &str = "POLYVERBS_RDS_PROCESS";
@@ -63,40 +64,19 @@ fn send(from: &RdsSocket, to: SocketAddr, data: &[u8]) {
 }
 
 struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+    child: ChildProcess,
     at: String,
 }
 
 impl Process {
     fn start(at: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "processes::process", "--ignored", "--nocapture"])
-            .env(STARTED, at)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut process = Self {
-            stdin: child.stdin.take().unwrap(),
-            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
-            child,
-            at: String::new(),
-        };
-        process.at = process.answer();
-        process
-    }
-
-    fn answer(&mut self) -> String {
-        let mut lines = self.lines.by_ref().map_while(Result::ok);
-        let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
-        answer.expect("a process that ended")
+        let mut child = ChildProcess::start("processes::process", STARTED, at);
+        let at = child.answer();
+        Self { child, at }
     }
 
     fn ask(&mut self, what: &str) -> String {
-        writeln!(self.stdin, "{what}").unwrap();
-        self.answer()
+        self.child.ask(what)
     }
 
     fn send(&mut self, to: &str, text: &str) {
@@ -125,13 +105,6 @@ impl Process {
 
     fn receives(&mut self, from: &str, text: &str) {
         assert_eq!(self.ask("receive"), format!("{from} {text}"));
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
     }
 }
 

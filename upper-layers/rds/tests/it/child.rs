@@ -1,0 +1,56 @@
+//! Other processes of a test: this test binary with one of its ignored tests, which follows lines and answers in lines.
+
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// A process, which is killed when this is dropped.
+pub(crate) struct ChildProcess {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl ChildProcess {
+    /// Runs a test whose environment variable says where it is.
+    pub(crate) fn start(test: &str, variable: &str, at: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(variable, at)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            stdin: child.stdin.take().unwrap(),
+            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
+            child,
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn say(&mut self, what: &str) {
+        writeln!(self.stdin, "{what}").unwrap();
+    }
+
+    /// The next line that begins with `> `, without that: the test framework prints others.
+    pub(crate) fn answer(&mut self) -> String {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
+        answer.expect("a process that ended")
+    }
+
+    pub(crate) fn ask(&mut self, what: &str) -> String {
+        self.say(what);
+        self.answer()
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
