@@ -312,43 +312,13 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use nix::sys::wait::{WaitStatus, waitpid};
-    use nix::unistd::{ForkResult, alarm, fork};
-    use waiting::PATIENCE;
+    use waiting::{forked_beside, in_a_child};
 
     use super::*;
 
-    /// Forks, and returns whether the child ended with `true` before an alarm ended it.
-    fn in_a_child(body: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child ends without its parent's code.
-        match unsafe { fork() }.unwrap() {
-            ForkResult::Child => {
-                alarm::set(PATIENCE.as_secs() as u32);
-                let is_so = body();
-                // SAFETY: it ends the process.
-                unsafe { libc::_exit(libc::c_int::from(!is_so)) }
-            }
-            ForkResult::Parent { child } => {
-                waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0)
-            }
-        }
-    }
-
     /// Whether a child that is forked while two threads call `busy` again and again ends with `true`, each of many times.
     fn in_children_beside(busy: fn(), body: impl Fn() -> bool) -> bool {
-        let is_over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    while !is_over.load(Ordering::Relaxed) {
-                        busy();
-                    }
-                });
-            }
-            let are_so = (0..300).all(|_| in_a_child(&body));
-            is_over.store(true, Ordering::Relaxed);
-            are_so
-        })
+        forked_beside(2, busy, || in_a_child(&body))
     }
 
     #[test]

@@ -98,48 +98,21 @@ fn replace_all(open: &mut Open) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
-
-    use nix::sys::wait::{WaitStatus, waitpid};
-    use nix::unistd::{ForkResult, fork};
     use rustix::fs::{MemfdFlags, fstat, memfd_create};
-    use waiting::PATIENCE;
+    use waiting::forked_beside;
 
     use super::*;
     use crate::exit::tests::a_child_starts;
 
-    /// Forks, and returns whether the child ended with `true` before an alarm ended it.
+    /// Forks when no child of another test starts, and returns whether the child ended with `true` before an alarm ended it.
     pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         let _starting = a_child_starts();
-        // SAFETY: the child ends without its parent's code.
-        match unsafe { fork() }.unwrap() {
-            ForkResult::Child => {
-                // SAFETY: it ends the process that hangs.
-                unsafe { libc::alarm(PATIENCE.as_secs() as libc::c_uint) };
-                let is_so = body();
-                // SAFETY: it ends the process.
-                unsafe { libc::_exit(libc::c_int::from(!is_so)) }
-            }
-            ForkResult::Parent { child } => {
-                waitpid(child, None).unwrap() == WaitStatus::Exited(child, 0)
-            }
-        }
+        waiting::in_a_child(body)
     }
 
     /// Whether a child that is forked while another thread calls `busy` again and again ends with `true`, each of many times.
     pub(crate) fn in_children_beside(busy: impl Fn() + Sync, body: impl Fn() -> bool) -> bool {
-        let is_over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    busy();
-                }
-            });
-            let are_so = (0..300).all(|_| in_a_child(&body));
-            is_over.store(true, Ordering::Relaxed);
-            are_so
-        })
+        forked_beside(1, busy, || in_a_child(&body))
     }
 
     fn made() -> Unshared {

@@ -2,11 +2,15 @@
 //!
 //! A test that waits here states an order of events. [`PATIENCE`] only ends a test that would hang; no test may assert that
 //! something took less, because a busy machine takes longer.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+mod children;
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
+
+pub use children::{forked_beside, in_a_child};
 
 /// After this long a test gives up. Pass it to calls that take a timeout of their own.
 pub const PATIENCE: Duration = Duration::from_secs(300);
