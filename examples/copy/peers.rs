@@ -26,8 +26,9 @@ const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
 /// What a peer has to move before that counts as something.
 pub(crate) const LEAST: u64 = 64 << 10;
 
-/// Accepted requests whose peers have not completed the connection. One more replaces the oldest.
-const UNPROVEN: usize = 64;
+/// The most accepted requests whose peers have not completed the connection, and the most peers that wait for a place. One more replaces
+/// the oldest.
+const MOST_WAITING: usize = 64;
 
 /// What becomes of requests.
 enum News {
@@ -91,10 +92,7 @@ impl Peers {
                         } else if let Some((side, completed)) = accept(incoming) {
                             numbered += 1;
                             let (number, tell) = (numbered, tell.clone());
-                            if unproven.len() >= UNPROVEN {
-                                unproven.pop_front();
-                            }
-                            unproven.push_back(Accepted { number, from, side });
+                            queue(&mut unproven, Accepted { number, from, side });
                             completed.on_done(move |done| {
                                 _ = tell.send(News::Completed(number, done));
                             });
@@ -103,7 +101,9 @@ impl Peers {
                     Ok(News::Completed(number, done)) => {
                         let place = unproven.iter().position(|one| one.number == number);
                         let accepted = place.and_then(|place| unproven.remove(place));
-                        waiting.extend(accepted.zip(done.ok()));
+                        if let Some(one) = accepted.zip(done.ok()) {
+                            queue(&mut waiting, one);
+                        }
                     }
                     Err(_) => {}
                 }
@@ -164,6 +164,14 @@ impl Peers {
         locked(&self.served).push(Arc::clone(&peer));
         Some(Place { peers: self, peer })
     }
+}
+
+/// Puts one at the end. It replaces the oldest where there are too many.
+fn queue<T>(all: &mut VecDeque<T>, one: T) {
+    if all.len() >= MOST_WAITING {
+        all.pop_front();
+    }
+    all.push_back(one);
 }
 
 /// Refuses a request, and says why.
