@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use polyverbs::emulated::{Name, Presence, Witness};
 
@@ -12,10 +13,11 @@ pub(crate) struct PortLock {
 }
 
 impl PortLock {
-    /// Takes a port, if no process has it.
-    pub(crate) fn take(at: SocketAddr) -> io::Result<Self> {
+    /// Takes a port, if no process has it. Waits for up to `patience` for children of forks that still hold the name of a port that is
+    /// free.
+    pub(crate) fn take(at: SocketAddr, patience: Duration) -> io::Result<Self> {
         Ok(Self {
-            _named: Name::take(&of_port(at))?,
+            _named: Name::take(&of_port(at), patience)?,
         })
     }
 

@@ -27,6 +27,9 @@ use crate::shared::Shared;
 /// How long the process that peers reach may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
 
+/// How long a child of a fork may take to close the descriptors of its parent.
+const CHILD_CLOSES: Duration = Duration::from_secs(1);
+
 /// How often a port is chosen before there is none.
 const CHOICES: usize = 1000;
 
@@ -777,12 +780,17 @@ fn take_port(
     at: SocketAddr,
     options: SocketOptions,
 ) -> Result<(SocketId, SocketAddr, PortLock), RdsError> {
+    // Instead of a port that may become free another one is chosen, where that is left to the host.
+    let patience = match at.port() {
+        0 => Duration::ZERO,
+        _ => CHILD_CLOSES,
+    };
     for _ in 0..CHOICES {
         let bound = node.with(|state| state.host.choose(at.port()));
         let port = bound.map_err(|error| RdsError::Port { at, error })?;
         let mut chosen = at;
         chosen.set_port(port);
-        let lock = match PortLock::take(chosen) {
+        let lock = match PortLock::take(chosen, patience) {
             Ok(lock) => lock,
             Err(_) if at.port() == 0 => continue,
             Err(_) => {

@@ -185,7 +185,7 @@ impl Inbox {
     /// # Errors
     /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
-        let listener = listening(name)?;
+        let listener = Unshared::made(|| listening(name))?;
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         let accepted = Accepted {
@@ -195,7 +195,7 @@ impl Inbox {
         };
         Ok(Self {
             ready,
-            listener: Unshared::new(listener),
+            listener,
             accepted: Mutex::new(accepted),
         })
     }

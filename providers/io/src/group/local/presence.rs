@@ -21,21 +21,19 @@ pub struct Name {
     listener: Unshared,
 }
 
-/// How long [`Name::take`] waits for children of forks to close what this or another process has given up.
-const CHILDREN_CLOSE: Duration = Duration::from_secs(1);
-
 impl Name {
-    /// Takes a name.
+    /// Takes a name. A child that was just forked may still hold a name that its parent has given up: waits for that child for up to
+    /// `patience`.
     ///
     /// # Errors
     /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
-    pub fn take(name: &str) -> io::Result<Self> {
+    pub fn take(name: &str, patience: Duration) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
             let taken = Unshared::made(|| listening(name));
             let is_in_use =
                 matches!(&taken, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
-            if !is_in_use || !is_given_up(name) || begun.elapsed() > CHILDREN_CLOSE {
+            if !is_in_use || !is_given_up(name) || begun.elapsed() >= patience {
                 return taken.map(|listener| Self { listener });
             }
             thread::yield_now();
@@ -145,21 +143,23 @@ impl Witness {
 
 #[cfg(test)]
 mod tests {
+    use waiting::PATIENCE;
+
     use super::*;
     use crate::fork::tests::in_children_beside;
 
     #[test]
     fn a_name_is_free_again_while_children_are_forked() {
         let name = format!("polyverbs-presence-test/{}", std::process::id());
-        let take = || drop(Name::take(&name).unwrap());
+        let take = || drop(Name::take(&name, PATIENCE).unwrap());
         assert!(in_children_beside(take, || true));
     }
 
     #[test]
     fn a_name_that_is_held_is_refused() {
         let name = format!("polyverbs-presence-test/held/{}", std::process::id());
-        let _held = Name::take(&name).unwrap();
-        let refused = Name::take(&name).unwrap_err();
+        let _held = Name::take(&name, PATIENCE).unwrap();
+        let refused = Name::take(&name, PATIENCE).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         assert!(Name::is_taken(&name));
     }
