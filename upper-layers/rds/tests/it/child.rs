@@ -3,6 +3,8 @@
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A process, which is killed when this is dropped.
 pub(crate) struct ChildProcess {
     child: Child,
@@ -27,8 +29,8 @@ impl ChildProcess {
         }
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     pub(crate) fn say(&mut self, what: &str) {

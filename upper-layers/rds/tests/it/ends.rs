@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs_rds::{RdsError, RdsSocket, Wait};
+use rustix::process::Signal;
 
 use crate::child::ChildProcess;
 
@@ -136,22 +136,23 @@ fn report(receiver: &mut ChildProcess) -> BTreeMap<SocketAddr, u64> {
     }
 }
 
-/// How a process ends.
-const WAYS: [&str; 4] = ["INT", "TERM", "KILL", "exit"];
+/// How a process ends: by a signal, or, without one, by itself.
+const WAYS: [Option<Signal>; 4] = [
+    Some(Signal::INT),
+    Some(Signal::TERM),
+    Some(Signal::KILL),
+    None,
+];
 
-fn end(process: &mut ChildProcess, way: &str) {
-    if way == "exit" {
-        return process.say(way);
+fn end(process: &mut ChildProcess, way: Option<Signal>) {
+    match way {
+        Some(signal) => process.signal(signal),
+        None => process.say("exit"),
     }
-    let number = process.id().to_string();
-    let killed = Command::new("sh")
-        .args(["-c", &format!("kill -{way} {number}")])
-        .status();
-    assert!(killed.unwrap().success());
 }
 
 /// The receiver with this number ends by this way after this message of the first sender.
-fn run(run: u32, victim: usize, way: &str, after: u32) {
+fn run(run: u32, victim: usize, way: Option<Signal>, after: u32) {
     let address = |host: u8| SocketAddr::from(([127, 0, 58 + host, 1 + (run % 250) as u8], 0));
     let mut receivers = [(); 3].map(|()| start(address(0), "receive"));
     let peers = receivers.each_mut().map(|process| process.answer());
