@@ -36,8 +36,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a peer that has connected may take for its request or reply.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most connection requests that wait for a queue pair of this device.
-const MAX_CALLERS: usize = 1024;
 /// Most queue pairs remembered as having left.
 const MAX_LEFT: usize = 64;
 
@@ -58,6 +56,7 @@ type PairKey = (IpAddr, u32, u32);
 #[derive(Debug, Default)]
 struct State {
     waiting: HashMap<PairKey, Waiting>,
+    /// Each has one of the streams that wait for a queue pair, of which there are so many at most, and the oldest gives way.
     callers: HashMap<PairKey, Caller>,
     /// Pairs whose local queue pair left before the peer connected: such a connection is refused.
     left: VecDeque<PairKey>,
@@ -210,7 +209,7 @@ impl Rendezvous {
         let is_late = left
             .and_then(|at| state.left.remove(at))
             .is_some_and(|_| !state.waiting.contains_key(&pair));
-        if !exists || is_late || state.callers.len() >= MAX_CALLERS {
+        if !exists || is_late {
             drop(state);
             return reject(&self.streams, stream);
         }

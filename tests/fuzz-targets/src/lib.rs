@@ -8,12 +8,15 @@
 mod at_work;
 mod c_calls;
 mod c_library;
+mod cm_peer;
 mod ib_peer;
 mod inbox_peer;
 mod intruder;
 mod iwarp_peer;
+mod mpa_peer;
 mod program;
 mod rds;
+mod rendezvous_peer;
 mod rsocket_peer;
 mod script;
 mod shm_peer;
@@ -29,10 +32,13 @@ use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope};
 
 pub use c_calls::run as c_calls;
+pub use cm_peer::run as cm_peer;
 pub use ib_peer::run as ib_peer;
 pub use inbox_peer::run as inbox_peer;
 pub use iwarp_peer::run as iwarp_peer;
+pub use mpa_peer::run as mpa_peer;
 pub use rds::run as rds;
+pub use rendezvous_peer::run as rendezvous_peer;
 pub use rsocket_peer::run as rsocket_peer;
 pub use shm_peer::run as shm_peer;
 pub use stream_peer::run as stream_peer;
@@ -41,18 +47,21 @@ pub use stream_peer::run as stream_peer;
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 18] = [
     ("c_calls", c_calls::run),
     ("capture", capture),
+    ("cm_peer", cm_peer::run),
     ("fpdu", fpdu),
     ("ib_peer", ib_peer::run),
     ("inbox_peer", inbox_peer::run),
     ("iwarp_peer", iwarp_peer::run),
     ("json", json),
     ("mad", mad),
+    ("mpa_peer", mpa_peer::run),
     ("mpa_start", mpa_start),
     ("rdmap", rdmap),
     ("rds", rds::run),
+    ("rendezvous_peer", rendezvous_peer::run),
     ("roce", roce),
     ("rsocket_peer", rsocket_peer::run),
     ("shm_peer", shm_peer::run),

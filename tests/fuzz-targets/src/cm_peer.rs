@@ -1,0 +1,329 @@
+//! What peers of a connection manager say, as a fuzzer makes it up, from any address.
+//!
+//! A manager listens, and has a connection with an honest peer. A hostile one sends from its own address, where it hears the answers,
+//! and from others, where nobody does. Whatever comes, nothing panics; connections are bounded, and so is what an address is sent
+//! that does not answer; no connection is established with such an address; the honest peer's connection stays, and it gets another one;
+//! and when time has passed nothing is left of all that was asked.
+//!
+//! What is not tried are numbers that only the honest peer knows: those that it has been sent, and the GUID of its adapter.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use polyverbs_connection::ib::{
+    CmError, CommId, Event, Manager, ManagerOptions, Outgoing, Path, Rejection, Reply, Request,
+    Requested, Resolution, State,
+};
+use polyverbs_engine::time::Time;
+use polyverbs_wire::mad::cm::{Message, Req, reason};
+use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
+
+use crate::script::Script;
+
+/// What a fuzzer says to a manager.
+pub fn run(octets: &[u8]) {
+    let mut script = Script::new(octets);
+    let mut rig = Rig::new();
+    let before = rig.connect();
+    while !script.is_over() {
+        rig.step(&mut script);
+    }
+    assert_eq!(rig.states(before), [Some(State::Established); 2]);
+    let after = rig.connect();
+    rig.pass(LONG);
+    for pair in [before, after] {
+        assert_eq!(rig.states(pair), [Some(State::Established); 2]);
+    }
+    assert_eq!(rig.honest.connections(), 2);
+    // Those of the hostile peer that it has completed are connections like others.
+    let established = |id: &&u32| rig.victim.state(CommId(**id)) == Some(State::Established);
+    let of_hostile = rig.told.iter().filter(established).count();
+    assert_eq!(rig.victim.connections(), 2 + of_hostile);
+}
+
+struct Rig {
+    victim: Manager,
+    honest: Manager,
+    now: Time,
+    /// Requests that the victim's program has not answered.
+    asked: VecDeque<(CommId, Requested)>,
+    /// Where the peers of the victim's connections are.
+    peers: BTreeMap<CommId, LinkAddress>,
+    /// Numbers of the victim's that the hostile peer has heard.
+    told: BTreeSet<u32>,
+    /// Messages from and to each address where nobody hears them.
+    absent: BTreeMap<LinkAddress, (usize, usize)>,
+    /// What the honest peer was last replied.
+    replied: Option<CommId>,
+    connected: u32,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let manager = |ca_guid, seed| {
+            Manager::new(ManagerOptions {
+                ca_guid,
+                seed,
+                max_connections: MOST,
+                backlog: MOST / 2,
+                ..ManagerOptions::default()
+            })
+        };
+        let mut victim = manager(0xa0, 1);
+        victim.listen(SERVICE, u64::MAX).expect("a free service");
+        Self {
+            victim,
+            honest: manager(HONEST_GUID, 2),
+            now: Time(0),
+            asked: VecDeque::new(),
+            peers: BTreeMap::new(),
+            told: BTreeSet::new(),
+            absent: BTreeMap::new(),
+            replied: None,
+            connected: 0,
+        }
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.octet() {
+            0..48 => self.request(script),
+            how @ 48..160 => self.say(how, script),
+            how @ 160..220 => self.answer(how),
+            how @ 220..228 => self.ask_hostile(how),
+            how => self.pass(Duration::from_millis(1 << (how & 15))),
+        }
+        assert!(self.victim.connections() <= 2 * MOST);
+    }
+
+    // A request that makes sense, from any address.
+    fn request(&mut self, script: &mut Script<'_>) {
+        let from = some_address(script);
+        let [number, times, retries] = [(); 3].map(|()| script.octet());
+        let request = Req {
+            local_comm_id: u32::from(number),
+            service_id: SERVICE,
+            ca_guid: u64::from(number >> 4),
+            qpn: 1 + u32::from(number & 7),
+            path_mtu: 3,
+            local_response_timeout: times & 31,
+            remote_response_timeout: times & 31,
+            primary_ack_timeout: times & 31,
+            max_cm_retries: retries & 15,
+            ..Req::default()
+        };
+        self.deliver(from, &request.into());
+    }
+
+    // Any message from any address, with numbers that the hostile peer has heard.
+    fn say(&mut self, how: u8, script: &mut Script<'_>) {
+        let from = some_address(script);
+        let attribute = REQ + u16::from(script.octet() % 11);
+        let mut data = [0; 232];
+        let said = script.octets(usize::from(how & 31));
+        data[..said.len()].copy_from_slice(said);
+        if how & 32 != 0 {
+            let told = self.told.iter().nth(usize::from(script.octet()));
+            data[4..8].copy_from_slice(&told.copied().unwrap_or_default().to_be_bytes());
+        }
+        if let Some(message) = Message::of(attribute, &data) {
+            self.deliver(from, &message);
+        }
+    }
+
+    fn deliver(&mut self, from: LinkAddress, message: &Message) {
+        let data = message.to_data();
+        let own = u32::from_be_bytes([data[4], data[5], data[6], data[7]]);
+        let is_guessed = match message {
+            Message::Req(req) => req.ca_guid == HONEST_GUID,
+            _ => self.victim.state(CommId(own)).is_some() && !self.told.contains(&own),
+        };
+        if is_guessed {
+            return;
+        }
+        if !self.is_known(from) {
+            self.absent.entry(from).or_default().0 += 1;
+        }
+        self.victim.handle_message(self.now, from, 7, message);
+        self.settle();
+    }
+
+    fn is_known(&self, address: LinkAddress) -> bool {
+        [HONEST, HOSTILE].contains(&address)
+    }
+
+    // The victim's program answers a request.
+    fn answer(&mut self, how: u8) {
+        let Some((id, request)) = self.asked.pop_front() else {
+            return;
+        };
+        // Each fails where the request has been given up meanwhile.
+        let _ = match how & 3 {
+            0 => {
+                let rejection = Rejection {
+                    reason: reason::CONSUMER,
+                    info: &[],
+                    private_data: b"no",
+                };
+                self.victim.reject(self.now, id, &rejection)
+            }
+            1 => self.victim.delay(id, how, b""),
+            _ => self.reply(id, &request),
+        };
+        self.settle();
+    }
+
+    fn reply(&mut self, id: CommId, request: &Requested) -> Result<(), CmError> {
+        let reply = Reply::new(Qpn::new(id.0 & 0xff_ffff | 2), Psn::new(7), request);
+        self.victim.reply(self.now, id, &reply)
+    }
+
+    // The victim's program connects to the hostile peer.
+    fn ask_hostile(&mut self, how: u8) {
+        let path = Path::new(HOSTILE, Gid([1; 16]), Gid([3; 16]));
+        let request = Request::new(SERVICE, path, Qpn::new(0x300 + u32::from(how)), Psn::new(1));
+        if let Ok(id) = self.victim.connect(self.now, &request) {
+            self.peers.insert(id, HOSTILE);
+        }
+        self.settle();
+    }
+
+    /// The honest peer connects, and the program replies to whoever has asked before it, too.
+    fn connect(&mut self) -> (CommId, CommId) {
+        self.connected += 1;
+        let path = Path::new(VICTIM, Gid([2; 16]), Gid([1; 16]));
+        let qpn = Qpn::new(0x700 + self.connected);
+        let request = Request::new(SERVICE, path, qpn, Psn::new(1));
+        let near = self.honest.connect(self.now, &request).expect("room");
+        self.settle();
+        while let Some((id, request)) = self.asked.pop_front() {
+            // It may have been given up meanwhile.
+            let _ = self.reply(id, &request);
+        }
+        self.settle();
+        self.honest.ready(near, b"").expect("a reply");
+        self.settle();
+        let far = self.replied.take().expect("an established connection");
+        (near, far)
+    }
+
+    fn states(&self, (near, far): (CommId, CommId)) -> [Option<State>; 2] {
+        [self.honest.state(near), self.victim.state(far)]
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let until = self.now.after(time);
+        loop {
+            let due = [self.victim.next_due(), self.honest.next_due()];
+            let due = due.into_iter().flatten().min();
+            let Some(due) = due.filter(|due| *due <= until) else {
+                break;
+            };
+            self.now = self.now.max(due);
+            self.victim.handle_timeout(self.now);
+            self.honest.handle_timeout(self.now);
+            self.settle();
+        }
+        self.now = until;
+    }
+
+    /// Delivers messages between the victim and the honest peer, without delay.
+    fn settle(&mut self) {
+        loop {
+            while let Some(event) = self.victim.poll_event() {
+                self.hear(event);
+            }
+            while self.honest.poll_event().is_some() {}
+            let (from, sent) = match (self.victim.poll_message(), self.honest.poll_message()) {
+                (Some(sent), _) if sent.to != HONEST => {
+                    self.note(&sent);
+                    continue;
+                }
+                (None, None) => return,
+                (of_victim, of_honest) => {
+                    self.pass_on(VICTIM, of_victim);
+                    (HONEST, of_honest)
+                }
+            };
+            self.pass_on(from, sent);
+        }
+    }
+
+    fn pass_on(&mut self, from: LinkAddress, sent: Option<Outgoing>) {
+        let Some(sent) = sent else { return };
+        let to = match from {
+            VICTIM => &mut self.honest,
+            _ => &mut self.victim,
+        };
+        to.handle_message(self.now, from, sent.transaction_id, &sent.message);
+    }
+
+    // A message to the hostile peer, or to nobody.
+    fn note(&mut self, sent: &Outgoing) {
+        if sent.to == HOSTILE {
+            let data = sent.message.to_data();
+            let own = u32::from_be_bytes([data[0], data[1], data[2], data[3]]);
+            self.told.insert(own);
+            return;
+        }
+        let (came, went) = self.absent.entry(sent.to).or_default();
+        *went += 1;
+        assert!(*went <= 3 * *came, "{went} messages for {came}");
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Requested { id, request, .. } => {
+                self.peers.insert(id, request.path.address);
+                self.asked.push_back((id, *request));
+            }
+            Event::ResolutionRequested { id, .. } => {
+                let answer = Resolution {
+                    status: 1,
+                    qpn: Qpn::new(0),
+                    q_key: 0,
+                    private_data: b"",
+                };
+                // It has just been asked.
+                let _ = self.victim.resolve_reply(id, &answer);
+            }
+            Event::Established { id, .. } => {
+                let peer = self.peers[&id];
+                assert!(
+                    self.is_known(peer),
+                    "{peer:?} has completed what it never heard"
+                );
+                if peer == HONEST {
+                    self.replied = Some(id);
+                }
+            }
+            Event::Replied { id, .. } => {
+                // The program goes on with whoever replies.
+                let _ = self.victim.ready(id, b"");
+            }
+            Event::DisconnectRequested { id, .. } => {
+                let _ = self.victim.confirm_disconnect(self.now, id, b"");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn some_address(script: &mut Script<'_>) -> LinkAddress {
+    match script.octet() {
+        0..64 => HONEST,
+        which @ 64..160 => LinkAddress::InProcess(4 + u64::from(which & 3)),
+        _ => HOSTILE,
+    }
+}
+
+const SERVICE: u64 = 0x0106_1144;
+const REQ: u16 = 0x10;
+/// Connections of peers, and of the program, at most.
+const MOST: usize = 32;
+/// No request lives as long.
+const LONG: Duration = Duration::from_secs(600);
+
+const VICTIM: LinkAddress = LinkAddress::InProcess(1);
+const HONEST: LinkAddress = LinkAddress::InProcess(2);
+const HOSTILE: LinkAddress = LinkAddress::InProcess(3);
+const HONEST_GUID: u64 = 0x1d5a_90c4_77e2_b386;
