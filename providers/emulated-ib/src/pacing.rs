@@ -33,6 +33,8 @@ const FIRST: (u32, u32) = (64 << 10, 16);
 const MOST: (u32, u32) = (512 << 10, 1024);
 /// The same between queue pairs at one address, where nothing is lost and one look takes all that is there.
 const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
+/// A path has lost nothing lately where so many frames in a row were answered.
+const SOUND: u32 = 1024;
 /// An acknowledge is asked for at least this often.
 const ACK_EVERY: u32 = 32;
 /// Least time between two congestion notifications.
@@ -49,6 +51,8 @@ pub(crate) struct SendWindow {
     answered: u32,
     /// Until this number has been answered, what is lost is one loss.
     recovers_at: Option<Psn>,
+    /// Frames that are to be answered until the path counts as one that loses nothing.
+    sound_after: u32,
 }
 
 impl Default for SendWindow {
@@ -76,7 +80,13 @@ impl SendWindow {
             most,
             answered: 0,
             recovers_at: None,
+            sound_after: 0,
         }
+    }
+
+    /// Whether something was lost lately.
+    pub(crate) const fn loses(&self) -> bool {
+        self.sound_after > 0
     }
 
     /// Frames that may be under way.
@@ -92,6 +102,7 @@ impl SendWindow {
 
     /// So many frames were answered out of so many under way; everything before `psn` has been.
     pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: Psn) {
+        self.sound_after = self.sound_after.saturating_sub(frames);
         if self
             .recovers_at
             .is_some_and(|at| psn.distance_from(at) >= 0)
@@ -114,8 +125,14 @@ impl SendWindow {
         self.window = self.window.min(self.most);
     }
 
-    /// Something was lost on the way, or met congestion; everything before `sent` has been sent.
+    /// The peer reports that something was lost on the way; everything before `sent` has been sent.
     pub(crate) fn lost(&mut self, sent: Psn) {
+        self.sound_after = SOUND;
+        self.congested(sent);
+    }
+
+    /// Something met congestion, or is late.
+    pub(crate) fn congested(&mut self, sent: Psn) {
         if self.recovers_at.is_none() {
             self.threshold = (self.window / 2).max(LEAST);
             self.window = self.threshold;
@@ -124,7 +141,8 @@ impl SendWindow {
         }
     }
 
-    /// A timeout: everything under way counts as lost. From the first acknowledge on the window doubles again.
+    /// A timeout: everything under way counts as lost. From the first acknowledge on the window doubles again. It does not show that the
+    /// path loses anything: the peer may have had no processor.
     pub(crate) fn timed_out(&mut self) {
         self.threshold = (self.window / 2).max(LEAST);
         self.window = LEAST;
@@ -181,6 +199,19 @@ mod tests {
         assert_eq!(window.size(), 4);
         (0..30).for_each(|_| window.timed_out());
         assert_eq!(window.size(), LEAST);
+    }
+
+    #[test]
+    fn a_path_is_sound_again_when_enough_was_answered() {
+        let mut window = SendWindow::new(12, false);
+        window.timed_out();
+        window.congested(Psn::new(1));
+        assert!(!window.loses());
+        window.lost(Psn::new(1));
+        window.answered(SOUND - 1, 1, Psn::new(SOUND));
+        assert!(window.loses());
+        window.answered(1, 1, Psn::new(SOUND + 1));
+        assert!(!window.loses());
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
 //! queue. Over a link a message of one frame leaves before it is in the queue (`send_at_once`), anything else is sent from there
 //! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
-//! error, a timeout, or a hole in read responses (IBTA 9.9.2).
+//! error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so a frame that is lost again is
+//! followed by silence. Where the peer reported a gap lately, that silence ends before the timeout: the oldest frame is sent again
+//! after twice the time that answers usually take, and then after twice as long each time. This uses up no retry, and the timeout
+//! comes when it would have come.
 
 use std::time::Duration;
 
@@ -31,6 +34,9 @@ use crate::{Cx, Qp, QpRef, Sending, extension};
 
 /// This `rnr_retry` never ends.
 const RNR_FOREVER: u8 = 7;
+
+/// On a path that loses, a frame is sent again after this part of the timeout at the earliest.
+const SHORTER: u32 = 64;
 
 /// What a requester keeps: what each request touches, and the rest.
 #[derive(Debug, Default)]
@@ -77,6 +83,12 @@ pub struct RequesterRest {
     waits_since: Option<Time>,
     // The longest that an answer took lately.
     slowest: Duration,
+    // The same, of frames that were sent once; zero before the first answer.
+    usual: Duration,
+    // A timer had the frames sent again whose answer is waited for.
+    was_repeated: bool,
+    // On a path that loses: when the oldest frame is sent again before the timeout, and how long that wait is.
+    repeat_at: Option<(Time, Duration)>,
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
     // Everything before it has been acknowledged, of a link.
@@ -105,6 +117,7 @@ impl Requester {
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         rest.restore_retries();
         (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
+        (rest.usual, rest.was_repeated, rest.repeat_at) = (Duration::ZERO, false, None);
     }
 }
 
@@ -115,6 +128,13 @@ impl RequesterRest {
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
         Some((self.slowest * 2).clamp(least, least * 4))
+    }
+
+    // How long an answer is waited for before its frame is sent again, on a path that loses and whose peer has answered before.
+    fn short_patience(&self) -> Option<Duration> {
+        let least = ack_timeout(self.timeout)? / SHORTER;
+        let is_known = self.window.loses() && !self.usual.is_zero();
+        is_known.then(|| least.max(self.usual * 2))
     }
 
     fn restore_retries(&mut self) {
@@ -128,10 +148,16 @@ impl RequesterRest {
 
     // An answer has come.
     fn note_answer(&mut self, now: Time) {
-        self.ack_until = None;
+        (self.ack_until, self.repeat_at) = (None, None);
+        let was_repeated = std::mem::take(&mut self.was_repeated);
         if let Some(since) = self.waits_since.take() {
             let took = Duration::from_nanos(now.0.saturating_sub(since.0));
-            self.slowest = took.max(self.slowest - self.slowest / 8);
+            let longest = |lately: Duration| took.max(lately - lately / 8);
+            self.slowest = longest(self.slowest);
+            // Which of several copies was answered is not known.
+            if !was_repeated {
+                self.usual = longest(self.usual);
+            }
         }
     }
 }
@@ -505,7 +531,16 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
         half.driver.rest.ack_until = Some(until);
         half.driver.rest.waits_since.get_or_insert(now);
         qp.wake_at(half, until);
+        if let Some(wait) = half.driver.rest.short_patience() {
+            repeat_after(qp, half, now, wait);
+        }
     }
+}
+
+fn repeat_after(qp: &Qp, half: &mut Sending, now: Time, wait: Duration) {
+    let at = now.after(wait);
+    half.driver.rest.repeat_at = Some((at, wait));
+    qp.wake_at(half, at);
 }
 
 /// A timer of this requester has expired.
@@ -513,26 +548,37 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rest.rnr_until = None;
     }
-    let late = half.driver.rest.ack_until.is_some_and(|until| until <= now)
-        && half.driver.rest.rnr_until.is_none();
-    if late {
-        half.driver.rest.ack_until = None;
-        if half
-            .queue
-            .front()
-            .is_some_and(|wqe| wqe.phase != Phase::Waiting)
-            && !retry(qp, half, cx)
+    if half.driver.rest.rnr_until.is_none() {
+        let has_begun = |wqe: &Wqe| wqe.phase != Phase::Waiting;
+        let is_begun = half.queue.front().is_some_and(has_begun);
+        let rest = &mut *half.driver.rest;
+        if rest.ack_until.is_some_and(|until| until <= now) {
+            (rest.ack_until, rest.repeat_at) = (None, None);
+            if is_begun && !retry(qp, half, cx) {
+                return;
+            }
+        } else if let Some((_, wait)) = rest.repeat_at.take_if(|(at, _)| *at <= now)
+            && is_begun
         {
-            return;
+            repeat(half);
+            repeat_after(qp, half, now, wait * 2);
         }
     }
     go_on(qp, half, true, cx);
-    for until in [half.driver.rest.rnr_until, half.driver.rest.ack_until]
-        .into_iter()
-        .flatten()
-    {
-        qp.wake_at(half, until);
+    let rest = &half.driver.rest;
+    let repeat_at = rest.repeat_at.map(|(at, _)| at);
+    let due = [rest.rnr_until, rest.ack_until, repeat_at];
+    if let Some(first) = due.into_iter().flatten().min() {
+        qp.wake_at(half, first);
     }
+}
+
+// Sends the oldest frame without an answer again before its time is up.
+fn repeat(half: &mut Sending) {
+    half.driver.rest.was_repeated = true;
+    half.driver.rest.asked_again = None;
+    slow_down(half);
+    go_back(half, half.driver.rest.unacked);
 }
 
 // Goes back to the oldest frame without an answer; `false` where no retry was left and the queue pair has failed.
@@ -543,6 +589,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     }
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
+        half.driver.rest.was_repeated = true;
         half.driver.rest.asked_again = None;
         half.driver.rest.window.timed_out();
         go_back(half, half.driver.rest.unacked);
@@ -551,7 +598,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
 }
 
 fn fail_front(qp: &Qp, half: &mut Sending, status: WcStatus, cx: &mut Cx<'_>) {
-    half.driver.rest.ack_until = None;
+    (half.driver.rest.ack_until, half.driver.rest.repeat_at) = (None, None);
     half.driver.rest.rnr_until = None;
     half.driver.rest.cursor = 0;
     qp.complete_front(half, status, 0, cx);
@@ -928,6 +975,12 @@ fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &
 /// Packets of this requester, or responses to it, met congestion on their way.
 pub fn slow_down(half: &mut Sending) {
     let sent = half.driver.rest.sent;
+    half.driver.rest.window.congested(sent);
+}
+
+// The peer, or a hole in its answers, shows that something was lost.
+fn note_loss(half: &mut Sending) {
+    let sent = half.driver.rest.sent;
     half.driver.rest.window.lost(sent);
 }
 
@@ -997,7 +1050,7 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
 fn ask_again(half: &mut Sending) {
     let missing = half.driver.rest.unacked;
     if half.driver.rest.asked_again.replace(missing) != Some(missing) {
-        slow_down(half);
+        note_loss(half);
         go_back(half, missing);
     }
 }
@@ -1075,7 +1128,7 @@ fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     }
     half.driver.rest.retries_left -= 1;
     half.driver.rest.note_answer(cx.soon());
-    slow_down(half);
+    note_loss(half);
     go_back(half, half.driver.rest.unacked);
 }
 

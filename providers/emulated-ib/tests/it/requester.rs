@@ -110,6 +110,66 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     assert_eq!(rig.now() - began, least);
 }
 
+// covers 3.60 3.61
+#[test]
+fn on_a_path_that_loses_a_frame_is_sent_again_before_the_timeout() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 1,
+        ..Setup::default()
+    });
+    let least = ack_timeout(14).unwrap();
+    let answer_time = Duration::from_millis(1);
+    let answer_after = |number, time| {
+        hold_answers(&rig);
+        post_write(&rig, number);
+        rig.run_for(time);
+        rig.release();
+        assert_eq!(rig.a.done(), ok([number]));
+        rig.wire.pass();
+    };
+    answer_after(1, answer_time);
+    // This many copies of a write are lost, and the next one arrives at this time.
+    let arrives_at = |number, losses, time: Duration| {
+        let mut copies = 0;
+        rig.wire.rule(move |_| {
+            copies += 1;
+            match copies <= losses {
+                true => Fate::Drop,
+                false => Fate::Pass,
+            }
+        });
+        post_write(&rig, number);
+        rig.run_for(time - Duration::from_nanos(1));
+        assert_eq!(rig.a.done(), [], "{number}");
+        rig.run_for(Duration::from_nanos(1));
+        assert_eq!(rig.a.done(), ok([number]));
+    };
+    // A timeout does not show that anything was lost: the peer may have had no processor.
+    arrives_at(2, 1, least);
+    arrives_at(3, 1, least * 2);
+    // The first of two frames is lost, which the peer reports.
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 4);
+    rig.wire.pass();
+    post_write(&rig, 5);
+    assert_eq!((rig.a.done(), rig.a.counters().naks), (ok([4, 5]), 1));
+    // What is remembered of the slow answers is forgotten meanwhile.
+    (6..50).for_each(|number| answer_after(number, Duration::ZERO));
+    answer_after(50, answer_time);
+    arrives_at(51, 1, answer_time * 2);
+    arrives_at(52, 3, answer_time * (2 + 4 + 8));
+    // The timeouts come when they would have come, and these copies are no retries.
+    let before = rig.requests().len();
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 53);
+    rig.run_for(least * 2 - Duration::from_nanos(1));
+    assert_eq!(rig.a.done(), []);
+    rig.run_for(Duration::from_nanos(1));
+    assert_eq!(rig.a.done(), [(53, WcStatus::RetryExcErr)]);
+    assert_eq!(rig.requests().len() - before, 2 * (1 + 5));
+}
+
 // covers 3.61
 #[test]
 fn seven_retries_are_seven_and_progress_gives_them_back() {
