@@ -1328,8 +1328,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn answer(&mut self, asked: &ConnectData, peer: IpAddr, member: Option<u16>) -> Answer {
         let key = (peer, member);
         let known = self.by_address.get(&key).copied();
-        // Both sides have sent a request: both refuse, and try again after random times.
-        let has_asked = known.is_some_and(|path| self.path(path).state == PathState::Connecting);
+        // Both sides have sent a request: both refuse, and try again after random times. A peer that has restarted does not refuse:
+        // it does not know the process that was asked before it, and may never hear that request.
+        let has_asked = known.is_some_and(|path| {
+            let path = self.path(path);
+            path.state == PathState::Connecting && !path.is_restart(asked.incarnation)
+        });
         let has_place =
             known.is_some() || self.peers.len() < MOST_PEERS || self.longest_idle().is_some();
         // A member that becomes the leader receives requests that it has sent to the old leader.

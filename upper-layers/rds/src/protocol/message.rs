@@ -121,6 +121,8 @@ pub(crate) struct Message<F, O> {
     pub(crate) last_request: u64,
     /// The last request of its operation.
     pub(crate) operation_request: u64,
+    /// Its operation is complete.
+    pub(crate) is_operation_done: bool,
 }
 
 impl<F, O> Message<F, O> {
@@ -142,6 +144,7 @@ impl<F, O> Message<F, O> {
             is_canceled: false,
             last_request: 0,
             operation_request: 0,
+            is_operation_done: false,
         }
     }
 

@@ -290,10 +290,16 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         is_down && self.queue.is_empty() && self.held.is_empty()
     }
 
+    /// Whether this number is another than the one that the peer's host had before.
+    pub(crate) fn is_restart(&self, incarnation: u32) -> bool {
+        self.incarnation != 0 && self.incarnation != incarnation
+    }
+
     /// Notes the number of the peer's host. If the host has restarted, its sequence numbers start anew.
     pub(crate) fn meet(&mut self, incarnation: u32) {
-        let known = std::mem::replace(&mut self.incarnation, incarnation);
-        if known != 0 && known != incarnation {
+        let has_restarted = self.is_restart(incarnation);
+        self.incarnation = incarnation;
+        if has_restarted {
             self.next_receive = 0;
             self.asked = 0;
             self.held.clear();
@@ -352,14 +358,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             return;
         }
         while let Some(mut message) = self.queue.pop_front() {
+            let is_operation_due = message.attached.is_some() && !message.is_operation_done;
             // What an operation did before the connection ended is not known: it is not done twice.
-            if message.is_retransmitted && message.attached.is_some() {
+            if message.is_retransmitted && is_operation_due {
                 self.finish(message, OperationStatus::Dropped);
                 continue;
             }
             self.demand_ack(&mut message);
             self.current = Some(Current::Message {
-                is_operation_sent: message.attached.is_none(),
+                is_operation_sent: !is_operation_due,
                 sent: 0,
             });
             self.unacknowledged.push_back(message);
@@ -517,12 +524,12 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
         let events = &mut self.events;
         self.unacknowledged.retain_mut(|message| {
-            let is_done = (1..=completed).contains(&message.operation_request);
-            if is_done {
+            if (1..=completed).contains(&message.operation_request) {
+                message.is_operation_done = true;
                 ended(events, message, OperationStatus::Success);
             }
             // Without a message there is nothing for the peer to acknowledge.
-            let is_over = is_done && message.data_requests() == 0;
+            let is_over = message.is_operation_done && message.data_requests() == 0;
             if is_over {
                 freed(events, message);
             }

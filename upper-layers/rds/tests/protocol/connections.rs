@@ -210,6 +210,28 @@ fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end
 
 // covers 8.46
 #[test]
+fn a_peer_that_has_restarted_is_accepted_while_the_one_before_is_being_asked() {
+    let mut net = Net::new(2, HostLimits::default(), 5);
+    net.connect_hosts(0, 1);
+    let before = net.host(1).incarnation();
+    let socket = net.bind(0, 100);
+    net.restart(1);
+    net.send(0, socket, at(1, 200), &[]).unwrap();
+    net.until(|net| net.asked.len() == 2);
+    assert_eq!(net.state(0, 1), PathState::Connecting);
+    let after = net.host(1).incarnation();
+    for (incarnation, is_accepted) in [(before, false), (after, true)] {
+        let asked = ConnectData {
+            incarnation,
+            ..proposal(Version::V4_1, 3)
+        };
+        let answer = net.host(0).handle_request(&asked);
+        assert_eq!(matches!(answer, Answer::Accept { .. }), is_accepted);
+    }
+}
+
+// covers 8.46
+#[test]
 fn many_hosts_that_all_ask_each_other_have_one_connection_for_each_pair() {
     for_each_seed("many hosts", 30, |seed| {
         let mut net = Net::new(6, HostLimits::default(), seed);

@@ -98,7 +98,9 @@ fn an_operation_is_done_once_or_told_to_be_dropped_with_its_message() {
                 .collect();
             assert_eq!(one.len(), 1);
             match one[0].status {
-                OperationStatus::Success => assert!(net.carried_out.contains(&name)),
+                OperationStatus::Success => {
+                    assert!(net.carried_out.contains(&name) && arrived.contains(&name));
+                }
                 OperationStatus::Dropped => dropped += 1,
                 other => panic!("{other:?}"),
             }
