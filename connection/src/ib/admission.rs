@@ -2,7 +2,8 @@
 //!
 //! The address of a request may be forged, so a connection that a peer asked for is *unproven* until a message shows that what
 //! was sent to its address arrived: one that names the communication ID of this side. Each source has a quota. Where there is
-//! no room the oldest unproven connection is given up. Connections that the program asks for do not count. While requests from an
+//! no room the oldest unproven connection is given up, where a source has its quota the oldest of that source: whoever forges
+//! requests in its name cannot keep it out. Connections that the program asks for do not count. While requests from an
 //! address are unproven, a REQ of the program to that address is limited as a REP is, because a forged request may be the reason
 //! why the program connects.
 
@@ -20,11 +21,54 @@ use super::types::{CommId, Event, ListenerId, State};
 pub(super) struct Admission {
     arrivals: u64,
     /// REQs and SIDR_REQs that the program has not answered, by age.
-    unanswered: BTreeSet<(ListenerId, Arrival)>,
+    unanswered: ByAge<ListenerId>,
     /// Unproven connections and those in TIMEWAIT, by age.
-    replaceable: BTreeSet<Arrival>,
+    replaceable: ByAge<()>,
     counts: BTreeMap<Share, usize>,
 }
+
+/// Connections by age: of each listener, or of all, and of each source there.
+#[derive(Debug)]
+struct ByAge<L> {
+    all: BTreeSet<(L, Arrival)>,
+    of_source: BTreeSet<(L, LinkAddress, Arrival)>,
+}
+
+impl<L> Default for ByAge<L> {
+    fn default() -> Self {
+        Self {
+            all: BTreeSet::new(),
+            of_source: BTreeSet::new(),
+        }
+    }
+}
+
+impl<L: Copy + Ord> ByAge<L> {
+    fn insert(&mut self, of: L, from: LinkAddress, arrival: Arrival) {
+        self.all.insert((of, arrival));
+        self.of_source.insert((of, from, arrival));
+    }
+
+    /// Whether it was there.
+    fn remove(&mut self, of: L, from: LinkAddress, arrival: Arrival) -> bool {
+        self.of_source.remove(&(of, from, arrival));
+        self.all.remove(&(of, arrival))
+    }
+
+    fn oldest(&self, of: L) -> Option<u32> {
+        let next = self.all.range((of, FIRST)..=(of, LAST)).next();
+        next.map(|(_, (_, id))| *id)
+    }
+
+    fn oldest_from(&self, of: L, from: LinkAddress) -> Option<u32> {
+        let range = (of, from, FIRST)..=(of, from, LAST);
+        let next = self.of_source.range(range).next();
+        next.map(|(_, _, (_, id))| *id)
+    }
+}
+
+const FIRST: Arrival = (0, 0);
+const LAST: Arrival = (u64::MAX, u32::MAX);
 
 /// What has a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,41 +107,40 @@ impl Admission {
     pub(super) fn len(&self) -> usize {
         self.count(Share::All)
     }
-
-    fn oldest_of(&self, listener: ListenerId) -> Option<u32> {
-        let all = (listener, (0, 0))..=(listener, (u64::MAX, u32::MAX));
-        let first = self.unanswered.range(all).next();
-        first.map(|(_, (_, id))| *id)
-    }
 }
 
 impl Manager {
-    /// Makes room for a request of a source to a listener; `false` where the source has its quota or nothing may be given up.
+    /// Makes room for a request of a source to a listener; `false` where nothing may be given up.
     pub(super) fn make_room(&mut self, listener: ListenerId, from: LinkAddress) -> bool {
         let (backlog, most) = (self.options.backlog, self.options.max_connections);
-        let has_quota = |share, room: usize| self.admission.count(share) >= room.div_ceil(SOURCES);
-        if has_quota(Share::ListenerSource(listener, from), backlog)
-            || has_quota(Share::Source(from), most)
-        {
+        let of_source = self.has_part(Share::ListenerSource(listener, from), backlog);
+        let unanswered = &self.admission.unanswered;
+        let oldest = match of_source {
+            true => unanswered.oldest_from(listener, from),
+            false => unanswered.oldest(listener),
+        };
+        let is_full = of_source || self.admission.count(Share::Listener(listener)) >= backlog;
+        if is_full && !self.give_way(oldest) {
             return false;
         }
-        if self.admission.count(Share::Listener(listener)) >= backlog {
-            let Some(oldest) = self.admission.oldest_of(listener) else {
-                return false;
-            };
-            self.give_way(oldest);
-        }
-        if self.admission.len() >= most {
-            let Some(&(_, oldest)) = self.admission.replaceable.first() else {
-                return false;
-            };
-            self.give_way(oldest);
-        }
-        true
+        let of_source = self.has_part(Share::Source(from), most);
+        let replaceable = &self.admission.replaceable;
+        let oldest = match of_source {
+            true => replaceable.oldest_from((), from),
+            false => replaceable.oldest(()),
+        };
+        let is_full = of_source || self.admission.len() >= most;
+        !is_full || self.give_way(oldest)
     }
 
-    /// Gives up a connection for another one. Nothing is sent: its peer, if there is one, asks again.
-    fn give_way(&mut self, id: u32) {
+    /// Whether a source has its part of so much room.
+    fn has_part(&self, share: Share, room: usize) -> bool {
+        self.admission.count(share) >= room.div_ceil(SOURCES)
+    }
+
+    /// Gives up a connection for another one, if there is one. Nothing is sent: its peer, if there is one, asks again.
+    fn give_way(&mut self, id: Option<u32>) -> bool {
+        let Some(id) = id else { return false };
         let state = self.state(CommId(id));
         self.forget(id);
         let id = CommId(id);
@@ -106,6 +149,7 @@ impl Manager {
             Some(State::RepSent) => Event::ReplyTimedOut { id },
             _ => Event::Withdrawn { id },
         });
+        true
     }
 
     /// A peer has asked for this connection.
@@ -119,8 +163,8 @@ impl Manager {
         let arrival = (admission.arrivals, id);
         connection.arrival = Some(arrival);
         connection.allowance = Some(ALLOWANCE);
-        admission.replaceable.insert(arrival);
-        admission.unanswered.insert((listener, arrival));
+        admission.replaceable.insert((), from, arrival);
+        admission.unanswered.insert(listener, from, arrival);
         admission.add(Share::All);
         admission.add(Share::Source(from));
         admission.add(Share::Unproven(from));
@@ -133,10 +177,10 @@ impl Manager {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
+        let from = connection.path.address;
         if let (Some(listener), Some(arrival)) = (connection.listener, connection.arrival)
-            && self.admission.unanswered.remove(&(listener, arrival))
+            && self.admission.unanswered.remove(listener, from, arrival)
         {
-            let from = connection.path.address;
             self.admission.subtract(Share::Listener(listener));
             self.admission
                 .subtract(Share::ListenerSource(listener, from));
@@ -145,7 +189,7 @@ impl Manager {
 
     /// The connection does not exist any more.
     pub(super) fn release(&mut self, arrival: Arrival, from: LinkAddress, is_proven: bool) {
-        self.admission.replaceable.remove(&arrival);
+        self.admission.replaceable.remove((), from, arrival);
         self.admission.subtract(Share::All);
         self.admission.subtract(Share::Source(from));
         if !is_proven {
@@ -174,15 +218,20 @@ impl Manager {
         if let Some(arrival) = connection.arrival {
             self.admission.subtract(Share::Unproven(from));
             if !is_over {
-                self.admission.replaceable.remove(&arrival);
+                self.admission.replaceable.remove((), from, arrival);
             }
         }
     }
 
     /// The connection has ended, and only keeps its numbers.
     pub(super) fn make_replaceable(&mut self, id: u32) {
-        let arrival = self.connections.get(&id).and_then(|of| of.arrival);
-        self.admission.replaceable.extend(arrival);
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        if let Some(arrival) = connection.arrival {
+            let from = connection.path.address;
+            self.admission.replaceable.insert((), from, arrival);
+        }
     }
 }
 

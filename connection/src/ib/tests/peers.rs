@@ -103,7 +103,6 @@ fn a_reply_with_a_queue_pair_that_is_connected_is_refused() {
 #[test]
 fn an_invalid_req_is_refused_with_the_reason() {
     let mut pair = Pair::new();
-    pair.ends[FAR].options.backlog = 1;
     let (req, _) = requested(&mut pair, 0x11);
     let next = |change: fn(&mut Req)| {
         changed(&req, |req| {
@@ -122,7 +121,6 @@ fn an_invalid_req_is_refused_with_the_reason() {
             reason::INVALID_TRANSPORT_TYPE,
         ),
         (next(|req| req.path_mtu = 0), reason::INVALID_MTU),
-        (next(|_| {}), reason::NO_RESOURCES),
     ] {
         let Some(Message::Rej(rej)) = answer_to(&mut pair, FAR, &message) else {
             panic!("reason {expected}");
@@ -135,6 +133,19 @@ fn an_invalid_req_is_refused_with_the_reason() {
         assert_eq!(rej.remote_comm_id, req.local_comm_id);
     }
     assert_eq!(pair.ends[FAR].connections(), 1);
+}
+
+// covers 7.10
+#[test]
+fn a_source_has_half_of_all_connections() {
+    let mut pair = Pair::new();
+    pair.ends[FAR].options.max_connections = 2;
+    let (_, kept) = pair.connected(0x11);
+    let refused = pair.ask(0x12);
+    let told = pair.events(NEAR).pop();
+    let is_told = |told| matches!(told, Event::Rejected { id, reason: reason::NO_RESOURCES, .. } if id == refused);
+    assert!(told.is_some_and(is_told));
+    assert_eq!(pair.state(FAR, kept), Some(State::Established));
 }
 
 // covers 7.11
@@ -265,16 +276,19 @@ fn a_flood_of_requests_makes_a_bounded_number_of_connections_and_answers() {
         pair.ends[FAR].options.max_outgoing,
     ) = (50, 60);
     let (req, _) = requested(&mut pair, 1);
-    for n in 0..10_000 {
-        let message = changed(&req, |req| (req.local_comm_id, req.qpn) = (n, n + 2));
-        pair.deliver(FAR, &message);
-    }
+    let mut flood = |service_id| {
+        for n in 0..10_000 {
+            let message = changed(&req, |req| {
+                (req.local_comm_id, req.qpn, req.service_id) = (n, n + 2, service_id);
+            });
+            pair.deliver(FAR, &message);
+        }
+        std::iter::from_fn(|| pair.ends[FAR].poll_message()).count()
+    };
+    assert_eq!(flood(SERVICE), 0);
+    // Each of these is answered with a REJ.
+    assert_eq!(flood(SERVICE + 1), 60);
     assert!(pair.ends[FAR].connections() <= 50);
-    let mut left = 0;
-    while pair.ends[FAR].poll_message().is_some() {
-        left += 1;
-    }
-    assert_eq!(left, 60);
     assert!(pair.ends[FAR].counts().unsent > 9_000);
 }
 
