@@ -85,7 +85,7 @@ fn serve(at: &str, folder: &str, device: &str) -> Result<(), Error> {
     peers.serve(
         &listener,
         u64::MAX,
-        |incoming| store.accept(incoming).map_err(fail).ok(),
+        |incoming, _| store.accept(incoming).map_err(fail).ok(),
         |server, connection, peer| match store.take(server, &connection, peer, |_| ()) {
             Ok(Stored { path, copied }) => {
                 let digest = hexadecimal(&copied.server_digest);

@@ -61,13 +61,17 @@ impl Peers {
         }
     }
 
-    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it. Who completes
-    /// the connection then gets a place as soon as there is one, and `work` serves it in a thread of its own.
+    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it; its second
+    /// argument gives up the oldest request whose peer has not completed the connection, and answers whether there was one. Who completes
+    /// the connection gets a place as soon as there is one, and `work` serves it in a thread of its own.
     pub(crate) fn serve<S: Send>(
         &self,
         listener: &Listener,
         count: u64,
-        accept: impl Fn(Incoming) -> Option<(S, Started<Connection, ConnectError>)>,
+        accept: impl Fn(
+            Incoming,
+            &mut dyn FnMut() -> bool,
+        ) -> Option<(S, Started<Connection, ConnectError>)>,
         work: impl Fn(S, Connection, &Arc<Peer>) + Sync,
     ) -> Result<()> {
         let (tell, told) = mpsc::channel();
@@ -78,7 +82,7 @@ impl Peers {
                 .on_done(move |next| _ = tell.send(News::Asked(next)));
         };
         await_next();
-        let (mut unproven, mut waiting) = (VecDeque::new(), VecDeque::new());
+        let (mut unproven, mut waiting) = (VecDeque::<Accepted<S>>::new(), VecDeque::new());
         let (mut numbered, mut served) = (0, 0);
         thread::scope(|scope| {
             while served < count && !INTERRUPTED.load(Ordering::Relaxed) {
@@ -87,9 +91,10 @@ impl Peers {
                         await_next();
                         let incoming = incoming?;
                         let from = incoming.from().map(|from| from.ip());
+                        let mut give_up = || unproven.pop_front().is_some();
                         if self.is_full(from) {
                             refuse(incoming, BUSY);
-                        } else if let Some((side, completed)) = accept(incoming) {
+                        } else if let Some((side, completed)) = accept(incoming, &mut give_up) {
                             numbered += 1;
                             let (number, tell) = (numbered, tell.clone());
                             queue(&mut unproven, Accepted { number, from, side });

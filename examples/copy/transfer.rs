@@ -285,6 +285,8 @@ struct Side {
     words: BufferPool,
     // Whether the other side ended the connection.
     ended: Arc<OnceLock<()>>,
+    // How the connection broke, where something had arrived before that.
+    broke: OnceLock<String>,
     // The other side, where it is one of many.
     peer: Option<Arc<Peer>>,
 }
@@ -312,6 +314,7 @@ impl Side {
             messages,
             words,
             ended: Arc::default(),
+            broke: OnceLock::new(),
             peer: None,
         })
     }
@@ -324,12 +327,16 @@ impl Side {
         Ok(())
     }
 
-    // At least one completion. A side that hears nothing for a while looks whether the other is still there.
+    // At least one completion. A side that hears nothing for a while looks whether the other is still there. What arrived before the
+    // connection broke is returned first: it may say why.
     fn wait<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion]> {
         let mut is_looking = false;
         let mut silence = Duration::ZERO;
         loop {
             check_interrupted()?;
+            if let Some(broke) = self.broke.get() {
+                return Err(broke.as_str().into());
+            }
             let mut filled = self.cq.poll(slots)?.len();
             if filled == 0 {
                 if let Some(peer) = &self.peer {
@@ -353,10 +360,13 @@ impl Side {
                     }
                 }
             }
-            for done in &slots[..filled] {
-                if !done.status.is_success() {
-                    return Err(self.broken(done));
+            let is_broken = |done: &Completion| !done.status.is_success();
+            if let Some(first) = slots[..filled].iter().position(is_broken) {
+                let broke = self.broke.get_or_init(|| self.broken(&slots[first]));
+                if first == 0 {
+                    return Err(broke.as_str().into());
                 }
+                filled = first;
             }
             if slots[..filled].iter().all(is_look) {
                 is_looking = false;
@@ -367,15 +377,14 @@ impl Side {
         }
     }
 
-    fn broken(&self, done: &Completion) -> Error {
+    fn broken(&self, done: &Completion) -> String {
         if self.ended.get().is_some() {
-            return "the other side ended the connection".into();
+            return "the other side ended the connection".to_owned();
         }
         format!(
             "the connection broke: {:?} ({:?})",
             done.status, done.opcode
         )
-        .into()
     }
 
     fn post<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<()> {

@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .serve(
             &listener,
             arguments.files.unwrap_or(u64::MAX),
-            |incoming| {
+            |incoming, _| {
                 let accepted = store.accept(incoming);
                 let fail = |error| complain(&format!("no file can be taken: {error}"));
                 accepted.map_err(fail).ok()

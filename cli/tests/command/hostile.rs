@@ -392,6 +392,11 @@ fn a_listener_has_as_many_peers_and_as_much_memory_as_it_may() {
         );
         // Its place is free a moment after it has been told.
         until(|| super::run(&perf("512k", "127.0.24.36")).status.success());
+        // One that has not completed the connection may not exist, and has no memory that others need.
+        let unproven = Client::new(device, "127.0.24.38");
+        let asked = unproven.begin(address(to), &measurement(1 << 20)).unwrap();
+        text(&perf("512k", "127.0.24.36"));
+        drop(asked);
         // One that does nothing has the place of its address, and gives way when it is asked for.
         let client = Client::new(device, "127.0.24.37");
         let line = client.connect(address(to), &measurement(8)).unwrap();

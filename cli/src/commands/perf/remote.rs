@@ -386,8 +386,8 @@ pub(super) fn listen(
     let served = peers.serve(
         &listener,
         connections.unwrap_or(u64::MAX),
-        |incoming| {
-            let accepted = accept(device, &memory, incoming);
+        |incoming, give_up| {
+            let accepted = accept(device, &memory, incoming, give_up);
             let fail = |error| complain(&format!("no measurement is begun: {error}"));
             accepted.map_err(fail).ok()
         },
@@ -403,6 +403,7 @@ pub(super) fn listen(
 
 /// Bytes of memory that measurements may have.
 struct Memory {
+    most: u64,
     left: AtomicU64,
 }
 
@@ -412,9 +413,9 @@ struct Share<'m> {
 }
 
 impl Memory {
-    const fn new(bytes: u64) -> Self {
-        let left = AtomicU64::new(bytes);
-        Self { left }
+    const fn new(most: u64) -> Self {
+        let left = AtomicU64::new(most);
+        Self { most, left }
     }
 
     fn share(&self, bytes: u64) -> Option<Share<'_>> {
@@ -445,12 +446,20 @@ fn accept<'m>(
     device: &Device,
     memory: &'m Memory,
     incoming: Incoming,
+    give_up: &mut dyn FnMut() -> bool,
 ) -> anyhow::Result<(Measured<'m>, Started<Connection, ConnectError>)> {
     let Some((test, size)) = asked(incoming.private_data()) else {
         refuse(incoming, "that is no measurement of this version");
         anyhow::bail!("who asked did not say what to measure");
     };
-    let Some(_share) = memory.share(size.into()) else {
+    // Who has not completed the connection may not exist, and keeps no memory from others.
+    let share = loop {
+        match memory.share(size.into()) {
+            None if u64::from(size) <= memory.most && give_up() => {}
+            share => break share,
+        }
+    };
+    let Some(_share) = share else {
         refuse(
             incoming,
             "it has no memory left for measurements of that size",
