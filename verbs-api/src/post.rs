@@ -2,6 +2,7 @@
 
 use std::{fmt, io};
 
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::capability::{BaselineGaps, Features, feature_names};
@@ -232,6 +233,11 @@ pub enum PostReason {
 }
 
 impl PostReason {
+    /// The operating system has no memory for it.
+    pub const NO_MEMORY: Self = Self::Os {
+        errno: Errno::NOMEM.raw_os_error(),
+    };
+
     /// The kind of the refusal.
     pub const fn kind(&self) -> ErrorKind {
         match self {

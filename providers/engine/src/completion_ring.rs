@@ -14,6 +14,7 @@
 use std::ptr;
 use std::sync::OnceLock;
 
+use crate::array::filled;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicPtr, AtomicU64, Line, Mutex, Ordering};
 
@@ -46,9 +47,18 @@ pub enum Armed {
     Next,
 }
 
-/// The ring is full; the entry was not added.
+/// The ring is full, or memory for its slots cannot be had; the entry was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
+
+/// The ring keeps its capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeError {
+    /// So many entries wait, which are more.
+    Pending(u32),
+    /// Memory cannot be had.
+    Memory,
+}
 
 /// A ring of completions with locks for producers and for consumers.
 pub struct CompletionRing {
@@ -96,7 +106,7 @@ impl CompletionRing {
     /// Returns whether the ring was armed for it: the caller then wakes the waiter, after unlocking.
     ///
     /// # Errors
-    /// [`Overrun`] if as many entries wait as the ring has capacity.
+    /// [`Overrun`] if as many entries wait as the ring has capacity, or if memory for them cannot be had.
     #[inline]
     pub fn push(
         &self,
@@ -107,7 +117,7 @@ impl CompletionRing {
         let (array, at) = self.claim(producer)?;
         let mut tail = entry.tail & !Entry::EXTENDED;
         if let Some(word) = ext {
-            array.ext(at).store(word, Ordering::Relaxed);
+            array.ext(at).ok_or(Overrun)?.store(word, Ordering::Relaxed);
             tail |= Entry::EXTENDED;
         }
         array.slot(at).write(at, entry.words, tail);
@@ -148,29 +158,31 @@ impl CompletionRing {
     /// Changes the capacity, at least 1; entries that wait stay.
     ///
     /// # Errors
-    /// How many entries wait, if they are more.
+    /// More entries wait, or memory cannot be had.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
-    pub fn resize(&self, capacity: u32) -> Result<(), u32> {
+    pub fn resize(&self, capacity: u32) -> Result<(), ResizeError> {
         assert!(capacity <= MAX_CAPACITY);
         let capacity = capacity.max(1);
         let mut producer = self.producer();
         let _consumer = self.consumer.lock.lock();
         let pending = self.pending(&producer);
         if u64::from(capacity) < pending {
-            return Err(pending as u32);
+            return Err(ResizeError::Pending(pending as u32));
+        }
+        if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
+            let new = self.empty_array(capacity, producer.tail);
+            let new = new.ok_or(ResizeError::Memory)?;
+            // SAFETY: `arrays` keeps it as long as this ring lives.
+            let new_array = unsafe { &*new };
+            let refilled = new_array.refill(old, producer.tail - pending, producer.tail);
+            refilled.ok_or(ResizeError::Memory)?;
+            self.current.store(new, Ordering::Release);
         }
         producer.capacity = capacity;
         if producer.room != 0 {
             producer.room = capacity;
-        }
-        if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
-            let new = self.empty_array(capacity, producer.tail);
-            // SAFETY: `arrays` keeps it as long as this ring lives.
-            let new_array = unsafe { &*new };
-            new_array.refill(old, producer.tail - pending, producer.tail);
-            self.current.store(new, Ordering::Release);
         }
         Ok(())
     }
@@ -185,24 +197,25 @@ impl CompletionRing {
                 return Err(Overrun);
             }
         }
-        Ok((self.array().unwrap_or_else(|| self.make(producer)), at))
+        let array = self.array().or_else(|| self.make(producer));
+        Ok((array.ok_or(Overrun)?, at))
     }
 
     #[cold]
-    fn make(&self, producer: &mut Producer) -> &Array {
-        let array = self.empty_array(producer.capacity, producer.tail);
+    fn make(&self, producer: &mut Producer) -> Option<&Array> {
+        let array = self.empty_array(producer.capacity, producer.tail)?;
         self.current.store(array, Ordering::Release);
         // SAFETY: `arrays` keeps it as long as this ring lives.
-        unsafe { &*array }
+        Some(unsafe { &*array })
     }
 
     /// An array of this ring, whose slots are all empty for the positions from `tail` on.
-    fn empty_array(&self, capacity: u32, tail: u64) -> *mut Array {
+    fn empty_array(&self, capacity: u32, tail: u64) -> Option<*mut Array> {
         let mut arrays = self.arrays.lock();
-        let array = arrays.of_len(array_len(capacity));
+        let array = arrays.of_len(array_len(capacity))?;
         // SAFETY: the pointers of the list are live.
         unsafe { &*array }.clear(tail);
-        array
+        Some(array)
     }
 
     #[inline]
@@ -245,10 +258,8 @@ impl CompletionRing {
                 tail: tail & !Entry::EXTENDED,
             };
             let is_extended = tail & Entry::EXTENDED != 0;
-            out(
-                entry,
-                is_extended.then(|| array.ext(head).load(Ordering::Relaxed)),
-            );
+            let word = is_extended.then(|| array.ext(head)).flatten();
+            out(entry, word.map(|word| word.load(Ordering::Relaxed)));
             head += 1;
         }
         // Release: the slots have been read when the producer sees this and writes them again.
@@ -302,15 +313,15 @@ struct Arrays(Vec<*mut Array>);
 unsafe impl Send for Arrays {}
 
 impl Arrays {
-    fn of_len(&mut self, len: usize) -> *mut Array {
+    fn of_len(&mut self, len: usize) -> Option<*mut Array> {
         // SAFETY: the pointers of the list are live.
         let has_len = |&&array: &&*mut Array| unsafe { &*array }.len() == len;
         if let Some(&known) = self.0.iter().find(has_len) {
-            return known;
+            return Some(known);
         }
-        let array = Box::into_raw(Box::new(Array::new(len)));
+        let array = Box::into_raw(Box::new(Array::new(len)?));
         self.0.push(array);
-        array
+        Some(array)
     }
 }
 
@@ -337,11 +348,11 @@ struct Array {
 }
 
 impl Array {
-    fn new(len: usize) -> Self {
-        Self {
-            slots: (0..len).map(|_| Slot::default()).collect(),
+    fn new(len: usize) -> Option<Self> {
+        Some(Self {
+            slots: filled(len)?,
             ext: OnceLock::new(),
-        }
+        })
     }
 
     fn len(&self) -> usize {
@@ -353,9 +364,15 @@ impl Array {
         &self.slots[position as usize & (self.slots.len() - 1)]
     }
 
-    fn ext(&self, position: u64) -> &AtomicU64 {
-        let make = || (0..self.len()).map(|_| AtomicU64::new(0)).collect();
-        &self.ext.get_or_init(make)[position as usize & (self.len() - 1)]
+    fn ext(&self, position: u64) -> Option<&AtomicU64> {
+        let words = match self.ext.get() {
+            Some(words) => words,
+            None => {
+                let made = filled(self.len())?;
+                self.ext.get_or_init(|| made)
+            }
+        };
+        Some(&words[position as usize & (self.len() - 1)])
     }
 
     /// Gives each slot a number that no position within one lap from `tail` on has.
@@ -365,17 +382,18 @@ impl Array {
         }
     }
 
-    /// Copies the entries from `head` to `tail`.
-    fn refill(&self, old: &Self, head: u64, tail: u64) {
+    /// Copies the entries from `head` to `tail`, if memory for their extensions can be had.
+    fn refill(&self, old: &Self, head: u64, tail: u64) -> Option<()> {
         for at in head..tail {
             let (from, to) = (old.slot(at), self.slot(at));
             let Some(data) = from.holds(at) else { continue };
             if data & Entry::EXTENDED != 0 {
-                let word = old.ext(at).load(Ordering::Relaxed);
-                self.ext(at).store(word, Ordering::Relaxed);
+                let word = old.ext(at)?.load(Ordering::Relaxed);
+                self.ext(at)?.store(word, Ordering::Relaxed);
             }
             to.write(at, from.words(), data);
         }
+        Some(())
     }
 }
 
@@ -551,7 +569,7 @@ mod tests {
                 }
                 _ => {
                     let fits = value as usize >= model.len();
-                    let refused = Err(model.len() as u32);
+                    let refused = Err(ResizeError::Pending(model.len() as u32));
                     assert_eq!(ring.resize(value), if fits { Ok(()) } else { refused });
                     capacity = if fits { value } else { capacity };
                 }

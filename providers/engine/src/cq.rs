@@ -14,7 +14,7 @@ use verbs_api::{
 };
 
 use crate::commands::{Commands, out_of_range};
-use crate::completion_ring::{Armed, CompletionRing, Entry, Producer};
+use crate::completion_ring::{Armed, CompletionRing, Entry, Producer, ResizeError};
 use crate::effects::{Effects, QpActions};
 use crate::loans;
 use crate::lock::LockGuard;
@@ -305,10 +305,13 @@ impl CqOps for Cq {
                 return Err(VerbError::CqOverrun);
             }
             let resized = match cq.ring.resize(cqe.max(1)) {
-                Err(_) if rules::is_broken(Rule::ResizeFits) => Ok(cqe),
+                Err(ResizeError::Pending(_)) if rules::is_broken(Rule::ResizeFits) => Ok(cqe),
                 resized => resized.map(|()| cqe.max(1)),
             };
-            resized.map_err(|pending| out_of_range("cqe", cqe, pending, u64::MAX))
+            resized.map_err(|error| match error {
+                ResizeError::Pending(pending) => out_of_range("cqe", cqe, pending, u64::MAX),
+                ResizeError::Memory => VerbError::Resources("memory"),
+            })
         });
     }
 

@@ -7,6 +7,7 @@
 //! Read first: [`qp`] (posting, completing, flushing), then [`key_table`] (the one access check).
 #![deny(unsafe_code)]
 
+mod array;
 pub mod claims;
 pub mod commands;
 pub mod completion_ring;

@@ -35,7 +35,7 @@ use crate::lock::{Lock, LockClass, LockGuard};
 use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
-use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveProducer, ReceiveRing, Taken};
+use crate::receive_ring::{Receive, ReceiveConsumer, ReceiveProducer, ReceiveRing, Refused, Taken};
 use crate::request::{Op, QueuedRequest, Request, SendExtra};
 use crate::rules::{self, Rule};
 use crate::slots::{Held, Slots};
@@ -932,9 +932,13 @@ impl<D: Driver> Qp<D> {
         let mut result = Ok(());
         for (index, request) in requests.iter().enumerate() {
             let (taken, receive) = (&self.responder.0.taken, Receive::of(request));
-            if (self.receives.post(&mut producer, taken, receive)).is_err() {
+            if let Err(refused) = self.receives.post(&mut producer, taken, receive) {
                 let max = self.cold.cap.max_recv_wr;
-                result = Err((index, PostReason::QueueFull { max }));
+                let reason = match refused {
+                    Refused::Full => PostReason::QueueFull { max },
+                    Refused::Memory => PostReason::NO_MEMORY,
+                };
+                result = Err((index, reason));
                 break;
             }
         }

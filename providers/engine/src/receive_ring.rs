@@ -19,6 +19,7 @@ use std::sync::OnceLock;
 use smallvec::SmallVec;
 use verbs_api::{Sge, wr::ReceiveRequest};
 
+use crate::array::filled;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// A scatter/gather entry as numbers.
@@ -72,6 +73,15 @@ impl Receive {
     }
 }
 
+/// Why a receive was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The ring is full.
+    Full,
+    /// Memory for its slots cannot be had.
+    Memory,
+}
+
 /// A ring of posted receives.
 pub struct ReceiveRing {
     segments: OnceLock<Box<[Segment]>>,
@@ -91,7 +101,7 @@ impl ReceiveRing {
     /// If `capacity` exceeds [`MAX_CAPACITY`], or `max_sge` what a slot can count.
     pub fn new(capacity: u32, max_sge: u32) -> Self {
         assert!(capacity <= MAX_CAPACITY && u64::from(max_sge) <= NUM_SGE);
-        let mut ring = Self {
+        let ring = Self {
             segments: OnceLock::new(),
             capacity,
             slots: capacity.next_power_of_two(),
@@ -100,7 +110,7 @@ impl ReceiveRing {
         };
         // The model checker does not know `OnceLock`: under it the slots are there from the start.
         if cfg!(loom) {
-            ring.segments = ring.make_slots().into();
+            ring.make_slots();
         }
         ring
     }
@@ -110,7 +120,7 @@ impl ReceiveRing {
     /// Call [`take_starved`](Self::take_starved) once after the batch, when the lock is dropped.
     ///
     /// # Errors
-    /// The receive, if the ring is full.
+    /// The ring is full, or memory for its slots cannot be had.
     ///
     /// # Panics
     /// If the receive has more entries than the ring was made for.
@@ -120,15 +130,18 @@ impl ReceiveRing {
         producer: &mut ReceiveProducer,
         taken: &Taken,
         receive: Receive,
-    ) -> Result<(), Receive> {
+    ) -> Result<(), Refused> {
         let at = producer.posted;
         if at.wrapping_sub(producer.taken) >= self.capacity {
             producer.taken = taken.0.load(Ordering::Acquire);
             if at.wrapping_sub(producer.taken) >= self.capacity {
-                return Err(receive);
+                return Err(Refused::Full);
             }
         }
-        let segments = self.segments.get_or_init(|| self.make_slots());
+        let segments = match self.segments.get() {
+            Some(segments) => segments,
+            None => self.make_slots().ok_or(Refused::Memory)?,
+        };
         self.slot(segments, at).write(self.lap(at), &receive);
         producer.posted = at.wrapping_add(1);
         Ok(())
@@ -195,9 +208,9 @@ impl ReceiveRing {
     }
 
     #[cold]
-    fn make_slots(&self) -> Box<[Segment]> {
-        let segments = self.slots as usize * usize::from(self.length);
-        (0..segments).map(|_| Segment::default()).collect()
+    fn make_slots(&self) -> Option<&[Segment]> {
+        let made = filled(self.slots as usize * usize::from(self.length))?;
+        Some(self.segments.get_or_init(|| made))
     }
 
     /// The slot of the receive of this number, counted from the first one ever posted.
@@ -360,7 +373,7 @@ mod tests {
     fn a_slot_for_one_entry_is_half_a_line_and_for_three_a_whole_one() {
         let sizes = [0, 1, 2, 3, 4].map(|max_sge| {
             let ring = ReceiveRing::new(1, max_sge);
-            size_of_val(&*ring.make_slots())
+            size_of_val(ring.make_slots().unwrap())
         });
         assert_eq!(sizes, [32, 32, 64, 64, 96]);
     }
@@ -401,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_hands_the_receive_back() {
+    fn a_full_ring_refuses_a_receive() {
         let (mut producer, mut consumer, taken) = Sides::default();
         let ring = ReceiveRing::new(3, 4);
         for n in 0..3 {
@@ -409,7 +422,7 @@ mod tests {
         }
         assert_eq!(
             ring.post(&mut producer, &taken, receive(3, 4)),
-            Err(receive(3, 4))
+            Err(Refused::Full)
         );
         ring.take(&mut consumer, &taken).unwrap();
         ring.post(&mut producer, &taken, receive(4, 4)).unwrap();

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
+use crate::array::filled;
 use crate::sync::Mutex;
 
 /// Elements that are made on demand and stay where they are.
@@ -33,15 +34,21 @@ impl<T: Default + Sync> Slab<T> {
             }),
             max,
         };
-        (0..first).for_each(|index| slab.grow(index));
+        (0..first).for_each(|index| {
+            let made = slab.grow(index);
+            made.expect("memory for the first elements");
+        });
         slab
     }
 
-    /// Hands out an index that is not in use, or `None` when all are.
+    /// Hands out an index that is not in use, or `None` when all are, or when memory for more cannot be had.
     pub fn allocate(&self) -> Option<u32> {
         let mut indices = self.indices.lock();
         let index = indices.next(self.max)?;
-        self.grow(index);
+        if self.grow(index).is_none() {
+            indices.freed.push_back(index);
+            return None;
+        }
         indices.allocated += 1;
         Some(index)
     }
@@ -74,13 +81,16 @@ impl<T: Default + Sync> Slab<T> {
         self.indices.lock().fresh
     }
 
-    fn grow(&self, index: u32) {
-        let (chunk, _) = locate(index).expect("index below MAX");
-        self.chunks[chunk].get_or_init(|| {
+    /// Makes the element of an index, with its chunk.
+    fn grow(&self, index: u32) -> Option<()> {
+        let (chunk, _) = locate(index)?;
+        if self.chunks[chunk].get().is_none() {
             let first = (FIRST << chunk) - FIRST;
             let len = (FIRST << chunk).min(self.max - first);
-            (0..len).map(|_| T::default()).collect()
-        });
+            let made = filled(len as usize)?;
+            self.chunks[chunk].get_or_init(|| made);
+        }
+        Some(())
     }
 }
 

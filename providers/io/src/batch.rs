@@ -1,11 +1,12 @@
 //! Datagrams that wait to leave together.
 
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use crate::QpnRange;
 use crate::sockets::udp::{MAX_BYTES, MAX_SEGMENTS};
 use crate::sockets::{SendError, Transmit, UdpSocket};
+use crate::{QpnRange, zeroed};
 use arrayvec::ArrayVec;
 
 /// Where a datagram goes and how: what all of one run have in common.
@@ -76,16 +77,19 @@ pub(super) struct SendOutcome {
 
 impl TxBatch {
     /// Room for so many bytes. With `segments` the kernel is asked to cut.
-    pub(super) fn new(bytes: usize, segments: bool) -> Self {
+    ///
+    /// # Errors
+    /// Memory for them cannot be had.
+    pub(super) fn new(bytes: usize, segments: bool) -> io::Result<Self> {
         let datagrams = (bytes / 128).max(1);
-        Self {
-            arena: vec![0; bytes].into(),
+        Ok(Self {
+            arena: zeroed(bytes)?,
             used: 0,
             spans: Vec::with_capacity(datagrams),
             runs: Vec::with_capacity(datagrams),
             left: 0,
             segments,
-        }
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -301,7 +305,7 @@ mod tests {
     }
 
     fn numbers(socket: &UdpSocket) -> Vec<(usize, u8)> {
-        let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535), Vec::new());
+        let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535).unwrap(), Vec::new());
         while socket.receive(&mut batch).unwrap() > 0 {
             for datagram in batch.messages().flat_map(|message| message.datagrams()) {
                 all.push((datagram.len(), datagram.last().copied().unwrap_or(ROUTE)));
@@ -311,9 +315,22 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        let beyond = isize::MAX as usize;
+        let errors = [
+            TxBatch::new(beyond, true).err(),
+            ReceiveBatch::new(1, beyond).err(),
+        ];
+        let is_memory = |error: Option<io::Error>| {
+            error.is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)
+        };
+        assert!(errors.into_iter().all(is_memory));
+    }
+
+    #[test]
     fn neighbours_of_one_length_are_one_run_until_a_shorter_one() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
-        let mut batch = TxBatch::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true).unwrap();
         // A first packet is longer, then middle ones and a last one; then the next message.
         for length in [116, 100, 100, 100, 40, 116, 100] {
             assert!(append(&mut batch, route(&to, 0), 7, length));
@@ -337,7 +354,7 @@ mod tests {
     fn nothing_else_is_mixed_in_a_run() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let other = socket(Offload::default());
-        let mut batch = TxBatch::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true).unwrap();
         for (route, qpn) in [
             (route(&to, 0), 1),
             (route(&to, 0), 2),
@@ -357,7 +374,7 @@ mod tests {
     fn a_run_is_no_longer_than_a_call_takes() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         for (length, most) in [(4156, 15), (100, MAX_SEGMENTS)] {
-            let mut batch = TxBatch::new(1 << 20, true);
+            let mut batch = TxBatch::new(1 << 20, true).unwrap();
             for _ in 0..most + 1 {
                 append(&mut batch, route(&to, 0), 7, length);
             }
@@ -370,7 +387,7 @@ mod tests {
     #[test]
     fn without_segmentation_each_is_a_call_of_its_own() {
         let (from, to) = (socket(Offload::NONE), socket(Offload::default()));
-        let mut batch = TxBatch::new(1 << 16, from.can_segment());
+        let mut batch = TxBatch::new(1 << 16, from.can_segment()).unwrap();
         for _ in 0..40 {
             append(&mut batch, route(&to, 0), 7, 100);
         }
@@ -381,7 +398,7 @@ mod tests {
     #[test]
     fn where_the_kernel_does_not_cut_datagrams_are_sealed_anew() {
         let to = socket(Offload::default());
-        let mut batch = TxBatch::new(1 << 16, true);
+        let mut batch = TxBatch::new(1 << 16, true).unwrap();
         for length in [100, 100, 100, 60, 100] {
             append(&mut batch, route(&to, 0), 7, length);
         }
@@ -400,7 +417,7 @@ mod tests {
     #[test]
     fn what_cannot_leave_does_not_hold_up_the_others() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
-        let mut batch = TxBatch::new(1 << 20, true);
+        let mut batch = TxBatch::new(1 << 20, true).unwrap();
         let nowhere = Route {
             to: "0.0.0.1:9".parse().unwrap(),
             ..route(&to, 0)
@@ -418,10 +435,10 @@ mod tests {
     #[test]
     fn a_batch_is_full_by_bytes_and_by_datagrams() {
         let to = socket(Offload::default());
-        let mut batch = TxBatch::new(1000, true);
+        let mut batch = TxBatch::new(1000, true).unwrap();
         assert!(append(&mut batch, route(&to, 0), 7, 600));
         assert!(!append(&mut batch, route(&to, 0), 7, 600));
-        let mut batch = TxBatch::new(1000, true);
+        let mut batch = TxBatch::new(1000, true).unwrap();
         let taken = (0..100)
             .filter(|_| append(&mut batch, route(&to, 0), 7, 1))
             .count();

@@ -211,7 +211,7 @@ impl Lease {
 
     // What lies in the socket was meant for whoever had the range before.
     fn empty(&self) -> io::Result<()> {
-        let mut batch = ReceiveBatch::new(1, 1);
+        let mut batch = ReceiveBatch::new(1, 1)?;
         for _ in 0..STALE {
             if self.socket().receive(&mut batch)? == 0 {
                 break;

@@ -8,8 +8,11 @@
 //! processes) and [`reactor`] (who reads).
 #![deny(unsafe_code)]
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use zerocopy::FromZeros as _;
 
 /// Counts that anybody may ask for, and `Counters` that they are read from.
 macro_rules! counts {
@@ -76,6 +79,12 @@ pub use tcp::{Announcement, Attachment, TcpCounts, TcpLink, TcpLinkOptions};
 pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
+
+// So many zeros. Pages that nobody has touched take no memory.
+fn zeroed(bytes: usize) -> io::Result<Box<[u8]>> {
+    let made = <[u8]>::new_box_zeroed_with_elems(bytes);
+    made.map_err(|_| io::ErrorKind::OutOfMemory.into())
+}
 
 // The lock, whatever became of who had it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -28,7 +28,7 @@ use crate::codec::{Found, Leaving, StreamCodec, StreamEvent};
 use crate::queue::ByteQueue;
 use crate::shm::LONGEST_PAYLOAD;
 use crate::tampering::Tampering;
-use crate::{count, count_alone, lock};
+use crate::{count, count_alone, lock, zeroed};
 use polyverbs_sim::fault::FaultSpec;
 
 mod shared;
@@ -235,7 +235,7 @@ impl<C: StreamCodec> TcpLink<C> {
             changed: Chore::default(),
             news: Chore::default(),
             inbound: Mutex::new(Inbound {
-                buffer: vec![0; C::LONGEST + READ].into(),
+                buffer: zeroed(C::LONGEST + READ)?,
                 resident: None,
                 hot: VecDeque::with_capacity(HOT),
                 by_memory: FxHashMap::default(),

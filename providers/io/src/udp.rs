@@ -171,20 +171,20 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
         let inbound = Inbound {
             readers: Readers::default(),
-            batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD),
+            batch: receive_batch(lease.socket(), max_frame.octets() as usize + C::OVERHEAD)?,
             looks: 0,
             idle: IDLE,
         };
         Ok(Arc::new(Self {
             flows: FlowSockets::new(local, flows, options.udp),
-            queues: queues.collect(),
+            queues: queues.collect::<io::Result<_>>()?,
             max_frame,
             room: lease.socket().receive_buffer()?,
             tap: options.tap,
             inbound: Mutex::new(inbound),
             aside: Mutex::new(Aside {
                 queue: VecDeque::new(),
-                batch: ReceiveBatch::new(4, 65_535),
+                batch: ReceiveBatch::new(4, 65_535)?,
             }),
             has_aside: AtomicBool::new(false),
             services: Mutex::default(),
@@ -598,15 +598,15 @@ impl<C: DatagramCodec> UdpLink<C> {
 }
 
 impl TxQueue {
-    fn new(segments: bool) -> Self {
-        let batch = || Mutex::new(TxBatch::new(BATCH, segments));
-        Self {
+    fn new(segments: bool) -> io::Result<Self> {
+        let batch = || TxBatch::new(BATCH, segments).map(Mutex::new);
+        Ok(Self {
             is_waiting: AtomicBool::new(false),
-            filling: batch(),
-            leaving: batch(),
+            filling: batch()?,
+            leaving: batch()?,
             is_blocked: AtomicBool::new(false),
             counters: Counters::default(),
-        }
+        })
     }
 }
 
@@ -820,7 +820,7 @@ pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
 }
 
 // A socket that joins needs large rooms, one that does not needs many.
-fn receive_batch(socket: &UdpSocket, datagram: usize) -> ReceiveBatch {
+fn receive_batch(socket: &UdpSocket, datagram: usize) -> io::Result<ReceiveBatch> {
     if socket.joins() {
         // Few: what lies in the processor's cache is read fastest.
         ReceiveBatch::new(4, 65_535)

@@ -103,7 +103,7 @@ fn member() {
         lease,
         service,
         flows,
-        batch: Mutex::new(ReceiveBatch::new(8, 65_535)),
+        batch: Mutex::new(ReceiveBatch::new(8, 65_535).unwrap()),
     });
     let reactor = Arc::new(Reactor::new().unwrap());
     let add = |source, token, kind| reactor.add(source, token, kind).unwrap();
@@ -543,7 +543,7 @@ fn strays_of_one_call_reach_their_ranges() {
         ..Transmit::new(address, &bytes)
     };
     socket.send(&[transmit]).unwrap();
-    let (mut batch, mut answered) = (ReceiveBatch::new(8, 65_535), [0; 2]);
+    let (mut batch, mut answered) = (ReceiveBatch::new(8, 65_535).unwrap(), [0; 2]);
     until(|| {
         socket.receive(&mut batch).unwrap();
         for bytes in batch.messages().flat_map(|message| message.datagrams()) {

@@ -25,7 +25,7 @@ use rustix::net::{
 use crate::fork::Unshared;
 use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
-use crate::{count, lock};
+use crate::{count, lock, zeroed};
 
 mod presence;
 
@@ -191,7 +191,7 @@ impl Inbox {
         let accepted = Accepted {
             connections: BTreeMap::new(),
             next: OTHER.u64() + 1,
-            bytes: vec![0; LONGEST].into(),
+            bytes: zeroed(LONGEST)?,
         };
         Ok(Self {
             ready,

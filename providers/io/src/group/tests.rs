@@ -23,7 +23,7 @@ fn send(flows: &FlowSockets, to: SocketAddr, bytes: &[u8]) {
 }
 
 fn arrivals(socket: &UdpSocket) -> Vec<Vec<u8>> {
-    let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535), Vec::new());
+    let (mut batch, mut all) = (ReceiveBatch::new(8, 65_535).unwrap(), Vec::new());
     while socket.receive(&mut batch).unwrap() > 0 {
         for message in batch.messages() {
             all.extend(message.datagrams().map(<[u8]>::to_vec));

@@ -58,7 +58,7 @@ impl Reader {
         let reader = Arc::new(Self {
             reactor: Arc::new(reactor),
             socket: socket().unwrap(),
-            batch: Mutex::new(ReceiveBatch::new(4, 65_535)),
+            batch: Mutex::new(ReceiveBatch::new(4, 65_535).unwrap()),
             is_left,
             arrived: AtomicUsize::new(0),
             by_thread: AtomicUsize::new(0),

@@ -55,7 +55,7 @@ mod tests {
     use crate::sockets::{FlowSockets, ReceiveBatch, Transmit};
 
     fn wait(member: &UdpSocket) -> Vec<u8> {
-        let mut batch = ReceiveBatch::new(1, 65_535);
+        let mut batch = ReceiveBatch::new(1, 65_535).unwrap();
         until_some(|| {
             let any = member.receive(&mut batch).unwrap() > 0;
             any.then(|| batch.messages().next().unwrap().bytes.to_vec())
@@ -63,7 +63,7 @@ mod tests {
     }
 
     fn nothing(member: &UdpSocket) -> bool {
-        let mut batch = ReceiveBatch::new(1, 65_535);
+        let mut batch = ReceiveBatch::new(1, 65_535).unwrap();
         member.receive(&mut batch).unwrap() == 0
     }
 

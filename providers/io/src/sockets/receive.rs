@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use crate::sockets::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::sockets::{address, control};
+use crate::zeroed;
 
 /// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
 pub struct ReceiveBatch {
@@ -59,21 +60,24 @@ impl<'b> Message<'b> {
 
 impl ReceiveBatch {
     /// Room for so many messages of so many bytes each. A socket that joins datagrams gives up to 65,535.
-    pub fn new(messages: usize, bytes: usize) -> Self {
+    ///
+    /// # Errors
+    /// Memory for them cannot be had.
+    pub fn new(messages: usize, bytes: usize) -> io::Result<Self> {
         let messages = messages.clamp(1, AT_ONCE);
         let room = Room {
             name: [0; address::LONGEST],
             control: [0; CONTROL],
             filled: Filled::default(),
         };
-        Self {
+        Ok(Self {
             rooms: vec![room; messages].into(),
-            bytes: vec![0; messages * bytes.max(1)].into(),
+            bytes: zeroed(messages * bytes.max(1))?,
             each: bytes.max(1),
             received: 0,
             wanted: 1,
             was_full: false,
-        }
+        })
     }
 
     /// What arrived last. Messages that did not fit, or came from nowhere, are left out.

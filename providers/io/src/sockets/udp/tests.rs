@@ -24,7 +24,7 @@ fn with(local: &str, offload: Offload) -> UdpSocket {
 
 /// Receives until `enough`, and gives each datagram with its message to `each`.
 fn receive(socket: &UdpSocket, count: usize, mut each: impl FnMut(&Message<'_>, &[u8])) {
-    let mut batch = ReceiveBatch::new(4, 65_535);
+    let mut batch = ReceiveBatch::new(4, 65_535).unwrap();
     let mut seen = 0;
     until(|| {
         socket.receive(&mut batch).unwrap();
@@ -122,7 +122,7 @@ fn a_batch_goes_out_in_order() {
 
 #[test]
 fn an_empty_socket_answers_at_once() {
-    let mut batch = ReceiveBatch::new(4, 2048);
+    let mut batch = ReceiveBatch::new(4, 2048).unwrap();
     assert_eq!(socket(V4).receive(&mut batch).unwrap(), 0);
     assert_eq!(batch.messages().count(), 0);
 }
@@ -133,7 +133,7 @@ fn what_does_not_fit_is_left_out_and_counted() {
     for bytes in [&[1; 10][..], &[2; 11], &[3; 10]] {
         from.send(&[transmit(&to, bytes)]).unwrap();
     }
-    let mut batch = ReceiveBatch::new(3, 10);
+    let mut batch = ReceiveBatch::new(3, 10).unwrap();
     let (mut arrived, mut truncated) = (Vec::new(), 0);
     while to.receive(&mut batch).unwrap() > 0 {
         arrived.extend(batch.messages().map(|message| message.bytes[0]));
@@ -179,7 +179,7 @@ fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
         Err(SendError::NoSegmentation)
     ));
     assert!(!from.can_segment());
-    let mut batch = ReceiveBatch::new(1, 65_535);
+    let mut batch = ReceiveBatch::new(1, 65_535).unwrap();
     assert_eq!(to.receive(&mut batch).unwrap(), 0);
 }
 
@@ -188,7 +188,7 @@ fn nobody_at_the_other_end_is_no_error() {
     let (from, gone) = (socket(V4), socket(V4).local());
     for _ in 0..5 {
         assert_eq!(from.send(&[Transmit::new(gone, b"x")]).unwrap(), 1);
-        let mut batch = ReceiveBatch::new(1, 100);
+        let mut batch = ReceiveBatch::new(1, 100).unwrap();
         assert_eq!(from.receive(&mut batch).unwrap(), 0);
     }
 }
