@@ -9,7 +9,9 @@ use masked_atomics::{MaskedAtomics, MaskedCompareSwap, MaskedFetchAdd};
 use polyverbs::capability::AtomicScope;
 use polyverbs::ids::RKey;
 use polyverbs::portable::read_sink_access;
-use polyverbs::{Access, Context, Mr, MrOptions, Pd, PostError, Qp, RemoteAddress, Sge, wr};
+use polyverbs::{
+    Access, Context, Mr, MrOptions, Pd, PostError, Qp, RemoteAddress, Sge, Transport, wr,
+};
 use polyverbs_rds_wire::MAX_MESSAGE;
 
 use crate::error::RdsError;
@@ -249,6 +251,8 @@ fn check_there(memory: &LocalMemory, is_written: bool) -> Result<(), RdsError> {
 /// An operation whose local memory is registered.
 pub(crate) struct Posted {
     kind: Kind,
+    /// Its completion shows that the peer has carried it out.
+    is_shown: bool,
     /// The local memory, for as long as the operation may touch it.
     _regions: Vec<Mr>,
 }
@@ -301,8 +305,10 @@ impl RdmaRequest {
             true => Kind::Write(pieces),
             false => Kind::Read(pieces),
         };
+        let completes_early = is_write && context.attributes().transport == Transport::Iwarp;
         Ok(Posted {
             kind,
+            is_shown: !completes_early,
             _regions: regions,
         })
     }
@@ -331,6 +337,7 @@ impl AtomicRequest {
                 operation: self.operation,
                 is_masked,
             },
+            is_shown: true,
             _regions: vec![region],
         })
     }
@@ -429,6 +436,10 @@ impl Operation for Posted {
             Kind::Write(pieces) | Kind::Read(pieces) => pieces.len() as u32,
             Kind::Atomic { .. } => 1,
         }
+    }
+
+    fn is_shown_by_completion(&self) -> bool {
+        self.is_shown
     }
 }
 

@@ -189,6 +189,7 @@ const TEST: &[&str] = &[
 const FUZZED: &[&str] = &[
     "verbs-api",
     "polyverbs-engine",
+    "polyverbs-connection",
     "polyverbs-io",
     "polyverbs-sim",
     "polyverbs-wire",

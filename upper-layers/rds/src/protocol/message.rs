@@ -24,6 +24,9 @@ pub trait Fragment: Debug {
 pub trait Operation: Debug {
     /// How many requests it takes on the queue pair.
     fn requests(&self) -> u32;
+
+    /// Whether its completion shows that the peer has carried it out. A write over iWARP is complete when it has left.
+    fn is_shown_by_completion(&self) -> bool;
 }
 
 /// A message's payload.
@@ -121,7 +124,7 @@ pub(crate) struct Message<F, O> {
     pub(crate) last_request: u64,
     /// The last request of its operation.
     pub(crate) operation_request: u64,
-    /// Its operation is complete.
+    /// The peer has carried out its operation.
     pub(crate) is_operation_done: bool,
 }
 

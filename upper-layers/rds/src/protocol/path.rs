@@ -524,12 +524,15 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
         let events = &mut self.events;
         self.unacknowledged.retain_mut(|message| {
-            if (1..=completed).contains(&message.operation_request) {
-                message.is_operation_done = true;
+            let is_complete = (1..=completed).contains(&message.operation_request);
+            if is_complete {
+                let attached = message.attached.as_ref();
+                message.is_operation_done =
+                    attached.is_some_and(|attached| attached.operation.is_shown_by_completion());
                 ended(events, message, OperationStatus::Success);
             }
             // Without a message there is nothing for the peer to acknowledge.
-            let is_over = message.is_operation_done && message.data_requests() == 0;
+            let is_over = is_complete && message.data_requests() == 0;
             if is_over {
                 freed(events, message);
             }

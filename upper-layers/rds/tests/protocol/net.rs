@@ -47,11 +47,17 @@ pub(crate) struct Op {
     pub(crate) name: u64,
     pub(crate) requests: u32,
     pub(crate) fate: Fate,
+    /// Its completion does not show that the peer has carried it out.
+    pub(crate) completes_early: bool,
 }
 
 impl Operation for Op {
     fn requests(&self) -> u32 {
         self.requests
+    }
+
+    fn is_shown_by_completion(&self) -> bool {
+        !self.completes_early
     }
 }
 
@@ -76,6 +82,7 @@ pub(crate) fn attached(name: u64) -> Attached<Op> {
             name,
             requests: 1,
             fate: Fate::Done,
+            completes_early: false,
         },
         rkey: Some(7),
         fence: false,
