@@ -34,6 +34,9 @@ const MOST_ARRIVALS_OF_ONE: usize = 16;
 /// The most peers that requests can add. One more replaces the idle peer that was used least recently.
 const MOST_PEERS: usize = 1024;
 
+/// How often a path that waits for its peer to complete a connection looks whether that is still to come.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// How often the host asks for the owner of a port that messages wait for, and for how long.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const WAIT_FOR_OWNER: Duration = Duration::from_secs(10);
@@ -253,6 +256,15 @@ struct Peer<F, O> {
     is_ready: bool,
 }
 
+/// A request that was accepted.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The peer, and the member that reaches it through this host.
+    key: (IpAddr, Option<u16>),
+    /// The number of the peer's host.
+    incarnation: u32,
+}
+
 /// Numbers of what has happened, by the names of `rds-info`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -329,8 +341,8 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
-    /// The peers of accepted requests, by age.
-    arrivals: BTreeMap<ArrivalId, (IpAddr, Option<u16>)>,
+    /// Accepted requests, by age.
+    arrivals: BTreeMap<ArrivalId, Asked>,
     next_arrival: u64,
     /// Connections that have ended.
     ends: u64,
@@ -554,7 +566,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     fn wants_connection(&mut self, path: PathId) {
         if self.path(path).state == (PathState::Down { due: None }) {
-            self.begin_connection(path);
+            match self.is_coming(path) {
+                true => {
+                    self.path_mut(path).state = PathState::Down {
+                        due: Some(Duration::ZERO),
+                    }
+                }
+                false => self.begin_connection(path),
+            }
         }
     }
 
@@ -1345,7 +1364,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.make_way(key);
         let arrival = ArrivalId(self.next_arrival);
         self.next_arrival += 1;
-        self.arrivals.insert(arrival, key);
+        let incarnation = asked.incarnation;
+        self.arrivals.insert(arrival, Asked { key, incarnation });
         let credit = match asked.credit {
             0 => 0,
             _ => self.limits.first_receives,
@@ -1358,7 +1378,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     /// Gives up the oldest request where there are too many, of this peer or of all.
     fn make_way(&mut self, key: (IpAddr, Option<u16>)) {
-        let is_its = |(_, from): &(_, &(IpAddr, Option<u16>))| **from == key;
+        let is_its = |(_, asked): &(_, &Asked)| asked.key == key;
         let of_one = self.arrivals.iter().filter(is_its).count();
         let oldest = match of_one >= MOST_ARRIVALS_OF_ONE {
             true => self.arrivals.iter().find(is_its),
@@ -1379,7 +1399,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// The peer has completed the connection that it has asked for: it is there. The path that has the connection from now on;
     /// `None` where it has to wait until another has ended ([`Action::Adopt`]), or was withdrawn.
     pub fn handle_accepted(&mut self, arrival: ArrivalId, told: &ConnectData) -> Option<PathId> {
-        let (peer, member) = self.arrivals.remove(&arrival)?;
+        let (peer, member) = self.arrivals.remove(&arrival)?.key;
         let path = self.path_to(peer, member);
         if let PathState::Down { .. } = self.path(path).state {
             self.path_mut(path).state = PathState::Connecting;
@@ -1549,6 +1569,15 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
+    /// Whether the peer, which has not restarted, has asked for a connection that it only has to complete. Were it asked for another
+    /// one, that would take the place of the first, and what is under way on the first would be lost.
+    fn is_coming(&self, path: PathId) -> bool {
+        let peer = &self.peers[path.index()];
+        let (key, incarnation) = ((peer.address, peer.member), peer.path.incarnation);
+        let is_its = |asked: &Asked| asked.key == key && asked.incarnation == incarnation;
+        incarnation != 0 && self.arrivals.values().any(is_its)
+    }
+
     fn begin_connection(&mut self, path: PathId) {
         let peer = &mut self.peers[path.index()];
         peer.path.state = PathState::Connecting;
@@ -1583,7 +1612,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         for number in 0..self.peers.len() {
             let (path, peer) = (PathId(number as u32), &mut self.peers[number]);
             match peer.path.state {
-                PathState::Down { due: Some(due) } if due <= now => self.begin_connection(path),
+                PathState::Down { due: Some(due) } if due <= now => match self.is_coming(path) {
+                    true => {
+                        let due = Some(now + LOOK_AGAIN);
+                        self.path_mut(path).state = PathState::Down { due };
+                    }
+                    false => self.begin_connection(path),
+                },
                 PathState::Up => {
                     let completed = peer.path.completed();
                     peer.awaited.retain(|(request, _)| *request > completed);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use polyverbs_rds::protocol::{Action, Answer, FlowControl, HostLimits, PathState};
 use polyverbs_rds_wire::{ConnectData, Version};
 
-use crate::net::{Net, TestHost, address, at, content, for_each_seed, runs};
+use crate::net::{Net, TestHost, address, at, attached, content, for_each_seed, runs};
 
 fn proposal(version: Version, minor_mask: u16) -> ConnectData {
     ConnectData {
@@ -206,6 +206,27 @@ fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end
         attempts += net.asked.len() as u64;
     }
     assert!(attempts < 12 * runs(1000), "{attempts} attempts");
+}
+
+// covers 8.46
+#[test]
+fn what_is_sent_while_both_sides_connect_anew_is_not_given_up() {
+    for_each_seed("both connect anew", 500, |seed| {
+        let mut net = Net::new(2, HostLimits::default(), seed);
+        net.delay = Duration::from_micros(1 + seed % 300);
+        let (socket, to) = (net.bind(0, 100), net.bind(1, 200));
+        net.connect_hosts(0, 1);
+        net.cut(0, 1);
+        net.until(|net| net.state(0, 1) != PathState::Up);
+        let mut asked = attached(1);
+        asked.operation.completes_early = true;
+        let mut message = net.message(at(1, 200), b"with an operation");
+        message.attached = Some(asked);
+        net.send_message(0, socket, message).unwrap();
+        net.settle();
+        assert_eq!(net.receive_all(1, to).len(), 1);
+        assert_eq!(net.carried_out, [1]);
+    });
 }
 
 // covers 8.46
