@@ -2,8 +2,8 @@
 //!
 //! The address of a request may be forged, so a connection that a peer asked for is *unproven* until a message shows that what
 //! was sent to its address arrived: one that names the communication ID of this side. Each source has a quota. Where there is
-//! no room the oldest unproven connection is given up, where a source has its quota the oldest of that source: whoever forges
-//! requests in its name cannot keep it out. Connections that the program asks for do not count. While requests from an
+//! no room the oldest unproven connection is given up, where a source has its quota the oldest of that source: forged
+//! requests in the name of a peer cannot keep that peer out. Connections that the program asks for do not count. While requests from an
 //! address are unproven, a REQ of the program to that address is limited as a REP is, because a forged request may be the reason
 //! why the program connects.
 
@@ -49,7 +49,7 @@ impl<L: Copy + Ord> ByAge<L> {
         self.of_source.insert((of, from, arrival));
     }
 
-    /// Whether it was there.
+    /// Returns whether the set contained the connection.
     fn remove(&mut self, of: L, from: LinkAddress, arrival: Arrival) -> bool {
         self.of_source.remove(&(of, from, arrival));
         self.all.remove(&(of, arrival))

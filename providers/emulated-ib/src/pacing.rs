@@ -33,7 +33,7 @@ const FIRST: (u32, u32) = (64 << 10, 16);
 const MOST: (u32, u32) = (512 << 10, 1024);
 /// The same between queue pairs at one address, where nothing is lost and one look takes all that is there.
 const MOST_AT_HOME: (u32, u32) = (1 << 20, 1024);
-/// A path has lost nothing lately where so many frames in a row were answered.
+/// A path counts as lossless after so many answered frames.
 const SOUND: u32 = 1024;
 /// An acknowledge is asked for at least this often.
 const ACK_EVERY: u32 = 32;
@@ -51,7 +51,7 @@ pub(crate) struct SendWindow {
     answered: u32,
     /// Until this number has been answered, what is lost is one loss.
     recovers_at: Option<Psn>,
-    /// Frames that are to be answered until the path counts as one that loses nothing.
+    /// Frames that are to be answered until the path counts as lossless.
     sound_after: u32,
 }
 
@@ -84,7 +84,7 @@ impl SendWindow {
         }
     }
 
-    /// Whether something was lost lately.
+    /// Whether the peer reported a loss lately.
     pub(crate) const fn loses(&self) -> bool {
         self.sound_after > 0
     }
@@ -125,13 +125,13 @@ impl SendWindow {
         self.window = self.window.min(self.most);
     }
 
-    /// The peer reports that something was lost on the way; everything before `sent` has been sent.
+    /// The peer reports a loss; everything before `sent` has been sent.
     pub(crate) fn lost(&mut self, sent: Psn) {
         self.sound_after = SOUND;
         self.congested(sent);
     }
 
-    /// Something met congestion, or is late.
+    /// A frame met congestion, or its answer is late.
     pub(crate) fn congested(&mut self, sent: Psn) {
         if self.recovers_at.is_none() {
             self.threshold = (self.window / 2).max(LEAST);
@@ -141,8 +141,8 @@ impl SendWindow {
         }
     }
 
-    /// A timeout: everything under way counts as lost. From the first acknowledge on the window doubles again. It does not show that the
-    /// path loses anything: the peer may have had no processor.
+    /// A timeout: all outstanding frames count as lost. From the first acknowledge on the window doubles again. A timeout does not show
+    /// that the path is lossy: the peer may have had no processor.
     pub(crate) fn timed_out(&mut self) {
         self.threshold = (self.window / 2).max(LEAST);
         self.window = LEAST;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_sound_again_when_enough_was_answered() {
+    fn enough_answered_frames_end_a_lossy_phase() {
         let mut window = SendWindow::new(12, false);
         window.timed_out();
         window.congested(Psn::new(1));

@@ -3,10 +3,10 @@
 //! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
 //! queue. Over a link a message of one frame leaves before it is in the queue (`send_at_once`), anything else is sent from there
 //! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
-//! error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so a frame that is lost again is
-//! followed by silence. Where the peer reported a gap lately, that silence ends before the timeout: the oldest frame is sent again
-//! after twice the time that answers usually take, and then after twice as long each time. This uses up no retry, and the timeout
-//! comes when it would have come.
+//! error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so a second loss of the same frame
+//! is followed by silence. Where the peer reported a gap lately, the requester does not wait for the timeout: it retransmits the oldest
+//! frame after twice the time that answers usually take, and then after twice as long each time. These retransmissions use up no
+//! retry, and the timeout comes when it would have come.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ use crate::{Cx, Qp, QpRef, Sending, extension};
 /// This `rnr_retry` never ends.
 const RNR_FOREVER: u8 = 7;
 
-/// On a path that loses, a frame is sent again after this part of the timeout at the earliest.
+/// On a lossy path a frame is retransmitted after this part of the timeout at the earliest.
 const SHORTER: u32 = 64;
 
 /// What a requester keeps: what each request touches, and the rest.
@@ -83,11 +83,11 @@ pub struct RequesterRest {
     waits_since: Option<Time>,
     // The longest that an answer took lately.
     slowest: Duration,
-    // The same, of frames that were sent once; zero before the first answer.
+    // The longest that an answer to frames without a retransmission took lately; zero before the first answer.
     usual: Duration,
-    // A timer had the frames sent again whose answer is waited for.
+    // A timer retransmitted the frames whose answer is outstanding.
     was_repeated: bool,
-    // On a path that loses: when the oldest frame is sent again before the timeout, and how long that wait is.
+    // On a lossy path: when the oldest frame is retransmitted before the timeout, and how long that wait is.
     repeat_at: Option<(Time, Duration)>,
     // The first request of the queue that has not been sent whole, of a link.
     cursor: usize,
@@ -130,7 +130,7 @@ impl RequesterRest {
         Some((self.slowest * 2).clamp(least, least * 4))
     }
 
-    // How long an answer is waited for before its frame is sent again, on a path that loses and whose peer has answered before.
+    // How long the requester waits for an answer before it retransmits the frame, on a lossy path whose peer has answered before.
     fn short_patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)? / SHORTER;
         let is_known = self.window.loses() && !self.usual.is_zero();
@@ -154,7 +154,7 @@ impl RequesterRest {
             let took = Duration::from_nanos(now.0.saturating_sub(since.0));
             let longest = |lately: Duration| took.max(lately - lately / 8);
             self.slowest = longest(self.slowest);
-            // Which of several copies was answered is not known.
+            // The answer does not say which copy of the frame it is for.
             if !was_repeated {
                 self.usual = longest(self.usual);
             }
@@ -573,7 +573,7 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     }
 }
 
-// Sends the oldest frame without an answer again before its time is up.
+// Retransmits from the oldest unacknowledged frame on, before the timeout.
 fn repeat(half: &mut Sending) {
     half.driver.rest.was_repeated = true;
     half.driver.rest.asked_again = None;
@@ -978,7 +978,7 @@ pub fn slow_down(half: &mut Sending) {
     half.driver.rest.window.congested(sent);
 }
 
-// The peer, or a hole in its answers, shows that something was lost.
+// A NAK of the peer, or a hole in its read responses, shows that a frame was lost.
 fn note_loss(half: &mut Sending) {
     let sent = half.driver.rest.sent;
     half.driver.rest.window.lost(sent);

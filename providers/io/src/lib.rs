@@ -80,7 +80,7 @@ pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 
-// So many zeros. Pages that nobody has touched take no memory.
+// Allocates zeroed bytes. A page takes no memory before the program touches it.
 fn zeroed(bytes: usize) -> io::Result<Box<[u8]>> {
     let made = <[u8]>::new_box_zeroed_with_elems(bytes);
     made.map_err(|_| io::ErrorKind::OutOfMemory.into())

@@ -1,11 +1,11 @@
-//! What peers of a connection manager say, as a fuzzer makes it up, from any address.
+//! A connection manager that receives messages from a hostile peer, which a fuzzer makes up, from any address.
 //!
-//! A manager listens, and has a connection with an honest peer. A hostile one sends from its own address, where it hears the answers,
-//! and from others, where nobody does. Whatever comes, nothing panics; connections are bounded, and so is what an address is sent
-//! that does not answer; no connection is established with such an address; the honest peer's connection stays, and it gets another one;
-//! and when time has passed nothing is left of all that was asked.
+//! The manager listens, and has a connection with an honest peer. The hostile peer sends from its own address, where it receives the
+//! answers, and from other addresses, where no host is. The manager does not panic; its connections are bounded, and so are the messages
+//! to an address that does not answer; it establishes no connection with such an address; the honest peer's connection stays, and the
+//! peer can make another one; and after some time no state of the hostile requests is left.
 //!
-//! What is not tried are numbers that only the honest peer knows: those that it has been sent, and the GUID of its adapter.
+//! The hostile peer never uses numbers that only the honest peer knows: its communication IDs, and the GUID of its adapter.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 
 use crate::script::Script;
 
-/// What a fuzzer says to a manager.
+/// Runs a manager with the messages of a script.
 pub fn run(octets: &[u8]) {
     let mut script = Script::new(octets);
     let mut rig = Rig::new();
@@ -49,9 +49,9 @@ struct Rig {
     asked: VecDeque<(CommId, Requested)>,
     /// Where the peers of the victim's connections are.
     peers: BTreeMap<CommId, LinkAddress>,
-    /// Numbers of the victim's that the hostile peer has heard.
+    /// Communication IDs of the victim that the hostile peer has received.
     told: BTreeSet<u32>,
-    /// Messages from and to each address where nobody hears them.
+    /// Messages from and to each address without a host.
     absent: BTreeMap<LinkAddress, (usize, usize)>,
     /// What the honest peer was last replied.
     replied: Option<CommId>,
@@ -114,7 +114,7 @@ impl Rig {
         self.deliver(from, &request.into());
     }
 
-    // Any message from any address, with numbers that the hostile peer has heard.
+    // Any message from any address, with communication IDs that the hostile peer has received.
     fn say(&mut self, how: u8, script: &mut Script<'_>) {
         let from = some_address(script);
         let attribute = REQ + u16::from(script.octet() % 11);
@@ -187,7 +187,7 @@ impl Rig {
         self.settle();
     }
 
-    /// The honest peer connects, and the program replies to whoever has asked before it, too.
+    /// The honest peer connects, and the program also replies to all requests before it.
     fn connect(&mut self) -> (CommId, CommId) {
         self.connected += 1;
         let path = Path::new(VICTIM, Gid([2; 16]), Gid([1; 16]));
@@ -257,7 +257,7 @@ impl Rig {
         to.handle_message(self.now, from, sent.transaction_id, &sent.message);
     }
 
-    // A message to the hostile peer, or to nobody.
+    // A message to the hostile peer, or to an address without a host.
     fn note(&mut self, sent: &Outgoing) {
         if sent.to == HOSTILE {
             let data = sent.message.to_data();
@@ -297,7 +297,7 @@ impl Rig {
                 }
             }
             Event::Replied { id, .. } => {
-                // The program goes on with whoever replies.
+                // The program completes every connection that it has requested.
                 let _ = self.victim.ready(id, b"");
             }
             Event::DisconnectRequested { id, .. } => {

@@ -1,7 +1,7 @@
-//! What a peer says while a stream of MPA is set up, as a fuzzer makes it up, to either side.
+//! MPA's connection setup with a peer whose bytes a fuzzer makes up, for the initiator and for the responder.
 //!
-//! Whatever comes, in whatever pieces, nothing panics, no more is kept than may be, what is answered is one reply, both sides use
-//! what both have offered, and a peer that says nothing more is given up in time.
+//! However the bytes are cut, the negotiation does not panic, keeps a bounded number of bytes, answers a request with one reply, uses no
+//! more than both sides offer, and gives a silent peer up when the patience is over.
 
 use polyverbs_connection::mpa::{
     Depth, Depths, Failure, Negotiation, Output, ReadyForms, StartOptions, StartReply, Started,
@@ -40,7 +40,7 @@ pub fn run(octets: &[u8]) {
 struct Side {
     negotiation: Negotiation,
     options: StartOptions,
-    /// What this side says.
+    /// What this side sends.
     own: Kind,
     is_over: bool,
 }
@@ -100,7 +100,7 @@ impl Side {
         }
     }
 
-    // What was offered by either side is not exceeded.
+    // The agreed settings stay within the offers of both sides.
     fn check_agreed(&self, started: &Started) {
         assert!((1..=self.options.revision).contains(&started.revision));
         assert!(started.settings.crc || !self.options.crc);
@@ -109,7 +109,7 @@ impl Side {
         assert!(started.depths.ird <= self.options.most_ird.max(ird).max(1));
     }
 
-    // One whole request or reply has been said.
+    // This side has sent one whole request or reply.
     fn check_said(&mut self) {
         let said = self.negotiation.poll_bytes();
         let (start, len) = start::decode(&said)

@@ -1,7 +1,7 @@
-//! Who connects to the port of iWARP's queue pairs, and says what a fuzzer makes up.
+//! Hostile TCP connections to the port by which iWARP's queue pairs find each other; a fuzzer makes up their bytes.
 //!
-//! A device has a queue pair that waits for that of an honest device. Whatever comes over other streams, nothing panics, nobody
-//! takes the place of the honest queue pair, and both find each other.
+//! A device has a queue pair that waits for the queue pair of an honest device. Whatever arrives on the hostile connections, the device does
+//! not panic, and the two queue pairs find each other.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -124,7 +124,7 @@ fn step(streams: &mut Vec<TcpStream>, numbers: [u32; 2], script: &mut Script<'_>
     }
 }
 
-// The device may have closed the stream, or not have read what was said before.
+// The device may have closed the stream, or its receive buffer may be full.
 fn say(stream: &mut TcpStream, bytes: &[u8]) {
     if let Err(error) = stream.write(bytes) {
         let kinds = [

@@ -112,7 +112,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
 
 // covers 3.60 3.61
 #[test]
-fn on_a_path_that_loses_a_frame_is_sent_again_before_the_timeout() {
+fn a_lossy_path_has_retransmissions_before_the_timeout() {
     let rig = Rig::new(Setup {
         timeout: 14,
         retry_cnt: 1,
@@ -129,7 +129,7 @@ fn on_a_path_that_loses_a_frame_is_sent_again_before_the_timeout() {
         rig.wire.pass();
     };
     answer_after(1, answer_time);
-    // This many copies of a write are lost, and the next one arrives at this time.
+    // This many copies of a write are lost, and the next copy arrives at this time.
     let arrives_at = |number, losses, time: Duration| {
         let mut copies = 0;
         rig.wire.rule(move |_| {
@@ -145,21 +145,21 @@ fn on_a_path_that_loses_a_frame_is_sent_again_before_the_timeout() {
         rig.run_for(Duration::from_nanos(1));
         assert_eq!(rig.a.done(), ok([number]));
     };
-    // A timeout does not show that anything was lost: the peer may have had no processor.
+    // A timeout does not show a loss: the peer may have had no processor.
     arrives_at(2, 1, least);
     arrives_at(3, 1, least * 2);
-    // The first of two frames is lost, which the peer reports.
+    // The peer reports the loss of the first of two frames.
     rig.wire.rule(|_| Fate::Drop);
     post_write(&rig, 4);
     rig.wire.pass();
     post_write(&rig, 5);
     assert_eq!((rig.a.done(), rig.a.counters().naks), (ok([4, 5]), 1));
-    // What is remembered of the slow answers is forgotten meanwhile.
+    // The requester's memory of the slow answers fades meanwhile.
     (6..50).for_each(|number| answer_after(number, Duration::ZERO));
     answer_after(50, answer_time);
     arrives_at(51, 1, answer_time * 2);
     arrives_at(52, 3, answer_time * (2 + 4 + 8));
-    // The timeouts come when they would have come, and these copies are no retries.
+    // The timeouts come when they would have come, and these retransmissions are no retries.
     let before = rig.requests().len();
     rig.wire.rule(|_| Fate::Drop);
     post_write(&rig, 53);

@@ -34,7 +34,7 @@ const MOST_ARRIVALS_OF_ONE: usize = 16;
 /// The most peers that requests can add. One more replaces the idle peer that was used least recently.
 const MOST_PEERS: usize = 1024;
 
-/// How often a path that waits for its peer to complete a connection looks whether that is still to come.
+/// How often a path without a connection checks whether its peer still has one to complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often the host asks for the owner of a port that messages wait for, and for how long.
@@ -1347,8 +1347,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     fn answer(&mut self, asked: &ConnectData, peer: IpAddr, member: Option<u16>) -> Answer {
         let key = (peer, member);
         let known = self.by_address.get(&key).copied();
-        // Both sides have sent a request: both refuse, and try again after random times. A peer that has restarted does not refuse:
-        // it does not know the process that was asked before it, and may never hear that request.
+        // Both sides have sent a request: both refuse, and try again after random times. A restarted peer is accepted: it may never
+        // receive the request, which was sent to the process before it.
         let has_asked = known.is_some_and(|path| {
             let path = self.path(path);
             path.state == PathState::Connecting && !path.is_restart(asked.incarnation)
@@ -1569,8 +1569,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether the peer, which has not restarted, has asked for a connection that it only has to complete. Were it asked for another
-    /// one, that would take the place of the first, and what is under way on the first would be lost.
+    /// Whether the peer, which has not restarted, has requested a connection that it only has to complete. A second connection would
+    /// replace that one, and messages that are outstanding on the first would be lost.
     fn is_coming(&self, path: PathId) -> bool {
         let peer = &self.peers[path.index()];
         let (key, incarnation) = ((peer.address, peer.member), peer.path.incarnation);

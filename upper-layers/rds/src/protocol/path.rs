@@ -290,7 +290,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         is_down && self.queue.is_empty() && self.held.is_empty()
     }
 
-    /// Whether this number is another than the one that the peer's host had before.
+    /// Whether this number differs from the one that the peer's host had before.
     pub(crate) fn is_restart(&self, incarnation: u32) -> bool {
         self.incarnation != 0 && self.incarnation != incarnation
     }

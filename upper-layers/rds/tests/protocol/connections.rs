@@ -210,7 +210,7 @@ fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end
 
 // covers 8.46
 #[test]
-fn what_is_sent_while_both_sides_connect_anew_is_not_given_up() {
+fn both_sides_connect_anew_and_keep_one_connection() {
     for_each_seed("both connect anew", 500, |seed| {
         let mut net = Net::new(2, HostLimits::default(), seed);
         net.delay = Duration::from_micros(1 + seed % 300);
@@ -231,7 +231,7 @@ fn what_is_sent_while_both_sides_connect_anew_is_not_given_up() {
 
 // covers 8.46
 #[test]
-fn a_peer_that_has_restarted_is_accepted_while_the_one_before_is_being_asked() {
+fn a_restarted_peer_is_accepted_during_an_attempt() {
     let mut net = Net::new(2, HostLimits::default(), 5);
     net.connect_hosts(0, 1);
     let before = net.host(1).incarnation();
