@@ -37,8 +37,9 @@ const IN_FLIGHT: u64 = 64;
 const CREDIT: u64 = 32;
 /// The connection has ended after this long without anything from the other side.
 const SILENCE: Duration = Duration::from_secs(20);
-/// How long a side polls while nothing arrives before it lets other threads of its processor run between two polls.
+/// How long a side polls while nothing arrives before it lets other threads of its processor run, and after how many polls each time.
 const ALONE: Duration = Duration::from_micros(50);
+const YIELD_EVERY: u32 = 16;
 /// How long a side polls without a pause while nothing arrives, how long while the other only counts, and the pauses after that.
 const BUSY: Duration = Duration::from_millis(5);
 const BUSY_UNTOLD: Duration = Duration::from_millis(50);
@@ -98,7 +99,7 @@ impl End {
                 anyhow::bail!("the other side does not answer");
             }
             self.look(&mut silence, silent)?;
-            Rest::after(silent, BUSY).take();
+            Rest::after(silence.polls, silent, BUSY).take();
         }
     }
 
@@ -147,7 +148,7 @@ impl Silence {
     }
 }
 
-/// What a side does between two polls when nothing has arrived for this long.
+/// What a side does after this many polls that found nothing, when nothing has arrived for this long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     None,
@@ -156,10 +157,10 @@ enum Rest {
 }
 
 impl Rest {
-    fn after(silent: Duration, busy: Duration) -> Self {
+    fn after(polls: u32, silent: Duration, busy: Duration) -> Self {
         if silent > busy {
             Self::Sleep((silent / 16).clamp(PAUSE, LONGEST_PAUSE))
-        } else if silent > ALONE {
+        } else if silent > ALONE && polls.is_multiple_of(YIELD_EVERY) {
             Self::Yield
         } else {
             Self::None
@@ -517,7 +518,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
                 peer.moves(LEAST);
                 continue;
             }
-            let rest = Rest::after(silent, busy);
+            let rest = Rest::after(silence.polls, silent, busy);
             if let Rest::Sleep(_) = rest {
                 peer.check().map_err(anyhow::Error::from_boxed)?;
                 end.look(&mut silence, silent)?;

@@ -19,10 +19,11 @@ fn a_request_names_measurement_and_size_and_others_are_refused() {
 
 #[test]
 fn a_silent_side_looks_fifty_times_a_second_at_most() {
-    let after = |silent| Rest::after(silent, BUSY);
+    let after = |silent| Rest::after(YIELD_EVERY, silent, BUSY);
     assert_eq!(after(Duration::ZERO), Rest::None);
     assert_eq!(after(ALONE), Rest::None);
     assert_eq!(after(BUSY), Rest::Yield);
+    assert_eq!(Rest::after(YIELD_EVERY + 1, BUSY, BUSY), Rest::None);
     assert_eq!(after(BUSY * 2), Rest::Sleep(BUSY / 8));
     assert_eq!(after(LOOK), Rest::Sleep(LONGEST_PAUSE));
     assert_eq!(after(SILENCE), Rest::Sleep(Duration::from_millis(20)));
