@@ -17,15 +17,28 @@ use verbs_api::provider::ForkLock;
 pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
-    /// In children of forks from now on, until it is dropped.
-    pub fn new(descriptor: OwnedFd) -> Self {
-        OPEN.lock().add(descriptor)
-    }
-
-    /// Opens a descriptor with `make` and marks it, so that no fork comes between the two.
+    /// Opens a descriptor with `make`, which does not block, and marks it: a child that is forked between the two would keep it open.
     pub(crate) fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
         make().map(|descriptor| open.add(descriptor))
+    }
+
+    /// Opens several descriptors with `make`, which does not block, and marks them. Returns them with the value of `make`.
+    pub(crate) fn several<T>(
+        make: impl FnOnce() -> io::Result<(T, Vec<OwnedFd>)>,
+    ) -> io::Result<(T, Vec<Self>)> {
+        let mut open = OPEN.lock();
+        let (value, descriptors) = make()?;
+        let marked = descriptors.into_iter().map(|one| open.add(one)).collect();
+        Ok((value, marked))
+    }
+
+    /// The descriptor, which children of forks keep open from now on.
+    pub(crate) fn into_shared(self) -> OwnedFd {
+        let mut this = ManuallyDrop::new(self);
+        OPEN.lock().unmark(&this.0);
+        // SAFETY: nothing uses the field after this, and nothing drops it.
+        unsafe { ManuallyDrop::take(&mut this.0) }
     }
 }
 
@@ -39,9 +52,7 @@ impl Drop for Unshared {
     fn drop(&mut self) {
         // A child that is forked between the two would keep the descriptor open.
         let mut open = OPEN.lock();
-        if let Some((word, bit)) = open.place(&self.0) {
-            *word &= !bit;
-        }
+        open.unmark(&self.0);
         // SAFETY: nothing uses the field after this.
         unsafe { ManuallyDrop::drop(&mut self.0) };
     }
@@ -74,6 +85,12 @@ impl Open {
         Unshared(ManuallyDrop::new(descriptor))
     }
 
+    fn unmark(&mut self, descriptor: &OwnedFd) {
+        if let Some((word, bit)) = self.place(descriptor) {
+            *word &= !bit;
+        }
+    }
+
     fn place(&mut self, descriptor: &OwnedFd) -> Option<(&mut u64, u64)> {
         let number = descriptor.as_raw_fd() as usize;
         Some((self.numbers.get_mut(number / 64)?, 1 << (number % 64)))
@@ -98,11 +115,16 @@ fn replace_all(open: &mut Open) {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::net::SocketAddr;
+
     use rustix::fs::{MemfdFlags, fstat, memfd_create};
+    use rustix::net::getsockname;
     use waiting::forked_beside;
 
     use super::*;
     use crate::exit::tests::a_child_starts;
+    use crate::sockets::UdpSocket;
+    use crate::sockets::udp::UdpOptions;
 
     /// Forks when no child of another test starts, and returns whether the child ended with `true` before an alarm ended it.
     pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
@@ -116,14 +138,29 @@ pub(crate) mod tests {
     }
 
     fn made() -> Unshared {
-        Unshared::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())
+        Unshared::made(|| Ok(eventfd(0, EventfdFlags::CLOEXEC)?)).unwrap()
+    }
+
+    // The child would keep the address taken.
+    #[test]
+    fn a_child_has_no_socket_that_a_thread_opens() {
+        let address: SocketAddr = "127.0.3.71:47123".parse().unwrap();
+        let open = || drop(UdpSocket::bind(address, &UdpOptions::default()));
+        let is_free = || {
+            (3..1000).all(|number| {
+                // SAFETY: a number without a descriptor is an error of the call.
+                let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+                getsockname(descriptor).map_or(true, |name| name != address.into())
+            })
+        };
+        assert!(in_children_beside(open, is_free));
     }
 
     #[test]
     fn a_child_has_another_file_while_threads_open_and_close_some() {
         let (kept, file) = (made(), memfd_create("", MemfdFlags::CLOEXEC).unwrap());
         let inode = |of: BorrowedFd<'_>| fstat(of).unwrap().st_ino;
-        let shared = Unshared::new(file);
+        let shared = Unshared::made(|| Ok(file)).unwrap();
         let own = inode(shared.as_fd());
         let there = || inode(shared.as_fd()) != own && inode(kept.as_fd()) != own;
         assert!(in_children_beside(

@@ -20,7 +20,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ use thiserror::Error;
 use verbs_api::provider::PerProcess;
 
 use self::local::{Connection, DESCRIPTORS, Inbox};
+use crate::fork::Unshared;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::sys;
@@ -504,11 +505,11 @@ fn answer(
 }
 
 // All of them are what they should be, or none is taken.
-fn accept(mut descriptors: Vec<OwnedFd>, options: &GroupOptions) -> Option<Shared> {
+fn accept(mut descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> {
     let needed = options.sockets();
     let shm = match descriptors.len().checked_sub(needed)? {
         0 => None,
-        _ => Some(Arc::new(Shm::of(descriptors.pop()?)?)),
+        _ => Some(Arc::new(Shm::of(descriptors.pop()?.into_shared())?)),
     };
     let socket = |descriptor| {
         let socket = UdpSocket::of(descriptor, &options.udp).ok()?;

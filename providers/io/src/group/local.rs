@@ -60,9 +60,9 @@ impl Connection {
         Self::of(connected(name)?, admission)
     }
 
-    fn of(socket: OwnedFd, admission: &Admission) -> io::Result<Self> {
+    fn of(socket: Unshared, admission: &Admission) -> io::Result<Self> {
         match admission.admits(sys::peer(socket.as_fd())?.uid) {
-            true => Ok(Self(Unshared::new(socket))),
+            true => Ok(Self(socket)),
             false => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
@@ -101,7 +101,11 @@ impl Connection {
     }
 
     /// The next message, which is to have descriptors.
-    pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
+    pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<Unshared>)> {
+        Unshared::several(|| self.receive_open())
+    }
+
+    fn receive_open(&self) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
         let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let (mut control, mut bytes) = (RecvAncillaryBuffer::new(&mut room), [0; 2]);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -133,8 +137,8 @@ pub(super) fn holder(name: &str) -> Option<libc::ucred> {
     sys::peer(connected(name).ok()?.as_fd()).ok()
 }
 
-fn connected(name: &str) -> io::Result<OwnedFd> {
-    let socket = unconnected()?;
+fn connected(name: &str) -> io::Result<Unshared> {
+    let socket = Unshared::made(unconnected)?;
     connect(
         &socket,
         &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
@@ -245,7 +249,8 @@ impl Inbox {
     ) -> io::Result<()> {
         for _ in 0..AT_ONCE {
             // Where the process has no descriptor left, it is tried again when the next one connects.
-            let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC) else {
+            let make = || Ok(accept_with(&self.listener, SocketFlags::CLOEXEC)?);
+            let Ok(socket) = Unshared::made(make) else {
                 return Ok(());
             };
             let Ok(connection) = Connection::of(socket, admission) else {

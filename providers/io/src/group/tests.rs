@@ -230,15 +230,12 @@ fn nonsense_in_the_inbox_is_passed_over() {
 fn descriptors_of_something_else_are_not_taken() {
     let options = options(47_010);
     let lease = Lease::join(options.clone()).unwrap();
-    let wrong = [
-        UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default())
-            .map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
-            .unwrap(),
-        lease.as_fd().try_clone_to_owned().unwrap(),
-    ];
+    let duplicate = |of: BorrowedFd<'_>| Unshared::made(|| of.try_clone_to_owned()).unwrap();
+    let other = UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default());
+    let wrong = [duplicate(other.unwrap().as_fd()), duplicate(lease.as_fd())];
     let right = || {
         let sockets = lease.group.shared.sockets.iter();
-        sockets.map(|socket| socket.as_fd().try_clone_to_owned().unwrap())
+        sockets.map(|socket| duplicate(socket.as_fd()))
     };
     assert!(accept(right().collect(), &options).is_some());
     assert!(accept(right().take(63).collect(), &options).is_none());

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,14 +122,15 @@ impl TcpSocket {
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let descriptor = socket_with(family, SocketType::STREAM, flags, None)?;
+        let make = || Ok(socket_with(family, SocketType::STREAM, flags, None)?);
+        let descriptor = Unshared::made(make)?;
         if like.is_ipv6() {
             sockopt::set_ipv6_v6only(&descriptor, true)?;
         }
         Self::of(descriptor, false)
     }
 
-    fn of(descriptor: OwnedFd, is_accepted: bool) -> io::Result<Self> {
+    fn of(descriptor: Unshared, is_accepted: bool) -> io::Result<Self> {
         sockopt::set_tcp_user_timeout(&descriptor, USER_TIMEOUT)?;
         sockopt::set_socket_keepalive(&descriptor, true)?;
         sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_IDLE)?;
@@ -137,7 +138,7 @@ impl TcpSocket {
         sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_COUNT)?;
         sockopt::set_tcp_nodelay(&descriptor, true)?;
         Ok(Self {
-            descriptor: Unshared::new(descriptor),
+            descriptor,
             tap: None,
             is_accepted,
         })
@@ -311,19 +312,22 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let descriptor = match accept_with(&self.socket.descriptor, flags) {
+            let make = || Ok(accept_with(&self.socket.descriptor, flags)?);
+            let descriptor = match Unshared::made(make) {
                 Ok(descriptor) => descriptor,
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(
-                    errno @ (Errno::MFILE
-                    | Errno::NFILE
-                    | Errno::NOBUFS
-                    | Errno::NOMEM
-                    | Errno::BADF
-                    | Errno::INVAL),
-                ) => return Err(errno.into()),
-                // Who connected is gone again, or what became of his packets is told here.
-                Err(_) => continue,
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::AGAIN) => return Ok(None),
+                    Some(
+                        Errno::MFILE
+                        | Errno::NFILE
+                        | Errno::NOBUFS
+                        | Errno::NOMEM
+                        | Errno::BADF
+                        | Errno::INVAL,
+                    ) => return Err(error),
+                    // Who connected is gone again, or what became of his packets is told here.
+                    _ => continue,
+                },
             };
             if let Ok(socket) = TcpSocket::of(descriptor, true)
                 && let Ok(peer) = socket.peer()

@@ -209,7 +209,7 @@ impl UdpSocket {
     }
 
     /// A bound socket that another process made.
-    pub(crate) fn of(descriptor: OwnedFd, options: &UdpOptions) -> io::Result<Self> {
+    pub(crate) fn of(descriptor: Unshared, options: &UdpOptions) -> io::Result<Self> {
         let local = SocketAddr::try_from(getsockname(&descriptor)?)?;
         let fd = descriptor.as_fd();
         let segments = options.offload.segmentation
@@ -219,7 +219,7 @@ impl UdpSocket {
             local,
             segments: AtomicBool::new(segments),
             joins,
-            descriptor: Unshared::new(descriptor),
+            descriptor,
             class: OnceLock::new(),
         })
     }
@@ -408,8 +408,8 @@ fn new_socket(like: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, flags, None)?)
 }
 
-fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<OwnedFd> {
-    let socket = new_socket(ip)?;
+fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<Unshared> {
+    let socket = Unshared::made(|| new_socket(ip))?;
     sockopt::set_socket_recv_buffer_size(&socket, options.receive_buffer)?;
     sockopt::set_socket_send_buffer_size(&socket, options.send_buffer)?;
     let fd = socket.as_fd();

@@ -76,8 +76,8 @@ impl Presence {
     /// Another has the name, or there is no descriptor or no thread left.
     pub fn named(name: &str) -> io::Result<Self> {
         let inbox = Inbox::named(name)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let stop = Arc::new(Unshared::new(stop));
+        let make = || Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(Unshared::made(make)?);
         let stopped = Arc::clone(&stop);
         start_thread("presence", move || attend(&inbox, &stopped))?;
         Ok(Self { stop })
