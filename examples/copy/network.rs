@@ -16,7 +16,7 @@ use polyverbs::{Completion, ConnectOptions, Device, Started};
 use super::files::{Part, Room, UNFINISHED};
 use super::peers::{BUSY, Peer};
 use super::{
-    Copied, CopyOptions, Failed, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
+    Copied, CopyOptions, Failed, Filled, LOOK, Message, Moved, PAUSE, Result, Side, WINDOWS,
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
 };
 
@@ -117,7 +117,9 @@ impl Store {
     ) -> Result<Stored> {
         server.peer = Some(Arc::clone(peer));
         server.watch(connection);
-        let stored = self.store(&server, peer, progress);
+        // Reads may be under way when the file fails, and would break the connection without their memory.
+        let mut sinks = Vec::new();
+        let stored = self.store(&server, peer, &mut sinks, progress);
         if let Err(error) = &stored {
             // Of the reason alone: where the folder is does not concern the other side.
             let reason = match error.downcast_ref::<Failed>() {
@@ -136,7 +138,13 @@ impl Store {
         stored
     }
 
-    fn store(&self, server: &Side, peer: &Peer, progress: impl Fn(u64)) -> Result<Stored> {
+    fn store(
+        &self,
+        server: &Side,
+        peer: &Peer,
+        sinks: &mut Vec<Filled>,
+        progress: impl Fn(u64),
+    ) -> Result<Stored> {
         let begun = Instant::now();
         let mut slots: [Completion; 1] = Default::default();
         let name = loop {
@@ -155,8 +163,8 @@ impl Store {
         let part = Part::within(&self.folder)?;
         // Given back before the file goes, so that the room is free when it has gone.
         let mut share = self.room.share(self.limit);
-        let sinks = server.sinks(self.options)?;
-        let moved = store_file(server, &sinks, part.file(), &path, &mut share, progress)?;
+        *sinks = server.sinks(self.options)?;
+        let moved = store_file(server, sinks, part.file(), &path, &mut share, progress)?;
         peer.waits();
         let moved = finish(server, moved, || part.keep(&path))?;
         peer.steps();

@@ -261,6 +261,22 @@ fn unfinished_files_have_so_many_bytes_together_at_most() {
     }
 }
 
+// The server fails while it reads from the client.
+#[test]
+fn each_client_without_room_is_sent_the_reason() {
+    let folder = Folder::new();
+    let file = folder.file(8 << 20);
+    for device in DEVICES {
+        let limit = ["--max-unfinished", "4000000"];
+        let server = Server::new(device, "127.0.24.153:0", &limit);
+        for _ in 0..8 {
+            let told = complaint(&["put", path(&file), &server.address, "--device", device]);
+            let reason = "unfinished files may have 4000000 bytes together there";
+            assert!(told.contains(reason), "{told}");
+        }
+    }
+}
+
 #[test]
 fn messages_out_of_turn_end_their_own_connection_only() {
     let end = |bytes: u64| {
