@@ -325,7 +325,7 @@ impl TcpListener {
                         | Errno::BADF
                         | Errno::INVAL,
                     ) => return Err(error),
-                    // Who connected is gone again, or what became of his packets is told here.
+                    // The peer has reset the connection, or the call reports an error of its packets.
                     _ => continue,
                 },
             };
