@@ -116,6 +116,9 @@ const ACK_TIMEOUT: u8 = 17;
 /// How long closing waits for sent bytes, unless SO_LINGER says otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
+/// Requests that may be pending in any case. The peers of some may not exist: TCP has a queue of its own for half-open connections.
+const LEAST_BACKLOG: usize = 128;
+
 /// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
@@ -269,7 +272,7 @@ impl Stream {
         let both = state.family == Family::V6 && !state.options.is_alone_in_family();
         for device in device::listening(at.ip(), both)? {
             let own = SocketAddr::new(device.address, at.port());
-            match device.connector.listen(own, backlog.max(1)) {
+            match device.connector.listen(own, backlog.max(LEAST_BACKLOG)) {
                 Ok(listener) => {
                     // All devices at one address use the same port.
                     at.set_port(listener.address().port());
