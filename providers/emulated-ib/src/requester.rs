@@ -560,7 +560,8 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
         } else if let Some((_, wait)) = rest.repeat_at.take_if(|(at, _)| *at <= now)
             && is_begun
         {
-            repeat(half);
+            slow_down(half);
+            retransmit(half);
             repeat_after(qp, half, now, wait * 2);
         }
     }
@@ -573,11 +574,10 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     }
 }
 
-// Retransmits from the oldest unacknowledged frame on, before the timeout.
-fn repeat(half: &mut Sending) {
+// Goes back to the oldest unacknowledged frame because a timer has expired.
+fn retransmit(half: &mut Sending) {
     half.driver.rest.was_repeated = true;
     half.driver.rest.asked_again = None;
-    slow_down(half);
     go_back(half, half.driver.rest.unacked);
 }
 
@@ -589,10 +589,8 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     }
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
-        half.driver.rest.was_repeated = true;
-        half.driver.rest.asked_again = None;
         half.driver.rest.window.timed_out();
-        go_back(half, half.driver.rest.unacked);
+        retransmit(half);
     }
     true
 }
