@@ -228,20 +228,12 @@ fn text(log: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::rows;
 
-    /// Stands for `polyverbs`: runs what is behind the dashes, and leaves an empty capture.
-    const RUN: &str = "#!/bin/sh
-while [ \"$1\" != -- ]; do
-    [ \"$1\" != --pcap ] || : >\"$2\"
-    shift
-done
-shift
-exec \"$@\"
-";
+    /// Stands for `polyverbs`. A file that a test writes cannot be run while a process that another test has just
+    /// started still has it open.
+    const STAND_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/stand-in");
 
     fn failure(row: &str) -> Option<String> {
         failure_within(PATIENCE, row)
@@ -249,16 +241,13 @@ exec \"$@\"
 
     fn failure_within(patience: Patience, row: &str) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let polyverbs = folder.path().join("polyverbs");
-        fs::write(&polyverbs, RUN).unwrap();
-        fs::set_permissions(&polyverbs, fs::Permissions::from_mode(0o755)).unwrap();
         let text = format!("title = \"t\"\n[[row]]\nprogram = \"p\"\n{row}");
         let group: rows::Group = toml::from_str(&text).unwrap();
         let trial = group.trials().next().unwrap();
         let tools = Tools {
             path: std::env::var_os("PATH").unwrap(),
         };
-        let outcome = run(&trial, &polyverbs, &tools, folder.path(), patience);
+        let outcome = run(&trial, Path::new(STAND_IN), &tools, folder.path(), patience);
         outcome.unwrap().failure
     }
 
