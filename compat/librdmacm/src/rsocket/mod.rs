@@ -3,13 +3,14 @@
 //! ```text
 //!  rsend, rrecv, rpoll …      calls: pointers and numbers of C          table: descriptors
 //!       │
-//!  stream                     binding, connecting, waiting              options
+//!  stream, accepting          binding, connecting, waiting              options
 //!       │
 //!  stream_qp                  queue pair and memory                     datagram, device
 //!       │
 //!  flow, protocol             what may be sent; bytes on the wire
 //! ```
 
+mod accepting;
 mod address;
 pub mod calls;
 mod datagram;

@@ -9,11 +9,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming, Listener};
+use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Incoming};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::{Access, ConnectOptions, MrOptions, Qp, Transport};
 
+use super::accepting::Accepting;
 use super::device::{self, Opened};
 use super::options::Options;
 use super::protocol::{ConnData, Message};
@@ -34,7 +35,8 @@ enum Notice {
     Connected(ConnData, Connection),
     Failed(Errno),
     Over,
-    Asked(usize, Incoming),
+    /// A peer has connected to a listening socket.
+    Accepted(Arc<Stream>),
 }
 
 struct State {
@@ -49,12 +51,13 @@ struct State {
     error: Option<Errno>,
     reads: bool,
     writes: bool,
-    asked: VecDeque<(usize, Incoming)>,
+    // Of a listening socket: connections that wait for the program.
+    accepted: VecDeque<Arc<Stream>>,
 }
 
 enum Stage {
     New,
-    Listening(Vec<(Arc<Opened>, Arc<Listener>)>),
+    Listening(Accepting),
     Connecting,
     Open,
     Closed,
@@ -160,7 +163,7 @@ impl Stream {
             error: None,
             reads: true,
             writes: true,
-            asked: VecDeque::new(),
+            accepted: VecDeque::new(),
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -276,7 +279,7 @@ impl Stream {
                 Ok(listener) => {
                     // All devices at one address use the same port.
                     at.set_port(listener.address().port());
-                    listeners.push((device, Arc::new(listener)));
+                    listeners.push((device, listener));
                 }
                 Err(error) => refused = errno::of(&error),
             }
@@ -284,85 +287,54 @@ impl Stream {
         if listeners.is_empty() {
             return Err(refused);
         }
+        state.stage = Stage::Listening(Accepting::start(self, listeners, backlog)?);
         state.local = Some(at);
-        let heard: Vec<_> = listeners
-            .iter()
-            .map(|(_, listener)| Arc::clone(listener))
-            .collect();
-        state.stage = Stage::Listening(listeners);
-        drop(state);
-        for (place, listener) in heard.iter().enumerate() {
-            self.hear(place, listener);
-        }
         Ok(())
-    }
-
-    // Takes the next request of a listener: one at a time, so that its backlog counts.
-    fn hear(self: &Arc<Self>, place: usize, listener: &Listener) {
-        let this = Arc::downgrade(self);
-        listener.next().on_done(move |asked| {
-            if let (Ok(incoming), Some(this)) = (asked, this.upgrade()) {
-                this.tell(Notice::Asked(place, incoming));
-            }
-        });
     }
 
     /// The next connection, and its peer's address.
-    pub(crate) fn accept(self: &Arc<Self>) -> Result<(Arc<Self>, SocketAddr), Errno> {
-        loop {
-            let (place, incoming) = self.until(
-                self.waiting.is_nonblocking(),
-                Deadline::NEVER,
-                |state| match (&state.stage, state.asked.pop_front()) {
-                    (Stage::Listening(_), asked) => asked.map(Ok),
-                    _ => Some(Err(Errno::INVAL)),
-                },
-            )?;
-            let (device, listener, family, options, local) = self.look(|state| {
-                let Stage::Listening(listeners) = &state.stage else {
-                    return Err(Errno::INVAL);
-                };
-                let (device, listener) = listeners.get(place).ok_or(Errno::INVAL)?;
-                Ok((
-                    Arc::clone(device),
-                    Arc::clone(listener),
-                    state.family,
-                    state.options,
-                    state.local,
-                ))
-            })?;
-            self.hear(place, &listener);
-            // A request in another protocol is refused.
-            let Some(conn_data) = ConnData::parse(incoming.private_data()) else {
-                continue;
+    pub(crate) fn accept(&self) -> Result<(Arc<Self>, SocketAddr), Errno> {
+        let no_wait = self.waiting.is_nonblocking();
+        let made = self.until(no_wait, Deadline::NEVER, |state| {
+            let Stage::Listening(accepting) = &state.stage else {
+                return Some(Err(Errno::INVAL));
             };
-            let made = Self::with(Stage::Connecting, family, options);
-            let peer = incoming.from().unwrap_or_else(|| family.unspecified());
-            made.begin_accept(&device, incoming, conn_data)?;
-            let mut state = lock(&made.state);
-            state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
-            state.peer = Some(peer);
-            drop(state);
-            return Ok((made, family.shown(peer)));
-        }
+            let made = state.accepted.pop_front()?;
+            accepting.taken();
+            Some(Ok(made))
+        })?;
+        let peer = lock(&made.state).shown_peer();
+        Ok((made, peer))
     }
 
-    fn begin_accept(
-        self: &Arc<Self>,
-        device: &Arc<Opened>,
-        incoming: Incoming,
-        conn_data: ConnData,
-    ) -> Result<(), Errno> {
-        let (qp, options) = self.make_qp(device)?;
-        let this = Arc::downgrade(self);
-        incoming
-            .accept(&device.context, &qp, options)
-            .on_done(move |done| established(&this, done, conn_data));
-        Ok(())
+    /// For a listening socket: a peer has connected.
+    pub(super) fn offer(&self, made: Arc<Self>) {
+        self.tell(Notice::Accepted(made));
+    }
+
+    /// For a listening socket: a socket for the peer that asks at this device, its queue pair, and what to accept with.
+    ///
+    /// # Errors
+    /// The device has no room for it.
+    pub(super) fn passive(
+        &self,
+        device: &Opened,
+        incoming: &Incoming,
+    ) -> Result<(Arc<Self>, Qp, ConnectionOptions), Errno> {
+        let state = lock(&self.state);
+        let (family, options, local) = (state.family, state.options, state.local);
+        drop(state);
+        let made = Self::with(Stage::Connecting, family, options);
+        let (qp, options) = made.make_qp(device)?;
+        let mut state = lock(&made.state);
+        state.local = local.map(|local| SocketAddr::new(device.address, local.port()));
+        state.peer = Some(incoming.from().unwrap_or_else(|| family.unspecified()));
+        drop(state);
+        Ok((made, qp, options))
     }
 
     // A queue pair, and the parameters for the peer.
-    fn make_qp(&self, device: &Arc<Opened>) -> Result<(Qp, ConnectionOptions), Errno> {
+    fn make_qp(&self, device: &Opened) -> Result<(Qp, ConnectionOptions), Errno> {
         let sizes = lock(&self.state).options.sizes;
         let stream_qp = StreamQp::new(device, &sizes)?;
         let waiters = Arc::downgrade(&self.waiting.waiters);
@@ -443,9 +415,32 @@ impl Stream {
                 };
                 accepted
                     .complete()
-                    .on_done(move |done| established(&this, done, conn_data));
+                    .on_done(move |done| Self::established(&this, done, conn_data));
             });
         Ok(())
+    }
+
+    /// The attempt to connect has an outcome.
+    pub(super) fn established(
+        stream: &Weak<Self>,
+        done: Result<Connection, ConnectError>,
+        conn_data: ConnData,
+    ) {
+        let connection = match done {
+            Ok(connection) => connection,
+            Err(error) => return failed(stream, errno::of(&error)),
+        };
+        let Some(this) = stream.upgrade() else {
+            return;
+        };
+        let disconnected = connection.disconnected();
+        this.tell(Notice::Connected(conn_data, connection));
+        let stream = Weak::clone(stream);
+        disconnected.on_done(move |_| {
+            if let Some(stream) = stream.upgrade() {
+                stream.tell(Notice::Over);
+            }
+        });
     }
 
     /// Sends bytes. Returns how many: all, if it waits.
@@ -578,12 +573,15 @@ impl Stream {
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
         let qp = state.qp.take();
         let connection = state.connection.take();
-        let asked = std::mem::take(&mut state.asked);
+        let accepted = std::mem::take(&mut state.accepted);
         drop(state);
         let notices = std::mem::take(&mut *lock(&self.mailbox));
         self.waiting.waiters.wake();
-        // With no lock held, since dropping these calls back.
-        drop((asked, stage));
+        // With no lock held, since these call back.
+        if let Stage::Listening(accepting) = stage {
+            accepting.end();
+        }
+        accepted.iter().for_each(|made| made.close());
         drop((connection, notices));
         if let Some(qp) = qp {
             qp.destroy();
@@ -648,7 +646,7 @@ impl Stream {
 
     pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
         self.look(|state| match (&state.stage, state.peer) {
-            (Stage::Open, Some(peer)) => Ok(state.family.shown(peer)),
+            (Stage::Open, Some(_)) => Ok(state.shown_peer()),
             _ => Err(NOT_CONNECTED),
         })
     }
@@ -682,24 +680,6 @@ fn failed(stream: &Weak<Stream>, error: Errno) {
     if let Some(stream) = stream.upgrade() {
         stream.tell(Notice::Failed(error));
     }
-}
-
-fn established(stream: &Weak<Stream>, done: Result<Connection, ConnectError>, conn_data: ConnData) {
-    let connection = match done {
-        Ok(connection) => connection,
-        Err(error) => return failed(stream, errno::of(&error)),
-    };
-    let Some(this) = stream.upgrade() else {
-        return;
-    };
-    let disconnected = connection.disconnected();
-    this.tell(Notice::Connected(conn_data, connection));
-    let stream = Weak::clone(stream);
-    disconnected.on_done(move |_| {
-        if let Some(stream) = stream.upgrade() {
-            stream.tell(Notice::Over);
-        }
-    });
 }
 
 // The parts without their first `skipped` bytes.
@@ -743,7 +723,7 @@ fn with_rest_mut(
 impl State {
     fn handle_notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Asked(place, incoming) => self.asked.push_back((place, incoming)),
+            Notice::Accepted(made) => self.accepted.push_back(made),
             Notice::Connected(conn_data, connection) => {
                 if let (Stage::Connecting, Some(qp)) = (&self.stage, &mut self.qp) {
                     qp.open(conn_data);
@@ -763,6 +743,11 @@ impl State {
                 }
             }
         }
+    }
+
+    fn shown_peer(&self) -> SocketAddr {
+        let peer = self.peer.unwrap_or_else(|| self.family.unspecified());
+        self.family.shown(peer)
     }
 
     fn end(&self) -> Option<End> {
@@ -826,7 +811,7 @@ impl State {
     fn ready(&mut self) -> Ready {
         let mut ready = Ready::default();
         match (&self.stage, &mut self.qp) {
-            (Stage::Listening(_), _) => ready.read = !self.asked.is_empty(),
+            (Stage::Listening(_), _) => ready.read = !self.accepted.is_empty(),
             (Stage::Open, Some(qp)) => {
                 let is_over = qp.end().is_some();
                 ready.read = qp.unread() > 0 || is_over || !self.reads || !qp.peer_sends();

@@ -180,7 +180,6 @@ fn each_side_has_the_address_that_the_other_sees() {
         let own = active.local();
         assert_ne!(own.port(), 0);
         assert_eq!(own, from.unwrap_or(own));
-        // An accept may be visible before the connection is established.
         send_all(&active, b"x");
         assert_eq!(receive(&passive, 1, ALL).unwrap(), b"x");
         assert_eq!(passive.peer(), Ok(own));
@@ -188,6 +187,78 @@ fn each_side_has_the_address_that_the_other_sees() {
         active.close();
         passive.close();
     }
+}
+
+fn listening(backlog: usize) -> Arc<Stream> {
+    let listener = Stream::new(Family::V4);
+    small(&listener);
+    listener.bind(at(0)).unwrap();
+    listener.listen(backlog).unwrap();
+    listener
+}
+
+#[test]
+fn peers_are_connected_before_the_program_accepts_them() {
+    let listener = listening(4);
+    let connected = || {
+        let active = Stream::new(Family::V4);
+        active.connect(listener.local()).unwrap();
+        active
+    };
+    let (first, second) = (connected(), connected());
+    send_all(&second, b"2");
+    for (active, bytes) in [(first, "1"), (second, "2")] {
+        let (passive, peer) = listener.accept().unwrap();
+        assert_eq!((peer, passive.is_open()), (active.local(), true));
+        if bytes == "1" {
+            send_all(&active, b"1");
+        }
+        assert_eq!(receive(&passive, 1, ALL).unwrap(), bytes.as_bytes());
+        active.close();
+        passive.close();
+    }
+    listener.close();
+    assert_eq!(listener.accept().err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn peers_beyond_the_backlog_wait_and_are_not_refused() {
+    let listener = listening(0);
+    let to = listener.local();
+    let connecting = move || {
+        let active = Stream::new(Family::V4);
+        small(&active);
+        active.connect(to).map(|()| active)
+    };
+    let actives: Vec<_> = (0..8).map(|_| thread::spawn(connecting)).collect();
+    let passives: Vec<_> = (0..8).map(|_| listener.accept().unwrap().0).collect();
+    for active in actives {
+        active.join().unwrap().unwrap().close();
+    }
+    passives.iter().for_each(|passive| passive.close());
+    listener.close();
+}
+
+#[test]
+fn a_peer_that_does_not_complete_its_connection_is_not_accepted() {
+    let listener = listening(1);
+    let device = device::at(at(0).ip()).unwrap().remove(0);
+    let asker = Stream::new(Family::V4);
+    let (qp, options) = asker.make_qp(&device).unwrap();
+    let asked = device
+        .connector
+        .connect(&device.context, &qp, listener.local(), options);
+    let answered = asked.wait().unwrap();
+    assert!(!listener.ready(false).read);
+    let active = Stream::new(Family::V4);
+    active.connect(listener.local()).unwrap();
+    assert_eq!(listener.accept().unwrap().1, active.local());
+    drop(answered);
+    listener.waiting.set_nonblocking(true);
+    assert_eq!(listener.accept().err(), Some(AGAIN));
+    active.close();
+    listener.close();
+    asker.close();
 }
 
 #[test]

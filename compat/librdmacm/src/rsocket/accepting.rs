@@ -1,0 +1,189 @@
+//! Accepting: each listening socket has a thread that does it, so that a peer is connected before the program calls `raccept`.
+//!
+//! The source address of a request can be forged. So a request takes a queue pair with its memory, and no place among the
+//! connections that wait for the program; it gets a place when its peer completes the connection, which proves its address.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use polyverbs_connection::{Incoming, Listener};
+use polyverbs_libibverbs::errno::Errno;
+use verbs_api::provider::start_thread;
+
+use super::device::Opened;
+use super::protocol::ConnData;
+use super::stream::Stream;
+use super::waiting::AGAIN;
+
+/// The most requests that are accepted while their peers have not completed the connection. One more replaces the oldest.
+const MOST_UNPROVEN: usize = 64;
+/// The most connections that wait for the program, whatever backlog it asks for: each has its memory already. Later requests
+/// wait as requests.
+const MOST_WAITING: usize = 128;
+
+/// What a listening socket listens on: a device and its listener, each.
+type Listeners = Vec<(Arc<Opened>, Listener)>;
+
+/// The thread of a listening socket. It ends when this is dropped.
+pub(crate) struct Accepting {
+    tell: Sender<News>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum News {
+    /// By a peer of the listener with this index.
+    Asked(usize, Incoming),
+    /// The attempt with this number: its peer has completed the connection, or never will.
+    Ended(u64),
+    /// The program has taken a connection.
+    Taken,
+    Over,
+}
+
+impl Accepting {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No thread can be had.
+    pub(crate) fn start(
+        socket: &Arc<Stream>,
+        listeners: Listeners,
+        backlog: usize,
+    ) -> Result<Self, Errno> {
+        let (tell, told) = channel();
+        let acceptor = Acceptor {
+            socket: Arc::downgrade(socket),
+            unasked: (0..listeners.len()).collect(),
+            listeners,
+            room: backlog.clamp(1, MOST_WAITING),
+            unproven: VecDeque::new(),
+            attempts: 0,
+            tell: tell.clone(),
+        };
+        let thread = start_thread("rsocket-accept", move || acceptor.run(&told));
+        let thread = thread.map_err(|_| AGAIN)?;
+        Ok(Self {
+            tell,
+            thread: Some(thread),
+        })
+    }
+
+    /// The program has taken a connection: there is room for another one.
+    pub(crate) fn taken(&self) {
+        let _ = self.tell.send(News::Taken);
+    }
+
+    /// Ends the thread, and waits for that.
+    pub(crate) fn end(mut self) {
+        let thread = self.thread.take();
+        drop(self);
+        let _ = thread.map(JoinHandle::join);
+    }
+}
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        let _ = self.tell.send(News::Over);
+    }
+}
+
+struct Acceptor {
+    socket: Weak<Stream>,
+    listeners: Listeners,
+    /// Those whose next request has not been asked for.
+    unasked: Vec<usize>,
+    /// How many more connections may wait for the program.
+    room: usize,
+    unproven: VecDeque<(u64, Arc<Stream>)>,
+    attempts: u64,
+    tell: Sender<News>,
+}
+
+impl Acceptor {
+    fn run(mut self, told: &Receiver<News>) {
+        self.hear();
+        while let Ok(news) = told.recv() {
+            match news {
+                News::Asked(place, incoming) => {
+                    self.unasked.push(place);
+                    self.accept(place, incoming);
+                }
+                News::Ended(number) => self.hand_over(number),
+                News::Taken => self.room += 1,
+                News::Over => break,
+            }
+            self.hear();
+        }
+        // The listeners first: what is still asked is refused.
+        drop(self.listeners);
+        self.unproven.iter().for_each(|(_, stream)| stream.close());
+    }
+
+    /// Asks the listeners for their next requests while there is room: one each, so that their backlogs count.
+    fn hear(&mut self) {
+        if self.room == 0 {
+            return;
+        }
+        for place in std::mem::take(&mut self.unasked) {
+            let tell = self.tell.clone();
+            let next = self.listeners[place].1.next();
+            next.on_done(move |asked| {
+                if let Ok(incoming) = asked {
+                    let _ = tell.send(News::Asked(place, incoming));
+                }
+            });
+        }
+    }
+
+    fn accept(&mut self, place: usize, incoming: Incoming) {
+        // A request in another protocol is refused, and every request once the socket is closed.
+        let Some((socket, conn_data)) = self
+            .socket
+            .upgrade()
+            .zip(ConnData::parse(incoming.private_data()))
+        else {
+            return;
+        };
+        if self.unproven.len() >= MOST_UNPROVEN {
+            self.give_up_oldest();
+        }
+        let device = Arc::clone(&self.listeners[place].0);
+        let (stream, qp, options) = loop {
+            match socket.passive(&device, &incoming) {
+                Ok(made) => break made,
+                // What the oldest request has taken may be what is missing.
+                Err(_) if self.give_up_oldest() => {}
+                Err(_) => return,
+            }
+        };
+        self.attempts += 1;
+        let (number, tell, made) = (self.attempts, self.tell.clone(), Arc::downgrade(&stream));
+        self.unproven.push_back((number, stream));
+        let accepted = incoming.accept(&device.context, &qp, options);
+        accepted.on_done(move |done| {
+            Stream::established(&made, done, conn_data);
+            let _ = tell.send(News::Ended(number));
+        });
+    }
+
+    fn give_up_oldest(&mut self) -> bool {
+        let oldest = self.unproven.pop_front();
+        oldest.map(|(_, stream)| stream.close()).is_some()
+    }
+
+    fn hand_over(&mut self, number: u64) {
+        let place = self.unproven.iter().position(|(one, _)| *one == number);
+        let Some((_, stream)) = place.and_then(|place| self.unproven.remove(place)) else {
+            return;
+        };
+        match self.socket.upgrade().filter(|_| stream.is_open()) {
+            Some(socket) => {
+                self.room = self.room.saturating_sub(1);
+                socket.offer(stream);
+            }
+            None => stream.close(),
+        }
+    }
+}
