@@ -96,7 +96,7 @@ macro_rules! c_library {
 /// Interposes a function of the C library. Only programs that are linked already find it: who is linked with this library gets
 /// the C library's own.
 macro_rules! interpose {
-    ($name:literal => $function:ident) => {
+    ($name:literal => $module:ident::$function:ident) => {
         core::arch::global_asm!(
             ".text",
             ".p2align 4",
@@ -106,7 +106,7 @@ macro_rules! interpose {
             concat!(branch!(), " {function}"),
             concat!(".size polyverbs.", $name, ", . - polyverbs.", $name),
             concat!(".symver polyverbs.", $name, ", ", $name, "@", c_library!(), ", remove"),
-            function = sym polyverbs_libibverbs::kept::$function,
+            function = sym polyverbs_libibverbs::$module::$function,
         );
     };
 }
@@ -124,9 +124,14 @@ macro_rules! branch {
     };
 }
 
-interpose! { "free" => free }
-interpose! { "mmap" => mmap }
-interpose! { "mmap64" => mmap }
-interpose! { "mremap" => mremap }
-interpose! { "munmap" => munmap }
-interpose! { "realloc" => realloc }
+interpose! { "free" => kept::free }
+interpose! { "mmap" => kept::mmap }
+interpose! { "mmap64" => kept::mmap }
+interpose! { "mremap" => kept::mremap }
+interpose! { "munmap" => kept::munmap }
+interpose! { "realloc" => kept::realloc }
+interpose! { "shmdt" => kept::shmdt }
+#[cfg(target_arch = "x86_64")]
+interpose! { "sigaction" => signals::sigaction }
+#[cfg(target_arch = "x86_64")]
+interpose! { "signal" => signals::signal }

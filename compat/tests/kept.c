@@ -1,11 +1,14 @@
-// Gives memory up in each way while it is registered.
+// Gives memory up in each way while it is registered, and handles faults of its own.
 
 #define _GNU_SOURCE
 #include <malloc.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +41,51 @@ static char *pages(void *at, int flags)
 
 	MUST(pages != MAP_FAILED);
 	return pages;
+}
+
+static sigjmp_buf out;
+static volatile int caught;
+
+static void catch(int number, siginfo_t *info, void *context)
+{
+	caught = number == SIGSEGV && info->si_addr == (void *)8;
+	siglongjmp(out, 1);
+}
+
+static void fault(void)
+{
+	*(volatile char *)8 = 0;
+}
+
+static int ends_by(int number)
+{
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		fault();
+		_exit(0);
+	}
+	MUST(waitpid(child, &status, 0) == child);
+	return WIFSIGNALED(status) && WTERMSIG(status) == number;
+}
+
+static void faults_of_the_program(void)
+{
+	struct sigaction mine = { .sa_sigaction = catch, .sa_flags = SA_SIGINFO }, now;
+
+	MUST(ends_by(SIGSEGV));
+	MUST(sigaction(SIGSEGV, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+	MUST(sigaction(SIGSEGV, &mine, &now) == 0 && now.sa_handler == SIG_DFL);
+	if (sigsetjmp(out, 1) == 0)
+		fault();
+	MUST(caught);
+	MUST(sigaction(SIGSEGV, NULL, &now) == 0 && now.sa_sigaction == catch && now.sa_flags & SA_SIGINFO);
+	MUST(signal(SIGSEGV, SIG_DFL) == (sighandler_t)catch);
+	MUST(ends_by(SIGSEGV));
+	MUST(signal(SIGSEGV, SIG_IGN) == SIG_DFL && raise(SIGSEGV) == 0);
+	MUST(signal(SIGSEGV, SIG_DFL) == SIG_IGN);
+	MUST(signal(SIGUSR1, SIG_IGN) == SIG_DFL && signal(SIGUSR1, SIG_DFL) == SIG_IGN);
 }
 
 int main(void)
@@ -103,6 +151,18 @@ int main(void)
 		_exit(munmap((void *)at, LENGTH) == 0 && !is_mapped(at) ? 0 : 1);
 	MUST(waitpid(child, &status, 0) == child && status == 0);
 	MUST(ibv_dereg_mr(mr) == 0 && is_mapped(at));
+
+	status = shmget(IPC_PRIVATE, LENGTH, 0600);
+	MUST(status >= 0);
+	at = shmat(status, NULL, 0);
+	MUST(shmctl(status, IPC_RMID, NULL) == 0);
+	mr = ibv_reg_mr(pd, (void *)(at + PAGE), PAGE, LOCAL_WRITE);
+	at[5] = 7;
+	MUST(shmdt((void *)at) == 0 && is_mapped(at) && at[5] == 7);
+	MUST(ibv_dereg_mr(mr) == 0 && !is_mapped(at) && !is_mapped(at + LENGTH - 1));
+	MUST(shmdt((void *)at) == -1);
+
+	faults_of_the_program();
 
 	puts("all kept");
 	return 0;

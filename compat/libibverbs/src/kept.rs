@@ -4,7 +4,8 @@
 //! from under a region waits for its deregistration. Until then peers read what was there, nobody sees what they write, and
 //! nothing else comes to lie at these addresses.
 //!
-//! Not seen is what the C library gives up by itself, when less than a page is freed, and `shmdt`.
+//! What the C library gives up by itself is not seen, nor is that less than a page is freed: accesses to it outlive their
+//! faults ([`outlive_faults`](verbs_api::memory::copy::outlive_faults)).
 // These are functions of C, of which each has the contract of the one with its name.
 #![allow(unsafe_code, clippy::missing_safety_doc)]
 
@@ -49,6 +50,8 @@ struct Table {
 enum Way {
     Unmap,
     Free,
+    /// A segment of System V's shared memory.
+    Detach,
 }
 
 impl Table {
@@ -127,6 +130,7 @@ impl Drop for Kept {
                 match way {
                     Way::Unmap => _ = libc::syscall(libc::SYS_munmap, start, range.len()),
                     Way::Free => real_free(start),
+                    Way::Detach => _ = libc::syscall(libc::SYS_shmdt, start),
                 }
             }
         }
@@ -169,6 +173,30 @@ pub unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
     }
     // SAFETY: as the caller promises.
     unsafe { libc::syscall(libc::SYS_munmap, start, length) as c_int }
+}
+
+// Bytes of the mapping that begins here.
+fn mapping_at(start: usize) -> Option<usize> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut found = maps.lines().filter_map(|line| {
+        let (first, rest) = line.split_once('-')?;
+        let is_it = usize::from_str_radix(first, 16) == Ok(start);
+        let end = rest.split(' ').next().filter(|_| is_it)?;
+        usize::from_str_radix(end, 16).ok()
+    });
+    found.next().map(|end| end - start)
+}
+
+/// `shmdt`.
+pub unsafe extern "C" fn shmdt(start: *const c_void) -> c_int {
+    if let Some(keeps) = keeps_regions()
+        && let Some(length) = mapping_at(start.addr())
+        && waits(keeps, start.cast_mut(), length, Way::Detach)
+    {
+        return 0;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { libc::syscall(libc::SYS_shmdt, start) as c_int }
 }
 
 /// `mremap`. What has a region stays where it is.
@@ -266,20 +294,20 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, length: usize) -> *mut c_void 
 }
 
 /// The function of this name that comes behind ours.
-struct Next {
+pub(crate) struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
 impl Next {
-    const fn new(name: &'static CStr) -> Self {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
         Self {
             name,
             found: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
-    fn find(&self) -> *mut c_void {
+    pub(crate) fn find(&self) -> *mut c_void {
         let known = self.found.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;

@@ -27,6 +27,8 @@ pub mod qp;
 pub mod qp_ex;
 pub mod query;
 pub mod setup;
+#[cfg(target_arch = "x86_64")]
+pub mod signals;
 pub mod sinks;
 pub mod srq;
 pub mod trace;

@@ -112,6 +112,8 @@ unsafe fn register(
     if flags & access::ON_DEMAND == 0 {
         check_mapped(addr, length)?;
     }
+    #[cfg(target_arch = "x86_64")]
+    crate::signals::outlive_faults()?;
     let options = options(rights, iova);
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
     let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;

@@ -51,7 +51,17 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
             .map(str::to_owned),
     );
     // Of the C library, for programs that are linked already.
-    let interposed = ["free", "mmap", "mmap64", "mremap", "munmap", "realloc"];
+    let interposed = [
+        "free",
+        "mmap",
+        "mmap64",
+        "mremap",
+        "munmap",
+        "realloc",
+        "shmdt",
+        "sigaction",
+        "signal",
+    ];
     wanted.extend(interposed.map(|name| format!("{name}@GLIBC_2.2.5")));
     assert_eq!(exported, wanted);
 }

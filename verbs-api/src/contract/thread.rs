@@ -3,10 +3,18 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+const FAULTS: [Signal; 4] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGILL,
+    Signal::SIGFPE,
+];
 
 /// Starts a thread of a provider or a library, which takes no signals. One that is sent to the process is for the program's threads,
-/// which may have blocked it to fetch it by `sigwait` or a signalfd: a thread that has it unblocked would take it away.
+/// which may have blocked it to fetch it by `sigwait` or a signalfd: a thread that has it unblocked would take it away. Signals
+/// of faults it takes: they are of the thread that faults, and where it has them blocked they end the process.
 ///
 /// # Errors
 /// No thread could be started.
@@ -14,7 +22,9 @@ pub fn start_thread<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let mut blocked = SigSet::all();
+    FAULTS.into_iter().for_each(|signal| blocked.remove(signal));
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let started = Builder::new().name(name.to_owned()).spawn(body);
     before.thread_set_mask()?;
     started
@@ -23,8 +33,6 @@ pub fn start_thread<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-
-    use nix::sys::signal::Signal;
 
     use super::*;
 
@@ -39,10 +47,10 @@ mod tests {
         })
         .unwrap();
         let mask = mask.recv().unwrap();
-        let able_to_be_blocked =
-            |signal: &Signal| !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP);
-        for signal in Signal::iterator().filter(able_to_be_blocked) {
-            assert!(mask.contains(signal), "{signal}");
+        for signal in Signal::iterator() {
+            let is_taken = FAULTS.contains(&signal);
+            let is_blocked = !is_taken && !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP);
+            assert_eq!(mask.contains(signal), is_blocked, "{signal}");
         }
         assert_eq!(SigSet::thread_get_mask().unwrap(), own);
     }

@@ -11,6 +11,9 @@
 //! (by an acquiring load, [`load_u64`]) sees the rest. That last piece never straddles an aligned word,
 //! because the two halves of such a store may become visible in either order.
 //!
+//! An access to memory that the program has protected or taken away faults. On x86-64 it is then made again in another
+//! way, where [`outlive_faults`] has been called.
+//!
 //! Two peers that access the same bytes with atomics of different sizes are outside the
 //! language's memory model; every supported processor orders them as it orders equal ones.
 //!
@@ -19,8 +22,20 @@
 // Raw memory of the program is accessed by address; there is no safe type for it.
 #![allow(unsafe_code)]
 
-use core::ptr;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(target_arch = "x86_64")]
+use super::faults;
+#[cfg(target_arch = "x86_64")]
+pub use super::signals::{outlive_faults, program_action};
+
+/// Does this instead if the access just made has faulted.
+macro_rules! again {
+    ($($instead:tt)*) => {
+        #[cfg(target_arch = "x86_64")]
+        if faults::are_noted() && faults::was_ours() {
+            $($instead)*;
+        }
+    };
+}
 
 /// Bytes up to which a copy is made of single words.
 const SMALL: usize = 64;
@@ -42,17 +57,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise.
         unsafe { copy_other(dst, src, len) }
     }
-}
-
-/// Copies between two private places: no peer can write either.
-///
-/// # Safety
-/// `src` must be readable and `dst` writable for `len` bytes, and no other thread may write
-/// `src` or access `dst` until this returns. They may overlap.
-#[inline]
-pub unsafe fn copy_private(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: the caller's promise is that of `ptr::copy`.
-    unsafe { ptr::copy(src, dst, len) }
+    again!(faults::copy(dst, src, len));
 }
 
 /// Reads an exposed word, with acquire.
@@ -61,8 +66,10 @@ pub unsafe fn copy_private(dst: *mut u8, src: *const u8, len: usize) {
 /// `word` must be readable and aligned to 8 bytes.
 #[inline]
 pub unsafe fn load_u64(word: *const u64) -> u64 {
-    // SAFETY: readable and aligned by the caller's promise; an atomic load does not write.
-    unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
+    // SAFETY: readable and aligned by the caller's promise.
+    let value = unsafe { load(word) };
+    again!(return faults::load(word));
+    value
 }
 
 /// Writes an exposed word, with release.
@@ -72,7 +79,8 @@ pub unsafe fn load_u64(word: *const u64) -> u64 {
 #[inline]
 pub unsafe fn store_u64(word: *mut u64, value: u64) {
     // SAFETY: writable and aligned by the caller's promise.
-    unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+    unsafe { store(word, value) };
+    again!(faults::store(word, value));
 }
 
 /// Replaces an exposed word by `swap` if it equals `compare`; returns what was there before.
@@ -82,20 +90,9 @@ pub unsafe fn store_u64(word: *mut u64, value: u64) {
 #[inline]
 pub unsafe fn compare_exchange_u64(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // SAFETY: accessible and aligned by the caller's promise.
-    let word = unsafe { AtomicU64::from_ptr(word) };
-    match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(before) | Err(before) => before,
-    }
-}
-
-/// Adds to an exposed word, modulo 2^64; returns what was there before.
-///
-/// # Safety
-/// `word` must be readable, writable and aligned to 8 bytes.
-#[inline]
-pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
-    // SAFETY: accessible and aligned by the caller's promise.
-    unsafe { AtomicU64::from_ptr(word) }.fetch_add(add, Ordering::AcqRel)
+    let before = unsafe { compare_exchange(word, compare, swap) };
+    again!(return faults::compare_exchange(word, compare, swap));
+    before
 }
 
 #[inline]
@@ -103,16 +100,8 @@ fn is_aligned(dst: *mut u8, src: *const u8) -> bool {
     (dst.addr() | src.addr()) & 7 == 0
 }
 
-/// Moves one naturally aligned piece as one load and one store.
-macro_rules! piece {
-    ($atomic:ty, $dst:expr, $src:expr, $order:expr) => {{
-        let value = <$atomic>::from_ptr($src.cast_mut().cast()).load(Ordering::Relaxed);
-        <$atomic>::from_ptr($dst.cast()).store(value, $order);
-    }};
-}
-
-/// Copies in words, then in pieces of 4, 2 and 1; every store has release, which costs nothing on
-/// x86-64 and makes whichever piece is the last one right.
+/// Copies in words, then in pieces of 4, 2 and 1; every store has release, which makes
+/// whichever piece is the last one right.
 ///
 /// # Safety
 /// As [`copy`]; besides, both must be aligned to 8 bytes.
@@ -122,7 +111,7 @@ unsafe fn copy_aligned(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     while at < words {
         // SAFETY: `at + 8 <= len`, and the offset keeps the alignment to 8.
-        unsafe { piece!(AtomicU64, dst.add(at), src.add(at), Ordering::Release) }
+        unsafe { piece_8(dst.add(at), src.add(at)) }
         at += 8;
     }
     if len & 7 != 0 {
@@ -140,17 +129,17 @@ unsafe fn copy_rest(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     if len & 4 != 0 {
         // SAFETY: `len >= 4` and offset 0 is aligned.
-        unsafe { piece!(AtomicU32, dst, src, Ordering::Release) }
+        unsafe { piece_4(dst, src) }
         at = 4;
     }
     if len & 2 != 0 {
         // SAFETY: `at + 2 <= len`, and `at` is 0 or 4.
-        unsafe { piece!(AtomicU16, dst.add(at), src.add(at), Ordering::Release) }
+        unsafe { piece_2(dst.add(at), src.add(at)) }
         at += 2;
     }
     if len & 1 != 0 {
         // SAFETY: `at + 1 == len`; a byte is always aligned.
-        unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
+        unsafe { piece_1(dst.add(at), src.add(at)) }
     }
 }
 
@@ -165,7 +154,7 @@ unsafe fn copy_bytes(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let mut at = 0;
     while at < len && !is_aligned(dst.wrapping_add(at), src.wrapping_add(at)) {
         // SAFETY: `at < len`; a byte is always aligned.
-        unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
+        unsafe { piece_1(dst.add(at), src.add(at)) }
         at += 1;
     }
     at
@@ -185,17 +174,147 @@ unsafe fn copy_portable(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
+use atomics::{compare_exchange, load, piece_1, piece_2, piece_4, piece_8, store};
+#[cfg(not(target_arch = "x86_64"))]
 use copy_portable as copy_other;
-
 #[cfg(target_arch = "x86_64")]
-use x86_64::copy_other;
+use x86_64::{compare_exchange, copy_other, load, piece_1, piece_2, piece_4, piece_8, store};
 
+#[cfg(not(target_arch = "x86_64"))]
+mod atomics {
+    use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+    /// Moves one piece as one load and one store, with release.
+    macro_rules! piece {
+        ($name:ident, $atomic:ty) => {
+            /// # Safety
+            /// Both can be accessed, and are aligned to the size of the piece.
+            #[inline]
+            pub(super) unsafe fn $name(dst: *mut u8, src: *const u8) {
+                // SAFETY: accessible and aligned by the caller's promise.
+                unsafe {
+                    let value = <$atomic>::from_ptr(src.cast_mut().cast()).load(Ordering::Relaxed);
+                    <$atomic>::from_ptr(dst.cast()).store(value, Ordering::Release);
+                }
+            }
+        };
+    }
+
+    piece!(piece_1, AtomicU8);
+    piece!(piece_2, AtomicU16);
+    piece!(piece_4, AtomicU32);
+    piece!(piece_8, AtomicU64);
+
+    /// # Safety
+    /// As [`super::load_u64`].
+    #[inline]
+    pub(super) unsafe fn load(word: *const u64) -> u64 {
+        // SAFETY: readable and aligned by the caller's promise; an atomic load does not write.
+        unsafe { AtomicU64::from_ptr(word.cast_mut()) }.load(Ordering::Acquire)
+    }
+
+    /// # Safety
+    /// As [`super::store_u64`].
+    #[inline]
+    pub(super) unsafe fn store(word: *mut u64, value: u64) {
+        // SAFETY: writable and aligned by the caller's promise.
+        unsafe { AtomicU64::from_ptr(word) }.store(value, Ordering::Release);
+    }
+
+    /// # Safety
+    /// As [`super::compare_exchange_u64`].
+    #[inline]
+    pub(super) unsafe fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
+        // SAFETY: accessible and aligned by the caller's promise.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        match word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(before) | Err(before) => before,
+        }
+    }
+}
+
+/// On this processor each load acquires and each store releases, and a piece that does not straddle an aligned word is
+/// accessed at once.
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use core::arch::asm;
     use core::ops::Range;
+    use core::sync::atomic::{Ordering, fence};
 
-    use super::{AtomicU8, AtomicU64, Ordering, fence};
+    /// A block of instructions that access exposed memory, and its operands. It is listed in a section: a thread that
+    /// faults in it continues at its end.
+    macro_rules! access {
+        ($($instruction:literal),+; $($operand:tt)*) => {
+            asm!(
+                "2:",
+                $($instruction,)+
+                "3:",
+                ".pushsection polyverbs_access, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - ., 3b - .",
+                ".popsection",
+                $($operand)*
+            )
+        };
+    }
+
+    /// Moves one piece of any alignment.
+    macro_rules! piece {
+        ($name:ident, $load:literal, $store:literal) => {
+            /// # Safety
+            /// Both can be accessed.
+            #[inline]
+            pub(super) unsafe fn $name(dst: *mut u8, src: *const u8) {
+                // SAFETY: accessible by the caller's promise.
+                unsafe {
+                    access!($load, $store; piece = out(reg) _, src = in(reg) src, dst = in(reg) dst,
+                        options(nostack, preserves_flags));
+                }
+            }
+        };
+    }
+
+    piece!(piece_1, "mov {piece:l}, [{src}]", "mov [{dst}], {piece:l}");
+    piece!(piece_2, "mov {piece:x}, [{src}]", "mov [{dst}], {piece:x}");
+    piece!(piece_4, "mov {piece:e}, [{src}]", "mov [{dst}], {piece:e}");
+    piece!(piece_8, "mov {piece}, [{src}]", "mov [{dst}], {piece}");
+
+    /// # Safety
+    /// As [`super::load_u64`].
+    #[inline]
+    pub(super) unsafe fn load(word: *const u64) -> u64 {
+        let value;
+        // SAFETY: readable by the caller's promise.
+        unsafe {
+            access!("mov {value}, [{word}]"; value = out(reg) value, word = in(reg) word,
+                options(nostack, preserves_flags));
+        }
+        value
+    }
+
+    /// # Safety
+    /// As [`super::store_u64`].
+    #[inline]
+    pub(super) unsafe fn store(word: *mut u64, value: u64) {
+        // SAFETY: writable by the caller's promise.
+        unsafe {
+            access!("mov [{word}], {value}"; word = in(reg) word, value = in(reg) value,
+                options(nostack, preserves_flags));
+        }
+    }
+
+    /// # Safety
+    /// As [`super::compare_exchange_u64`].
+    #[inline]
+    pub(super) unsafe fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
+        let before;
+        // SAFETY: accessible by the caller's promise.
+        unsafe {
+            access!("lock cmpxchg [{word}], {swap}"; word = in(reg) word, swap = in(reg) swap,
+                inout("rax") compare => before, options(nostack));
+        }
+        before
+    }
 
     /// Bytes for which the string instruction beats a loop of vectors: neither short, nor more than a second-level cache
     /// holds of both sides.
@@ -223,22 +342,12 @@ mod x86_64 {
         // The stores of a string instruction are unordered among themselves, but all of them are
         // visible before those of a later instruction; this fence is for the compiler.
         fence(Ordering::Release);
-        // SAFETY: `body + last == len`; `dst + body` is aligned to 8 if the last piece has 8.
-        unsafe { copy_last(dst.add(body), src.add(body), last) };
-    }
-
-    /// Stores the last piece, one aligned word or one byte.
-    ///
-    /// # Safety
-    /// As [`super::copy`]; `len` is 8 and `dst` aligned to 8, or `len` is 1.
-    #[inline]
-    unsafe fn copy_last(dst: *mut u8, src: *const u8, len: usize) {
-        if len == 8 {
-            // SAFETY: eight bytes on either side by the caller's promise, `dst` aligned.
-            unsafe { AtomicU64::from_ptr(dst.cast()).store(load_word(src), Ordering::Release) }
-        } else {
-            // SAFETY: one byte on either side by the caller's promise.
-            unsafe { piece!(AtomicU8, dst, src, Ordering::Release) }
+        // SAFETY: `body + last == len`.
+        unsafe {
+            match last {
+                8 => piece_8(dst.add(body), src.add(body)),
+                _ => piece_1(dst.add(body), src.add(body)),
+            }
         }
     }
 
@@ -285,8 +394,8 @@ mod x86_64 {
     unsafe fn copy_string(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: accesses exactly the two regions; the direction flag is clear by the ABI.
         unsafe {
-            asm!(
-                "rep movsb",
+            access!(
+                "rep movsb";
                 inout("rcx") len => _,
                 inout("rsi") src => _,
                 inout("rdi") dst => _,
@@ -305,7 +414,7 @@ mod x86_64 {
         while at < len {
             // SAFETY: `at + 64 <= len`.
             unsafe {
-                asm!(
+                access!(
                     "movdqu {a}, [{src}]",
                     "movdqu {b}, [{src} + 16]",
                     "movdqu {c}, [{src} + 32]",
@@ -313,7 +422,7 @@ mod x86_64 {
                     "movdqu [{dst}], {a}",
                     "movdqu [{dst} + 16], {b}",
                     "movdqu [{dst} + 32], {c}",
-                    "movdqu [{dst} + 48], {d}",
+                    "movdqu [{dst} + 48], {d}";
                     src = in(reg) src.add(at),
                     dst = in(reg) dst.add(at),
                     a = out(xmm_reg) _,
@@ -336,65 +445,30 @@ mod x86_64 {
         let mut at = 0;
         while at + 8 <= len {
             // SAFETY: `at + 8 <= len`.
-            unsafe { store_word(dst.add(at), load_word(src.add(at))) };
+            unsafe { piece_8(dst.add(at), src.add(at)) };
             at += 8;
         }
         if len & 4 != 0 {
             // SAFETY: at least four bytes remain.
-            unsafe {
-                asm!("mov {v:e}, [{s}]", "mov [{d}], {v:e}", v = out(reg) _,
-                    s = in(reg) src.add(at), d = in(reg) dst.add(at),
-                    options(nostack, preserves_flags));
-            }
+            unsafe { piece_4(dst.add(at), src.add(at)) };
             at += 4;
         }
         if len & 2 != 0 {
             // SAFETY: at least two bytes remain.
-            unsafe {
-                asm!("mov {v:x}, [{s}]", "mov [{d}], {v:x}", v = out(reg) _,
-                    s = in(reg) src.add(at), d = in(reg) dst.add(at),
-                    options(nostack, preserves_flags));
-            }
+            unsafe { piece_2(dst.add(at), src.add(at)) };
             at += 2;
         }
         if len & 1 != 0 {
             // SAFETY: one byte remains.
-            unsafe { piece!(AtomicU8, dst.add(at), src.add(at), Ordering::Release) }
-        }
-    }
-
-    /// Reads eight bytes at any alignment.
-    ///
-    /// # Safety
-    /// `src` must be readable for 8 bytes.
-    #[inline]
-    unsafe fn load_word(src: *const u8) -> u64 {
-        let value;
-        // SAFETY: reads the eight bytes that the caller promised.
-        unsafe {
-            asm!("mov {v}, [{s}]", v = out(reg) value, s = in(reg) src,
-                options(nostack, preserves_flags, readonly));
-        }
-        value
-    }
-
-    /// Writes eight bytes at any alignment.
-    ///
-    /// # Safety
-    /// `dst` must be writable for 8 bytes.
-    #[inline]
-    unsafe fn store_word(dst: *mut u8, value: u64) {
-        // SAFETY: writes the eight bytes that the caller promised.
-        unsafe {
-            asm!("mov [{d}], {v}", v = in(reg) value, d = in(reg) dst,
-                options(nostack, preserves_flags));
+            unsafe { piece_1(dst.add(at), src.add(at)) }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::ptr;
+    use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
     use std::thread;
     use std::vec::Vec;
 
@@ -450,7 +524,6 @@ mod tests {
         ] {
             for (dst_at, src_at) in [(0, 0), (1, 0), (0, 3), (5, 5)] {
                 check(copy, len, dst_at, src_at);
-                check(copy_private, len, dst_at, src_at);
                 check(copy_portable, len, dst_at, src_at);
             }
         }
@@ -475,8 +548,8 @@ mod tests {
         let at = &raw mut word;
         // SAFETY: a local word, aligned, used by this thread alone.
         unsafe {
-            assert_eq!(fetch_add_u64(at, u64::MAX), 5);
-            assert_eq!(compare_exchange_u64(at, 5, 9), 4);
+            assert_eq!(compare_exchange_u64(at, 4, 9), 5);
+            assert_eq!(compare_exchange_u64(at, 5, 4), 5);
             assert_eq!(compare_exchange_u64(at, 4, 9), 4);
             assert_eq!(load_u64(at), 9);
             store_u64(at, 1);

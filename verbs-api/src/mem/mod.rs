@@ -3,11 +3,15 @@
 mod allocation;
 pub mod copy;
 mod exposed;
+#[cfg(target_arch = "x86_64")]
+mod faults;
 mod loan;
 mod page_list;
 mod private;
 mod region;
 mod sge;
+#[cfg(target_arch = "x86_64")]
+mod signals;
 mod span;
 mod window;
 

@@ -116,7 +116,7 @@ impl Acceptor {
             }
             self.hear();
         }
-        // The listeners first: what is still asked is refused.
+        // The listeners first: they refuse the requests that still arrive.
         drop(self.listeners);
         self.unproven.iter().for_each(|(_, stream)| stream.close());
     }
@@ -153,7 +153,7 @@ impl Acceptor {
         let (stream, qp, options) = loop {
             match socket.passive(&device, &incoming) {
                 Ok(made) => break made,
-                // What the oldest request has taken may be what is missing.
+                // The oldest request may have taken the memory that this one lacks.
                 Err(_) if self.give_up_oldest() => {}
                 Err(_) => return,
             }

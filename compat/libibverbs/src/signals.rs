@@ -1,0 +1,63 @@
+//! Handlers of the program for signals of faults: they are called for faults that are not of ours.
+//!
+//! The functions here interpose those of the C library in programs that are linked with the library.
+// These are functions of C, of which each has the contract of the one with its name.
+#![allow(unsafe_code, clippy::missing_safety_doc)]
+
+use std::ffi::c_int;
+use std::mem;
+
+use verbs_api::memory::copy;
+
+use crate::errno::Errno;
+use crate::kept::Next;
+
+/// Accesses to registered memory outlive faults from now on.
+///
+/// # Errors
+/// The handlers of the signals cannot be set.
+pub(crate) fn outlive_faults() -> Result<(), Errno> {
+    copy::outlive_faults(real_sigaction).map_err(|_| Errno::last())
+}
+
+unsafe extern "C" fn real_sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    type Sigaction =
+        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    static NEXT: Next = Next::new(c"sigaction");
+    // SAFETY: the function of this name, which every C library has, called as the caller promises.
+    unsafe { mem::transmute::<*mut libc::c_void, Sigaction>(NEXT.find())(signal, new, old) }
+}
+
+/// `sigaction`.
+pub unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match copy::program_action(signal, new, old) {
+            Some(outcome) => outcome,
+            None => real_sigaction(signal, new, old),
+        }
+    }
+}
+
+/// `signal`.
+pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
+    // SAFETY: an action of all zeros is one; both are readable and writable.
+    unsafe {
+        let (mut new, mut old): (libc::sigaction, libc::sigaction) = (mem::zeroed(), mem::zeroed());
+        new.sa_sigaction = handler;
+        new.sa_flags = libc::SA_RESTART;
+        libc::sigaddset(&raw mut new.sa_mask, signal);
+        match sigaction(signal, &raw const new, &raw mut old) {
+            0 => old.sa_sigaction,
+            _ => libc::SIG_ERR,
+        }
+    }
+}
