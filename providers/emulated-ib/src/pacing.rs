@@ -53,6 +53,8 @@ pub(crate) struct SendWindow {
     recovers_at: Option<Psn>,
     /// Frames that are to be answered until the path counts as lossless.
     sound_after: u32,
+    /// Window and threshold before the timeouts since the last answer.
+    before_timeout: Option<(u32, u32)>,
 }
 
 impl Default for SendWindow {
@@ -81,6 +83,7 @@ impl SendWindow {
             answered: 0,
             recovers_at: None,
             sound_after: 0,
+            before_timeout: None,
         }
     }
 
@@ -103,6 +106,7 @@ impl SendWindow {
     /// So many frames were answered out of so many under way; everything before `psn` has been.
     pub(crate) fn answered(&mut self, frames: u32, under_way: u32, psn: Psn) {
         self.sound_after = self.sound_after.saturating_sub(frames);
+        self.before_timeout = None;
         if self
             .recovers_at
             .is_some_and(|at| psn.distance_from(at) >= 0)
@@ -144,10 +148,22 @@ impl SendWindow {
     /// A timeout: all outstanding frames count as lost. From the first acknowledge on the window doubles again. A timeout does not show
     /// that the path is lossy: the peer may have had no processor.
     pub(crate) fn timed_out(&mut self) {
+        self.before_timeout
+            .get_or_insert((self.window, self.threshold));
         self.threshold = (self.window / 2).max(LEAST);
         self.window = LEAST;
         self.answered = 0;
         self.recovers_at = None;
+    }
+
+    /// The answer that now comes is for more than was retransmitted: it was late, and the timeout before it means nothing (RFC 5682 does the
+    /// same for TCP). Returns whether there was one.
+    pub(crate) fn was_late(&mut self) -> bool {
+        let before = self.before_timeout.take();
+        if let Some((window, threshold)) = before {
+            (self.window, self.threshold) = (window, threshold);
+        }
+        before.is_some()
     }
 }
 
@@ -199,6 +215,19 @@ mod tests {
         assert_eq!(window.size(), 4);
         (0..30).for_each(|_| window.timed_out());
         assert_eq!(window.size(), LEAST);
+    }
+
+    #[test]
+    fn a_late_answer_restores_it_after_any_number_of_timeouts() {
+        let mut window = SendWindow::new(12, false);
+        window.answered(16, 16, Psn::new(16));
+        let before = window;
+        (0..3).for_each(|_| window.timed_out());
+        assert!(window.was_late() && !window.was_late());
+        assert_eq!(window, before);
+        window.timed_out();
+        window.answered(1, 2, Psn::new(17));
+        assert!(!window.was_late());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
+use polyverbs_engine::link::Exchange;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, SendExtra, Source};
@@ -87,6 +88,10 @@ pub struct RequesterRest {
     usual: Duration,
     // A timer retransmitted the frames whose answer is outstanding.
     was_repeated: bool,
+    // Everything before it was retransmitted since the last timeout.
+    repeated: Psn,
+    // Of a path by shared memory: what has to be read there before a frame without an answer counts as lost.
+    unread: Option<Unread>,
     // On a lossy path: when the oldest frame is retransmitted before the timeout, and how long that wait is.
     repeat_at: Option<(Time, Duration)>,
     // The first request of the queue that has not been sent whole, of a link.
@@ -107,6 +112,32 @@ pub struct RequesterRest {
     window: SendWindow,
 }
 
+/// A position in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unread {
+    /// The peer's process reads as far as this, and answers.
+    ByPeer(u32),
+    /// This process reads as far as this, where the answer is.
+    Here(u32),
+}
+
+impl Unread {
+    // What is still to be read before a frame counts as lost that was written before; `None` if nothing.
+    fn next(waits: Option<Self>, now: Exchange) -> Option<Self> {
+        let is_before = |position: u32, mark: u32| (position.wrapping_sub(mark) as i32) < 0;
+        let waits = waits.unwrap_or(Self::ByPeer(now.sent));
+        match waits {
+            Self::ByPeer(mark) if is_before(now.sent_read, mark) => Some(waits),
+            Self::Here(mark) if !is_before(now.arrived_read, mark) => None,
+            Self::Here(_) => Some(waits),
+            Self::ByPeer(_) => {
+                let has_unread = is_before(now.arrived_read, now.arrived);
+                has_unread.then_some(Self::Here(now.arrived))
+            }
+        }
+    }
+}
+
 impl Requester {
     /// Begins at this sequence number, on a device of this address.
     pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
@@ -118,6 +149,7 @@ impl Requester {
         rest.restore_retries();
         (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
         (rest.usual, rest.was_repeated, rest.repeat_at) = (Duration::ZERO, false, None);
+        (rest.repeated, rest.unread) = (sq_psn, None);
     }
 }
 
@@ -148,7 +180,7 @@ impl RequesterRest {
 
     // An answer has come.
     fn note_answer(&mut self, now: Time) {
-        (self.ack_until, self.repeat_at) = (None, None);
+        (self.ack_until, self.repeat_at, self.unread) = (None, None, None);
         let was_repeated = std::mem::take(&mut self.was_repeated);
         if let Some(since) = self.waits_since.take() {
             let took = Duration::from_nanos(now.0.saturating_sub(since.0));
@@ -554,7 +586,7 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
         let rest = &mut *half.driver.rest;
         if rest.ack_until.is_some_and(|until| until <= now) {
             (rest.ack_until, rest.repeat_at) = (None, None);
-            if is_begun && !retry(qp, half, cx) {
+            if is_begun && !is_late(qp, half) && !retry(qp, half, cx) {
                 return;
             }
         } else if let Some((_, wait)) = rest.repeat_at.take_if(|(at, _)| *at <= now)
@@ -574,9 +606,20 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     }
 }
 
+// Whether the answer is late because the peer's process or this one has not had a processor: what they write to one another is in
+// memory that they share, and is not lost.
+fn is_late(qp: &Qp, half: &mut Sending) -> bool {
+    let rest = &mut *half.driver.rest;
+    let link = qp.device.network().link().zip(rest.peer_address);
+    let found = link.and_then(|(link, to)| link.exchange(to, rest.peer_qpn));
+    rest.unread = found.and_then(|now| Unread::next(rest.unread, now));
+    rest.unread.is_some()
+}
+
 // Goes back to the oldest unacknowledged frame because a timer has expired.
 fn retransmit(half: &mut Sending) {
     half.driver.rest.was_repeated = true;
+    half.driver.rest.repeated = half.driver.rest.unacked;
     half.driver.rest.asked_again = None;
     go_back(half, half.driver.rest.unacked);
 }
@@ -951,6 +994,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
     } else {
         psn_at(wqe, wqe.sent, half.driver.mtu_shift)
     };
+    half.driver.rest.repeated = reached;
     if reached.distance_from(half.driver.rest.sent) > 0 {
         half.driver.rest.sent = reached;
     }
@@ -1058,6 +1102,10 @@ fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     if frames > 0 {
         let under_way = under_way(half, half.driver.rest.sent);
         let rest = &mut *half.driver.rest;
+        if psn.distance_from(rest.repeated) > 0 && rest.window.was_late() {
+            go_forward(half);
+        }
+        let rest = &mut *half.driver.rest;
         rest.window.answered(frames as u32, under_way, psn);
         rest.unacked = psn;
         rest.restore_retries();
@@ -1088,6 +1136,21 @@ fn go_back(half: &mut Sending, psn: Psn) {
     }
     if let Some(cursor) = cursor {
         half.driver.rest.cursor = cursor;
+    }
+}
+
+// Undoes that: what had been sent before is under way.
+fn go_forward(half: &mut Sending) {
+    let (shift, sent) = (half.driver.mtu_shift, half.driver.rest.sent);
+    for wqe in half.queue.iter_mut() {
+        if wqe.phase != Phase::Started || wqe.count == 0 {
+            continue;
+        }
+        let behind = sent.distance_from(Psn::new(wqe.first)).max(0) as u64;
+        wqe.sent = wqe.sent.max(behind << shift).min(wqe.kept.length);
+        if sent.distance_from(psn_behind(wqe)) >= 0 {
+            wqe.phase = Phase::Sent;
+        }
     }
 }
 

@@ -83,6 +83,21 @@ pub enum TrySend {
     TooLong(usize),
 }
 
+/// How many records two processes have written to one another through memory, and read. Numbers wrap.
+///
+/// A process answers a record before it counts the record as read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchange {
+    /// Records that this process has written.
+    pub sent: u32,
+    /// Those of them that the peer has read.
+    pub sent_read: u32,
+    /// Records that the peer has written.
+    pub arrived: u32,
+    /// Those of them that this process has read.
+    pub arrived_read: u32,
+}
+
 /// A link that is not direct: frames arrive later, and whatever it does to them.
 ///
 /// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
@@ -95,6 +110,12 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     /// multiple of every path MTU.
     fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
         self.inner().and_then(|link| link.max_joined(to, qpn))
+    }
+
+    /// What the process of this queue pair and this one have written to one another and read, where that goes by memory that they
+    /// share. Nothing that is unread there is lost.
+    fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
+        self.inner().and_then(|link| link.exchange(to, qpn))
     }
 
     /// Bytes that may arrive at once without being lost for want of room; `None` where there always is.

@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use polyverbs_engine::link::Exchange;
 use verbs_api::memory::Span;
 
 use crate::group::{QpnRange, RANGES};
@@ -343,6 +344,22 @@ impl ShmPort {
     pub fn waiting(&self, to: QpnRange) -> (usize, usize) {
         let writer = self.waits().then(|| self.writer(to)).flatten();
         writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
+    }
+
+    /// What the holder of a range and this process have written to one another, and read; `None` where nobody reads there.
+    pub fn exchange(&self, with: QpnRange) -> Option<Exchange> {
+        let mut writer = self.reaches(with).then(|| self.writer(with))??;
+        writer.look_at_head();
+        let later = u32::try_from(writer.later.len()).unwrap_or(u32::MAX / 2);
+        // Mapped for the moment: a timer asks, and seldom. The peer's answers are counted after what it has read.
+        let ring = self.shm.ring(with, self.range).ok()?;
+        let arrived_read = ring.word(HEAD).load(Ordering::Acquire);
+        Some(Exchange {
+            sent: writer.tail.wrapping_add(later),
+            sent_read: writer.head,
+            arrived: published(&ring, arrived_read),
+            arrived_read,
+        })
     }
 
     #[inline]

@@ -17,7 +17,7 @@ use crate::{
     HandError, IoHandler, Lease, Put, QpnRange, Reactor, Readers, Record, RecordMeta, Service,
     ShmPort, Source,
 };
-use polyverbs_engine::link::{Deliver, Frame, Input, Link};
+use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link};
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
@@ -619,6 +619,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let memory = self.lease.memory()?;
         let is_here = self.socket_address(to) == Some(self.lease.address());
         (is_here && memory.reaches(QpnRange::of_qpn(qpn))).then_some(LONGEST_PAYLOAD)
+    }
+
+    fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
+        let memory = self.lease.memory()?;
+        let is_here = self.socket_address(to) == Some(self.lease.address());
+        is_here.then(|| memory.exchange(QpnRange::of_qpn(qpn)))?
     }
 
     fn room(&self) -> Option<usize> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::support::*;
 use emulated_ib::header::{Body, Nak, Position};
+use polyverbs_engine::link::Exchange;
 use polyverbs_engine::time::{ack_timeout, rnr_delay};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::*;
@@ -108,6 +109,87 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     post_write(&rig, 8);
     rig.run();
     assert_eq!(rig.now() - began, least);
+}
+
+// covers 3.60
+#[test]
+fn an_answer_that_shared_memory_still_holds_is_waited_for_without_a_retry() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 0,
+        ..Setup::default()
+    });
+    let long = ack_timeout(14).unwrap() * 100;
+    let unread = Exchange {
+        sent: u32::MAX,
+        sent_read: u32::MAX - 1,
+        arrived: 7,
+        arrived_read: 7,
+    };
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 1);
+    for exchange in [
+        // The peer has not read the frame.
+        unread,
+        // It has read it and others, and its answer is not read here.
+        Exchange {
+            sent: 3,
+            sent_read: 3,
+            arrived: 8,
+            ..unread
+        },
+        // What is unread now was written later.
+        Exchange {
+            sent: 9,
+            sent_read: 3,
+            arrived: 9,
+            ..unread
+        },
+    ] {
+        rig.wire.set_exchange(exchange);
+        rig.run_for(long);
+        assert_eq!((rig.a.done(), rig.requests().len()), (vec![], 1));
+    }
+    rig.wire.set_exchange(Exchange {
+        sent: 9,
+        sent_read: 3,
+        arrived: 9,
+        arrived_read: 8,
+    });
+    rig.run_for(long);
+    assert_eq!(rig.a.done(), [(1, WcStatus::RetryExcErr)]);
+}
+
+// covers 3.60
+#[test]
+fn a_late_answer_undoes_what_the_timeout_did() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        mtu: Some(Mtu::Mtu256),
+        ..Setup::default()
+    });
+    let post = |number| {
+        let whole = wr::Write::new(rig.a.sge(0, 1 << 16), rig.b.remote(0));
+        rig.a.post(whole.signaled(number));
+    };
+    post(1);
+    rig.run();
+    hold_answers(&rig);
+    let before = rig.requests().len();
+    post(2);
+    rig.run_for(ack_timeout(14).unwrap() * 3 / 2);
+    let window = rig.requests().len() - before;
+    assert_eq!(rig.a.counters().retransmissions, 2);
+    rig.release();
+    rig.wire.pass();
+    rig.run();
+    assert_eq!(rig.a.done(), ok([1, 2]));
+    assert_eq!(rig.a.counters().retransmissions, 2);
+    // The window is as it was.
+    hold_answers(&rig);
+    let before = rig.requests().len();
+    post(3);
+    assert!(rig.requests().len() - before >= window - 2);
 }
 
 // covers 3.60 3.61

@@ -177,6 +177,33 @@ fn what_nobody_reads_or_is_too_long_is_not_taken() {
 }
 
 #[test]
+fn each_side_knows_what_is_unread() {
+    let (_shm, [writer, reader]) = pair();
+    let unread = |end: &End, with| {
+        let now = end.exchange(range(with)).unwrap();
+        let of = |written: u32, read: u32| written.wrapping_sub(read);
+        (
+            of(now.sent, now.sent_read),
+            of(now.arrived, now.arrived_read),
+        )
+    };
+    assert_eq!(unread(&writer, 2), (0, 0));
+    let lying = fill(&writer, 1000);
+    writer.put_later(range(2), RecordMeta::default(), b"late", Vec::new());
+    assert_eq!(unread(&writer, 2), (lying + 1, 0));
+    assert_eq!(unread(&reader, 1), (0, lying));
+    let mut answered = 0;
+    reader.receive(&mut |_| {
+        // What is being read counts as unread until the reader has answered it.
+        answered += 1;
+        assert_eq!(unread(&writer, 2).0, lying + 2 - answered);
+    });
+    assert_eq!(unread(&writer, 2), (lying + 1 - answered, 0));
+    drop(reader);
+    assert_eq!(writer.exchange(range(2)), None);
+}
+
+#[test]
 fn each_sender_has_its_turn_and_keeps_its_order() {
     let shm = memory();
     let reader = port(&shm, 2);

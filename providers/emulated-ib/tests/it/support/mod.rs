@@ -10,7 +10,7 @@ use bmme as _;
 use emulated_ib::InfiniBand;
 use emulated_ib::header::{Aeth, Body, Header, Nak, Syndrome, SyndromeKind};
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
-use polyverbs_engine::link::{Deliver, Frame, Input, Link, OwnedFrame, SharedLink};
+use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link, OwnedFrame, SharedLink};
 use polyverbs_engine::network::Network;
 use polyverbs_engine::time::Time;
 use polyverbs_sim::Simulation;
@@ -43,6 +43,7 @@ struct State {
     held: Vec<OwnFrame>,
     log: Vec<(Time, OwnFrame)>,
     rule: Option<Rule>,
+    exchange: Option<Exchange>,
 }
 
 /// A link without delay that does what a test says.
@@ -66,6 +67,11 @@ impl Wire {
     /// From now on every frame passes.
     pub fn pass(&self) {
         self.state().rule = None;
+    }
+
+    /// From now on it goes by memory of which so much is read.
+    pub fn set_exchange(&self, exchange: Exchange) {
+        self.state().exchange = Some(exchange);
     }
 
     /// Frames that were sent so far, by devices only.
@@ -98,6 +104,10 @@ impl Link<Header> for Wire {
 
     fn max_joined(&self, _to: LinkAddress, _qpn: u32) -> Option<usize> {
         self.joined
+    }
+
+    fn exchange(&self, _to: LinkAddress, _qpn: u32) -> Option<Exchange> {
+        self.state().exchange
     }
 
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
