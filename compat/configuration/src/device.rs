@@ -162,7 +162,7 @@ pub struct Device {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub speaks_first: bool,
     /// Whether a slot of a send queue is freed only by polling a completion of the same or a later request, as in hardware.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "Clone::clone")]
     pub strict_signaling: bool,
     /// RoCE: the link layer that its port reports.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -185,7 +185,7 @@ impl Default for Device {
             shared_memory: true,
             crc: true,
             speaks_first: false,
-            strict_signaling: false,
+            strict_signaling: true,
             link_layer: None,
             fault: None,
             limits: BTreeMap::new(),
@@ -317,7 +317,7 @@ impl Device {
 impl FromStr for Device {
     type Err = String;
 
-    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=yes`, and limits
+    /// Parses `name=…,transport=…,address=…,wire=no,shared-memory=no,crc=no,speaks-first=yes,strict-signaling=no`, and limits
     /// by their names.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut device = Self::default();

@@ -38,7 +38,7 @@ wire = false
 shared-memory = false
 crc = false
 speaks-first = true
-strict-signaling = true
+strict-signaling = false
 "#;
     let read = Configuration::parse(text).unwrap();
     assert_eq!(read.trace, Some("-".into()));
@@ -55,7 +55,7 @@ strict-signaling = true
     assert!(second.address.is_loopback());
     assert!(first.wire && !second.wire && first.crc && !second.crc);
     assert!(!first.speaks_first && second.speaks_first);
-    assert!(!first.strict_signaling && second.strict_signaling);
+    assert!(first.strict_signaling && !second.strict_signaling);
     assert!(first.shared_memory && !second.shared_memory);
     let written = read.to_text().unwrap();
     assert_eq!(Configuration::parse(&written), Ok(read), "{written}");

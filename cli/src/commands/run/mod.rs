@@ -38,7 +38,7 @@ settings with commas between them:
   wire=no                           queue pairs of one process only
   crc=no                            iWARP without checksums
   speaks-first=yes                  iWARP servers that send first
-  strict-signaling=yes              send queues are full as hardware's are
+  strict-signaling=no               send queues have room before completions are polled
   max_qp=16                         and other limits, by their names
 With --device the program sees the named devices only, in that order.
 
