@@ -17,8 +17,9 @@ use super::protocol::ConnData;
 use super::stream::Stream;
 use super::waiting::AGAIN;
 
-/// The most requests that are accepted while their peers have not completed the connection. One more replaces the oldest.
-const MOST_UNPROVEN: usize = 64;
+/// The most requests that are accepted while their peers have not completed the connection. One more replaces the oldest: among two
+/// thousand forged requests a second a peer has a quarter of a second to answer.
+const MOST_UNPROVEN: usize = 512;
 /// The most connections that wait for the program, whatever backlog it asks for: each has its memory already. Later requests
 /// wait as requests.
 const MOST_WAITING: usize = 128;
