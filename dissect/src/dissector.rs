@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use polyverbs_wire::layout::Header;
 use polyverbs_wire::net::{
-    Ethernet, Ipv4, Ipv6, ROCE_PORT, Sll, Sll2, Tcp, Udp, Vlan, ethertype, protocol,
+    Ethernet, Ipv4, Ipv6, Loopback, ROCE_PORT, Sll, Sll2, Tcp, Udp, Vlan, ethertype, protocol,
 };
 
 use crate::connection::Connection;
@@ -186,6 +186,12 @@ fn below_ip(captured: &Captured) -> (Link, Vec<Vlan>, u16, &[u8]) {
         LinkType::Sll2 => {
             Sll2::split(octets).map(|(header, rest)| (Link::Sll2(header), header.protocol, rest))
         }
+        LinkType::Loopback => Loopback::split(octets).map(|(header, rest)| {
+            let ethertype = header.ethertype().unwrap_or(0);
+            (Link::Loopback(header), ethertype, rest)
+        }),
+        LinkType::Other(number) => Some((Link::Other(number), 0, octets)),
+        LinkType::Undescribed => Some((Link::Undescribed, 0, octets)),
         LinkType::Raw => match octets.first().map(|octet| octet >> 4) {
             Some(6) => Some((Link::Raw, ethertype::IPV6, octets)),
             _ => Some((Link::Raw, ethertype::IPV4, octets)),

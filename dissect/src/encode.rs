@@ -69,7 +69,8 @@ fn octets(packet: &Packet, streams: &Streams) -> Result<Vec<u8>, EncodeError> {
         Link::Ethernet(header) => append(&mut out, header),
         Link::Sll(header) => append(&mut out, header),
         Link::Sll2(header) => append(&mut out, header),
-        Link::Raw | Link::Short => {}
+        Link::Loopback(header) => append(&mut out, header),
+        Link::Raw | Link::Other(_) | Link::Undescribed | Link::Short => {}
     }
     for vlan in &packet.vlans {
         append(&mut out, vlan);

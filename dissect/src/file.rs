@@ -1,12 +1,10 @@
 //! The packets of a pcap or pcapng file.
 
-use std::io::{self, Chain, Cursor, Read};
+use std::io::{self, Cursor, Read};
 use std::time::Duration;
 
-use pcap_file::pcap::PcapReader;
-use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
-use pcap_file::pcapng::{Block, PcapNgReader};
-use pcap_file::{DataLink, PcapError, TsResolution};
+use pcap_parser::traits::{PcapNGPacketBlock, PcapReaderIterator};
+use pcap_parser::{Block, InterfaceDescriptionBlock, PcapBlockOwned, PcapError, create_reader};
 
 /// The link type of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +17,12 @@ pub enum LinkType {
     Sll,
     /// Linux's cooked capture, second version.
     Sll2,
+    /// BSD's loopback: the packet begins with an address family.
+    Loopback,
+    /// A link type by its number, of whose packets no protocol is known here.
+    Other(u32),
+    /// The file does not describe the interface of the packet.
+    Undescribed,
 }
 
 /// A packet of a file.
@@ -34,76 +38,65 @@ pub struct Captured {
     pub octets: Vec<u8>,
 }
 
-/// Why a file cannot be read.
+/// Why a file, or the rest of it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// Neither pcap nor pcapng.
     #[error("it is neither a pcap nor a pcapng file")]
     Kind,
-    /// An unknown link type.
-    #[error("its link type is {0}; known are Ethernet, raw IP and Linux's cooked captures")]
-    LinkType(u32),
     /// The file ends within a packet.
     #[error("it ends within packet {0}")]
     Truncated(u64),
     /// The file contradicts itself.
-    #[error("it is damaged behind packet {packets}: {what}")]
+    #[error("it is damaged after packet {packets}: {what}")]
     Damaged {
         /// How many packets were read before.
         packets: u64,
         /// What is wrong.
-        what: String,
+        what: &'static str,
     },
     /// Reading failed.
     #[error("reading failed")]
     Io(#[source] io::Error),
 }
 
-type Whole<R> = Chain<Cursor<Vec<u8>>, R>;
-
-enum Kind<R: Read> {
-    Pcap(PcapReader<Whole<R>>, LinkType),
-    PcapNg(PcapNgReader<Whole<R>>),
-}
-
 /// A file that is being read.
-pub struct CaptureFile<R: Read> {
-    kind: Kind<R>,
+pub struct CaptureFile<'f> {
+    reader: Box<dyn PcapReaderIterator + Send + 'f>,
+    format: Format,
     packets: u64,
 }
 
-const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
-const PCAP: [[u8; 4]; 4] = [
-    [0xa1, 0xb2, 0xc3, 0xd4],
-    [0xd4, 0xc3, 0xb2, 0xa1],
-    [0xa1, 0xb2, 0x3c, 0x4d],
-    [0x4d, 0x3c, 0xb2, 0xa1],
-];
+/// The length of the first read, which has to contain the file's header.
+const FIRST_READ: usize = 256 << 10;
 
-impl<R: Read> CaptureFile<R> {
+/// The longest block or packet that is read.
+const MAX_BLOCK: usize = 64 << 20;
+
+impl<'f> CaptureFile<'f> {
     /// Opens a file.
     ///
     /// # Errors
-    /// The format or a link type is unknown.
-    pub fn new(mut file: R) -> Result<Self, FileError> {
-        let mut magic = Vec::new();
+    /// The format is unknown, or reading failed.
+    pub fn new(mut file: impl Read + Send + 'f) -> Result<Self, FileError> {
+        let mut front = Vec::new();
         file.by_ref()
-            .take(4)
-            .read_to_end(&mut magic)
+            .take(FIRST_READ as u64)
+            .read_to_end(&mut front)
             .map_err(FileError::Io)?;
-        let magic: [u8; 4] = magic.try_into().map_err(|_| FileError::Kind)?;
-        let whole = Cursor::new(magic.to_vec()).chain(file);
-        let kind = if magic == PCAPNG {
-            Kind::PcapNg(PcapNgReader::new(whole).map_err(|error| wrong(error, 0))?)
-        } else if PCAP.contains(&magic) {
-            let reader = PcapReader::new(whole).map_err(|error| wrong(error, 0))?;
-            let link_type = link_type(reader.header().datalink)?;
-            Kind::Pcap(reader, link_type)
-        } else {
+        let is_pcapng = front.starts_with(&PCAPNG);
+        let is_pcap = PCAP.iter().any(|magic| front.starts_with(magic));
+        if !is_pcapng && !is_pcap {
             return Err(FileError::Kind);
-        };
-        Ok(Self { kind, packets: 0 })
+        }
+        let whole = Cursor::new(front).chain(file);
+        let reader = create_reader(FIRST_READ, whole).map_err(|error| failure(error, 0))?;
+        Ok(Self {
+            reader,
+            format: Format::default(),
+            packets: 0,
+        })
     }
 
     /// The next packet.
@@ -111,167 +104,251 @@ impl<R: Read> CaptureFile<R> {
     /// # Errors
     /// The file ends within a packet or contradicts itself.
     pub fn next_packet(&mut self) -> Result<Option<Captured>, FileError> {
+        loop {
+            match self.reader.next() {
+                Ok((len, block)) => {
+                    let captured = self.format.take(&block);
+                    self.reader.consume(len);
+                    if captured.is_some() {
+                        self.packets += 1;
+                        return Ok(captured);
+                    }
+                }
+                Err(PcapError::Eof) => return Ok(None),
+                Err(PcapError::Incomplete(_) | PcapError::BufferTooSmall) => self.read_more()?,
+                Err(error) => return Err(failure(error, self.packets)),
+            }
+        }
+    }
+
+    // The buffer doubles while it is full, because a block has to be in it as a whole.
+    fn read_more(&mut self) -> Result<(), FileError> {
         let packets = self.packets;
-        let captured = match &mut self.kind {
-            Kind::Pcap(reader, link_type) => next_of_pcap(reader, *link_type),
-            Kind::PcapNg(reader) => next_of_pcapng(reader),
-        };
-        let captured = captured.map_err(|error| match error {
-            NextError::File(error) => error,
-            NextError::Format(error) => wrong(error, packets),
-        })?;
-        self.packets += u64::from(captured.is_some());
-        Ok(captured)
+        let before = self.reader.data().len();
+        self.reader
+            .refill()
+            .map_err(|error| failure(error, packets))?;
+        if self.reader.data().len() > before || self.reader.reader_exhausted() {
+            return Ok(());
+        }
+        if before >= MAX_BLOCK {
+            let what = "a block is longer than 64 MiB";
+            return Err(FileError::Damaged { packets, what });
+        }
+        self.reader.grow(2 * before.max(FIRST_READ));
+        Ok(())
     }
 }
 
-enum NextError {
-    File(FileError),
-    Format(PcapError),
+const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+// Microseconds, nanoseconds, and the longer packet headers of a patched libpcap.
+const PCAP: [[u8; 4]; 5] = [
+    [0xa1, 0xb2, 0xc3, 0xd4],
+    [0xd4, 0xc3, 0xb2, 0xa1],
+    [0xa1, 0xb2, 0x3c, 0x4d],
+    [0x4d, 0x3c, 0xb2, 0xa1],
+    [0x34, 0xcd, 0xb2, 0xa1],
+];
+
+/// What the blocks so far say about the packets that follow.
+#[derive(Default)]
+struct Format {
+    is_big_endian: bool,
+    /// The interfaces of this section; those of a pcap file are one.
+    interfaces: Vec<Interface>,
 }
 
-impl From<PcapError> for NextError {
-    fn from(error: PcapError) -> Self {
-        Self::Format(error)
-    }
-}
-
-impl From<FileError> for NextError {
-    fn from(error: FileError) -> Self {
-        Self::File(error)
-    }
-}
-
-fn next_of_pcap<R: Read>(
-    reader: &mut PcapReader<Whole<R>>,
+#[derive(Clone, Copy)]
+struct Interface {
     link_type: LinkType,
-) -> Result<Option<Captured>, NextError> {
-    let unit = match reader.header().ts_resolution {
-        TsResolution::MicroSecond => 1000,
-        TsResolution::NanoSecond => 1,
-    };
-    // The raw packet: whether its lengths match the file's interface does not matter here.
-    let Some(packet) = reader.next_raw_packet().transpose()? else {
-        return Ok(None);
-    };
-    Ok(Some(Captured {
-        time: Duration::from_secs(packet.ts_sec.into())
-            + Duration::from_nanos(u64::from(packet.ts_frac) * unit),
-        link_type,
-        original_len: packet.orig_len,
-        octets: packet.data.into_owned(),
-    }))
+    snap_len: u32,
+    /// A negative power of ten, or, with the highest bit set, of two.
+    resolution: u8,
+    /// Seconds that are added to each time.
+    offset: i64,
 }
 
-fn next_of_pcapng<R: Read>(
-    reader: &mut PcapNgReader<Whole<R>>,
-) -> Result<Option<Captured>, NextError> {
-    loop {
-        let (interface, time, original_len, octets) = match reader.next_block().transpose()? {
-            None => return Ok(None),
-            Some(Block::EnhancedPacket(packet)) => (
-                packet.interface_id,
-                packet.timestamp,
-                packet.original_len,
-                packet.data.into_owned(),
-            ),
-            Some(Block::SimplePacket(packet)) => (
-                0,
-                Duration::ZERO,
-                packet.original_len,
-                packet.data.into_owned(),
-            ),
-            Some(_) => continue,
-        };
-        let interface = reader.interfaces().get(interface as usize);
-        let interface = interface.ok_or(PcapError::InvalidField("no such interface"))?;
-        let resolution = interface.options.iter().find_map(|option| match option {
-            InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),
+const UNDESCRIBED: Interface = Interface {
+    link_type: LinkType::Undescribed,
+    snap_len: 0,
+    resolution: 6,
+    offset: 0,
+};
+
+impl Format {
+    // The packet in a block, if there is one. Blocks of other kinds describe packets, or have nothing that is shown.
+    fn take(&mut self, block: &PcapBlockOwned<'_>) -> Option<Captured> {
+        match block {
+            PcapBlockOwned::LegacyHeader(header) => {
+                self.interfaces.push(Interface {
+                    link_type: link_type(header.network.0 as u32 & LINK_TYPE_BITS),
+                    snap_len: header.snaplen,
+                    resolution: if header.is_nanosecond_precision() {
+                        9
+                    } else {
+                        6
+                    },
+                    offset: 0,
+                });
+                None
+            }
+            PcapBlockOwned::Legacy(packet) => {
+                let interface = self.interface(0);
+                let per_second = 10_u64.pow(interface.resolution.into());
+                let units = u64::from(packet.ts_sec) * per_second + u64::from(packet.ts_usec);
+                Some(interface.captured(units, packet.origlen, packet.data))
+            }
+            PcapBlockOwned::NG(block) => self.take_block(block),
+        }
+    }
+
+    fn take_block(&mut self, block: &Block<'_>) -> Option<Captured> {
+        match block {
+            Block::SectionHeader(header) => {
+                *self = Self {
+                    is_big_endian: header.big_endian(),
+                    interfaces: Vec::new(),
+                };
+                None
+            }
+            Block::InterfaceDescription(description) => {
+                let interface = self.described(description);
+                self.interfaces.push(interface);
+                None
+            }
+            Block::EnhancedPacket(packet) => {
+                let units = units(packet.ts_high, packet.ts_low);
+                let interface = self.interface(packet.if_id);
+                Some(interface.captured(units, packet.origlen, packet.packet_data()))
+            }
+            Block::SimplePacket(packet) => {
+                let interface = Interface {
+                    offset: 0,
+                    ..self.interface(0)
+                };
+                // The block does not say how much of the packet it has, and ends in a pad.
+                let data = packet.packet_data();
+                let len = match interface.snap_len as usize {
+                    0 => data.len(),
+                    snap_len => data.len().min(snap_len),
+                };
+                Some(interface.captured(0, packet.origlen, &data[..len]))
+            }
+            Block::Unknown(block) => {
+                let is_packet = self.number(block.block_type.to_le_bytes()) == PACKET_BLOCK;
+                is_packet.then(|| self.obsolete_packet(block.data))?
+            }
             _ => None,
-        });
-        return Ok(Some(Captured {
-            time: in_units(time, resolution.unwrap_or(6)),
-            link_type: link_type(interface.linktype)?,
+        }
+    }
+
+    // The Packet Block that the Enhanced Packet Block has replaced, which pcap-parser does not know.
+    fn obsolete_packet(&self, octets: &[u8]) -> Option<Captured> {
+        let (fields, data) = octets.split_first_chunk::<20>()?;
+        let (fields, _) = fields.as_chunks::<4>();
+        // The first is the interface, in 16 bits, and the count of lost packets.
+        let [high, low, captured_len, original_len] =
+            [1, 2, 3, 4].map(|at| self.number(fields[at]));
+        let interface = [fields[0][0], fields[0][1]];
+        let interface = if self.is_big_endian {
+            u16::from_be_bytes(interface)
+        } else {
+            u16::from_le_bytes(interface)
+        };
+        let data = &data[..data.len().min(captured_len as usize)];
+        let interface = self.interface(interface.into());
+        Some(interface.captured(units(high, low), original_len, data))
+    }
+
+    fn described(&self, description: &InterfaceDescriptionBlock<'_>) -> Interface {
+        // pcap-parser reads the offset as little-endian in every section.
+        let offset = description.if_tsoffset;
+        Interface {
+            link_type: link_type(description.linktype.0 as u32 & 0xffff),
+            snap_len: description.snaplen,
+            resolution: description.if_tsresol,
+            offset: if self.is_big_endian {
+                offset.swap_bytes()
+            } else {
+                offset
+            },
+        }
+    }
+
+    fn interface(&self, number: u32) -> Interface {
+        let interface = self.interfaces.get(number as usize);
+        interface.copied().unwrap_or(UNDESCRIBED)
+    }
+
+    fn number(&self, octets: [u8; 4]) -> u32 {
+        if self.is_big_endian {
+            u32::from_be_bytes(octets)
+        } else {
+            u32::from_le_bytes(octets)
+        }
+    }
+}
+
+const PACKET_BLOCK: u32 = 2;
+
+impl Interface {
+    fn captured(&self, units: u64, original_len: u32, octets: &[u8]) -> Captured {
+        Captured {
+            time: self.time(units),
+            link_type: self.link_type,
             original_len,
-            octets,
-        }));
+            octets: octets.to_vec(),
+        }
+    }
+
+    fn time(&self, units: u64) -> Duration {
+        const NANOSECONDS: i128 = 1_000_000_000;
+        let exponent = u32::from(self.resolution & 0x7f);
+        let per_second = if self.resolution & 0x80 == 0 {
+            10_i128.checked_pow(exponent)
+        } else {
+            2_i128.checked_pow(exponent)
+        };
+        let since = per_second.map_or(0, |per_second| i128::from(units) * NANOSECONDS / per_second);
+        let since = since + i128::from(self.offset) * NANOSECONDS;
+        let seconds = u64::try_from(since / NANOSECONDS).unwrap_or(0);
+        let nanoseconds = u32::try_from(since % NANOSECONDS).unwrap_or(0);
+        Duration::new(seconds, nanoseconds)
     }
 }
 
-// The reader takes every unit for a nanosecond. A resolution is a negative power of ten, or, with the highest bit set, of two.
-fn in_units(time: Duration, resolution: u8) -> Duration {
-    let units = time.as_nanos();
-    let exponent = u32::from(resolution & 0x7f);
-    let per_second = if resolution & 0x80 == 0 {
-        10_u128.checked_pow(exponent)
-    } else {
-        2_u128.checked_pow(exponent)
-    };
-    let nanoseconds = per_second
-        .and_then(|per_second| Some(units.checked_mul(1_000_000_000)? / per_second))
-        .and_then(|nanoseconds| u64::try_from(nanoseconds).ok());
-    nanoseconds.map_or(Duration::ZERO, Duration::from_nanos)
+fn units(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
 }
 
-fn link_type(link: DataLink) -> Result<LinkType, FileError> {
-    match link {
-        DataLink::ETHERNET => Ok(LinkType::Ethernet),
-        DataLink::RAW | DataLink::IPV4 | DataLink::IPV6 => Ok(LinkType::Raw),
-        DataLink::LINUX_SLL => Ok(LinkType::Sll),
-        other => match u32::from(other) {
-            SLL2 => Ok(LinkType::Sll2),
-            // The number of raw IP on some systems.
-            12 | 14 => Ok(LinkType::Raw),
-            other => Err(FileError::LinkType(other)),
-        },
+// A pcap file has the length of the frame check sequence in the higher bits.
+const LINK_TYPE_BITS: u32 = 0x03ff_ffff;
+
+// Numbers of <https://www.tcpdump.org/linktypes.html>.
+fn link_type(number: u32) -> LinkType {
+    match number {
+        0 | 108 => LinkType::Loopback,
+        1 => LinkType::Ethernet,
+        // The numbers of raw IP on some systems are 12 and 14; those of IPv4 and IPv6 alone are 228 and 229.
+        12 | 14 | 101 | 228 | 229 => LinkType::Raw,
+        113 => LinkType::Sll,
+        276 => LinkType::Sll2,
+        other => LinkType::Other(other),
     }
 }
 
-const SLL2: u32 = 276;
-
-fn wrong(error: PcapError, packets: u64) -> FileError {
+fn failure<I>(error: PcapError<I>, packets: u64) -> FileError {
     match error {
-        PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+        PcapError::ReadError => FileError::Io(io::Error::other("the file cannot be read further")),
+        PcapError::Eof | PcapError::Incomplete(_) | PcapError::UnexpectedEof => {
             FileError::Truncated(packets + 1)
         }
-        PcapError::IoError(error) => FileError::Io(error),
-        other => FileError::Damaged {
+        _ => FileError::Damaged {
             packets,
-            what: other.to_string(),
+            what: "the lengths of a block are not valid",
         },
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_in_the_units_of_their_interface() {
-        let units = Duration::from_nanos(1_500_000);
-        assert_eq!(in_units(units, 6), Duration::from_millis(1500));
-        assert_eq!(in_units(units, 9), Duration::from_micros(1500));
-        assert_eq!(in_units(units, 0x80), Duration::from_secs(1_500_000));
-        assert_eq!(in_units(units, 127), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_file_that_is_no_capture_is_an_error() {
-        let open = |octets: &[u8]| {
-            CaptureFile::new(octets)
-                .err()
-                .map(|error| error.to_string())
-        };
-        let neither = Some("it is neither a pcap nor a pcapng file".to_owned());
-        assert_eq!(open(b""), neither);
-        assert_eq!(open(b"abc"), neither);
-        assert_eq!(open(b"# a text"), neither);
-        let mut header = [0; 24];
-        header[..4].copy_from_slice(&PCAP[0]);
-        header[5] = 2;
-        header[7] = 4;
-        header[23] = 147;
-        assert!(open(&header).is_some_and(|said| said.contains("147")));
-        assert!(open(&header[..20]).is_some_and(|said| said.contains("ends within")));
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::MadHeader;
 use polyverbs_wire::mad::cm::Message;
 use polyverbs_wire::mad::rdma_cm::RdmaCm;
-use polyverbs_wire::net::{Ethernet, Ipv4, Ipv6, Sll, Sll2, Tcp, Udp, Vlan};
+use polyverbs_wire::net::{Ethernet, Ipv4, Ipv6, Loopback, Sll, Sll2, Tcp, Udp, Vlan};
 use polyverbs_wire::roce::Headers;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -82,6 +82,12 @@ pub enum Link {
     Sll(Sll),
     /// Linux's cooked capture, second version.
     Sll2(Sll2),
+    /// BSD's loopback.
+    Loopback(Loopback),
+    /// A link type by its number, of whose packets no protocol is known here.
+    Other(u32),
+    /// The file does not describe the interface of the packet.
+    Undescribed,
     /// Bytes that are too short for the header.
     Short,
 }

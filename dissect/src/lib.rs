@@ -41,7 +41,7 @@ pub use summary::Summary;
 ///
 /// # Errors
 /// The format is unknown, or the file ends within a packet.
-pub fn dissect(file: impl Read) -> Result<Capture, FileError> {
+pub fn dissect(file: impl Read + Send) -> Result<Capture, FileError> {
     let mut file = CaptureFile::new(file)?;
     let mut dissector = Dissector::new();
     let mut packets = Vec::new();

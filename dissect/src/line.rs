@@ -54,7 +54,8 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
         Link::Ethernet(_) => vec!["Ethernet"],
         Link::Sll(_) => vec!["SLL"],
         Link::Sll2(_) => vec!["SLL2"],
-        Link::Raw | Link::Short => vec![],
+        Link::Loopback(_) => vec!["loopback"],
+        Link::Raw | Link::Other(_) | Link::Undescribed | Link::Short => vec![],
     };
     names.extend(packet.vlans.iter().map(|_| "VLAN"));
     match packet.ip {

@@ -57,7 +57,7 @@ fn json(path: &Path) -> Result<Capture, FileError> {
     polyverbs_dissect::dissect(File::open(path).map_err(FileError::Io)?)
 }
 
-fn open(path: &Path) -> Result<CaptureFile<File>, FileError> {
+fn open(path: &Path) -> Result<CaptureFile<'static>, FileError> {
     CaptureFile::new(File::open(path).map_err(FileError::Io)?)
 }
 

@@ -72,6 +72,31 @@ header! {
 }
 
 header! {
+    /// BSD's loopback (LINKTYPE_NULL, LINKTYPE_LOOP).
+    Loopback, LoopbackView: 4 octets {
+        family: Octets<4> = 32, "The address family: a number of the capturing system, in its byte order or in the network's.";
+    }
+}
+
+impl Loopback {
+    /// The Ethernet type of the packet that follows; `None` for an unknown address family.
+    pub const fn ethertype(&self) -> Option<u16> {
+        let family = u32::from_le_bytes(self.family.0);
+        let family = if family < 0x1_0000 {
+            family
+        } else {
+            family.swap_bytes()
+        };
+        match family {
+            2 => Some(ethertype::IPV4),
+            // Linux, NetBSD and OpenBSD, FreeBSD, macOS.
+            10 | 24 | 28 | 30 => Some(ethertype::IPV6),
+            _ => None,
+        }
+    }
+}
+
+header! {
     /// IPv4 without its options (RFC 791 section 3.1).
     Ipv4, Ipv4View: 20 octets {
         version: u8 = 4, "4.";
