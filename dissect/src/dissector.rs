@@ -3,15 +3,14 @@
 use std::collections::HashMap;
 
 use polyverbs_wire::layout::Header;
-use polyverbs_wire::net::{
-    Ethernet, Ipv4, Ipv6, Loopback, ROCE_PORT, Sll, Sll2, Tcp, Udp, Vlan, ethertype, protocol,
-};
+use polyverbs_wire::net::{Tcp, Udp};
 
 use crate::connection::Connection;
-use crate::file::{Captured, LinkType};
-use crate::form::{BadRoce, Content, Hex, Ip, Link, Packet, Pdu, Side, TcpPayload, TcpSegment};
+use crate::file::Captured;
+use crate::form::{BadRoce, Content, Hex, Ip, Packet, Pdu, Side, TcpPayload, TcpSegment};
+use crate::layers::{Layers, Reason, Transport};
 use crate::rds::{self, QueuePairs};
-use crate::roce;
+use crate::roce::{self, Datagram};
 use crate::summary::Summary;
 
 /// Dissects a capture: call [`packet`](Self::packet) for each packet, then [`finish`](Self::finish).
@@ -27,9 +26,6 @@ pub struct Dissector {
 type End = (Vec<u8>, u16);
 type Ends = (End, End);
 
-/// Most VLAN tags of a packet.
-const MAX_VLANS: usize = 4;
-
 impl Dissector {
     /// A dissector before the first packet.
     pub fn new() -> Self {
@@ -39,12 +35,17 @@ impl Dissector {
     /// Dissects the next packet.
     pub fn packet(&mut self, captured: &Captured) -> Packet {
         let mut complaints = Vec::new();
-        let (link, vlans, ethertype, octets) = below_ip(captured);
-        let (ip, content, trailer) = match ip(ethertype, octets) {
-            Some((ip, octets)) => self.within(ip, octets, &mut complaints),
-            None => (None, Content::Other(octets.into()), Hex::default()),
-        };
-        let is_cut = (captured.octets.len() as u64) < u64::from(captured.original_len);
+        let (layers, transport) = Layers::of(captured);
+        let rest = layers.rest();
+        let content = transport
+            .and_then(|transport| self.content(&layers, transport, &mut complaints))
+            .map(|(content, len)| {
+                let passed_over = passed_over(&content, &layers);
+                (content, passed_over, &rest[len..])
+            })
+            .unwrap_or_else(|reason| (Content::Other(rest.into()), Some(reason), &[]));
+        let (content, passed_over, behind) = content;
+        let is_cut = captured.is_cut();
         if is_cut && !complaints.is_empty() {
             complaints.push("the capture has only the front of the packet".to_owned());
         }
@@ -52,11 +53,12 @@ impl Dissector {
             number: self.summary.packets + 1,
             time: captured.time.into(),
             original_len: is_cut.then_some(captured.original_len),
-            link,
-            vlans,
-            ip,
+            trailer: Hex([behind, layers.trailer()].concat()),
+            link: layers.link,
+            layers: layers.between,
+            ip: layers.ip,
             content,
-            trailer,
+            passed_over,
             complaints,
         };
         self.summary.packet(&packet);
@@ -79,48 +81,89 @@ impl Dissector {
         &self.summary
     }
 
-    // Dissects what follows an IP header. `octets` are those that the capture has.
-    fn within(
+    // What follows the last IP header, and how many of the captured bytes that takes.
+    fn content(
         &mut self,
-        ip: Ip,
-        octets: &[u8],
+        layers: &Layers<'_>,
+        transport: Transport,
         complaints: &mut Vec<String>,
-    ) -> (Option<Ip>, Content, Hex) {
-        let announced = announced(&ip).unwrap_or(octets.len());
-        let (octets, trailer) = octets.split_at(announced.min(octets.len()));
-        let cut = announced - octets.len();
-        let taken = match transport(&ip) {
-            Some(protocol::UDP) => datagram(&ip, octets, cut, &mut self.rds, complaints),
-            Some(protocol::TCP) => self
-                .segment(&ip, octets, cut, complaints)
-                .map(|content| (content, &[][..])),
-            _ => None,
+    ) -> Result<(Content, usize), Reason> {
+        let ip = layers.ip.as_ref().ok_or("no IP header")?;
+        let octets = layers.rest();
+        match transport {
+            Transport::RoceV1 => {
+                let datagram = Datagram {
+                    ip,
+                    udp: None,
+                    octets,
+                    len: octets.len() + layers.missing(),
+                };
+                let content = roce::dissect(&datagram, &mut self.rds, complaints)?;
+                Ok((content, octets.len()))
+            }
+            Transport::RoceV2 => self.datagram(layers, ip, complaints),
+            Transport::Tcp => {
+                let content = self.segment(ip, octets, layers, complaints);
+                content.map(|content| (content, octets.len()))
+            }
+        }
+    }
+
+    fn datagram(
+        &mut self,
+        layers: &Layers<'_>,
+        ip: &Ip,
+        complaints: &mut Vec<String>,
+    ) -> Result<(Content, usize), Reason> {
+        let octets = layers.rest();
+        let (udp, rest) = Udp::split(octets).ok_or_else(|| layers.too_short())?;
+        let on_wire = rest.len() + layers.missing();
+        let len = usize::from(udp.length).checked_sub(Udp::LEN);
+        let len = len.filter(|len| *len <= on_wire && (layers.is_cut() || *len <= rest.len()));
+        let Some(len) = len else {
+            complaints.push("no packet of RoCEv2: UDP's length does not fit".to_owned());
+            let content = Content::BadRoce(BadRoce {
+                udp: Some(udp),
+                octets: rest.into(),
+            });
+            return Ok((content, octets.len()));
         };
-        let (content, rest) = taken.unwrap_or((Content::Other(octets.into()), &[]));
-        (Some(ip), content, Hex([rest, trailer].concat()))
+        let captured = &rest[..len.min(rest.len())];
+        let datagram = Datagram {
+            ip,
+            udp: Some(&udp),
+            octets: captured,
+            len,
+        };
+        let content = roce::dissect(&datagram, &mut self.rds, complaints)?;
+        Ok((content, Udp::LEN + captured.len()))
     }
 
     fn segment(
         &mut self,
         ip: &Ip,
         octets: &[u8],
-        cut: usize,
+        layers: &Layers<'_>,
         complaints: &mut Vec<String>,
-    ) -> Option<Content> {
-        let (header, rest) = Tcp::split(octets)?;
-        let options = usize::from(header.header_words).checked_sub(5)? * 4;
-        let (options, octets) = rest.split_at_checked(options)?;
+    ) -> Result<Content, Reason> {
+        let (header, rest) = Tcp::split(octets).ok_or_else(|| layers.too_short())?;
+        let options = usize::from(header.header_words).checked_sub(5);
+        let options = options.ok_or("a TCP header that is not valid")? * 4;
+        let (options, octets) = rest
+            .split_at_checked(options)
+            .ok_or_else(|| layers.too_short())?;
+        let is_whole = layers.missing() == 0;
         let (connection, side) = self.connection(ip, &header);
         // A truncated segment would leave a gap in the stream: none of it is inserted.
-        let octets_for_stream = if cut == 0 { octets } else { &[] };
+        let octets_for_stream = if is_whole { octets } else { &[] };
         let (payload, completes) = connection.segment(side, &header, octets_for_stream, complaints);
-        let payload = if cut == 0 {
+        let payload = if is_whole {
             payload
         } else {
             TcpPayload::Octets(octets.into())
         };
         complaints.extend(completes.iter().filter_map(Pdu::complaint));
-        Some(Content::Tcp(TcpSegment {
+        Ok(Content::Tcp(TcpSegment {
             header,
             options: options.into(),
             payload,
@@ -174,109 +217,24 @@ impl Dissector {
     }
 }
 
-// The headers below IP, the Ethernet type of what follows, and the bytes behind.
-fn below_ip(captured: &Captured) -> (Link, Vec<Vlan>, u16, &[u8]) {
-    let octets = &captured.octets[..];
-    let first = match captured.link_type {
-        LinkType::Ethernet => Ethernet::split(octets)
-            .map(|(header, rest)| (Link::Ethernet(header), header.ethertype, rest)),
-        LinkType::Sll => {
-            Sll::split(octets).map(|(header, rest)| (Link::Sll(header), header.protocol, rest))
-        }
-        LinkType::Sll2 => {
-            Sll2::split(octets).map(|(header, rest)| (Link::Sll2(header), header.protocol, rest))
-        }
-        LinkType::Loopback => Loopback::split(octets).map(|(header, rest)| {
-            let ethertype = header.ethertype().unwrap_or(0);
-            (Link::Loopback(header), ethertype, rest)
-        }),
-        LinkType::Other(number) => Some((Link::Other(number), 0, octets)),
-        LinkType::Undescribed => Some((Link::Undescribed, 0, octets)),
-        LinkType::Raw => match octets.first().map(|octet| octet >> 4) {
-            Some(6) => Some((Link::Raw, ethertype::IPV6, octets)),
-            _ => Some((Link::Raw, ethertype::IPV4, octets)),
-        },
+// Bytes of TCP that are in no stream of MPA are not looked into.
+fn passed_over(content: &Content, layers: &Layers<'_>) -> Option<Reason> {
+    let Content::Tcp(segment) = content else {
+        return None;
     };
-    let Some((link, mut ethertype, mut octets)) = first else {
-        return (Link::Short, Vec::new(), 0, octets);
+    let has_octets = matches!(&segment.payload, TcpPayload::Octets(octets) if !octets.is_empty());
+    let reason = if layers.is_cut() && layers.missing() > 0 {
+        "TCP that is cut"
+    } else {
+        "TCP without a beginning of MPA"
     };
-    let mut vlans = Vec::new();
-    while matches!(ethertype, ethertype::VLAN | ethertype::SERVICE_VLAN)
-        && vlans.len() < MAX_VLANS
-        && let Some((vlan, rest)) = Vlan::split(octets)
-    {
-        vlans.push(vlan);
-        (ethertype, octets) = (vlan.ethertype, rest);
-    }
-    (link, vlans, ethertype, octets)
-}
-
-fn ip(ethertype: u16, octets: &[u8]) -> Option<(Ip, &[u8])> {
-    match ethertype {
-        ethertype::IPV4 => {
-            let (header, rest) = Ipv4::split(octets)?;
-            let options = usize::from(header.header_words).checked_sub(5)? * 4;
-            let (options, rest) = rest.split_at_checked(options)?;
-            let options = options.into();
-            (header.version == 4).then_some((Ip::V4 { header, options }, rest))
-        }
-        ethertype::IPV6 => {
-            let (header, rest) = Ipv6::split(octets)?;
-            (header.version == 6).then_some((Ip::V6 { header }, rest))
-        }
-        _ => None,
-    }
-}
-
-// The bytes behind the header, by its length; `None` where that is 0, as in captures of packets that an adapter segments.
-fn announced(ip: &Ip) -> Option<usize> {
-    let (total, own) = match ip {
-        Ip::V4 { header, .. } => (header.total_length, 4 * u16::from(header.header_words)),
-        Ip::V6 { header } => (header.payload_length, 0),
-    };
-    (total != 0).then(|| total.saturating_sub(own).into())
-}
-
-// What follows the header; `None` for a fragment.
-fn transport(ip: &Ip) -> Option<u8> {
-    match ip {
-        Ip::V4 { header, .. } => {
-            let is_whole = !header.more_fragments && header.fragment_offset == 0;
-            is_whole.then_some(header.protocol)
-        }
-        Ip::V6 { header } => Some(header.next_header),
-    }
+    has_octets.then(|| reason.to_owned())
 }
 
 fn addresses(ip: &Ip) -> (Vec<u8>, Vec<u8>) {
     match ip {
         Ip::V4 { header, .. } => (header.source.0.to_vec(), header.destination.0.to_vec()),
-        Ip::V6 { header } => (header.source.0.to_vec(), header.destination.0.to_vec()),
+        Ip::V6 { header, .. } => (header.source.0.to_vec(), header.destination.0.to_vec()),
+        Ip::Grh { header } => (header.sgid.0.to_vec(), header.dgid.0.to_vec()),
     }
-}
-
-// Dissects a datagram to the port of RoCEv2, and returns what follows it.
-fn datagram<'o>(
-    ip: &Ip,
-    octets: &'o [u8],
-    cut: usize,
-    rds: &mut QueuePairs,
-    complaints: &mut Vec<String>,
-) -> Option<(Content, &'o [u8])> {
-    let (udp, rest) = Udp::split(octets)?;
-    if udp.destination_port != ROCE_PORT {
-        return None;
-    }
-    let len = usize::from(udp.length).checked_sub(Udp::LEN);
-    let fits = len.and_then(|len| rest.split_at_checked(len));
-    Some(match fits {
-        Some((datagram, rest)) if cut == 0 => {
-            (roce::dissect(ip, &udp, datagram, rds, complaints), rest)
-        }
-        _ => {
-            complaints.push("no packet of RoCEv2: UDP's length does not fit".to_owned());
-            let octets = rest.into();
-            (Content::BadRoce(BadRoce { udp, octets }), &[])
-        }
-    })
 }

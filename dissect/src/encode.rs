@@ -9,7 +9,7 @@ use polyverbs_wire::mad;
 use polyverbs_wire::roce::{Bth, packet::MAX_HEADER_LEN};
 
 use crate::form::{
-    Capture, Content, Fpdu, Hex, Ip, Link, ManagementContent, Packet, Payload, Rds, Roce,
+    Capture, Content, Fpdu, Hex, Ip, Layer, Link, ManagementContent, Packet, Payload, Rds, Roce,
     SegmentBody, Side, Start, TcpPayload, Unit, Verdict,
 };
 use crate::rds;
@@ -72,25 +72,35 @@ fn octets(packet: &Packet, streams: &Streams) -> Result<Vec<u8>, EncodeError> {
         Link::Loopback(header) => append(&mut out, header),
         Link::Raw | Link::Other(_) | Link::Undescribed | Link::Short => {}
     }
-    for vlan in &packet.vlans {
-        append(&mut out, vlan);
+    for layer in &packet.layers {
+        append_layer(&mut out, layer);
     }
-    match &packet.ip {
-        Some(Ip::V4 { header, options }) => {
-            append(&mut out, header);
-            out.extend(&options.0);
-        }
-        Some(Ip::V6 { header }) => append(&mut out, header),
-        None => {}
+    if let Some(ip) = &packet.ip {
+        append_ip(&mut out, ip);
     }
     match &packet.content {
         Content::Roce(roce) => {
-            append(&mut out, &roce.udp);
+            if let Some(udp) = &roce.udp {
+                append(&mut out, udp);
+            }
             let datagram = datagram(roce, packet.ip.as_ref());
             out.extend(datagram.ok_or(EncodeError::Headers(packet.number))?);
         }
+        Content::Joined(joined) => {
+            append(&mut out, &joined.udp);
+            for (index, roce) in joined.packets.iter().enumerate() {
+                let ip = packet.ip.as_ref().zip(roce.udp.as_ref()).map(|(ip, udp)| {
+                    crate::roce::ip_of_segment(ip, udp, index, joined.identification_counts)
+                });
+                let datagram = datagram(roce, ip.as_ref());
+                out.extend(datagram.ok_or(EncodeError::Headers(packet.number))?);
+            }
+            out.extend(&joined.rest.0);
+        }
         Content::BadRoce(bad) => {
-            append(&mut out, &bad.udp);
+            if let Some(udp) = &bad.udp {
+                append(&mut out, udp);
+            }
             out.extend(&bad.octets.0);
         }
         Content::Tcp(segment) => {
@@ -117,6 +127,36 @@ fn octets(packet: &Packet, streams: &Streams) -> Result<Vec<u8>, EncodeError> {
     Ok(out)
 }
 
+fn append_layer(out: &mut Vec<u8>, layer: &Layer) {
+    match layer {
+        Layer::Erspan2(header) => append(out, header),
+        Layer::Erspan3 { header, subheader } => append_both(out, header, subheader),
+        Layer::Ethernet(header) => append(out, header),
+        Layer::Geneve { header, options } => append_both(out, header, options),
+        Layer::Gre { header, fields } => append_both(out, header, fields),
+        Layer::Ip(ip) => append_ip(out, ip),
+        Layer::Mpls(header) => append(out, header),
+        Layer::Pppoe(header) => append(out, header),
+        Layer::Snap(header) => append(out, header),
+        Layer::Udp(header) => append(out, header),
+        Layer::Vlan(header) => append(out, header),
+        Layer::Vxlan(header) => append(out, header),
+    }
+}
+
+fn append_ip(out: &mut Vec<u8>, ip: &Ip) {
+    match ip {
+        Ip::V4 { header, options } => append_both(out, header, options),
+        Ip::V6 { header, extensions } => append_both(out, header, extensions),
+        Ip::Grh { header } => append(out, header),
+    }
+}
+
+fn append_both<H: Header>(out: &mut Vec<u8>, header: &H, rest: &Hex) {
+    append(out, header);
+    out.extend(&rest.0);
+}
+
 fn append<H: Header>(out: &mut Vec<u8>, header: &H) {
     let at = out.len();
     out.resize(at + H::LEN, 0);
@@ -140,7 +180,11 @@ fn stretch(stream: &[(u64, Vec<u8>)], offset: u64, len: u32) -> Option<Vec<u8>> 
 
 fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
     let mut out = vec![0; MAX_HEADER_LEN];
-    let len = roce.headers.encode(&mut out)?;
+    let len = if roce.cut_from.is_some() {
+        roce.headers.encode_front(&mut out)?
+    } else {
+        roce.headers.encode(&mut out)?
+    };
     out.truncate(len);
     match &roce.payload {
         Payload::Data(data) => out.extend(&data.0),
@@ -156,18 +200,19 @@ fn datagram(roce: &Roce, ip: Option<&Ip>) -> Option<Vec<u8>> {
     let pad = usize::from(roce.headers.bth.pad_count & 3);
     match &roce.pad {
         Some(octets) => out.extend(&octets.0),
+        None if roce.cut_from.is_some() => {}
         None => out.extend([0; 3].iter().take(pad)),
     }
-    let icrc = match roce.icrc.verdict {
-        Verdict::Right => {
+    match &roce.icrc {
+        Some(checksum) if checksum.verdict == Verdict::Right => {
             let (bth, rest) = view::<Bth>(&out)?;
-            let mut icrc = crate::roce::begin(ip?, &roce.udp, bth);
+            let mut icrc = crate::roce::begin(ip?, roce.udp.as_ref(), bth)?;
             icrc.update(rest);
-            icrc.finish()
+            out.extend(icrc.finish());
         }
-        Verdict::Wrong | Verdict::Unused => roce.icrc.value.0,
-    };
-    out.extend(icrc);
+        Some(checksum) => out.extend(checksum.value.0),
+        None => {}
+    }
     Some(out)
 }
 

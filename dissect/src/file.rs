@@ -38,6 +38,13 @@ pub struct Captured {
     pub octets: Vec<u8>,
 }
 
+impl Captured {
+    /// Whether the file has only the front of the packet.
+    pub fn is_cut(&self) -> bool {
+        (self.octets.len() as u64) < u64::from(self.original_len)
+    }
+}
+
 /// Why a file, or the rest of it, cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

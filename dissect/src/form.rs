@@ -11,8 +11,11 @@ use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::MadHeader;
 use polyverbs_wire::mad::cm::Message;
 use polyverbs_wire::mad::rdma_cm::RdmaCm;
-use polyverbs_wire::net::{Ethernet, Ipv4, Ipv6, Loopback, Sll, Sll2, Tcp, Udp, Vlan};
-use polyverbs_wire::roce::Headers;
+use polyverbs_wire::net::{
+    Erspan2, Erspan3, Ethernet, Geneve, Gre, Ipv4, Ipv6, Loopback, Mpls, Pppoe, Sll, Sll2, Snap,
+    Tcp, Udp, Vlan, Vxlan,
+};
+use polyverbs_wire::roce::{Grh, Headers};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -44,17 +47,20 @@ pub struct Packet {
     pub original_len: Option<u32>,
     /// The link type.
     pub link: Link,
-    /// VLAN tags, the outermost first.
+    /// The headers between the link layer's and the last IP header: tags, labels and tunnels, the outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vlans: Vec<Vlan>,
-    /// Its IP header.
+    pub layers: Vec<Layer>,
+    /// Its last IP header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ip>,
     /// What follows the IP header.
     pub content: Content,
-    /// Bytes behind the IP packet: padding of short frames.
+    /// Bytes after the packet: padding of short frames, and frame check sequences.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
+    /// Why the packet was not dissected further: the protocol that is not known here, or the headers that are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed_over: Option<String>,
     /// Complaints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub complaints: Vec<String>,
@@ -92,7 +98,57 @@ pub enum Link {
     Short,
 }
 
-/// An IP header.
+/// A header between the link layer's and the last IP header.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layer {
+    /// ERSPAN of the second version.
+    #[serde(rename = "erspan_2")]
+    Erspan2(Erspan2),
+    /// ERSPAN of the third version.
+    #[serde(rename = "erspan_3")]
+    Erspan3 {
+        /// The header.
+        header: Erspan3,
+        /// Its optional subheader.
+        #[serde(default, skip_serializing_if = "Hex::is_empty")]
+        subheader: Hex,
+    },
+    /// Ethernet in a tunnel.
+    Ethernet(Ethernet),
+    /// Geneve.
+    Geneve {
+        /// The header.
+        header: Geneve,
+        /// Its options.
+        #[serde(default, skip_serializing_if = "Hex::is_empty")]
+        options: Hex,
+    },
+    /// GRE.
+    Gre {
+        /// The header.
+        header: Gre,
+        /// Checksum, key and sequence number, those that the header announces.
+        #[serde(default, skip_serializing_if = "Hex::is_empty")]
+        fields: Hex,
+    },
+    /// The IP header of a tunnel.
+    Ip(Ip),
+    /// A label of MPLS.
+    Mpls(Mpls),
+    /// PPP over Ethernet.
+    Pppoe(Pppoe),
+    /// LLC and SNAP.
+    Snap(Snap),
+    /// The UDP header of a tunnel.
+    Udp(Udp),
+    /// A VLAN tag.
+    Vlan(Vlan),
+    /// VXLAN.
+    Vxlan(Vxlan),
+}
+
+/// An IP header, or what is in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ip {
@@ -108,6 +164,14 @@ pub enum Ip {
     V6 {
         /// The header.
         header: Ipv6,
+        /// Its extension headers.
+        #[serde(default, skip_serializing_if = "Hex::is_empty")]
+        extensions: Hex,
+    },
+    /// The GRH of RoCEv1.
+    Grh {
+        /// The header.
+        header: Grh,
     },
 }
 
@@ -115,9 +179,11 @@ pub enum Ip {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// A packet of RoCEv2.
+    /// A packet of RoCE.
     Roce(Box<Roce>),
-    /// A datagram to the port of RoCEv2 that is no RoCEv2 packet.
+    /// Packets of RoCEv2 that the kernel has joined to one datagram.
+    Joined(Joined),
+    /// A datagram to the port of RoCEv2, or what follows a GRH, that is no RoCE packet.
     BadRoce(BadRoce),
     /// TCP, with or without iWARP in it.
     Tcp(TcpSegment),
@@ -125,36 +191,58 @@ pub enum Content {
     Other(Hex),
 }
 
-/// A packet of RoCEv2.
+/// A datagram of several packets of RoCEv2, whose segmentation is left to the device (GSO), or which the kernel has joined
+/// when they arrived (GRO). All but the last have the same length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Joined {
+    /// UDP's header of the datagram.
+    pub udp: Udp,
+    /// Whether IP's identification is one higher in each packet.
+    pub identification_counts: bool,
+    /// The packets, each with the UDP header that it has on the wire.
+    pub packets: Vec<Roce>,
+    /// Bytes of one more packet, which is cut within its BTH.
+    #[serde(default, skip_serializing_if = "Hex::is_empty")]
+    pub rest: Hex,
+}
+
+/// A packet of RoCE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roce {
-    /// UDP's header.
-    pub udp: Udp,
+    /// UDP's header, which RoCEv1 has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp: Option<Udp>,
     /// The opcode's name, for the reader.
     pub opcode: String,
     /// BTH and the extended headers of its opcode.
     pub headers: Headers,
     /// The payload.
     pub payload: Payload,
-    /// The pad, if it is not zero.
+    /// Length of the whole payload, where the packet is cut and the ICRC is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut_from: Option<u32>,
+    /// The pad, if it is not zero; of a packet that is cut, the bytes of an incomplete header or those after the payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<Hex>,
-    /// The invariant CRC.
-    pub icrc: Checksum,
+    /// The invariant CRC, unless it is cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub icrc: Option<Checksum>,
 }
 
-/// A datagram to the port of RoCEv2 that is no RoCEv2 packet.
+/// A datagram to the port of RoCEv2, or what follows a GRH, that is no RoCE packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadRoce {
-    /// UDP's header.
-    pub udp: Udp,
+    /// UDP's header, which RoCEv1 has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub udp: Option<Udp>,
     /// The payload.
     pub octets: Hex,
 }
 
-/// The payload of a packet of RoCEv2.
+/// The payload of a packet of RoCE.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
@@ -520,12 +608,21 @@ impl From<Duration> for Time {
 }
 
 impl Packet {
-    /// The RoCEv2 packet, if it is one.
+    /// The RoCE packet, if it is one.
     pub fn roce(&self) -> Option<&Roce> {
         match &self.content {
             Content::Roce(roce) => Some(roce),
             _ => None,
         }
+    }
+
+    /// The innermost IP header.
+    pub fn innermost_ip(&self) -> Option<&Ip> {
+        let outer = self.layers.iter().rev().find_map(|layer| match layer {
+            Layer::Ip(ip) => Some(ip),
+            _ => None,
+        });
+        self.ip.as_ref().or(outer)
     }
 
     /// The units that it completes in MPA streams.

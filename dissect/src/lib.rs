@@ -25,6 +25,7 @@ pub mod summary;
 mod assembly;
 mod connection;
 mod dissector;
+mod layers;
 mod rds;
 mod roce;
 

@@ -11,8 +11,8 @@ use polyverbs_wire::net::{Tcp, protocol};
 use polyverbs_wire::roce::Headers;
 
 use crate::form::{
-    Content, Fpdu, Ip, Link, Management, ManagementContent, Packet, Payload, Pdu, Rds, RdsMessage,
-    Roce, SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
+    Content, Fpdu, Ip, Layer, Link, Management, ManagementContent, Packet, Payload, Pdu, Rds,
+    RdsMessage, Roce, SegmentBody, Start, TcpPayload, TcpSegment, Time, Unit, Verdict,
 };
 
 /// The packet in one line, without complaints: its number, the time since `first`, its endpoints, its headers and its content.
@@ -22,7 +22,7 @@ pub fn line(packet: &Packet, first: Time) -> String {
         packet.number,
         seconds(packet.time, first)
     );
-    if let Some(ip) = &packet.ip {
+    if let Some(ip) = packet.innermost_ip() {
         let (source, destination) = addresses(ip);
         let _ = write!(line, " {:<24}", format!("{source} > {destination}"));
     }
@@ -30,6 +30,9 @@ pub fn line(packet: &Packet, first: Time) -> String {
     let about = about(packet);
     if !about.is_empty() {
         let _ = write!(line, "  {about}");
+    }
+    if let Some(reason) = &packet.passed_over {
+        let _ = write!(line, ", passed over: {reason}");
     }
     line
 }
@@ -41,9 +44,13 @@ pub fn addresses(ip: &Ip) -> (IpAddr, IpAddr) {
             Ipv4Addr::from(header.source.0).into(),
             Ipv4Addr::from(header.destination.0).into(),
         ),
-        Ip::V6 { header } => (
+        Ip::V6 { header, .. } => (
             Ipv6Addr::from(header.source.0).into(),
             Ipv6Addr::from(header.destination.0).into(),
+        ),
+        Ip::Grh { header } => (
+            Ipv6Addr::from(header.sgid.0).into(),
+            Ipv6Addr::from(header.dgid.0).into(),
         ),
     }
 }
@@ -57,27 +64,18 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
         Link::Loopback(_) => vec!["loopback"],
         Link::Raw | Link::Other(_) | Link::Undescribed | Link::Short => vec![],
     };
-    names.extend(packet.vlans.iter().map(|_| "VLAN"));
-    match packet.ip {
-        Some(Ip::V4 { .. }) => names.push("IPv4"),
-        Some(Ip::V6 { .. }) => names.push("IPv6"),
-        None => {}
-    }
+    names.extend(packet.layers.iter().map(layer_name));
+    names.extend(packet.ip.as_ref().map(ip_name));
     match &packet.content {
         Content::Roce(roce) => {
-            names.extend(["UDP", "BTH"]);
-            let facts = roce.headers.bth.opcode.facts();
-            names.extend(facts.into_iter().flat_map(|facts| facts.headers.names()));
-            match &roce.payload {
-                Payload::Mad(management) => {
-                    names.push("MAD");
-                    names.extend(management.rdma_cm.map(|_| "RDMA-CM"));
-                }
-                Payload::Rds(rds) => names.extend(rds.header.iter().map(|_| "RDS")),
-                Payload::Data(_) => {}
-            }
+            names.extend(roce.udp.map(|_| "UDP"));
+            names.extend(roce_names(roce));
         }
-        Content::BadRoce(_) => names.push("UDP"),
+        Content::Joined(joined) => {
+            names.push("UDP");
+            names.extend(joined.packets.iter().flat_map(roce_names));
+        }
+        Content::BadRoce(bad) => names.extend(bad.udp.map(|_| "UDP")),
         Content::Tcp(segment) => {
             names.push("TCP");
             let units = segment.completes.iter().map(|pdu| &pdu.unit);
@@ -101,12 +99,52 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
     names
 }
 
+fn layer_name(layer: &Layer) -> &'static str {
+    match layer {
+        Layer::Erspan2(_) | Layer::Erspan3 { .. } => "ERSPAN",
+        Layer::Ethernet(_) => "Ethernet",
+        Layer::Geneve { .. } => "Geneve",
+        Layer::Gre { .. } => "GRE",
+        Layer::Ip(ip) => ip_name(ip),
+        Layer::Mpls(_) => "MPLS",
+        Layer::Pppoe(_) => "PPPoE",
+        Layer::Snap(_) => "SNAP",
+        Layer::Udp(_) => "UDP",
+        Layer::Vlan(_) => "VLAN",
+        Layer::Vxlan(_) => "VXLAN",
+    }
+}
+
+fn ip_name(ip: &Ip) -> &'static str {
+    match ip {
+        Ip::V4 { .. } => "IPv4",
+        Ip::V6 { .. } => "IPv6",
+        Ip::Grh { .. } => "GRH",
+    }
+}
+
+fn roce_names(roce: &Roce) -> Vec<&'static str> {
+    let mut names = vec!["BTH"];
+    let facts = roce.headers.bth.opcode.facts();
+    names.extend(facts.into_iter().flat_map(|facts| facts.headers.names()));
+    match &roce.payload {
+        Payload::Mad(management) => {
+            names.push("MAD");
+            names.extend(management.rdma_cm.map(|_| "RDMA-CM"));
+        }
+        Payload::Rds(rds) => names.extend(rds.header.iter().map(|_| "RDS")),
+        Payload::Data(_) => {}
+    }
+    names
+}
+
 // Well-known protocols other than RoCEv2 and iWARP.
 fn other(packet: &Packet) -> Option<&'static str> {
     const ARP: u16 = 0x0806;
     let number = match &packet.ip {
         Some(Ip::V4 { header, .. }) => header.protocol,
-        Some(Ip::V6 { header }) => header.next_header,
+        Some(Ip::V6 { header, .. }) => header.next_header,
+        Some(Ip::Grh { .. }) => return None,
         None => {
             let is_arp = matches!(packet.link, Link::Ethernet(header) if header.ethertype == ARP);
             return is_arp.then_some("ARP");
@@ -124,6 +162,10 @@ fn other(packet: &Packet) -> Option<&'static str> {
 fn about(packet: &Packet) -> String {
     match &packet.content {
         Content::Roce(roce) => about_roce(roce),
+        Content::Joined(joined) => {
+            let packets: Vec<_> = joined.packets.iter().map(about_roce).collect();
+            format!("{} joined: {}", packets.len(), packets.join("; "))
+        }
         Content::BadRoce(bad) => format!("{} octets", bad.octets.0.len()),
         Content::Tcp(segment) => about_segment(segment),
         Content::Other(octets) => format!("{} octets", octets.0.len()),
@@ -159,9 +201,15 @@ fn about_roce(roce: &Roce) -> String {
         let _ = write!(text, ", {} MSN {}", aeth.syndrome, aeth.msn);
     }
     match &roce.payload {
-        Payload::Data(data) if data.is_empty() => {}
         Payload::Data(data) => {
-            let _ = write!(text, ", {} octets", data.0.len());
+            let len = data.0.len();
+            let _ = match roce.cut_from {
+                Some(whole) if whole as usize > len => {
+                    write!(text, ", {len} of {whole} octets captured")
+                }
+                _ if len == 0 => Ok(()),
+                _ => write!(text, ", {len} octets"),
+            };
         }
         Payload::Mad(management) => {
             let _ = write!(text, ", {}", about_management(management));
@@ -173,9 +221,10 @@ fn about_roce(roce: &Roce) -> String {
             let _ = write!(text, ", {}", about_rds(rds));
         }
     }
-    text + match roce.icrc.verdict {
-        Verdict::Right => ", ICRC right",
-        Verdict::Wrong | Verdict::Unused => ", ICRC wrong",
+    text + match roce.icrc.map(|icrc| icrc.verdict) {
+        Some(Verdict::Right) => ", ICRC right",
+        Some(Verdict::Wrong | Verdict::Unused) => ", ICRC wrong",
+        None => ", cut",
     }
 }
 

@@ -14,8 +14,17 @@ use crate::form::{
 pub struct Summary {
     /// Packets.
     pub packets: u64,
-    /// Packets of RoCEv2.
+    /// Packets of RoCEv2; datagrams of several count once.
     pub roce: u64,
+    /// Packets of RoCEv1.
+    #[serde(default)]
+    pub roce_v1: u64,
+    /// Packets of RoCEv2 in datagrams of several.
+    #[serde(default)]
+    pub joined: u64,
+    /// Packets of RoCE whose ICRC is cut by the capture.
+    #[serde(default)]
+    pub cut: u64,
     /// Packets with bytes of MPA streams.
     pub iwarp: u64,
     /// Invariant CRCs.
@@ -28,6 +37,19 @@ pub struct Summary {
     pub unfinished: u64,
     /// Each opcode.
     pub opcodes: Vec<OpcodeCount>,
+    /// The packets that were not dissected further, by the reason.
+    #[serde(default)]
+    pub passed_over: Vec<PassedOver>,
+}
+
+/// The count of packets that were passed over for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassedOver {
+    /// The protocol that is not known here, or the headers that are missing.
+    pub reason: String,
+    /// How many packets.
+    pub count: u64,
 }
 
 /// Checksums by whether they are correct.
@@ -60,6 +82,8 @@ pub struct OpcodeCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protocol {
+    /// Packets of RoCEv1.
+    RoceV1,
     /// Packets of RoCEv2.
     RoceV2,
     /// Messages of the connection manager, which are payload of RoCEv2 packets.
@@ -76,6 +100,7 @@ impl Protocol {
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::RoceV1 => "RoCEv1",
             Self::RoceV2 => "RoCEv2",
             Self::Cm => "CM",
             Self::Mpa => "MPA",
@@ -95,14 +120,46 @@ impl Summary {
         self.packets += 1;
         self.complaints += u64::from(!packet.complaints.is_empty());
         match &packet.content {
-            Content::Roce(roce) => self.roce(roce),
-            Content::BadRoce(_) => self.roce += 1,
+            Content::Roce(roce) => {
+                *self.roce_packets(roce.udp.is_some()) += 1;
+                self.roce(roce);
+            }
+            Content::Joined(joined) => {
+                self.roce += 1;
+                self.joined += joined.packets.len() as u64;
+                joined.packets.iter().for_each(|roce| self.roce(roce));
+            }
+            Content::BadRoce(bad) => *self.roce_packets(bad.udp.is_some()) += 1,
             Content::Tcp(segment) => {
                 let has = matches!(segment.payload, TcpPayload::Stream { .. });
                 self.iwarp += u64::from(has);
                 segment.completes.iter().for_each(|pdu| self.pdu(pdu));
             }
             Content::Other(_) => {}
+        }
+        if let Some(reason) = &packet.passed_over {
+            self.pass_over(reason);
+        }
+    }
+
+    fn roce_packets(&mut self, has_udp: bool) -> &mut u64 {
+        if has_udp {
+            &mut self.roce
+        } else {
+            &mut self.roce_v1
+        }
+    }
+
+    fn pass_over(&mut self, reason: &str) {
+        let place = self
+            .passed_over
+            .binary_search_by(|known| known.reason.as_str().cmp(reason));
+        match place {
+            Ok(at) => self.passed_over[at].count += 1,
+            Err(at) => {
+                let reason = reason.to_owned();
+                self.passed_over.insert(at, PassedOver { reason, count: 1 });
+            }
         }
     }
 
@@ -113,8 +170,10 @@ impl Summary {
     }
 
     fn roce(&mut self, roce: &Roce) {
-        self.roce += 1;
-        self.icrc.count(&roce.icrc);
+        match &roce.icrc {
+            Some(icrc) => self.icrc.count(icrc),
+            None => self.cut += 1,
+        }
         let octets = match &roce.payload {
             Payload::Data(data) => data.0.len(),
             Payload::Mad(mad) => {
@@ -128,7 +187,12 @@ impl Summary {
                 rds_len(rds)
             }
         };
-        self.opcode(Protocol::RoceV2, &roce.opcode, octets);
+        let protocol = if roce.udp.is_some() {
+            Protocol::RoceV2
+        } else {
+            Protocol::RoceV1
+        };
+        self.opcode(protocol, &roce.opcode, octets);
     }
 
     fn pdu(&mut self, pdu: &Pdu) {

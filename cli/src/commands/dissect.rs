@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use polyverbs_dissect::form::{Content, Pdu, Time, Unit};
-use polyverbs_dissect::summary::Tally;
+use polyverbs_dissect::summary::{PassedOver, Tally};
 use polyverbs_dissect::{Capture, CaptureFile, Dissector, FileError, Packet, Summary, line};
 
 use crate::output::{AlreadyReported, BAD, BOLD, DIM, GOOD, format_bytes, print_json, say};
@@ -108,13 +108,22 @@ fn print_summary(summary: &Summary) -> anyhow::Result<()> {
     if !summary.opcodes.is_empty() {
         say!("\n{}\n", table(summary))?;
     }
-    let others = summary.packets - summary.roce - summary.iwarp;
+    let ours = summary.roce + summary.roce_v1 + summary.iwarp;
+    let others = summary.packets - ours;
+    let roce_v1 = match summary.roce_v1 {
+        0 => String::new(),
+        count => format!("{count} RoCEv1, "),
+    };
     say!(
-        "{BOLD}{} packets{BOLD:#}: {} RoCEv2, {} iWARP, {others} others",
+        "{BOLD}{} packets{BOLD:#}: {} RoCEv2, {roce_v1}{} iWARP, {others} others",
         summary.packets,
         summary.roce,
         summary.iwarp,
     )?;
+    if summary.joined != 0 {
+        let count = summary.joined;
+        say!("joined by the kernel (GSO or GRO): {count} packets in datagrams of several")?;
+    }
     for (name, tally) in [("ICRC", summary.icrc), ("CRC-32C", summary.crc32c)] {
         if tally != Tally::default() {
             let Tally {
@@ -125,12 +134,37 @@ fn print_summary(summary: &Summary) -> anyhow::Result<()> {
             say!("{name}: {right} right, {wrong} wrong, {unused} not in use")?;
         }
     }
+    if summary.cut != 0 {
+        let count = summary.cut;
+        say!("cut by the capture: {count} packets, whose ICRCs cannot be checked")?;
+    }
+    if !summary.passed_over.is_empty() {
+        say!("passed over: {}", passed_over(&summary.passed_over))?;
+    }
     match summary.complaints {
+        0 if ours == 0 => say!("nothing was checked: no packet is of RoCE or iWARP")?,
         0 => say!("{GOOD}nothing is wrong{GOOD:#}")?,
         1 => say!("{BAD}1 packet is wrong{BAD:#}")?,
         more => say!("{BAD}{more} packets are wrong{BAD:#}")?,
     }
     Ok(())
+}
+
+// The most frequent first.
+fn passed_over(reasons: &[PassedOver]) -> String {
+    const SHOWN: usize = 12;
+    let mut reasons: Vec<_> = reasons.iter().collect();
+    reasons.sort_by_key(|passed| std::cmp::Reverse(passed.count));
+    let shown = reasons.iter().take(SHOWN);
+    let mut text: Vec<_> = shown
+        .map(|PassedOver { reason, count }| format!("{count} {reason}"))
+        .collect();
+    let rest = reasons.iter().skip(SHOWN).map(|passed| passed.count);
+    match rest.sum::<u64>() {
+        0 => {}
+        rest => text.push(format!("{rest} for other reasons (--json has all)")),
+    }
+    text.join(", ")
 }
 
 fn table(summary: &Summary) -> Table {

@@ -79,15 +79,16 @@ fn an_ip_identification_not_in_the_form_is_recovered() {
             let (Some(roce), Some(Ip::V4 { header, .. })) = (packet.roce(), &packet.ip) else {
                 continue;
             };
-            let datagram = &octets[octets.len() - usize::from(roce.udp.length) + Udp::LEN..];
+            let udp = roce.udp.unwrap();
+            let datagram = &octets[octets.len() - usize::from(udp.length) + Udp::LEN..];
             let unseen = Envelope {
-                source: (header.source.0, roce.udp.source_port).into(),
-                destination: (header.destination.0, roce.udp.destination_port).into(),
+                source: (header.source.0, udp.source_port).into(),
+                destination: (header.destination.0, udp.destination_port).into(),
                 identification: 0,
             };
             let computed = roce::decode(datagram).unwrap().expected_icrc(&unseen);
             let found = Recovery::for_datagrams_of(datagram.len());
-            let found = found.identification(roce.icrc.value.0, computed);
+            let found = found.identification(roce.icrc.unwrap().value.0, computed);
             assert_eq!(found, Some(header.identification));
             recovered += 1;
         }

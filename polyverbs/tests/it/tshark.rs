@@ -400,7 +400,7 @@ fn captures_of_rocev2_are_what_tshark_takes_them_for() {
             assert_eq!(complaints, ["", ""], "packet {}", number + 1);
             let roce = own.packets[number].roce().expect("a packet of RoCEv2");
             let read = u32::from_str_radix(icrc.trim_start_matches("0x"), 16).unwrap();
-            assert_eq!(read.to_be_bytes(), roce.icrc.value.0);
+            assert_eq!(read.to_be_bytes(), roce.icrc.unwrap().value.0);
             seen.insert(opcode);
         }
     }

@@ -18,14 +18,62 @@ pub mod ethertype {
     pub const VLAN: u16 = 0x8100;
     /// An outer VLAN tag, of a service provider.
     pub const SERVICE_VLAN: u16 = 0x88a8;
+    /// Outer VLAN tags from before the standard, of several vendors.
+    pub const VENDOR_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
+    /// Ethernet within GRE or Geneve.
+    pub const ETHERNET: u16 = 0x6558;
+    /// MPLS.
+    pub const MPLS: u16 = 0x8847;
+    /// MPLS, multicast.
+    pub const MPLS_MULTICAST: u16 = 0x8848;
+    /// A session of PPP over Ethernet.
+    pub const PPPOE_SESSION: u16 = 0x8864;
+    /// ERSPAN of the first and second version, within GRE.
+    pub const ERSPAN: u16 = 0x88be;
+    /// ERSPAN of the third version, within GRE.
+    pub const ERSPAN_3: u16 = 0x22eb;
+    /// RoCE of the first version.
+    pub const ROCE_V1: u16 = 0x8915;
+    /// The highest value that is a length, of a frame of IEEE 802.3, and no type.
+    pub const MAX_LENGTH: u16 = 0x05dc;
 }
 
 /// IP's numbers of what lies behind its header.
 pub mod protocol {
+    /// Hop-by-hop options, an extension header of IPv6.
+    pub const HOP_BY_HOP: u8 = 0;
+    /// IPv4 within IP.
+    pub const IPV4: u8 = 4;
     /// TCP.
     pub const TCP: u8 = 6;
     /// UDP.
     pub const UDP: u8 = 17;
+    /// The transport of InfiniBand, after a GRH.
+    pub const INFINIBAND: u8 = 27;
+    /// IPv6 within IP.
+    pub const IPV6: u8 = 41;
+    /// The routing header, an extension header of IPv6.
+    pub const ROUTING: u8 = 43;
+    /// The fragment header, an extension header of IPv6.
+    pub const FRAGMENT: u8 = 44;
+    /// GRE.
+    pub const GRE: u8 = 47;
+    /// The authentication header.
+    pub const AUTHENTICATION: u8 = 51;
+    /// Destination options, an extension header of IPv6.
+    pub const DESTINATION_OPTIONS: u8 = 60;
+}
+
+/// UDP's destination ports of tunnels.
+pub mod tunnel_port {
+    /// Geneve.
+    pub const GENEVE: u16 = 6081;
+    /// MPLS.
+    pub const MPLS: u16 = 6635;
+    /// VXLAN.
+    pub const VXLAN: u16 = 4789;
+    /// VXLAN on the port that Linux takes where none is set.
+    pub const VXLAN_LINUX: u16 = 8472;
 }
 
 header! {
@@ -97,6 +145,110 @@ impl Loopback {
 }
 
 header! {
+    /// LLC and SNAP (IEEE 802.2), in a frame that has a length in place of a type.
+    Snap, SnapView: 8 octets {
+        dsap: u8 = 8, "0xaa: SNAP follows.";
+        ssap: u8 = 8, "0xaa: SNAP follows.";
+        control: u8 = 8, "3: an unnumbered frame.";
+        oui: u32 = 24, "Whose types: 0 for those of Ethernet.";
+        ethertype: u16 = 16, "What follows.";
+    }
+}
+
+header! {
+    /// A label of MPLS (RFC 3032).
+    Mpls, MplsView: 4 octets {
+        label: u32 = 20, "The label.";
+        traffic_class: u8 = 3, "Traffic class.";
+        bottom: bool = 1, "The last label.";
+        time_to_live: u8 = 8, "Hops left.";
+    }
+}
+
+header! {
+    /// A session of PPP over Ethernet (RFC 2516), and PPP's protocol.
+    Pppoe, PppoeView: 8 octets {
+        version: u8 = 4, "1.";
+        kind: u8 = 4, "1.";
+        code: u8 = 8, "0: data of a session.";
+        session: u16 = 16, "The session.";
+        length: u16 = 16, "Octets of PPP, its protocol included.";
+        protocol: u16 = 16, "What follows: 0x21 for IPv4, 0x57 for IPv6.";
+    }
+}
+
+header! {
+    /// GRE without its optional fields (RFC 2784, RFC 2890).
+    Gre, GreView: 4 octets {
+        checksum: bool = 1, "A checksum follows.";
+        routing: bool = 1, "Source routes follow.";
+        key: bool = 1, "A key follows.";
+        sequence: bool = 1, "A sequence number follows.";
+        reserved: Reserved = 9, "Zero.";
+        version: u8 = 3, "0.";
+        ethertype: u16 = 16, "What follows.";
+    }
+}
+
+header! {
+    /// ERSPAN of the second version.
+    Erspan2, Erspan2View: 8 octets {
+        version: u8 = 4, "1.";
+        vlan: u16 = 12, "The VLAN of the mirrored frame.";
+        class_of_service: u8 = 3, "Its priority.";
+        encapsulation: u8 = 2, "How the port had tagged it.";
+        truncated: bool = 1, "The mirrored frame was cut.";
+        session: u16 = 10, "The session.";
+        reserved: Reserved = 12, "Zero.";
+        index: u32 = 20, "The port and the direction.";
+    }
+}
+
+header! {
+    /// ERSPAN of the third version, without its optional subheader.
+    Erspan3, Erspan3View: 12 octets {
+        version: u8 = 4, "2.";
+        vlan: u16 = 12, "The VLAN of the mirrored frame.";
+        class_of_service: u8 = 3, "Its priority.";
+        integrity: u8 = 2, "Whether it was short, too long or damaged.";
+        truncated: bool = 1, "The mirrored frame was cut.";
+        session: u16 = 10, "The session.";
+        timestamp: u32 = 32, "When it was mirrored.";
+        group_tag: u16 = 16, "Its security group.";
+        protocol_data_unit: bool = 1, "An Ethernet frame.";
+        frame_type: u8 = 5, "0 for Ethernet, 2 for IP.";
+        hardware: u8 = 6, "The engine that mirrored it.";
+        direction: bool = 1, "It left the port.";
+        granularity: u8 = 2, "The unit of the timestamp.";
+        subheader: bool = 1, "Eight octets of a subheader follow.";
+    }
+}
+
+header! {
+    /// VXLAN (RFC 7348).
+    Vxlan, VxlanView: 8 octets {
+        flags: u8 = 8, "0x08: the identifier is valid.";
+        reserved: Reserved = 24, "Zero.";
+        vni: u32 = 24, "The network.";
+        reserved_too: Reserved = 8, "Zero.";
+    }
+}
+
+header! {
+    /// Geneve without its options (RFC 8926).
+    Geneve, GeneveView: 8 octets {
+        version: u8 = 2, "0.";
+        option_words: u8 = 6, "Length of the options in words of four octets.";
+        control: bool = 1, "A control packet.";
+        critical: bool = 1, "Some option must be understood.";
+        reserved: Reserved = 6, "Zero.";
+        ethertype: u16 = 16, "What follows.";
+        vni: u32 = 24, "The network.";
+        reserved_too: Reserved = 8, "Zero.";
+    }
+}
+
+header! {
     /// IPv4 without its options (RFC 791 section 3.1).
     Ipv4, Ipv4View: 20 octets {
         version: u8 = 4, "4.";
@@ -128,6 +280,18 @@ header! {
         hop_limit: u8 = 8, "Hops left.";
         source: Octets<16> = 128, "The sender.";
         destination: Octets<16> = 128, "The receiver.";
+    }
+}
+
+header! {
+    /// The first octets of an extension header of IPv6 (RFC 8200 section 4), in the meaning of the fragment header.
+    Ipv6Extension, Ipv6ExtensionView: 8 octets {
+        next_header: u8 = 8, "What follows.";
+        length: u8 = 8, "Length in units of eight octets, without the first; reserved in a fragment header.";
+        fragment_offset: u16 = 13, "Where the fragment lies, in units of eight octets.";
+        reserved: Reserved = 2, "Zero.";
+        more_fragments: bool = 1, "Not the last fragment.";
+        identification: u32 = 32, "Tells the fragments of one packet from those of others.";
     }
 }
 

@@ -63,7 +63,7 @@ fn packets_are_found_behind_every_link() {
         (opcodes[0].protocol, opcodes[0].octets),
         (Protocol::RoceV2, 50)
     );
-    assert_eq!(capture.packets[1].vlans.len(), 2);
+    assert_eq!(capture.packets[1].layers.len(), 2);
     assert!(matches!(capture.packets[2].link, Link::Raw));
     assert!(matches!(capture.packets[7].ip, Some(Ip::V6 { .. })));
     let text = line(&capture.packets[1], capture.packets[0].time);
@@ -89,7 +89,7 @@ fn a_wrong_icrc_is_a_complaint_and_kept() {
     let capture = dissected(&[captured(LinkType::Ethernet, octets)]);
     assert!(complaints(&capture)[0].starts_with("ICRC "));
     let roce = capture.packets[0].roce().unwrap();
-    assert_eq!(roce.icrc.verdict, Verdict::Wrong);
+    assert_eq!(roce.icrc.unwrap().verdict, Verdict::Wrong);
     assert!(!capture.summary.is_clean());
     assert_eq!(
         (capture.summary.icrc.right, capture.summary.icrc.wrong),
@@ -115,18 +115,15 @@ fn an_invalid_datagram_on_the_port_of_rocev2_is_a_complaint() {
         octets[at] = octet;
         captured(LinkType::Raw, octets)
     };
-    let mut cut = captured(LinkType::Raw, packet[..40].to_vec());
-    cut.original_len = packet.len() as u32;
     let packets = [
         with(28, 0x15), // Opcode.
         with(29, 0x31), // Version of the transport.
         with(25, 4),    // UDP's length.
         with(24, 0xff), // The same.
-        cut,
     ];
     let capture = dissected(&packets);
-    assert_eq!(capture.summary.complaints, 5);
-    assert_eq!(capture.summary.roce, 5);
+    assert_eq!(capture.summary.complaints, 4);
+    assert_eq!(capture.summary.roce, 4);
     for packet in &capture.packets {
         assert!(matches!(packet.content, Content::BadRoce(_)), "{packet:?}");
         assert!(packet.complaints[0].starts_with("no packet of RoCEv2"));

@@ -17,6 +17,7 @@ use core::time::Duration;
 use std::sync::LazyLock;
 
 use super::bth::{Bth, BthView};
+use super::route::{Grh, GrhView};
 use crate::layout::{Header, Octets};
 use crate::net::{Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
 
@@ -86,7 +87,7 @@ impl Icrc {
             destination: octets(envelope.destination),
             ..Ipv6::default()
         };
-        Self::of_ipv6(&ip.to_view(), udp, bth)
+        Self::of_ipv6(&ip.to_view(), &[], udp, bth)
     }
 
     /// Goes over these headers, as captured.
@@ -99,20 +100,12 @@ impl Icrc {
         octets[1] = 0xff; // Type of service.
         octets[8] = 0xff; // Time to live.
         octets[10..12].fill(0xff); // Checksum.
-        let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
-        if options.is_empty() {
-            icrc.update(&octets);
-        } else {
-            icrc.update(&octets[..BEHIND_IP]);
-            icrc.update(options);
-            icrc.update(&octets[BEHIND_IP..]);
-        }
-        icrc
+        Self::around(&octets, BEHIND_IP, options)
     }
 
     /// Goes over these headers, as captured.
     #[inline]
-    pub fn of_ipv6(ip: &Ipv6View, udp: &UdpView, bth: &BthView) -> Self {
+    pub fn of_ipv6(ip: &Ipv6View, extensions: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv6::LEN;
         let mut octets = [0; BEHIND_IP + COVERED_LEN];
         octets[..BEHIND_IP].copy_from_slice(&ip.0);
@@ -120,9 +113,34 @@ impl Icrc {
         octets[0] |= 0x0f; // Traffic class and flow label.
         octets[1..4].fill(0xff);
         octets[7] = 0xff; // Hop limit.
+        Self::around(&octets, BEHIND_IP, extensions)
+    }
+
+    // Options and extension headers lie between the IP header and UDP's.
+    #[inline(always)]
+    fn around(octets: &[u8], behind_ip: usize, options: &[u8]) -> Self {
         let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
-        icrc.update(&octets);
+        if options.is_empty() {
+            icrc.update(octets);
+        } else {
+            icrc.update(&octets[..behind_ip]);
+            icrc.update(options);
+            icrc.update(&octets[behind_ip..]);
+        }
         icrc
+    }
+
+    /// Goes over these headers of RoCEv1, as captured.
+    pub fn of_grh(grh: &GrhView, bth: &BthView) -> Self {
+        const BEHIND_GRH: usize = Grh::LEN;
+        let mut octets = [0; BEHIND_GRH + Bth::LEN];
+        octets[..BEHIND_GRH].copy_from_slice(&grh.0);
+        octets[BEHIND_GRH..].copy_from_slice(&bth.0);
+        octets[0] |= 0x0f; // Traffic class and flow label.
+        octets[1..4].fill(0xff);
+        octets[7] = 0xff; // Hop limit.
+        octets[BEHIND_GRH + 4] = 0xff; // FECN, BECN, and the reserved bits of their octet.
+        Self::around(&octets, BEHIND_GRH, &[])
     }
 
     /// Goes over what follows: payload, in any pieces.

@@ -24,4 +24,5 @@ pub use extended::{
 };
 pub use icrc::{Envelope, Icrc};
 pub use opcode::{Facts, Opcode, Operation, PayloadRule, Position, SendExtra, Service};
-pub use packet::{Headers, Packet, Reject, decode, decode_headers, pad_count};
+pub use packet::{Headers, Packet, Reject, decode, decode_front, decode_headers, pad_count};
+pub use route::{Grh, GrhView};

@@ -87,14 +87,25 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
 /// The reason to drop them.
 #[inline]
 pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
+    let packet = decode_front(octets)?;
+    if packet.behind_bth.len() < packet.facts.headers_len {
+        return Err(Reject::Short);
+    }
+    Ok(packet)
+}
+
+/// Takes the front of a packet apart that is cut somewhere after BTH. Headers that are not complete are absent.
+///
+/// # Errors
+/// The reason to drop the packet.
+#[inline]
+pub fn decode_front(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     let (bth, rest) = view::<Bth>(octets).ok_or(Reject::Short)?;
     if bth.transport_version() != 0 {
         return Err(Reject::TransportVersion);
     }
     let facts = bth.opcode().facts().ok_or(Reject::Opcode)?;
-    let (behind_bth, payload) = rest
-        .split_at_checked(facts.headers_len)
-        .ok_or(Reject::Short)?;
+    let (behind_bth, payload) = rest.split_at(facts.headers_len.min(rest.len()));
     Ok(Packet {
         bth,
         facts,
@@ -177,6 +188,17 @@ macro_rules! owned_headers {
             /// opcode asks for, or there is no room.
             #[inline]
             pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
+                let (has, len) = self.put(room)?;
+                (has == self.bth.opcode.facts()?.headers).then_some(len)
+            }
+
+            /// Does what [`encode`](Self::encode) does with the headers of a packet that is cut, of which some may be missing.
+            pub fn encode_front(&self, room: &mut [u8]) -> Option<usize> {
+                self.put(room).map(|(_, len)| len)
+            }
+
+            #[inline]
+            fn put(&self, room: &mut [u8]) -> Option<(HeaderSet, usize)> {
                 let all = room.len();
                 let mut has = HeaderSet::empty();
                 let mut rest = self.bth.put(room)?;
@@ -186,7 +208,7 @@ macro_rules! owned_headers {
                         has |= $header::SET;
                     }
                 )*
-                (has == self.bth.opcode.facts()?.headers).then_some(all - rest.len())
+                Some((has, all - rest.len()))
             }
         }
     };

@@ -37,7 +37,7 @@ fn is_intact_v6(octets: &[u8]) -> bool {
     let (ip, rest) = view::<Ipv6>(octets).unwrap();
     let (udp, rest) = view::<Udp>(rest).unwrap();
     decode(rest)
-        .is_ok_and(|packet| packet.finish(Icrc::of_ipv6(ip, udp, packet.bth)) == packet.icrc)
+        .is_ok_and(|packet| packet.finish(Icrc::of_ipv6(ip, &[], udp, packet.bth)) == packet.icrc)
 }
 
 #[test]
