@@ -104,10 +104,10 @@ impl Connection {
         (payload, completed)
     }
 
-    /// What is left when the capture ends.
-    pub(crate) fn finish(&self) -> Vec<Pdu> {
+    /// What is left when the capture ends. Where it has cut packets, incomplete streams are no fault.
+    pub(crate) fn finish(&self, has_cut: bool) -> Vec<Pdu> {
         let left = |side| {
-            let units = self.direction(side).left().into_iter();
+            let units = self.direction(side).left(has_cut).into_iter();
             units.map(move |(offset, unit)| Pdu {
                 connection: self.number,
                 side,
@@ -306,7 +306,7 @@ impl Direction {
     }
 
     // What is left: the bytes up to the first gap, and each range behind one.
-    fn left(&self) -> Vec<(u64, Unit)> {
+    fn left(&self, has_cut: bool) -> Vec<(u64, Unit)> {
         let octets = self.assembly.from(self.taken);
         let ends_within = self.end == Some(self.assembly.end());
         let complaint = match self.phase {
@@ -315,7 +315,7 @@ impl Direction {
             _ => None,
         };
         let unit = |octets: &[u8], complaint: Option<&str>| Unit::Octets {
-            complaint: complaint.map(str::to_owned),
+            complaint: complaint.filter(|_| !has_cut).map(str::to_owned),
             octets: octets.into(),
         };
         let front = (!octets.is_empty()).then(|| (self.taken, unit(octets, complaint)));

@@ -20,6 +20,8 @@ pub struct Dissector {
     /// The initiator of the connection between these endpoints, and the connection's index.
     by_ends: HashMap<Ends, (End, usize)>,
     rds: QueuePairs,
+    /// Whether the capture has cut a packet.
+    has_cut: bool,
     summary: Summary,
 }
 
@@ -46,6 +48,7 @@ impl Dissector {
             .unwrap_or_else(|reason| (Content::Other(rest.into()), Some(reason), &[]));
         let (content, passed_over, behind) = content;
         let is_cut = captured.is_cut();
+        self.has_cut |= is_cut;
         if is_cut && !complaints.is_empty() {
             complaints.push("the capture has only the front of the packet".to_owned());
         }
@@ -70,7 +73,7 @@ impl Dissector {
         let left: Vec<_> = self
             .connections
             .iter()
-            .flat_map(Connection::finish)
+            .flat_map(|connection| connection.finish(self.has_cut))
             .collect();
         self.summary.unfinished(&left);
         (left, self.summary)

@@ -32,6 +32,9 @@ pub struct Capture {
     pub unfinished: Vec<Pdu>,
     /// The summary.
     pub summary: Summary,
+    /// Why the rest of the file cannot be read, where that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defect: Option<String>,
 }
 
 /// A packet.

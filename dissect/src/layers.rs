@@ -319,8 +319,12 @@ impl<'o> Layers<'o> {
                 Ok(Next::Ethertype(ethertype::MPLS))
             }
             _ => {
-                // The lower port is the service's; the other one is taken by chance.
-                let port = header.source_port.min(header.destination_port);
+                let (from, to) = (header.source_port, header.destination_port);
+                let port = if to >= FIRST_EPHEMERAL {
+                    from.min(to)
+                } else {
+                    to
+                };
                 Err(format!("UDP port {port}"))
             }
         }
@@ -416,6 +420,9 @@ impl<'o> Layers<'o> {
 
 /// The reason to pass a packet over whose headers the capture does not have.
 pub(crate) const CUT: &str = "cut within its headers";
+
+/// Ports from this one on are taken by clients: the other port names the service.
+const FIRST_EPHEMERAL: u16 = 0x8000;
 
 fn is_vlan(number: u16) -> bool {
     matches!(number, ethertype::VLAN | ethertype::SERVICE_VLAN)

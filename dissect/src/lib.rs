@@ -38,21 +38,26 @@ pub use form::{Capture, Packet};
 pub use line::line;
 pub use summary::Summary;
 
-/// Dissects a whole file.
+/// Dissects a whole file, or the part of it before a defect.
 ///
 /// # Errors
-/// The format is unknown, or the file ends within a packet.
+/// The format is unknown, or reading failed at the beginning.
 pub fn dissect(file: impl Read + Send) -> Result<Capture, FileError> {
     let mut file = CaptureFile::new(file)?;
     let mut dissector = Dissector::new();
     let mut packets = Vec::new();
-    while let Some(captured) = file.next_packet()? {
-        packets.push(dissector.packet(&captured));
-    }
+    let defect = loop {
+        match file.next_packet() {
+            Ok(Some(captured)) => packets.push(dissector.packet(&captured)),
+            Ok(None) => break None,
+            Err(error) => break Some(error.to_string()),
+        }
+    };
     let (unfinished, summary) = dissector.finish();
     Ok(Capture {
         packets,
         unfinished,
         summary,
+        defect,
     })
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use polyverbs_wire::layout::{Header as _, Octets, view};
 use polyverbs_wire::mad::rdma_cm::{self, RdmaCm};
 use polyverbs_wire::mad::{self, Mad, MadHeader, cm};
-use polyverbs_wire::net::{Ipv4, Ipv6, Udp};
+use polyverbs_wire::net::{Ipv6, Udp};
 use polyverbs_wire::roce::packet::{ICRC_LEN, MAX_HEADER_LEN, MAX_TRAILER_LEN};
 use polyverbs_wire::roce::{self, Bth, Grh, Icrc, Packet, Service};
 
@@ -85,16 +85,21 @@ impl<'o> Datagram<'o> {
         let packet = roce::decode(self.octets)?;
         let icrc = self.icrc(&packet, complaints);
         let is_intact = icrc.verdict == Verdict::Right;
+        let opcode = packet.bth.opcode();
+        if !packet.facts.payload.admits_somewhere(packet.payload.len()) {
+            let len = packet.payload.len();
+            complaints.push(format!("{opcode} with a payload of {len} octets"));
+        }
         let is_pad = packet.pad.iter().any(|octet| *octet != 0);
         let payload = payload(addresses(self.ip), &packet, is_intact, rds, complaints);
         Ok(Roce {
             pad: is_pad.then(|| packet.pad.into()),
             icrc: Some(icrc),
-            ..self.fields(&packet, packet.payload.len(), payload, complaints)
+            ..self.fields(&packet, payload)
         })
     }
 
-    // A packet of which the capture has only the front.
+    // A packet of which the capture has only the front. Any length is possible, because several packets may be joined.
     fn front(
         &self,
         rds: &mut QueuePairs,
@@ -119,25 +124,15 @@ impl<'o> Datagram<'o> {
         Ok(Roce {
             cut_from: Some(len as u32),
             pad: (!rest.is_empty()).then(|| rest.into()),
-            ..self.fields(&packet, len, payload, complaints)
+            ..self.fields(&packet, payload)
         })
     }
 
     // The fields that a packet has whether it is cut or not.
-    fn fields(
-        &self,
-        packet: &Packet<'_>,
-        len: usize,
-        payload: Payload,
-        complaints: &mut Vec<String>,
-    ) -> Roce {
-        let opcode = packet.bth.opcode();
-        if !packet.facts.payload.admits_somewhere(len) {
-            complaints.push(format!("{opcode} with a payload of {len} octets"));
-        }
+    fn fields(&self, packet: &Packet<'_>, payload: Payload) -> Roce {
         Roce {
             udp: self.udp.copied(),
-            opcode: opcode.to_string(),
+            opcode: packet.bth.opcode().to_string(),
             headers: packet.headers(),
             payload,
             cut_from: None,
@@ -294,7 +289,14 @@ pub(crate) fn begin(ip: &Ip, udp: Option<&Udp>, bth: &roce::BthView) -> Option<I
     let udp = udp.map(Udp::to_view);
     Some(match (ip, udp) {
         (Ip::V4 { header, options }, Some(udp)) => {
-            Icrc::of_ipv4(&Ipv4::to_view(header), &options.0, &udp, bth)
+            let mut header = *header;
+            // The device fills in a length that is 0 in the capture.
+            if header.total_length == 0 {
+                header.total_length = udp
+                    .length()
+                    .wrapping_add(4 * u16::from(header.header_words));
+            }
+            Icrc::of_ipv4(&header.to_view(), &options.0, &udp, bth)
         }
         (Ip::V6 { header, extensions }, Some(udp)) => {
             Icrc::of_ipv6(&Ipv6::to_view(header), &extensions.0, &udp, bth)

@@ -1,7 +1,7 @@
 //! Packets made here: every kind of link, streams in any order, and everything that may be wrong.
 
 mod links;
-mod maker;
+pub(crate) mod maker;
 mod property;
 mod rds;
 mod streams;

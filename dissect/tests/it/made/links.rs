@@ -1,8 +1,8 @@
 use polyverbs_dissect::file::LinkType;
-use polyverbs_dissect::form::{Content, Ip, Link, Verdict};
-use polyverbs_dissect::{line, summary::Protocol};
+use polyverbs_dissect::form::{Content, Ip, Joined, Link, Payload, Verdict};
+use polyverbs_dissect::{Capture, line, summary::Protocol};
 use polyverbs_wire::layout::Octets;
-use polyverbs_wire::net::{Ethernet, Sll, Sll2, Vlan, ethertype};
+use polyverbs_wire::net::{Erspan2, Ethernet, Gre, Sll, Sll2, Vlan, ethertype, protocol};
 
 use crate::made::maker::*;
 
@@ -95,6 +95,63 @@ fn a_wrong_icrc_is_a_complaint_and_kept() {
         (capture.summary.icrc.right, capture.summary.icrc.wrong),
         (0, 1)
     );
+}
+
+fn joined(capture: &Capture) -> &Joined {
+    match &capture.packets[0].content {
+        Content::Joined(joined) => joined,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn joined_packets_are_split_whatever_their_identifications() {
+    let (long, short) = ([7; 600], [9; 33]);
+    for counts in [false, true] {
+        let octets = joined_v4(&[&long, &long, &long, &short], counts);
+        let capture = dissected(&[captured(LinkType::Raw, octets)]);
+        assert_eq!(complaints(&capture), [""; 0]);
+        assert_eq!((capture.summary.icrc.right, capture.summary.joined), (4, 4));
+        let joined = joined(&capture);
+        assert_eq!(joined.identification_counts, counts);
+        assert_eq!(joined.packets[3].payload, Payload::Data(short[..].into()));
+    }
+}
+
+#[test]
+fn a_damaged_packet_among_joined_ones_is_named() {
+    for damaged in [0, 1, 2] {
+        let mut octets = joined_v4(&[&[7; 60], &[8; 60], &[9; 60]], true);
+        let packet = (octets.len() - 28) / 3;
+        octets[28 + damaged * packet + 20] ^= 1;
+        let capture = dissected(&[captured(LinkType::Raw, octets)]);
+        let icrc = capture.summary.icrc;
+        assert_eq!((icrc.right, icrc.wrong), (2, 1));
+        let said = format!("packet {}: ICRC ", damaged + 1);
+        assert!(complaints(&capture)[0].starts_with(&said));
+        assert_eq!(capture.summary.complaints, 1);
+    }
+}
+
+#[test]
+fn a_truncated_mirrored_packet_is_cut_and_not_wrong() {
+    let whole = roce_v4(&[7; 100]);
+    let mirrored = [ethernet(ethertype::IPV4), whole[..80].to_vec()].concat();
+    let erspan = octets_of(&Erspan2 {
+        version: 1,
+        truncated: true,
+        ..Erspan2::default()
+    });
+    let gre = octets_of(&Gre {
+        sequence: true,
+        ethertype: ethertype::ERSPAN,
+        ..Gre::default()
+    });
+    let tunnel = [gre, vec![0; 4], erspan, mirrored].concat();
+    let octets = ipv4(protocol::GRE, 1, &tunnel);
+    let capture = dissected(&[captured(LinkType::Raw, octets)]);
+    assert_eq!(complaints(&capture), [""; 0]);
+    assert_eq!(capture.packets[0].roce().unwrap().cut_from, Some(100));
 }
 
 #[test]

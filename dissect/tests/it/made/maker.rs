@@ -35,6 +35,7 @@ pub(crate) fn dissected(packets: &[Captured]) -> Capture {
         packets: forms,
         unfinished,
         summary,
+        defect: None,
     };
     let octets: Vec<_> = packets
         .iter()
@@ -154,6 +155,24 @@ pub(crate) fn roce_v4(payload: &[u8]) -> Vec<u8> {
         identification: 0x1234,
     };
     ipv4(protocol::UDP, 0, &udp(&send(&envelope, payload)))
+}
+
+/// A datagram of several packets, each with a payload, as the kernel joins them.
+pub(crate) fn joined_v4(payloads: &[&[u8]], identification_counts: bool) -> Vec<u8> {
+    let packets = payloads.iter().zip(0x1234..).map(|(payload, counted)| {
+        let envelope = Envelope {
+            source: (V4[0], SOURCE_PORT).into(),
+            destination: (V4[1], ROCE_PORT).into(),
+            identification: if identification_counts {
+                counted
+            } else {
+                0x1234
+            },
+        };
+        send(&envelope, payload)
+    });
+    let packets: Vec<_> = packets.collect();
+    ipv4(protocol::UDP, 0, &udp(&packets.concat()))
 }
 
 pub(crate) fn roce_v6(payload: &[u8]) -> Vec<u8> {

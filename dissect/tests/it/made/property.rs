@@ -12,19 +12,35 @@ use crate::made::rds;
 
 static CAPTURED: LazyLock<Vec<Vec<Captured>>> = LazyLock::new(|| {
     let names = [
-        "rds_rdma",
-        "rxe_rping",
-        "rxe_atomicfa",
-        "siw_crc_rping",
-        "siw_rping",
-        "siw_write",
+        "captures/rds_rdma",
+        "captures/rxe_rping",
+        "captures/rxe_atomicfa",
+        "captures/siw_crc_rping",
+        "captures/siw_rping",
+        "captures/siw_write",
+    ];
+    // Of one packet or a few: together they are a capture.
+    let files = [
+        "files/cut-gro",
+        "files/cut-vxlan",
+        "files/erspan3-sub",
+        "files/geneve-opt",
+        "files/gre-csum-key-seq",
+        "files/gro-merged",
+        "files/ipv6-hop-by-hop",
+        "files/llc-snap",
+        "files/mpls3",
+        "files/pppoe",
+        "files/roce-v1-vlan",
     ];
     let made = [rds::packets(), rds::stream()];
-    names.map(packets).into_iter().chain(made).collect()
+    let of_files = files.into_iter().flat_map(packets).collect();
+    let captures = names.map(packets).into_iter();
+    captures.chain(made).chain([of_files]).collect()
 });
 
 fn packets(name: &str) -> Vec<Captured> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/captures/{name}.pcap"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.pcap"));
     let mut file = CaptureFile::new(File::open(path).unwrap()).unwrap();
     std::iter::from_fn(|| file.next_packet().unwrap()).collect()
 }
@@ -96,9 +112,9 @@ proptest! {
     #[test]
     fn arbitrary_bytes_as_a_packet_do_not_panic(
         octets in proptest::collection::vec(any::<u8>(), 0..200),
-        link in 0..4,
+        link in 0..5,
     ) {
-        let links = [LinkType::Ethernet, LinkType::Raw, LinkType::Sll, LinkType::Sll2];
+        let links = [LinkType::Ethernet, LinkType::Raw, LinkType::Sll, LinkType::Sll2, LinkType::Loopback];
         dissected(&[captured(links[link as usize], octets)]);
     }
 
