@@ -104,7 +104,7 @@ impl Connection {
         (payload, completed)
     }
 
-    /// What is left when the capture ends. Where it has cut packets, incomplete streams are no fault.
+    /// The unparsed rest of the streams when the capture ends. Where it has cut packets, incomplete streams are no fault.
     pub(crate) fn finish(&self, has_cut: bool) -> Vec<Pdu> {
         let left = |side| {
             let units = self.direction(side).left(has_cut).into_iter();

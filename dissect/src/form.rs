@@ -151,7 +151,7 @@ pub enum Layer {
     Vxlan(Vxlan),
 }
 
-/// An IP header, or what is in its place.
+/// An IP header, or the GRH in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ip {

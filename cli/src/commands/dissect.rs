@@ -15,9 +15,11 @@ use crate::output::{AlreadyReported, BAD, BOLD, DIM, GOOD, format_bytes, print_j
 /// Take a capture of RoCEv2 and iWARP apart, and check it
 ///
 /// One line for each packet, with its headers named. Every ICRC and every CRC-32C that is in use is checked, TCP streams
-/// are put together, and the opcodes that were seen are counted. The status is not zero where a checksum is wrong or a
-/// packet of the two protocols does not parse; a connection whose beginning was not captured is passed over. RDS above
-/// either is shown where the connection was made to its port (18634; 16385 with IPv6).
+/// are put together, packets that the kernel has joined are split, and the opcodes that were seen are counted. Packets below
+/// VLAN tags, MPLS, PPPoE, GRE, ERSPAN, VXLAN and Geneve are found. The status is not zero where a checksum is wrong, a
+/// packet of the two protocols does not parse, or the file has a defect; packets that the snap length has cut are no fault.
+/// Packets that are passed over are counted by the reason: another protocol, or a connection whose beginning was not captured.
+/// RDS above either is shown where the connection was made to its port (18634; 16385 with IPv6).
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +28,7 @@ Examples:
   polyverbs dissect FILE.pcap --json | jq '.packets[].content.roce.headers'
   polyverbs dissect FILE.pcap --json | jq '.. | objects | .rds.header // empty'")]
 pub(crate) struct Arguments {
-    /// A pcap or pcapng file of Ethernet, raw IP or Linux's cooked capture
+    /// A pcap or pcapng file of Ethernet, raw IP, Linux's cooked capture or BSD's loopback
     file: PathBuf,
     /// Print a JSON object with every field and all payload, from which the packets could be built again
     #[arg(long)]
@@ -38,6 +40,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let summary = if arguments.json {
         let capture = json(path).with_context(|| unreadable(path))?;
         print_json(&capture)?;
+        if let Some(defect) = capture.defect {
+            anyhow::bail!("{}: {defect}", unreadable(path));
+        }
         capture.summary
     } else {
         text(path)?
@@ -65,16 +70,22 @@ fn text(path: &Path) -> anyhow::Result<Summary> {
     let mut file = open(path).with_context(|| unreadable(path))?;
     let mut dissector = Dissector::new();
     let mut first = None;
-    while let Some(captured) = file.next_packet().with_context(|| unreadable(path))? {
-        let packet = dissector.packet(&captured);
-        print(&packet, *first.get_or_insert(packet.time))?;
-    }
+    let defect = loop {
+        match file.next_packet() {
+            Ok(Some(captured)) => {
+                let packet = dissector.packet(&captured);
+                print(&packet, *first.get_or_insert(packet.time))?;
+            }
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error).with_context(|| unreadable(path)),
+        }
+    };
     let (unfinished, summary) = dissector.finish();
     for pdu in &unfinished {
         print_unfinished(pdu)?;
     }
     print_summary(&summary)?;
-    Ok(summary)
+    defect.map(|()| summary)
 }
 
 fn print(packet: &Packet, first: Time) -> anyhow::Result<()> {
@@ -122,7 +133,7 @@ fn print_summary(summary: &Summary) -> anyhow::Result<()> {
     )?;
     if summary.joined != 0 {
         let count = summary.joined;
-        say!("joined by the kernel (GSO or GRO): {count} packets in datagrams of several")?;
+        say!("packets that the kernel has joined to datagrams of several (GSO, GRO): {count}")?;
     }
     for (name, tally) in [("ICRC", summary.icrc), ("CRC-32C", summary.crc32c)] {
         if tally != Tally::default() {
@@ -136,7 +147,7 @@ fn print_summary(summary: &Summary) -> anyhow::Result<()> {
     }
     if summary.cut != 0 {
         let count = summary.cut;
-        say!("cut by the capture: {count} packets, whose ICRCs cannot be checked")?;
+        say!("cut by the capture, before the ICRC: {count}")?;
     }
     if !summary.passed_over.is_empty() {
         say!("passed over: {}", passed_over(&summary.passed_over))?;

@@ -19,6 +19,11 @@ fn capture(name: &str) -> PathBuf {
     found.unwrap()
 }
 
+fn file(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dissect/tests/files");
+    folder.join(name)
+}
+
 fn dissect(path: &Path) -> String {
     text(&["dissect", path.to_str().unwrap()])
 }
@@ -73,6 +78,49 @@ fn complaints_are_shown_and_fail_the_command() {
         let shown = String::from_utf8(output.stdout).unwrap();
         let said = "is right";
         assert!(shown.contains(said), "{shown}");
+    }
+}
+
+#[test]
+fn packets_that_are_passed_over_are_named_in_the_summary() {
+    let shown = dissect(&file("second-interface-unknown.pcapng"));
+    let summary = "4 packets: 3 RoCEv2, 0 iWARP, 1 others\n\
+                   ICRC: 3 right, 0 wrong, 0 not in use\n\
+                   passed over: 1 link type 220\n\
+                   nothing is wrong\n";
+    assert!(shown.ends_with(summary), "{shown}");
+    let shown = dissect(&file("macsec.pcap"));
+    let summary = "passed over: 1 MACsec\n\
+                   nothing was checked: no packet is of RoCE or iWARP\n";
+    assert!(shown.ends_with(summary), "{shown}");
+}
+
+#[test]
+fn joined_and_cut_packets_are_counted_in_the_summary() {
+    let shown = dissect(&file("gro-merged.pcap"));
+    let said = "packets that the kernel has joined to datagrams of several (GSO, GRO): 2\n";
+    assert!(shown.contains(said), "{shown}");
+    let shown = dissect(&file("cut-to-58.pcap"));
+    let summary = "3 packets: 3 RoCEv2, 0 iWARP, 0 others\n\
+                   cut by the capture, before the ICRC: 3\n\
+                   nothing is wrong\n";
+    assert!(shown.ends_with(summary), "{shown}");
+}
+
+#[test]
+fn packets_before_a_defect_of_the_file_are_shown_and_counted() {
+    let path = file("truncated.pcapng");
+    for arguments in [&["dissect"][..], &["dissect", "--json"]] {
+        let output = run(&[arguments, &[path.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(shown.contains("RC RDMA WRITE Only"), "{shown}");
+        assert!(
+            shown.contains("2 packets: ") || shown.contains("\"packets\": 2"),
+            "{shown}"
+        );
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("it ends within packet 3"), "{said}");
     }
 }
 

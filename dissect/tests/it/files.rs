@@ -131,7 +131,7 @@ fn each_packet_has_the_link_type_of_its_interface() {
 }
 
 #[test]
-fn what_precedes_a_defect_of_the_file_is_read() {
+fn packets_before_a_defect_of_the_file_are_read() {
     for (name, packets, said) in [
         ("truncated.pcap", 2, "it ends within packet 3"),
         ("truncated.pcapng", 2, "it ends within packet 3"),
@@ -374,7 +374,7 @@ fn joined_packets_are_dissected_one_by_one() {
 }
 
 #[test]
-fn joined_packets_that_are_cut_are_split_where_an_icrc_shows_how() {
+fn joined_packets_that_are_cut_are_split_by_a_right_icrc() {
     let capture = capture("cut-gro.pcap");
     assert_eq!(complaints(&capture), [""; 0]);
     let summary = &capture.summary;
@@ -407,7 +407,7 @@ fn every_file_is_encoded_again_from_json() {
 }
 
 #[test]
-fn what_precedes_a_defect_is_dissected() {
+fn packets_before_a_defect_of_the_file_are_dissected() {
     let capture = dissect(File::open(path("truncated.pcap")).unwrap()).unwrap();
     assert_eq!(capture.summary.icrc.right, 2);
     assert_eq!(capture.defect.as_deref(), Some("it ends within packet 3"));

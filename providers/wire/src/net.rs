@@ -284,7 +284,7 @@ header! {
 }
 
 header! {
-    /// The first octets of an extension header of IPv6 (RFC 8200 section 4), in the meaning of the fragment header.
+    /// The front of an extension header of IPv6 (RFC 8200 section 4), read as a fragment header.
     Ipv6Extension, Ipv6ExtensionView: 8 octets {
         next_header: u8 = 8, "What follows.";
         length: u8 = 8, "Length in units of eight octets, without the first; reserved in a fragment header.";

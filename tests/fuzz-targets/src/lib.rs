@@ -176,6 +176,7 @@ pub fn capture(octets: &[u8]) {
         packets,
         unfinished,
         summary,
+        defect: None,
     };
     assert_eq!(encode(&capture), Ok(captured));
 }

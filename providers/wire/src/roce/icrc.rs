@@ -130,16 +130,16 @@ impl Icrc {
         icrc
     }
 
-    /// Goes over these headers of RoCEv1, as captured.
+    /// Goes over these headers of RoCEv1, as captured. The same fields are masked as in IPv6 and BTH.
     pub fn of_grh(grh: &GrhView, bth: &BthView) -> Self {
         const BEHIND_GRH: usize = Grh::LEN;
         let mut octets = [0; BEHIND_GRH + Bth::LEN];
         octets[..BEHIND_GRH].copy_from_slice(&grh.0);
         octets[BEHIND_GRH..].copy_from_slice(&bth.0);
-        octets[0] |= 0x0f; // Traffic class and flow label.
+        octets[0] |= 0x0f;
         octets[1..4].fill(0xff);
-        octets[7] = 0xff; // Hop limit.
-        octets[BEHIND_GRH + 4] = 0xff; // FECN, BECN, and the reserved bits of their octet.
+        octets[7] = 0xff;
+        octets[BEHIND_GRH + 4] = 0xff;
         Self::around(&octets, BEHIND_GRH, &[])
     }
 
