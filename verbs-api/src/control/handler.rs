@@ -3,13 +3,16 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 type Queued = Box<dyn FnOnce()>;
 
 thread_local! {
+    // Neither has a destructor: a verb that is started while the thread or the process ends still finds them.
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
-    static QUEUED: RefCell<VecDeque<Queued>> = const { RefCell::new(VecDeque::new()) };
+    static QUEUED: RefCell<ManuallyDrop<VecDeque<Queued>>> =
+        const { RefCell::new(ManuallyDrop::new(VecDeque::new())) };
 }
 
 /// Whether this thread is running a handler. Waiting in one could block the very thing that is waited for.
@@ -45,20 +48,24 @@ pub fn run_handler(f: impl FnOnce() + 'static) {
     }
 }
 
-// Every queued handler runs, also after one that panicked; the first panic goes on afterwards.
+// Every queued handler runs, also after one that panicked; the first panic goes on afterwards. The memory of the queue is freed
+// here, because no destructor of the thread frees it.
 fn drain() -> Option<Box<dyn Any + Send>> {
     let mut first = None;
-    while let Some(f) = QUEUED.with_borrow_mut(VecDeque::pop_front) {
+    while let Some(f) = QUEUED.with_borrow_mut(|queue| queue.pop_front()) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(f)) {
             first.get_or_insert(payload);
         }
     }
+    drop(QUEUED.with_borrow_mut(|queue| take(&mut **queue)));
     first
 }
 
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;
+    use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
 
@@ -90,5 +97,32 @@ mod tests {
             });
         }));
         assert!(outcome.is_err() && ran.get() && !in_handler());
+    }
+
+    struct RunsHandlers(mpsc::Sender<u32>);
+
+    impl Drop for RunsHandlers {
+        fn drop(&mut self) {
+            let of_nested = self.0.clone();
+            handler_scope(|| {
+                run_handler(move || of_nested.send(2).unwrap());
+                self.0.send(1).unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_ending_runs_handlers() {
+        thread_local! {
+            static LATE: RefCell<Option<RunsHandlers>> = const { RefCell::new(None) };
+        }
+        let (ran, order) = mpsc::channel();
+        let ending = thread::spawn(move || {
+            // The value that a thread has first is the last that it drops.
+            LATE.set(Some(RunsHandlers(ran)));
+            run_handler(|| run_handler(|| ()));
+        });
+        ending.join().unwrap();
+        assert_eq!(order.iter().collect::<Vec<_>>(), [1, 2]);
     }
 }

@@ -14,14 +14,16 @@ thread_local! {
     static WANTED: RefCell<Option<Weak<dyn Help>>> = const { RefCell::new(None) };
 }
 
-/// Called by a provider that has just queued a verb for its own thread: if the calling thread waits for it, it helps.
+/// Called by a provider that has just queued a verb for its own thread: if the calling thread waits for it, it helps. A thread
+/// that is ending has no place for the queue, and leaves the verb to the provider's thread.
 pub fn want_help(help: &Weak<dyn Help>) {
-    WANTED.set(Some(Weak::clone(help)));
+    let _ = WANTED.try_with(|wanted| wanted.replace(Some(Weak::clone(help))));
 }
 
 /// Helps with the queue that was passed to `want_help` last on this thread.
 pub(super) fn help_until(is_done: &dyn Fn() -> bool) {
-    let wanted = WANTED.take().as_ref().and_then(Weak::upgrade);
+    let wanted = WANTED.try_with(RefCell::take).ok().flatten();
+    let wanted = wanted.as_ref().and_then(Weak::upgrade);
     wanted
         .iter()
         .for_each(|help: &Arc<dyn Help>| help.help(is_done));

@@ -2,19 +2,40 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::in_handler;
 use crate::error::VerbError;
 
-struct Unpark(Thread);
+/// A thread that waits. It is not parked by the standard library, which has no handle for a thread that is ending.
+#[derive(Default)]
+struct Sleeper {
+    is_woken: Mutex<bool>,
+    woken: Condvar,
+}
 
-impl Wake for Unpark {
+impl Sleeper {
+    /// Sleeps until it is woken, or for so long.
+    fn sleep(&self, time: Option<Duration>) {
+        let locked = self.is_woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let asleep = |is_woken: &mut bool| !*is_woken;
+        let mut is_woken = match time {
+            None => (self.woken.wait_while(locked, asleep)).unwrap_or_else(PoisonError::into_inner),
+            Some(time) => {
+                let woken = self.woken.wait_timeout_while(locked, time, asleep);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *is_woken = false;
+    }
+}
+
+impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        *self.is_woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.woken.notify_one();
     }
 }
 
@@ -22,18 +43,7 @@ impl Wake for Unpark {
 pub(crate) fn block_on<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
-    if in_handler() {
-        return Err(VerbError::WouldDeadlock.into());
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut future = pin!(future);
-    loop {
-        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
-            return result;
-        }
-        thread::park();
-    }
+    block_until(future, None).map(|result| result.expect("there is no time limit"))
 }
 
 /// The same for at most `time`; `None` after that. The future is polled at least once.
@@ -41,22 +51,30 @@ pub(crate) fn block_on_for<T, E: From<VerbError>>(
     future: impl Future<Output = Result<T, E>>,
     time: Duration,
 ) -> Result<Option<T>, E> {
+    block_until(future, Instant::now().checked_add(time))
+}
+
+// Without an end it waits until there is a result.
+fn block_until<T, E: From<VerbError>>(
+    future: impl Future<Output = Result<T, E>>,
+    end: Option<Instant>,
+) -> Result<Option<T>, E> {
     if in_handler() {
         return Err(VerbError::WouldDeadlock.into());
     }
-    let end = Instant::now().checked_add(time);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let sleeper = Arc::new(Sleeper::default());
+    let waker = Waker::from(Arc::clone(&sleeper));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
             return result.map(Some);
         }
-        match end.map(|end| end.saturating_duration_since(Instant::now())) {
-            Some(Duration::ZERO) => return Ok(None),
-            Some(left) => thread::park_timeout(left),
-            None => thread::park(),
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Ok(None);
         }
+        sleeper.sleep(left);
     }
 }
 
