@@ -9,6 +9,6 @@
 
 pub use crate::mem::{
     Buffer, BufferPool, Buffers, Loan, Mapped, Memory, MemoryRange, MwType, OutOfMemory,
-    OutOfRange, PageList, PageListError, Span, copy,
+    OutOfRange, PageList, PageListError, Span, copy, make_resident,
 };
 pub use crate::mr::MrReregister;

@@ -4,11 +4,14 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Mutex;
 
-use verbs_api::{Access, Mr, MrOptions, memory::MrReregister};
+use verbs_api::{
+    Access, Mr, MrOptions,
+    memory::{MrReregister, make_resident},
+};
 
 use crate::abi::{IbvMr, IbvPd, IbvSge, access};
 use crate::errno::{Errno, code, pointer};
-use crate::kept::{self, Kept};
+use crate::kept::Kept;
 use crate::lock::lock;
 use crate::object::Object;
 use crate::sinks::Sinks;
@@ -27,6 +30,7 @@ struct State {
 
 /// A second region of the same memory, as the sink of reads, on devices that need it.
 struct Sink {
+    /// The rights of the region itself.
     rights: Access,
     mr: Option<Mr>,
 }
@@ -74,19 +78,17 @@ fn options(rights: Access, iova: u64) -> MrOptions {
     }
 }
 
-/// Checks that memory is mapped: a kernel device pins the pages of a region, and refuses memory that is not.
+/// Makes sure that the memory of a region is there, as a kernel device does by pinning its pages: for writing, if any of these
+/// rights lets the device write.
 ///
 /// # Errors
-/// Some of it is not.
-/// It is not, or not all of it.
-fn check_mapped(addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    let page = kept::page();
-    let before = addr.addr() % page;
-    let (page, length) = (addr.wrapping_byte_sub(before), before + length);
-    // SAFETY: with this flag nothing is written; the addresses are only looked up.
-    match unsafe { libc::msync(page, length, libc::MS_ASYNC) } {
-        0 => Ok(()),
-        _ => Err(Errno::FAULT),
+/// A part is not mapped, is protected, or is beyond the end of its file.
+fn check_pages(addr: *mut c_void, length: usize, rights: Access) -> Result<(), Errno> {
+    let writing =
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::MW_BIND;
+    match make_resident(addr.cast(), length, rights.intersects(writing)) {
+        true => Ok(()),
+        false => Err(Errno::FAULT),
     }
 }
 
@@ -110,7 +112,7 @@ unsafe fn register(
         return Err(Errno::INVAL);
     }
     if flags & access::ON_DEMAND == 0 {
-        check_mapped(addr, length)?;
+        check_pages(addr, length, rights)?;
     }
     #[cfg(target_arch = "x86_64")]
     crate::signals::outlive_faults()?;
@@ -138,11 +140,11 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     let (public, state) = unsafe { (&*mr, MrObject::own(mr)?) };
     // SAFETY: a region is live, so its device is.
     let device = unsafe { context::own(public.context) }?;
+    let mut sink = lock(&state.sink);
+    sink.rights = rights;
     let Some(sinks) = &device.shared.sinks else {
         return Ok(());
     };
-    let mut sink = lock(&state.sink);
-    sink.rights = rights;
     if let Some(before) = sink.mr.take() {
         before.deregister().wait()?;
     }
@@ -327,29 +329,36 @@ pub unsafe extern "C" fn rereg(
     pd: *mut IbvPd,
     addr: *mut c_void,
     length: usize,
-    access: c_int,
+    access_flags: c_int,
 ) -> c_int {
     let change = || {
         if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0 || flags == 0 {
             return Err(Errno::INVAL);
         }
         // SAFETY: as the caller promises.
-        let own = unsafe { own(mr) }?;
+        let (state, public) = unsafe { (MrObject::own(mr)?, &*mr) };
+        let own = &state.mr;
         let mut change = MrReregister::new();
+        let (mut memory, mut granted) = ((public.addr, public.length), lock(&state.sink).rights);
         if flags & CHANGE_TRANSLATION != 0 {
             if addr.is_null() || length == 0 || addr.addr().checked_add(length).is_none() {
                 return Err(Errno::INVAL);
             }
-            check_mapped(addr, length)?;
             // SAFETY: the program keeps the memory until it has deregistered it.
             change = unsafe { change.borrowed(addr.cast(), length) }.iova(addr as u64);
+            memory = (addr, length);
         }
         if flags & CHANGE_PD != 0 {
             // SAFETY: as the caller promises.
             change = change.pd(unsafe { pd::own(pd) }?);
         }
         if flags & CHANGE_ACCESS != 0 {
-            change = change.access(rights(access as u32)?);
+            granted = rights(access_flags as u32)?;
+            change = change.access(granted);
+        }
+        let is_programs = flags & CHANGE_TRANSLATION != 0 || lock(&state.kept).is_some();
+        if is_programs && access_flags as u32 & access::ON_DEMAND == 0 {
+            check_pages(memory.0, memory.1, granted)?;
         }
         Ok((own, change))
     };
@@ -380,7 +389,7 @@ pub unsafe extern "C" fn rereg(
         public.pd = pd;
     }
     // SAFETY: as the caller promises.
-    let changed = unsafe { change_sink(mr, before, flags, access) };
+    let changed = unsafe { change_sink(mr, before, flags, access_flags) };
     if flags & CHANGE_TRANSLATION != 0 {
         // SAFETY: live, as was seen.
         let state = unsafe { MrObject::own(mr) };

@@ -9,6 +9,7 @@ mod loan;
 mod page_list;
 mod private;
 mod region;
+mod resident;
 mod sge;
 #[cfg(target_arch = "x86_64")]
 mod signals;
@@ -22,6 +23,7 @@ pub(crate) use loan::{lend, take_back, take_back_into};
 pub use page_list::{Mapped, PageList, PageListError};
 pub use private::{Buffer, BufferPool, Buffers};
 pub use region::RegionMemory;
+pub use resident::make_resident;
 pub use sge::Sge;
 pub use span::Span;
 pub use window::MwType;

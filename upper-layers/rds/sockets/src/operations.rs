@@ -4,6 +4,7 @@
 
 use std::ffi::c_int;
 
+use polyverbs::memory::make_resident;
 use polyverbs_rds::{
     AtomicOperation, AtomicRequest, Control, Cookie, LocalMemory, RdmaFlags, RdmaRequest,
 };
@@ -107,6 +108,10 @@ pub(crate) unsafe fn get_mr(
     socket: &Socket,
     [address, length, cookie_at, flags]: [u64; 4],
 ) -> Result<Cookie, Errno> {
+    // Linux pins the pages for writing, also where peers only read.
+    if !make_resident(address as *const u8, length as usize, true) {
+        return Err(Errno::FAULT);
+    }
     // SAFETY: as the caller promises.
     let memory = unsafe { local(address, length) };
     let flags = RdmaFlags::from_bits_truncate(flags);

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -811,6 +812,9 @@ static void remote(void) {
     struct rds_rdma_notify status;
 
     FAILS(setsockopt(a, SOL_RDS, RDS_GET_MR, &region, sizeof region - 1), EINVAL);
+    void *read_only = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct rds_get_mr_args protected = {{(uintptr_t)read_only, 4096}, (uintptr_t)&cookie, 0};
+    FAILS(setsockopt(a, SOL_RDS, RDS_GET_MR, &protected, sizeof protected), EFAULT);
     IS(setsockopt(a, SOL_RDS, RDS_GET_MR, &region, sizeof region), 0);
     IS(cookie >> 32, (uintptr_t)(memory + 1) & 4095);
     IS(with(a, THERE, 4001, RDS_CMSG_RDMA_DEST, &cookie, sizeof cookie, 0), 4);

@@ -1,0 +1,40 @@
+//! Making sure that the memory that a program registers is there.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MsyncFlags, madvise, msync};
+use rustix::param::page_size;
+
+/// Has the system provide the pages of a range, for writing or for reading, as a kernel does that pins them for a device.
+/// Returns whether all of them are there: a part may be unmapped, protected, or beyond the end of its file.
+pub fn make_resident(start: *const u8, length: usize, is_written: bool) -> bool {
+    let before = start.addr() % page_size();
+    let Some(length) = length.checked_add(before) else {
+        return false;
+    };
+    let start = start.wrapping_sub(before).cast::<c_void>().cast_mut();
+    let advice = match is_written {
+        true => Advice::LinuxPopulateWrite,
+        false => Advice::LinuxPopulateRead,
+    };
+    // SAFETY: pages that exist keep their contents, and the call fails where there are none.
+    match unsafe { madvise(start, length, advice) } {
+        // Linux before 5.14 does not know the advice, and answers as for protected pages: it says only what is mapped.
+        Err(Errno::INVAL) if !knows_advice() => {
+            // SAFETY: with this flag nothing is written; the addresses are only looked up.
+            unsafe { msync(start, length, MsyncFlags::ASYNC) }.is_ok()
+        }
+        populated => populated.is_ok(),
+    }
+}
+
+/// Whether the system provides pages on request, for which the page of a local variable is the example.
+fn knows_advice() -> bool {
+    let here = 0_u8;
+    let page = (&raw const here).cast::<c_void>().cast_mut();
+    let page = page.wrapping_byte_sub(page.addr() % page_size());
+    // SAFETY: the page is there, and keeps its contents.
+    unsafe { madvise(page, page_size(), Advice::LinuxPopulateRead) }.is_ok()
+}
