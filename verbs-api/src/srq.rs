@@ -221,6 +221,11 @@ impl Srq {
         &self.ops
     }
 
+    /// Most scatter/gather entries of a receive: at least what was asked for.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
     /// Its identity.
     pub fn id(&self) -> ObjectId {
         self.object.node.id()

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ptr;
 
 use crate::abi::{IbvSendWr, IbvSge, send_flags};
+use crate::errno::Errno;
 
 /// The requests built since `ibv_wr_start`. The lists keep their capacity, so that later batches allocate nothing.
 #[derive(Default)]
@@ -12,6 +13,8 @@ pub struct Builder {
     // The SGEs of all requests, one after the other.
     entries: Vec<IbvSge>,
     inlined: Vec<u8>,
+    // Why a call was refused, which only `ibv_wr_complete` can report.
+    refused: Option<Errno>,
 }
 
 struct Pending {
@@ -29,6 +32,12 @@ impl Builder {
         self.requests.clear();
         self.entries.clear();
         self.inlined.clear();
+        self.refused = None;
+    }
+
+    /// A call had invalid arguments: the requests cannot be posted any more.
+    pub(crate) fn refuse(&mut self, why: Errno) {
+        self.refused.get_or_insert(why);
     }
 
     /// Begins another request, which is the last one from now on.
@@ -43,10 +52,10 @@ impl Builder {
     }
 
     /// Sets the SGEs of the last request.
-    pub(crate) fn set_entries(&mut self, list: impl Iterator<Item = IbvSge>) {
+    pub(crate) fn set_entries(&mut self, list: &[IbvSge]) {
         if let Some(last) = self.requests.last() {
             self.entries.truncate(last.entries);
-            self.entries.extend(list);
+            self.entries.extend_from_slice(list);
         }
     }
 
@@ -58,9 +67,11 @@ impl Builder {
         }
     }
 
-    /// Appends inline data.
+    /// Appends inline data to the last request.
     pub(crate) fn inline(&mut self, bytes: &[u8]) {
-        self.inlined.extend_from_slice(bytes);
+        if !self.requests.is_empty() {
+            self.inlined.extend_from_slice(bytes);
+        }
     }
 
     /// The last request.
@@ -69,7 +80,13 @@ impl Builder {
     }
 
     /// The requests as a null-terminated list.
-    pub(crate) fn link(&mut self) -> *mut IbvSendWr {
+    ///
+    /// # Errors
+    /// Why a call was refused.
+    pub(crate) fn link(&mut self) -> Result<*mut IbvSendWr, Errno> {
+        if let Some(errno) = self.refused {
+            return Err(errno);
+        }
         let (mut entries, mut inlined) = (&self.entries[..], &self.inlined[..]);
         let mut next = ptr::null_mut();
         for pending in self.requests.iter_mut().rev() {
@@ -88,6 +105,6 @@ impl Builder {
             pending.wr.next = next;
             next = &raw mut pending.wr;
         }
-        next
+        Ok(next)
     }
 }

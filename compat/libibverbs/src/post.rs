@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::iter::successors;
 use std::mem::ManuallyDrop;
-use std::slice;
+use std::{ptr, slice};
 
 use ::xrc::remote_srqn;
 use verbs_api::{
     Batch, PostError, RKey, RemoteAddress, Sge,
     ids::Qpn,
-    wr::{self, Data, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
+    wr::{self, Data, PostReason, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
 };
 
 use crate::abi::{
@@ -20,18 +21,19 @@ use crate::ah::AhObject;
 use crate::errno::{Errno, code};
 use crate::mw::{self, MwObject};
 use crate::qp::{self, QpObject, State};
-use crate::sinks::Sinks;
 use crate::srq;
 
+// A list of `max` entries at most: a longer one is refused before it is read.
 #[inline]
-fn list<'a>(first: *const IbvSge, count: c_int) -> Result<&'a [Sge], Errno> {
-    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+fn list<'a>(first: *const IbvSge, count: c_int, max: u32) -> Result<&'a [Sge], Errno> {
+    let count = u32::try_from(count).map_err(|_| Errno::INVAL)?;
     if count == 0 {
         return Ok(&[]);
     }
-    if first.is_null() {
+    if first.is_null() || count > max {
         return Err(Errno::INVAL);
     }
+    let count = count as usize;
     // SAFETY: a list of as many entries, as the program says; `Sge` is laid out like an `ibv_sge`, any bytes are one, and
     // this library makes no buffer pool whose key a program could name.
     Ok(unsafe { slice::from_raw_parts(first.cast(), count) })
@@ -46,13 +48,33 @@ fn data<'a>(list: &'a [Sge]) -> Data<'a> {
     }
 }
 
-fn bytes<'a>(sge: &Sge) -> &'a [u8] {
+#[inline]
+fn bytes<'a>(sge: &Sge) -> Result<&'a [u8], Errno> {
     if sge.length() == 0 {
-        return &[];
+        return Ok(&[]);
     }
-    let at = std::ptr::with_exposed_provenance(sge.addr() as usize);
+    if sge.addr() == 0 {
+        return Err(Errno::FAULT);
+    }
+    let at = ptr::with_exposed_provenance(sge.addr() as usize);
     // SAFETY: inline bytes are read while posting, from memory that the program names and nobody writes meanwhile.
-    unsafe { slice::from_raw_parts(at, sge.length() as usize) }
+    Ok(unsafe { slice::from_raw_parts(at, sge.length() as usize) })
+}
+
+// The inline bytes of all entries, one after the other in `room` unless there is just one entry. What is longer than the queue
+// pair takes is refused before it is read.
+fn inline<'a>(entries: &[Sge], max: u32, room: &'a mut Vec<u8>) -> Result<Data<'a>, Errno> {
+    let given: usize = entries.iter().map(|sge| sge.length() as usize).sum();
+    if given > max as usize {
+        return Err(PostReason::InlineTooLong { max, given }.kind().into());
+    }
+    if let [one] = entries {
+        return Ok(Data::Inline(bytes(one)?));
+    }
+    for sge in entries {
+        room.extend_from_slice(bytes(sge)?);
+    }
+    Ok(Data::Inline(room))
 }
 
 fn remote(rdma: Rdma) -> RemoteAddress {
@@ -71,10 +93,10 @@ struct RequestObjects {
 unsafe fn request<'a>(
     wr: &IbvSendWr,
     kind: c_int,
-    sinks: Option<&Sinks>,
+    state: &State,
     made: &'a mut RequestObjects,
 ) -> Result<WorkRequest<'a>, Errno> {
-    let entries = list(wr.sg_list, wr.num_sge)?;
+    let entries = list(wr.sg_list, wr.num_sge, state.cap.max_send_sge)?;
     let RequestObjects {
         inlined,
         sink,
@@ -95,11 +117,8 @@ unsafe fn request<'a>(
     }
     let data: Data<'a> = if wr.send_flags & send_flags::INLINE == 0 {
         data(entries)
-    } else if let [one] = entries {
-        Data::Inline(bytes(one))
     } else {
-        entries.iter().for_each(|sge| inlined.extend(bytes(sge)));
-        Data::Inline(inlined)
+        inline(entries, state.cap.max_inline_data, inlined)?
     };
     let imm = wr.imm_data.to_ne_bytes();
     let to = destination.as_ref();
@@ -128,7 +147,7 @@ unsafe fn request<'a>(
             Some(to) => wr::SendWithImmediate::new(data, imm).to(to).into(),
             None => made!(wr::SendWithImmediate::new(data, imm)),
         },
-        wr_opcode::RDMA_READ => match sinks {
+        wr_opcode::RDMA_READ => match &state.sinks {
             None => made!(wr::Read::new(data, remote(rdma))),
             Some(sinks) => {
                 sink.extend(entries.iter().map(|entry| sinks.entry(entry)));
@@ -215,10 +234,10 @@ unsafe fn plain(state: &State, kind: c_int, wr: &IbvSendWr) -> Option<Result<(),
     if !matches!(kind, qp_type::RC | qp_type::UC) || wr.num_sge != 1 || !wr.next.is_null() {
         return None;
     }
-    let entries = list(wr.sg_list, wr.num_sge).ok()?;
+    let entries = list(wr.sg_list, wr.num_sge, 1).ok()?;
     match entries {
         _ if wr.send_flags & send_flags::INLINE == 0 => plain_of(state, wr, entries),
-        [only] => plain_of(state, wr, bytes(only)),
+        [only] => plain_of(state, wr, bytes(only).ok()?),
         _ => None,
     }
 }
@@ -255,7 +274,7 @@ unsafe fn one(
 ) -> c_int {
     let mut made = RequestObjects::default();
     // SAFETY: as the caller promises.
-    let request = match unsafe { request(&*first, kind, state.sinks.as_deref(), &mut made) } {
+    let request = match unsafe { request(&*first, kind, state, &mut made) } {
         Ok(request) => request,
         Err(errno) => return refused(errno, first, bad),
     };
@@ -263,6 +282,27 @@ unsafe fn one(
         Ok(()) => 0,
         Err(rejected) => refused(rejected.into(), first, bad),
     }
+}
+
+// Converts a list, up to the first request that cannot be. `made` must be empty.
+unsafe fn convert<'a>(
+    state: &State,
+    kind: c_int,
+    first: *mut IbvSendWr,
+    made: &'a mut Vec<RequestObjects>,
+) -> (Batch<'a>, Result<(), (Errno, *mut IbvSendWr)>) {
+    // SAFETY: as the caller promises.
+    let requests = || successors(unsafe { first.as_ref() }, |wr| unsafe { wr.next.as_ref() });
+    made.resize_with(requests().count(), RequestObjects::default);
+    let mut batch = Batch::with_capacity(made.len());
+    for (wr, made) in requests().zip(made) {
+        // SAFETY: as the caller promises.
+        match unsafe { request(wr, kind, state, made) } {
+            Ok(request) => batch.push(request),
+            Err(errno) => return (batch, Err((errno, ptr::from_ref(wr).cast_mut()))),
+        }
+    }
+    (batch, Ok(()))
 }
 
 // Posts a list with one doorbell. Requests in front of an invalid one are posted all the same.
@@ -273,31 +313,9 @@ unsafe fn several(
     first: *mut IbvSendWr,
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
-    let mut count = 0;
-    let mut next = first;
+    let mut made = Vec::new();
     // SAFETY: as the caller promises.
-    while let Some(wr) = unsafe { next.as_ref() } {
-        count += 1;
-        next = wr.next;
-    }
-    let mut all: Vec<RequestObjects> = Vec::new();
-    all.resize_with(count, RequestObjects::default);
-    let mut batch = Batch::with_capacity(count);
-    let mut unknown = None;
-    next = first;
-    for made in &mut all {
-        // SAFETY: counted above.
-        let wr = unsafe { &*next };
-        // SAFETY: as the caller promises.
-        match unsafe { request(wr, kind, state.sinks.as_deref(), made) } {
-            Ok(request) => batch.push(request),
-            Err(errno) => {
-                unknown = Some((errno, next));
-                break;
-            }
-        }
-        next = wr.next;
-    }
+    let (mut batch, converted) = unsafe { convert(state, kind, first, &mut made) };
     if let Err(error) = state.qp.post(&mut batch) {
         let mut at = first;
         for _ in 0..error.index {
@@ -306,10 +324,27 @@ unsafe fn several(
         }
         return refused(error.into(), at, bad);
     }
-    match unknown {
-        Some((errno, at)) => refused(errno, at, bad),
-        None => 0,
+    match converted {
+        Err((errno, at)) => refused(errno, at, bad),
+        Ok(()) => 0,
     }
+}
+
+/// Posts a list as one thing: all of it, or nothing.
+///
+/// # Errors
+/// Why a request of the list cannot be posted.
+///
+/// # Safety
+/// The queue pair is live, and the requests are a list that ends with null.
+pub(crate) unsafe fn whole(qp: *mut IbvQp, first: *mut IbvSendWr) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
+    let mut made = Vec::new();
+    // SAFETY: as the caller promises.
+    let (mut batch, converted) = unsafe { convert(state, kind, first, &mut made) };
+    converted.map_err(|(errno, _)| errno)?;
+    Ok(state.qp.post_whole(&mut batch)?)
 }
 
 // Posts the receives of a null-terminated list.
@@ -318,12 +353,13 @@ unsafe fn several(
 unsafe fn each_receive(
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
+    max_sge: u32,
     post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostError>,
 ) -> c_int {
     let mut next = first;
     // SAFETY: as the caller promises.
     while let Some(wr) = unsafe { next.as_ref() } {
-        let posted = list(wr.sg_list, wr.num_sge)
+        let posted = list(wr.sg_list, wr.num_sge, max_sge)
             .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, entries))?));
         if let Err(errno) = posted {
             return refused(errno, next, bad);
@@ -345,7 +381,11 @@ pub unsafe extern "C" fn recv(
     // SAFETY: as the caller promises.
     let state = unsafe { QpObject::own_unchecked(qp.cast()) };
     // SAFETY: as the caller promises.
-    unsafe { each_receive(first, bad, |request| state.qp.post_receive(request)) }
+    unsafe {
+        each_receive(first, bad, state.cap.max_recv_sge, |request| {
+            state.qp.post_receive(request)
+        })
+    }
 }
 
 /// The slot `post_srq_recv`.
@@ -360,7 +400,11 @@ pub unsafe extern "C" fn srq_recv(
     // SAFETY: as the caller promises.
     let own = unsafe { srq::own_unchecked(srq) };
     // SAFETY: as the caller promises.
-    unsafe { each_receive(first, bad, |request| own.post_receive(request)) }
+    unsafe {
+        each_receive(first, bad, own.max_sge(), |request| {
+            own.post_receive(request)
+        })
+    }
 }
 
 /// The slot `bind_mw`, for windows of type 1.

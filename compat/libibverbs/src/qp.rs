@@ -34,6 +34,8 @@ pub type QpObject = Object<IbvQpEx, State>;
 pub struct State {
     /// The queue pair.
     pub qp: Qp,
+    /// Its sizes, with which the counts and lengths in requests are compared before anything is read by them.
+    pub cap: QpCap,
     /// Whether every request is signaled (`sq_sig_all`).
     pub sq_sig_all: bool,
     /// Whether it was made with send operations.
@@ -207,6 +209,7 @@ fn place(
     let id = qp.id();
     lock(&device.shared.qps).insert(qp.qp_num().value(), qp.clone());
     let state = State {
+        cap: qp.cap(),
         qp,
         sq_sig_all,
         is_extended,

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::{ptr, slice};
 
 use ::xrc::Xrcd;
 use verbs_api::{Operations, ids::Qpn};
@@ -13,7 +13,7 @@ use crate::abi::{
     qp_ex, qp_type, wr_opcode,
 };
 use crate::builder::Builder;
-use crate::errno::{Errno, pointer};
+use crate::errno::{Errno, code, pointer};
 use crate::qp::{self, CreateArguments, QpObject, make};
 use crate::trace::entry::slot;
 use crate::{post, xrc};
@@ -209,11 +209,10 @@ unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };
-    let mut bad = ptr::null_mut();
     // SAFETY: a list that ends with null, of requests that live until this returns.
-    let errno = unsafe { post::send(qp.cast(), builder.link(), &raw mut bad) };
+    let posted = (builder.link()).and_then(|first| unsafe { post::whole(qp.cast(), first) });
     builder.clear();
-    errno
+    code(posted)
 }
 
 unsafe extern "C" fn send(qp: *mut IbvQpEx) {
@@ -307,14 +306,20 @@ unsafe extern "C" fn bind_mw(
     rkey: u32,
     bind_info: *const IbvMwBindInfo,
 ) {
-    // SAFETY: see above; the program passes a structure.
-    let bind_info = unsafe { *bind_info };
     // SAFETY: see above.
-    unsafe { begin(qp, wr_opcode::BIND_MW) }.bind_mw = BindMw {
-        mw,
-        rkey,
-        bind_info,
-    };
+    let wr = unsafe { begin(qp, wr_opcode::BIND_MW) };
+    // SAFETY: the program passes a structure.
+    match unsafe { bind_info.as_ref() } {
+        Some(&bind_info) => {
+            wr.bind_mw = BindMw {
+                mw,
+                rkey,
+                bind_info,
+            };
+        }
+        // SAFETY: see above.
+        None => unsafe { builder(qp) }.refuse(Errno::INVAL),
+    }
 }
 
 unsafe extern "C" fn set_ud_addr(
@@ -340,12 +345,17 @@ unsafe extern "C" fn set_xrc_srqn(qp: *mut IbvQpEx, remote_srqn: u32) {
 unsafe extern "C" fn set_sge(qp: *mut IbvQpEx, lkey: u32, addr: u64, length: u32) {
     let entry = IbvSge { addr, length, lkey };
     // SAFETY: see above.
-    unsafe { builder(qp) }.set_entries(std::iter::once(entry));
+    unsafe { builder(qp) }.set_entries(&[entry]);
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut IbvQpEx, count: usize, list: *const IbvSge) {
-    // SAFETY: see above; the program passes as many entries.
-    unsafe { builder(qp).set_entries((0..count).map(|place| *list.add(place))) };
+    // SAFETY: see above.
+    let (builder, cap) = unsafe { (builder(qp), QpObject::own_unchecked(qp).cap) };
+    // SAFETY: the program passes as many entries.
+    match unsafe { entries(list, count, cap.max_send_sge) } {
+        Ok(entries) => builder.set_entries(entries),
+        Err(errno) => builder.refuse(errno),
+    }
 }
 
 unsafe extern "C" fn set_inline_data(qp: *mut IbvQpEx, addr: *const c_void, length: usize) {
@@ -356,16 +366,35 @@ unsafe extern "C" fn set_inline_data(qp: *mut IbvQpEx, addr: *const c_void, leng
 
 unsafe extern "C" fn set_inline_data_list(qp: *mut IbvQpEx, count: usize, list: *const IbvDataBuf) {
     // SAFETY: see above.
-    let builder = unsafe { builder(qp) };
+    let (builder, cap) = unsafe { (builder(qp), QpObject::own_unchecked(qp).cap) };
     builder.begin_inlined();
-    for place in 0..count {
-        // SAFETY: the program passes as many stretches, each as long as it says.
-        unsafe {
-            let IbvDataBuf { addr, length } = *list.add(place);
-            if length > 0 {
-                let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), length);
-                builder.inline(bytes);
-            }
-        }
+    let mut room = cap.max_inline_data as usize;
+    // No limit of a queue pair bounds how many stretches there are. Each program that exists passes fewer than this.
+    // SAFETY: the program passes as many stretches.
+    let added = unsafe { entries(list, count, u16::MAX.into()) }.and_then(|stretches| {
+        stretches
+            .iter()
+            .try_for_each(|&IbvDataBuf { addr, length }| {
+                room = room.checked_sub(length).ok_or(Errno::INVAL)?;
+                if length > 0 {
+                    // SAFETY: the program passes stretches that are as long as it says.
+                    builder.inline(unsafe { entries(addr.cast(), length, u32::MAX) }?);
+                }
+                Ok(())
+            })
+    });
+    if let Err(errno) = added {
+        builder.refuse(errno);
+    }
+}
+
+// So many entries of a program's list: a list that is longer than `max`, or not there, is refused before it is read.
+unsafe fn entries<'a, T>(list: *const T, count: usize, max: u32) -> Result<&'a [T], Errno> {
+    match count {
+        0 => Ok(&[]),
+        _ if count > max as usize => Err(Errno::INVAL),
+        _ if list.is_null() => Err(Errno::FAULT),
+        // SAFETY: as the caller promises.
+        _ => Ok(unsafe { slice::from_raw_parts(list, count) }),
     }
 }

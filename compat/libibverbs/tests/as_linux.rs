@@ -1,18 +1,22 @@
 //! What a kernel's devices do, and programs count on, where the manual pages say nothing or otherwise.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
-use std::{io, mem, ptr};
+use std::ffi::{c_int, c_uint, c_void};
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::{mem, ptr};
 
 use polyverbs_libibverbs::abi::{
-    IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpInitAttr, IbvRecvWr, IbvSendWr, IbvWc,
-    access, qp_type,
+    self, IbvContext, IbvCq, IbvMr, IbvPd, IbvQp, IbvQpAttr, IbvQpEx, IbvQpInitAttr,
+    IbvQpInitAttrEx, IbvRecvWr, IbvSendWr, IbvSge, IbvWc, access, qp_type,
 };
-use polyverbs_libibverbs::{cq, device, mr, mw, open, pd, post, qp, query};
+use polyverbs_libibverbs::{cq, device, mr, mw, open, pd, post, qp, qp_ex, query};
 
 const DEVICES: &str = "[[device]]\nname = \"ib0\"\nwire = false\n";
 const PAGE: usize = 4096;
 const LOCAL_WRITE: c_int = 1;
+const REMOTE_WRITE: c_int = 1 << 1;
+const REMOTE_READ: c_int = 1 << 2;
 const CHANGE_TRANSLATION: c_int = 1;
 const MIN_RNR_TIMER: c_int = 1 << 15;
 const WRONG_ARGUMENT: c_int = -1;
@@ -104,6 +108,70 @@ fn unmapped_memory_is_refused_as_by_a_kernel() {
     assert_eq!(call!(open::close_device(context)), 0);
 }
 
+#[test]
+fn memory_that_cannot_be_pinned_for_the_rights_is_refused() {
+    const CHANGE_ACCESS: c_int = 1 << 2;
+    let context = open();
+    let pd = call!(pd::alloc(context));
+    let is_refused = |addr: *mut u8, length, flags| {
+        let region = register(pd, addr, length, flags);
+        if region.is_null() {
+            assert_eq!(last(), Some(libc::EFAULT));
+            return true;
+        }
+        assert_eq!(call!(mr::dereg(region)), 0);
+        false
+    };
+    let (mut file, path) = {
+        let name = format!("polyverbs-pinned-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        (std::fs::File::create(&path).unwrap(), path)
+    };
+    file.write_all(&[1; PAGE]).unwrap();
+    let opened_for_reading = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let map = |rights, flags, file: c_int| {
+        let pages = call!(libc::mmap(
+            ptr::null_mut(),
+            2 * PAGE,
+            rights,
+            flags,
+            file,
+            0
+        ));
+        assert_ne!(pages, libc::MAP_FAILED);
+        pages.cast::<u8>()
+    };
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+    let inaccessible = map(libc::PROT_NONE, anonymous, -1);
+    assert!(is_refused(inaccessible, PAGE, 0));
+    let read_only = map(libc::PROT_READ, anonymous, -1);
+    assert!(is_refused(read_only, PAGE, LOCAL_WRITE) && !is_refused(read_only, PAGE, REMOTE_READ));
+    let of_file = map(
+        libc::PROT_READ,
+        libc::MAP_SHARED,
+        opened_for_reading.as_raw_fd(),
+    );
+    assert!(is_refused(of_file, PAGE, LOCAL_WRITE) && !is_refused(of_file, PAGE, REMOTE_READ));
+    assert!(is_refused(of_file, 2 * PAGE, REMOTE_READ));
+
+    let region = register(pd, read_only, PAGE, 0);
+    let none = ptr::null_mut();
+    let changed = call!(mr::rereg(
+        region,
+        CHANGE_ACCESS,
+        none,
+        ptr::null_mut(),
+        0,
+        LOCAL_WRITE
+    ));
+    assert_eq!((changed, last()), (WRONG_ARGUMENT, Some(libc::EFAULT)));
+    assert_eq!(call!(mr::dereg(region)), 0);
+    assert_eq!(call!(pd::dealloc(pd)), 0);
+    assert_eq!(call!(open::close_device(context)), 0);
+}
+
 /// A connection of a queue pair with itself.
 struct Loop {
     context: *mut IbvContext,
@@ -114,16 +182,41 @@ struct Loop {
 
 impl Loop {
     fn new(min_rnr_timer: u8) -> Self {
+        Self::made_by(min_rnr_timer, |_, pd, init| call!(qp::create(pd, init)))
+    }
+
+    /// Its queue pair has the extended interface.
+    fn extended() -> Self {
+        const PD: u32 = 1;
+        const SEND_OPS_FLAGS: u32 = 1 << 6;
+        const WRITE: u64 = 1;
+        Self::made_by(0, |context, pd, init| {
+            let mut extended: IbvQpInitAttrEx = zeroed();
+            (extended.send_cq, extended.recv_cq) = (init.send_cq, init.recv_cq);
+            (extended.qp_type, extended.cap, extended.pd) = (init.qp_type, init.cap, pd);
+            extended.comp_mask = PD | SEND_OPS_FLAGS;
+            extended.send_ops_flags = WRITE;
+            call!(qp_ex::create(context, &raw mut extended))
+        })
+    }
+
+    fn made_by(
+        min_rnr_timer: u8,
+        create: impl FnOnce(*mut IbvContext, *mut IbvPd, &mut IbvQpInitAttr) -> *mut IbvQp,
+    ) -> Self {
         let context = open();
         let pd = call!(pd::alloc(context));
         let queue = call!(cq::create(context, 4, ptr::null_mut(), ptr::null_mut(), 0));
         let mut init: IbvQpInitAttr = zeroed();
         (init.send_cq, init.recv_cq) = (queue, queue);
         init.qp_type = qp_type::RC;
-        (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
-        let qp = call!(qp::create(pd, &raw mut init));
+        (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 1);
+        (init.cap.max_send_sge, init.cap.max_recv_sge) = (2, 2);
+        let qp = create(context, pd, &mut init);
+        assert!(!qp.is_null(), "{:?}", last());
         let mut attr: IbvQpAttr = zeroed();
         attr.port_num = 1;
+        attr.qp_access_flags = REMOTE_WRITE as c_uint;
         attr.path_mtu = 3;
         attr.dest_qp_num = call!((*qp).qp_num);
         attr.ah_attr.is_global = 1;
@@ -164,6 +257,112 @@ impl Drop for Loop {
         assert_eq!(call!(cq::destroy(self.queue)), 0);
         assert_eq!(call!(pd::dealloc(self.pd)), 0);
         assert_eq!(call!(open::close_device(self.context)), 0);
+    }
+}
+
+// A slot of an extended queue pair.
+macro_rules! slot {
+    ($qp:expr, $slot:ident: fn($($argument:expr => $kind:ty),*) $(-> $result:ty)?) => {{
+        let slots = call!((*$qp).slots);
+        type Slot = unsafe extern "C" fn(*mut IbvQpEx $(, $kind)*) $(-> $result)?;
+        let slot = call!(mem::transmute::<*const c_void, Slot>(slots[abi::qp_ex::$slot]));
+        call!(slot($qp $(, $argument)*))
+    }};
+}
+
+/// The last 16 bytes of memory after which nothing is mapped.
+fn end_of_memory() -> *mut u8 {
+    pages_with_a_hole().wrapping_add(PAGE - size_of::<IbvSge>())
+}
+
+#[test]
+fn a_batch_that_cannot_be_completed_carries_out_nothing() {
+    const SIGNALED: c_uint = 2;
+    let connection = Loop::extended();
+    let qp = connection.qp.cast::<IbvQpEx>();
+    let mut memory = [0_u8; 128];
+    memory[0] = 7;
+    let rights = LOCAL_WRITE | REMOTE_WRITE;
+    let region = register(connection.pd, memory.as_mut_ptr(), memory.len(), rights);
+    let key = call!((*region).rkey);
+    let target = memory.as_ptr() as u64 + 64;
+    let begin = || {
+        call!((*qp).wr_flags = SIGNALED);
+        slot!(qp, START: fn());
+    };
+    let write = || {
+        slot!(qp, RDMA_WRITE: fn(key => u32, target => u64));
+        slot!(qp, SET_SGE: fn(key => u32, target - 64 => u64, 1 => u32));
+    };
+    let end = || slot!(qp, COMPLETE: fn() -> c_int);
+    let end_of_memory = end_of_memory();
+    let spoilers: [(&dyn Fn(), c_int); 4] = [
+        (
+            &|| slot!(qp, SET_INLINE_DATA: fn(end_of_memory => *const u8, 1 << 20 => usize)),
+            libc::EINVAL,
+        ),
+        (
+            &|| slot!(qp, SET_SGE_LIST: fn(usize::MAX => usize, end_of_memory => *const u8)),
+            libc::EINVAL,
+        ),
+        (
+            &|| slot!(qp, SET_INLINE_DATA_LIST: fn(9 => usize, ptr::null() => *const u8)),
+            libc::EFAULT,
+        ),
+        (&|| (0..100).for_each(|_| write()), libc::ENOMEM),
+    ];
+    for (number, (spoil, errno)) in spoilers.into_iter().enumerate() {
+        begin();
+        write();
+        write();
+        spoil();
+        assert_eq!(end(), errno, "spoiler {number}");
+        let mut done: IbvWc = zeroed();
+        assert_eq!(call!(cq::poll(connection.queue, 1, &raw mut done)), 0);
+        assert_eq!(call!(ptr::read_volatile(&raw const memory[64])), 0);
+    }
+    begin();
+    write();
+    assert_eq!((end(), connection.done().status), (0, 0));
+    assert_eq!(call!(ptr::read_volatile(&raw const memory[64])), 7);
+    assert_eq!(call!(mr::dereg(region)), 0);
+}
+
+#[test]
+fn counts_and_lengths_of_requests_are_compared_before_memory_is_read() {
+    const SEND: c_int = 2;
+    const INLINE: u32 = 8;
+    let connection = Loop::new(0);
+    let end = end_of_memory();
+    let mut send: IbvSendWr = zeroed();
+    let mut post = |list: &[IbvSge], count: c_int, flags| {
+        (send.opcode, send.send_flags) = (SEND, flags);
+        (send.sg_list, send.num_sge) = (list.as_ptr(), count);
+        let mut bad = ptr::null_mut();
+        let posted = call!(post::send(connection.qp, &raw mut send, &raw mut bad));
+        (posted, bad == &raw mut send)
+    };
+    let long = IbvSge {
+        addr: end as u64,
+        length: 1 << 20,
+        lkey: 0,
+    };
+    // SAFETY: the last entry that there is memory for.
+    let last = unsafe { &mut *end.cast::<[IbvSge; 1]>() };
+    for flags in [0, INLINE] {
+        for count in [3, c_int::MAX, -1, c_int::MIN] {
+            assert_eq!(post(last, count, flags), (libc::EINVAL, true), "{count}");
+        }
+    }
+    assert_eq!(post(&[long], 1, INLINE), (libc::EINVAL, true));
+    assert_eq!(post(&[long, long], 2, INLINE), (libc::EINVAL, true));
+
+    let mut receive: IbvRecvWr = zeroed();
+    let mut bad = ptr::null_mut();
+    for count in [3, c_int::MAX, -1] {
+        (receive.sg_list, receive.num_sge) = (last.as_ptr(), count);
+        let posted = call!(post::recv(connection.qp, &raw mut receive, &raw mut bad));
+        assert_eq!((posted, bad), (libc::EINVAL, &raw mut receive));
     }
 }
 

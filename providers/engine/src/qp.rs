@@ -422,7 +422,12 @@ impl<D: Driver> Qp<D> {
 
     // ---- sending half
 
-    fn post(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+    #[inline(always)] // Each caller names a constant: posting one request does not test it.
+    fn post(
+        &self,
+        requests: &[WorkRequest<'_>],
+        is_whole: bool,
+    ) -> Result<(), (usize, PostReason)> {
         // The pin is a barrier: without this, nothing behind it would be fetched before it.
         prefetch(std::ptr::from_ref(self).cast());
         self.requester.prefetch();
@@ -434,7 +439,11 @@ impl<D: Driver> Qp<D> {
             if let Some(peer) = &requester.direct {
                 pin.look_ahead(&peer.responder);
             }
-            let result = self.post_locked(&mut requester, requests, &mut cx);
+            let result = match is_whole {
+                true => self.check_whole(&requester, requests),
+                false => Ok(()),
+            };
+            let result = result.and_then(|()| self.post_locked(&mut requester, requests, &mut cx));
             if D::waits(&requester) {
                 self.advance(&mut requester, &mut cx);
             }
@@ -449,6 +458,35 @@ impl<D: Driver> Qp<D> {
             self.device.network().send_off();
         }
         result
+    }
+
+    /// Checks that the queue pair takes every one of these requests now. A request that will complete at once counts as one that
+    /// holds its slot: what is refused does not depend on how fast the device is.
+    #[cold]
+    fn check_whole(
+        &self,
+        requester: &Requester<D>,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), (usize, PostReason)> {
+        if self.is_closed() {
+            return Err((0, PostReason::InvalidHandle));
+        }
+        match self.state() {
+            QpState::Rts | QpState::Sqd => {}
+            QpState::Sqe | QpState::Err => return Ok(()),
+            state @ (QpState::Reset | QpState::Init | QpState::Rtr) => {
+                return Err((0, PostReason::InvalidState(state)));
+            }
+        }
+        let mut held = self.held(requester);
+        for (index, request) in requests.iter().map(Request::of).enumerate() {
+            let checked = (self.device.driver().check_post(self, &request))
+                .and_then(|()| self.check_room(held, &request));
+            checked.map_err(|reason| (index, reason))?;
+            let is_reserved = request.flags.contains(SendFlags::RESERVED);
+            held.add(is_reserved);
+        }
+        Ok(())
     }
 
     #[inline]
@@ -570,13 +608,13 @@ impl<D: Driver> Qp<D> {
 
     #[inline]
     fn take_room(&self, requester: &Requester<D>, request: &Request<'_>) -> Result<(), PostReason> {
-        let needed = 1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF));
+        let needed = slots_needed(request);
         let for_ordinary = self.cold.cap.max_send_wr - self.cold.reserved_wr;
         let is_strict = self.is_watched && self.cold.slots.is_some();
         if !is_strict && requester.queue.len() as u32 + needed <= for_ordinary {
             return Ok(());
         }
-        self.take_scarce_room(requester, request, needed)
+        self.take_scarce_room(requester, request)
     }
 
     // What holds reserved slots takes none of the others.
@@ -585,12 +623,26 @@ impl<D: Driver> Qp<D> {
         &self,
         requester: &Requester<D>,
         request: &Request<'_>,
-        needed: u32,
     ) -> Result<(), PostReason> {
-        let Held { ordinary, reserved } = match &self.cold.slots {
+        self.check_room(self.held(requester), request)?;
+        if let Some(slots) = &self.cold.slots {
+            slots.take(request.flags.contains(SendFlags::RESERVED));
+        }
+        Ok(())
+    }
+
+    // Slots of the queue that are taken.
+    fn held(&self, requester: &Requester<D>) -> Held {
+        match &self.cold.slots {
             Some(slots) => slots.held(),
             None => requester.held(),
-        };
+        }
+    }
+
+    // Whether there is a slot for one more request.
+    fn check_room(&self, held: Held, request: &Request<'_>) -> Result<(), PostReason> {
+        let Held { ordinary, reserved } = held;
+        let needed = slots_needed(request);
         let max = self.cold.cap.max_send_wr;
         if ordinary + reserved + needed > max {
             return Err(PostReason::QueueFull { max });
@@ -599,9 +651,6 @@ impl<D: Driver> Qp<D> {
         let max = max - self.cold.reserved_wr;
         if !is_reserved && ordinary + needed > max {
             return Err(PostReason::QueueFull { max });
-        }
-        if let Some(slots) = &self.cold.slots {
-            slots.take(is_reserved);
         }
         Ok(())
     }
@@ -1401,6 +1450,12 @@ fn flushed() -> WcStatus {
     }
 }
 
+// Slots that have to be free for a request: its own, and that of the half that is posted next.
+#[inline]
+fn slots_needed(request: &Request<'_>) -> u32 {
+    1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF))
+}
+
 // Whether a request is carried out before what was posted earlier.
 #[inline]
 fn overtakes(request: &Request<'_>) -> bool {
@@ -1539,7 +1594,11 @@ impl<D: Driver> QpActions for Pooled<Qp<D>> {
 
 impl<D: Driver> PostOps for Qp<D> {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        self.post(requests)
+        self.post(requests, false)
+    }
+
+    fn post_send_whole(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        self.post(requests, true)
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
@@ -1602,7 +1661,8 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
 
     fn bind_mw(&self, bind: wr::BindWindow<'_>) -> Result<RKey, PostReason> {
         let key = bind.key();
-        self.post(&[bind.into()]).map_err(|(_, reason)| reason)?;
+        self.post(&[bind.into()], false)
+            .map_err(|(_, reason)| reason)?;
         Ok(key)
     }
 

@@ -351,6 +351,22 @@ pub trait PostOps: Send + Sync {
     /// How many were posted, and why the next was not.
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)>;
 
+    /// Posts all of these requests, or none. A provider that cannot do so refuses more than one.
+    ///
+    /// # Errors
+    /// The first request that cannot be posted, and why: nothing was posted.
+    fn post_send_whole(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
+        match requests {
+            [] | [_] => self.post_send(requests),
+            _ => Err((
+                0,
+                PostReason::Os {
+                    errno: nix::libc::EOPNOTSUPP,
+                },
+            )),
+        }
+    }
+
     /// Posts receives in order.
     ///
     /// # Errors

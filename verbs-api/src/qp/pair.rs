@@ -323,6 +323,37 @@ impl Qp {
         refusal.map_or(Ok(()), Err)
     }
 
+    /// Posts a batch as one thing: all of it, which is then taken out of the batch, or nothing.
+    ///
+    /// # Errors
+    /// Which request cannot be posted, and why. Nothing was posted: the batch is as it was, with all buffers.
+    #[doc(alias = "ibv_wr_complete")]
+    pub fn post_whole(&self, batch: &mut Batch<'_>) -> Result<(), PostError> {
+        let requests = &mut batch.requests;
+        for (index, request) in requests.iter().enumerate() {
+            let checked = self.check(request);
+            checked.map_err(|reason| PostError {
+                index,
+                reason: self.refused(reason),
+            })?;
+        }
+        let mut prepared = 0;
+        let posted = requests.iter_mut().try_for_each(|request| {
+            self.prepare(request).map_err(|reason| (prepared, reason))?;
+            prepared += 1;
+            Ok(())
+        });
+        let posted = posted.and_then(|()| {
+            let posted = self.object.poster().post_send_whole(requests);
+            posted.map_err(|(index, reason)| (index, self.refused(reason)))
+        });
+        match posted {
+            Ok(()) => requests.clear(),
+            Err(_) => take_back(&mut requests[..prepared]),
+        }
+        posted.map_err(|(index, reason)| PostError { index, reason })
+    }
+
     /// Posts one request.
     ///
     /// # Errors

@@ -141,6 +141,23 @@ fn a_batch_is_posted_up_to_its_first_bad_entry() {
 }
 
 #[test]
+fn one_bad_entry_keeps_a_whole_batch_from_being_posted() {
+    let (_mock, context) = mock::open();
+    let (_pd, cq, qp, _) = mock::pair(&context);
+    let mut batch = Batch::new();
+    batch.push(wr::Send::new(SGE).signaled(1));
+    batch.push(wr::FetchAdd::new(SGE.at(0x2000, 4), REMOTE, 1).signaled(2));
+    let error = qp.post_whole(&mut batch).unwrap_err();
+    assert_eq!(
+        (error.index, error.reason),
+        (1, PostReason::AtomicLength { given: 4 })
+    );
+    assert_eq!(batch.len(), 2);
+    let mut slots: [Completion; 2] = Default::default();
+    assert!(cq.poll(&mut slots).unwrap().is_empty());
+}
+
+#[test]
 fn a_batch_is_extended_and_gone_through_in_the_order_of_its_requests() {
     let good = |wr_id| wr::Send::new(SGE).signaled(wr_id);
     let mut batch: Batch<'_> = (1..3).map(good).collect();
