@@ -1,20 +1,17 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` in one file: every symbol of rdma-core 44, each with its version.
 //!
-//! A symbol is a jump to the function that implements it, in the crates `polyverbs-libibverbs` and `polyverbs-librdmacm`; while
-//! tracing is on, the jump goes through the trace. A symbol that is not implemented fails as unsupported. A test compares the
+//! A symbol is a jump to the entry of verbs, with the function that implements it, in the crates `polyverbs-libibverbs` and
+//! `polyverbs-librdmacm`. A symbol that is not implemented fails as unsupported. A test compares the
 //! symbols with the stored list.
 // Versioned symbols can only be defined in assembly.
 #![allow(unsafe_code)]
 
-// Jumps to the function, or to the trace with the function and its name.
+// Jumps to the entry of verbs with the function and its name.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     ($name:literal, $version:literal) => {
         concat!(
-            "cmp byte ptr [rip + {state}], 0\n",
-            "jne 2f\n",
-            "jmp {function}\n",
-            "2: lea r10, [rip + {function}]\n",
+            "lea r10, [rip + {function}]\n",
             "lea r11, [rip + polyverbs.text.",
             $name,
             ".",
@@ -28,11 +25,7 @@ macro_rules! jump {
 macro_rules! jump {
     ($name:literal, $version:literal) => {
         concat!(
-            "adrp x16, {state}\n",
-            "ldrb w16, [x16, :lo12:{state}]\n",
-            "cbnz w16, 2f\n",
-            "b {function}\n",
-            "2: adrp x16, {function}\n",
+            "adrp x16, {function}\n",
             "add x16, x16, :lo12:{function}\n",
             "adrp x17, polyverbs.text.",
             $name,
@@ -65,8 +58,7 @@ macro_rules! symbol {
             concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
             concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, $at, $version, ", remove"),
             function = sym $function,
-            state = sym polyverbs_libibverbs::trace::STATE,
-            round = sym polyverbs_libibverbs::trace::entry::round,
+            round = sym polyverbs_libibverbs::entry::round,
         );
     };
 }

@@ -221,7 +221,7 @@ impl Srq {
         &self.ops
     }
 
-    /// Most scatter/gather entries of a receive: at least what was asked for.
+    /// Most scatter/gather entries of a receive: the number asked for, or more.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }

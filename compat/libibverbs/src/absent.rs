@@ -7,24 +7,24 @@ use std::ptr;
 use crate::errno::Errno;
 
 /// For functions that return an error number.
-pub extern "C" fn number() -> c_int {
+pub extern "C-unwind" fn number() -> c_int {
     Errno::OPNOTSUPP.set()
 }
 
 /// For functions that return -1.
-pub extern "C" fn minus_one() -> c_int {
+pub extern "C-unwind" fn minus_one() -> c_int {
     Errno::OPNOTSUPP.set();
     -1
 }
 
 /// For functions that return a pointer.
-pub extern "C" fn null() -> *mut c_void {
+pub extern "C-unwind" fn null() -> *mut c_void {
     Errno::OPNOTSUPP.set();
     ptr::null_mut()
 }
 
 /// For functions that return nothing, or a number of which 0 means none.
-pub extern "C" fn nothing() -> c_int {
+pub extern "C-unwind" fn nothing() -> c_int {
     Errno::OPNOTSUPP.set();
     0
 }
@@ -33,7 +33,7 @@ pub extern "C" fn nothing() -> c_int {
 ///
 /// # Safety
 /// `bad_op` is null or writable.
-pub unsafe extern "C" fn post_srq_ops(
+pub unsafe extern "C-unwind" fn post_srq_ops(
     _srq: *mut c_void,
     op: *mut c_void,
     bad_op: *mut *mut c_void,

@@ -50,7 +50,7 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
 ///
 /// # Safety
 /// `attr` is null or readable, and the domain is not freed meanwhile.
-pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut IbvAh {
+pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut IbvAh {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
         // SAFETY: as the caller promises.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *const IbvAhAttr) -> *mut 
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
+pub unsafe extern "C-unwind" fn destroy(ah: *mut IbvAh) -> c_int {
     let end = |own: &Ah| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
     code(unsafe { AhObject::end(ah, end) })
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn destroy(ah: *mut IbvAh) -> c_int {
 ///
 /// # Safety
 /// The structures are readable, and `target` is writable.
-pub unsafe extern "C" fn init_from_wc(
+pub unsafe extern "C-unwind" fn init_from_wc(
     context: *mut IbvContext,
     port: u8,
     wc: *const IbvWc,
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn init_from_wc(
 ///
 /// # Safety
 /// As for [`init_from_wc`].
-pub unsafe extern "C" fn create_from_wc(
+pub unsafe extern "C-unwind" fn create_from_wc(
     pd: *mut IbvPd,
     wc: *const IbvWc,
     grh: *const IbvGrh,

@@ -35,7 +35,7 @@ impl Builder {
         self.refused = None;
     }
 
-    /// A call had invalid arguments: the requests cannot be posted any more.
+    /// A call had invalid arguments: the requests are not posted.
     pub(crate) fn refuse(&mut self, why: Errno) {
         self.refused.get_or_insert(why);
     }

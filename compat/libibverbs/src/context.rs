@@ -255,7 +255,7 @@ pub unsafe fn destroy(context: *mut IbvContext) {
 ///
 /// # Safety
 /// `event` is null or writable, and the device is not closed meanwhile.
-pub unsafe extern "C" fn get_async_event(
+pub unsafe extern "C-unwind" fn get_async_event(
     context: *mut IbvContext,
     event: *mut IbvAsyncEvent,
 ) -> c_int {
@@ -287,7 +287,7 @@ pub unsafe extern "C" fn get_async_event(
 ///
 /// # Safety
 /// `event` is null, or was filled by [`get_async_event`].
-pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
+pub unsafe extern "C-unwind" fn ack_async_event(event: *mut IbvAsyncEvent) {
     // SAFETY: as the caller promises.
     let Some(event) = (unsafe { event.as_ref() }) else {
         return;
@@ -311,11 +311,11 @@ pub unsafe extern "C" fn ack_async_event(event: *mut IbvAsyncEvent) {
 }
 
 /// `ibv_fork_init`: does nothing. Memory is not pinned, so forks need no care.
-pub extern "C" fn fork_init() -> c_int {
+pub extern "C-unwind" fn fork_init() -> c_int {
     0
 }
 
 /// `ibv_is_fork_initialized`: not needed.
-pub extern "C" fn is_fork_initialized() -> c_int {
+pub extern "C-unwind" fn is_fork_initialized() -> c_int {
     2
 }

@@ -18,11 +18,11 @@ use verbs_api::{
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
 use crate::context;
 use crate::device::ListedDevice;
+use crate::entry::slot;
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
 use crate::lock::lock;
 use crate::object::Object;
-use crate::trace::entry::slot;
 
 /// The layout of a channel.
 type ChannelObject = Object<IbvCompChannel, Arc<Channel>>;
@@ -103,7 +103,7 @@ pub unsafe fn own<'a>(cq: *const IbvCq) -> Result<&'a State, Errno> {
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
+pub unsafe extern "C-unwind" fn create_channel(context: *mut IbvContext) -> *mut IbvCompChannel {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|_| {
         let channel = Arc::new(Channel {
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn create_channel(context: *mut IbvContext) -> *mut IbvCom
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
+pub unsafe extern "C-unwind" fn destroy_channel(channel: *mut IbvCompChannel) -> c_int {
     let end = |own: &Arc<Channel>| match own.queues.load(Ordering::Acquire) {
         0 => Ok(()),
         _ => Err(Errno::BUSY),
@@ -203,7 +203,7 @@ fn packet_type(listed: &ListedDevice) -> u8 {
 ///
 /// # Safety
 /// Neither the device nor the channel is closed meanwhile.
-pub unsafe extern "C" fn create(
+pub unsafe extern "C-unwind" fn create(
     context: *mut IbvContext,
     cqe: c_int,
     cq_context: *mut c_void,
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn create(
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
+pub unsafe extern "C-unwind" fn destroy(cq: *mut IbvCq) -> c_int {
     let end = |state: &State| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*cq).context) }?;
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn destroy(cq: *mut IbvCq) -> c_int {
 ///
 /// # Safety
 /// The queue is not destroyed meanwhile.
-pub unsafe extern "C" fn resize(cq: *mut IbvCq, cqe: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn resize(cq: *mut IbvCq, cqe: c_int) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(cq) }.and_then(|state| {
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
@@ -363,7 +363,7 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
 ///
 /// # Safety
 /// `cq` and `cq_context` are writable, and the channel is not destroyed meanwhile.
-pub unsafe extern "C" fn get_event(
+pub unsafe extern "C-unwind" fn get_event(
     channel: *mut IbvCompChannel,
     cq: *mut *mut IbvCq,
     cq_context: *mut *mut c_void,
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn get_event(
 ///
 /// # Safety
 /// The queue is not destroyed without waiting for this.
-pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
+pub unsafe extern "C-unwind" fn ack_events(cq: *mut IbvCq, count: u32) {
     // SAFETY: as the caller promises.
     let Ok(state) = (unsafe { own(cq) }) else {
         return;
@@ -405,19 +405,19 @@ pub unsafe extern "C" fn ack_events(cq: *mut IbvCq, count: u32) {
 
 fn extended() -> [Slot; 18] {
     let mut slots = [ptr::null(); 18];
-    slots[cq_ex::START_POLL] = slot!("ibv_start_poll" => start_poll);
-    slots[cq_ex::NEXT_POLL] = slot!("ibv_next_poll" => advance);
-    slots[cq_ex::END_POLL] = slot!("ibv_end_poll" => end_poll);
-    slots[cq_ex::READ_OPCODE] = slot!("ibv_wc_read_opcode" => read_opcode);
-    slots[cq_ex::READ_VENDOR_ERR] = slot!("ibv_wc_read_vendor_err" => read_vendor_err);
-    slots[cq_ex::READ_BYTE_LEN] = slot!("ibv_wc_read_byte_len" => read_byte_len);
-    slots[cq_ex::READ_IMM_DATA] = slot!("ibv_wc_read_imm_data" => read_imm_data);
-    slots[cq_ex::READ_QP_NUM] = slot!("ibv_wc_read_qp_num" => read_qp_num);
-    slots[cq_ex::READ_SRC_QP] = slot!("ibv_wc_read_src_qp" => read_src_qp);
-    slots[cq_ex::READ_WC_FLAGS] = slot!("ibv_wc_read_wc_flags" => read_wc_flags);
-    slots[cq_ex::READ_SLID] = slot!("ibv_wc_read_slid" => read_zero);
-    slots[cq_ex::READ_SL] = slot!("ibv_wc_read_sl" => read_sl);
-    slots[cq_ex::READ_DLID_PATH_BITS] = slot!("ibv_wc_read_dlid_path_bits" => read_zero);
+    slots[cq_ex::START_POLL] = slot!(direct "ibv_start_poll" => start_poll);
+    slots[cq_ex::NEXT_POLL] = slot!(direct "ibv_next_poll" => advance);
+    slots[cq_ex::END_POLL] = slot!(direct "ibv_end_poll" => end_poll);
+    slots[cq_ex::READ_OPCODE] = slot!(direct "ibv_wc_read_opcode" => read_opcode);
+    slots[cq_ex::READ_VENDOR_ERR] = slot!(direct "ibv_wc_read_vendor_err" => read_vendor_err);
+    slots[cq_ex::READ_BYTE_LEN] = slot!(direct "ibv_wc_read_byte_len" => read_byte_len);
+    slots[cq_ex::READ_IMM_DATA] = slot!(direct "ibv_wc_read_imm_data" => read_imm_data);
+    slots[cq_ex::READ_QP_NUM] = slot!(direct "ibv_wc_read_qp_num" => read_qp_num);
+    slots[cq_ex::READ_SRC_QP] = slot!(direct "ibv_wc_read_src_qp" => read_src_qp);
+    slots[cq_ex::READ_WC_FLAGS] = slot!(direct "ibv_wc_read_wc_flags" => read_wc_flags);
+    slots[cq_ex::READ_SLID] = slot!(direct "ibv_wc_read_slid" => read_zero);
+    slots[cq_ex::READ_SL] = slot!(direct "ibv_wc_read_sl" => read_sl);
+    slots[cq_ex::READ_DLID_PATH_BITS] = slot!(direct "ibv_wc_read_dlid_path_bits" => read_zero);
     slots
 }
 
@@ -432,7 +432,7 @@ const KNOWN_FLAGS: u32 = 3;
 ///
 /// # Safety
 /// `attr` is null or readable, and none of the objects in it is destroyed meanwhile.
-pub unsafe extern "C" fn create_ex(
+pub unsafe extern "C-unwind" fn create_ex(
     context: *mut IbvContext,
     attr: *mut IbvCqInitAttrEx,
 ) -> *mut IbvCqEx {

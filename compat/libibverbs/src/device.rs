@@ -188,7 +188,7 @@ pub fn listed(device: *const IbvDevice) -> Result<&'static ListedDevice, Errno> 
 ///
 /// # Safety
 /// `count` is null or writable.
-pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevice {
+pub unsafe extern "C-unwind" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevice {
     let devices = devices();
     // SAFETY: room for the pointers and the null, zeroed.
     let list: *mut *mut IbvDevice =
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut IbvDevi
 ///
 /// # Safety
 /// The list is null, or was returned by [`get_device_list`].
-pub unsafe extern "C" fn free_device_list(list: *mut *mut IbvDevice) {
+pub unsafe extern "C-unwind" fn free_device_list(list: *mut *mut IbvDevice) {
     // SAFETY: `calloc` made it.
     unsafe { libc::free(list.cast()) };
 }
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn free_device_list(list: *mut *mut IbvDevice) {
 ///
 /// # Safety
 /// `device` is null or the structure of a device, whose name is read as long as the result is in use.
-pub unsafe extern "C" fn get_device_name(device: *const IbvDevice) -> *const c_char {
+pub unsafe extern "C-unwind" fn get_device_name(device: *const IbvDevice) -> *const c_char {
     if device.is_null() {
         Errno::INVAL.set();
         return ptr::null();
@@ -231,12 +231,12 @@ pub unsafe extern "C" fn get_device_name(device: *const IbvDevice) -> *const c_c
 }
 
 /// `ibv_get_device_guid`.
-pub extern "C" fn get_device_guid(device: *const IbvDevice) -> u64 {
+pub extern "C-unwind" fn get_device_guid(device: *const IbvDevice) -> u64 {
     listed(device).map_or(0, ListedDevice::guid)
 }
 
 /// `ibv_get_device_index`.
-pub extern "C" fn get_device_index(device: *const IbvDevice) -> c_int {
+pub extern "C-unwind" fn get_device_index(device: *const IbvDevice) -> c_int {
     let place = devices()
         .iter()
         .position(|known| ptr::eq(&raw const known.public, device));
@@ -250,7 +250,7 @@ pub extern "C" fn get_device_index(device: *const IbvDevice) -> c_int {
 }
 
 /// `ibv_get_sysfs_path`.
-pub extern "C" fn get_sysfs_path() -> *const c_char {
+pub extern "C-unwind" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
@@ -258,7 +258,7 @@ pub extern "C" fn get_sysfs_path() -> *const c_char {
 ///
 /// # Safety
 /// `dir` and `file` are strings, and `size` bytes from `target` are writable.
-pub unsafe extern "C" fn read_sysfs_file(
+pub unsafe extern "C-unwind" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
     target: *mut c_char,
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn read_sysfs_file(
 }
 
 /// `ibv_register_driver` and `verbs_register_driver_34`: vendors' libraries call them when they are loaded.
-pub extern "C" fn register_driver(_: *const c_void) {}
+pub extern "C-unwind" fn register_driver(_: *const c_void) {}
 
 #[cfg(test)]
 mod tests {

@@ -7,10 +7,10 @@ use std::slice;
 use verbs_api::{Access, Memory, MrOptions};
 
 use crate::abi::{IbvAllocDmAttr, IbvContext, IbvDm, IbvMr, IbvPd};
+use crate::entry::slot;
 use crate::errno::{Errno, code, pointer};
 use crate::lock::lock;
 use crate::object::Object;
-use crate::trace::entry::slot;
 use crate::{context, mr, pd};
 
 /// Most bytes of one allocation.
@@ -48,7 +48,7 @@ fn create(context: *mut IbvContext, handle: u32, memory: Memory, is_imported: bo
 ///
 /// # Safety
 /// `attr` is null or readable, and the device is not closed meanwhile.
-pub unsafe extern "C" fn alloc(
+pub unsafe extern "C-unwind" fn alloc(
     context: *mut IbvContext,
     attr: *const IbvAllocDmAttr,
 ) -> *mut IbvDm {
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn alloc(
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
+pub unsafe extern "C-unwind" fn free(dm: *mut IbvDm) -> c_int {
     let end = |state: &State| {
         if !state.is_imported {
             // SAFETY: live, as was seen; device memory is live, so its device is.
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn free(dm: *mut IbvDm) -> c_int {
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
+pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvDm {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let known = lock(&state.shared.dms).get(&handle).cloned();
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut I
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn unimport(dm: *mut IbvDm) {
+pub unsafe extern "C-unwind" fn unimport(dm: *mut IbvDm) {
     // SAFETY: as the caller promises.
     if unsafe { DmObject::own(dm) }.is_ok_and(|state| state.is_imported) {
         // SAFETY: as the caller promises.
@@ -120,7 +120,7 @@ fn place(offset: u64, length: usize) -> Result<usize, Errno> {
     usize::try_from(offset).map_err(|_| Errno::INVAL)
 }
 
-unsafe extern "C" fn copy_to(
+unsafe extern "C-unwind" fn copy_to(
     dm: *mut IbvDm,
     offset: u64,
     source: *const c_void,
@@ -135,7 +135,7 @@ unsafe extern "C" fn copy_to(
     }))
 }
 
-unsafe extern "C" fn copy_from(
+unsafe extern "C-unwind" fn copy_from(
     target: *mut c_void,
     dm: *mut IbvDm,
     offset: u64,
@@ -154,7 +154,7 @@ unsafe extern "C" fn copy_from(
 ///
 /// # Safety
 /// Neither the domain nor the memory is freed meanwhile.
-pub unsafe extern "C" fn register(
+pub unsafe extern "C-unwind" fn register(
     pd: *mut IbvPd,
     dm: *mut IbvDm,
     offset: u64,

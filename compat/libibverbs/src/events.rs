@@ -2,11 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 
+use crate::cancel::sleep_in;
 use crate::errno::Errno;
 use crate::lock::lock;
 
@@ -68,15 +69,18 @@ impl<T> Events<T> {
     /// The next event. Waits for it, unless the descriptor is non-blocking.
     ///
     /// # Errors
-    /// There is no event and the descriptor is non-blocking, or a signal arrived.
+    /// There is no event and the descriptor is non-blocking, a signal arrived, or the thread was cancelled.
     pub fn next(&self) -> Result<T, Errno> {
         loop {
             let mut byte = 0_u8;
+            let room = (&raw mut byte).expose_provenance();
             // SAFETY: room for a byte.
-            let read = unsafe { libc::read(self.fd(), (&raw mut byte).cast(), 1) };
-            if read < 0 {
-                return Err(Errno::last());
-            }
+            unsafe {
+                sleep_in(
+                    libc::read as *const c_void,
+                    [self.fd() as usize, room, 1, 0],
+                )
+            }?;
             let mut queue = lock(&self.queue);
             // An event may have been taken back.
             if let Some(event) = queue.events.pop_front() {
@@ -89,9 +93,16 @@ impl<T> Events<T> {
     fn tell(&self, queue: &mut Queue<T>) {
         let byte = 0_u8;
         while queue.untold > 0 {
+            // The function `write` of the C library could cancel the thread, which may be one that polls.
             // SAFETY: a byte. It does not wait.
-            let written =
-                unsafe { libc::write(self.writable.as_raw_fd(), (&raw const byte).cast(), 1) };
+            let written = unsafe {
+                libc::syscall(
+                    libc::SYS_write,
+                    self.writable.as_raw_fd(),
+                    &raw const byte,
+                    1,
+                )
+            };
             if written < 1 {
                 return;
             }

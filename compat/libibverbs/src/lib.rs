@@ -7,10 +7,12 @@
 pub mod absent;
 pub mod ah;
 pub mod builder;
+pub mod cancel;
 pub mod context;
 pub mod cq;
 pub mod device;
 pub mod dm;
+pub mod entry;
 pub mod errno;
 pub mod events;
 pub mod interface;

@@ -203,7 +203,7 @@ pub unsafe fn made(
 ///
 /// # Safety
 /// `length` bytes from `addr` belong to the program until the region is deregistered.
-pub unsafe extern "C" fn reg(
+pub unsafe extern "C-unwind" fn reg(
     pd: *mut IbvPd,
     addr: *mut c_void,
     length: usize,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn reg(
 ///
 /// # Safety
 /// As for [`reg`].
-pub unsafe extern "C" fn reg_iova(
+pub unsafe extern "C-unwind" fn reg_iova(
     pd: *mut IbvPd,
     addr: *mut c_void,
     length: usize,
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn reg_iova(
 ///
 /// # Safety
 /// As for [`reg`].
-pub unsafe extern "C" fn reg_iova2(
+pub unsafe extern "C-unwind" fn reg_iova2(
     pd: *mut IbvPd,
     addr: *mut c_void,
     length: usize,
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn reg_iova2(
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
+pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
     let end = |state: &State| {
         if !state.is_imported {
             state.mr.clone().deregister().wait()?;
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn dereg(mr: *mut IbvMr) -> c_int {
 ///
 /// # Safety
 /// The domain is not freed meanwhile.
-pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
+pub unsafe extern "C-unwind" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|_| {
         // SAFETY: the domain is live, as was seen.
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn import(pd: *mut IbvPd, handle: u32) -> *mut IbvMr {
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn unimport(mr: *mut IbvMr) {
+pub unsafe extern "C-unwind" fn unimport(mr: *mut IbvMr) {
     // SAFETY: as the caller promises.
     if unsafe { MrObject::own(mr) }.is_ok_and(|state| state.is_imported) {
         // SAFETY: as the caller promises.
@@ -323,7 +323,7 @@ const FAILED: c_int = -4;
 ///
 /// # Safety
 /// As for [`reg`], and the region is not deregistered meanwhile.
-pub unsafe extern "C" fn rereg(
+pub unsafe extern "C-unwind" fn rereg(
     mr: *mut IbvMr,
     flags: c_int,
     pd: *mut IbvPd,
@@ -432,7 +432,7 @@ unsafe fn change_sink(
 ///
 /// # Safety
 /// `count` entries from `list` are readable.
-pub unsafe extern "C" fn advise(
+pub unsafe extern "C-unwind" fn advise(
     pd: *mut IbvPd,
     advice: c_int,
     flags: u32,

@@ -19,7 +19,7 @@ pub type MwObject = Object<IbvMw, Mw>;
 ///
 /// # Safety
 /// The domain is not freed meanwhile.
-pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
+pub unsafe extern "C-unwind" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
     // SAFETY: as the caller promises.
     pointer(unsafe { pd::own(pd) }.and_then(|own| {
         let kind = match mw_type {
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn alloc(pd: *mut IbvPd, mw_type: c_int) -> *mut IbvMw {
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn dealloc(mw: *mut IbvMw) -> c_int {
+pub unsafe extern "C-unwind" fn dealloc(mw: *mut IbvMw) -> c_int {
     let end = |own: &Mw| Ok(own.clone().destroy().wait()?);
     // SAFETY: as the caller promises.
     code(unsafe { MwObject::end(mw, end) })

@@ -8,7 +8,7 @@ fn text(texts: &[&'static CStr], code: c_int, unknown: &'static CStr) -> *const 
 }
 
 /// `ibv_node_type_str`.
-pub extern "C" fn node_type_str(node_type: c_int) -> *const c_char {
+pub extern "C-unwind" fn node_type_str(node_type: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"unknown",
         c"InfiniBand channel adapter",
@@ -23,7 +23,7 @@ pub extern "C" fn node_type_str(node_type: c_int) -> *const c_char {
 }
 
 /// `ibv_port_state_str`.
-pub extern "C" fn port_state_str(state: c_int) -> *const c_char {
+pub extern "C-unwind" fn port_state_str(state: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"no state change (NOP)",
         c"down",
@@ -36,7 +36,7 @@ pub extern "C" fn port_state_str(state: c_int) -> *const c_char {
 }
 
 /// `ibv_event_type_str`.
-pub extern "C" fn event_type_str(event: c_int) -> *const c_char {
+pub extern "C-unwind" fn event_type_str(event: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"CQ error",
         c"local work queue catastrophic error",
@@ -63,7 +63,7 @@ pub extern "C" fn event_type_str(event: c_int) -> *const c_char {
 }
 
 /// `ibv_wc_status_str`.
-pub extern "C" fn wc_status_str(status: c_int) -> *const c_char {
+pub extern "C-unwind" fn wc_status_str(status: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"success",
         c"local length error",
@@ -123,19 +123,19 @@ const RATES: [(c_int, c_int); 23] = [
 const SINGLE: c_int = 2_500;
 
 /// `ibv_rate_to_mbps`.
-pub extern "C" fn rate_to_mbps(rate: c_int) -> c_int {
+pub extern "C-unwind" fn rate_to_mbps(rate: c_int) -> c_int {
     let known = RATES.iter().find(|(code, _)| *code == rate);
     known.map_or(-1, |&(_, mbps)| mbps)
 }
 
 /// `mbps_to_ibv_rate`.
-pub extern "C" fn mbps_to_rate(mbps: c_int) -> c_int {
+pub extern "C-unwind" fn mbps_to_rate(mbps: c_int) -> c_int {
     let known = RATES.iter().find(|(_, known)| *known == mbps);
     known.map_or(0, |&(code, _)| code)
 }
 
 /// `ibv_rate_to_mult`: in multiples of 2.5 Gb/s.
-pub extern "C" fn rate_to_mult(rate: c_int) -> c_int {
+pub extern "C-unwind" fn rate_to_mult(rate: c_int) -> c_int {
     match rate_to_mbps(rate) {
         mbps if mbps > 0 && mbps % SINGLE == 0 => mbps / SINGLE,
         _ => -1,
@@ -143,7 +143,7 @@ pub extern "C" fn rate_to_mult(rate: c_int) -> c_int {
 }
 
 /// `mult_to_ibv_rate`.
-pub extern "C" fn mult_to_rate(mult: c_int) -> c_int {
+pub extern "C-unwind" fn mult_to_rate(mult: c_int) -> c_int {
     mult.checked_mul(SINGLE)
         .map_or(0, |mbps| mbps_to_rate(mbps))
 }

@@ -10,8 +10,8 @@ use verbs_api::DestroyError;
 use crate::abi::{IbvContext, IbvDevice, OPS_SLOTS, VERBS_SLOTS, ops, verbs};
 use crate::context::{self, State, Tables};
 use crate::device::listed;
+use crate::entry::slot;
 use crate::errno::{code, pointer};
-use crate::trace::entry::slot;
 use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
 
 fn tables() -> Tables {
@@ -19,11 +19,11 @@ fn tables() -> Tables {
     short[ops::ALLOC_MW] = slot!("ibv_alloc_mw" => mw::alloc);
     short[ops::BIND_MW] = slot!("ibv_bind_mw" => post::bind_mw);
     short[ops::DEALLOC_MW] = slot!("ibv_dealloc_mw" => mw::dealloc);
-    short[ops::POLL_CQ] = slot!("ibv_poll_cq" => cq::poll);
-    short[ops::REQ_NOTIFY_CQ] = slot!("ibv_req_notify_cq" => cq::req_notify);
-    short[ops::POST_SRQ_RECV] = slot!("ibv_post_srq_recv" => post::srq_recv);
-    short[ops::POST_SEND] = slot!("ibv_post_send" => post::send);
-    short[ops::POST_RECV] = slot!("ibv_post_recv" => post::recv);
+    short[ops::POLL_CQ] = slot!(direct "ibv_poll_cq" => cq::poll);
+    short[ops::REQ_NOTIFY_CQ] = slot!(direct "ibv_req_notify_cq" => cq::req_notify);
+    short[ops::POST_SRQ_RECV] = slot!(direct "ibv_post_srq_recv" => post::srq_recv);
+    short[ops::POST_SEND] = slot!(direct "ibv_post_send" => post::send);
+    short[ops::POST_RECV] = slot!(direct "ibv_post_recv" => post::recv);
     let mut long = [ptr::null(); VERBS_SLOTS];
     long[verbs::QUERY_PORT] = slot!("ibv_query_port" => query::query_port_sized);
     long[verbs::ADVISE_MR] = slot!("ibv_advise_mr" => mr::advise);
@@ -59,13 +59,13 @@ fn tables() -> Tables {
 }
 
 /// `ibv_open_device`.
-pub extern "C" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
+pub extern "C-unwind" fn open_device(device: *mut IbvDevice) -> *mut IbvContext {
     let opened = listed(device).and_then(State::open);
     pointer(opened.map(|own| context::create(own, tables())))
 }
 
 /// `ibv_import_device`: the open device of a descriptor or of its duplicate.
-pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
+pub extern "C-unwind" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
     pointer(State::import(cmd_fd).map(|own| context::create(own, tables())))
 }
 
@@ -74,7 +74,7 @@ pub extern "C" fn import_device(cmd_fd: c_int) -> *mut IbvContext {
 ///
 /// # Safety
 /// The device is not used any more.
-pub unsafe extern "C" fn close_device(context: *mut IbvContext) -> c_int {
+pub unsafe extern "C-unwind" fn close_device(context: *mut IbvContext) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { context::own(context) }.and_then(|state| {
         if !object::is_parents(context) && Arc::strong_count(&state.shared) == 1 {

@@ -51,7 +51,7 @@ fn create(context: *mut IbvContext, pd: Pd, kind: Kind) -> *mut IbvPd {
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
+pub unsafe extern "C-unwind" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let pd = state.context.alloc_pd().wait()?;
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn alloc(context: *mut IbvContext) -> *mut IbvPd {
 ///
 /// # Safety
 /// The domain is not used any more.
-pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
+pub unsafe extern "C-unwind" fn dealloc(pd: *mut IbvPd) -> c_int {
     let end = |state: &State| {
         if state.parents.load(Ordering::Acquire) > 0 {
             return Err(Errno::BUSY);
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn dealloc(pd: *mut IbvPd) -> c_int {
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
+pub unsafe extern "C-unwind" fn import(context: *mut IbvContext, handle: u32) -> *mut IbvPd {
     // SAFETY: as the caller promises.
     pointer(unsafe { context::own(context) }.and_then(|state| {
         let known = lock(&state.shared.pds).get(&handle).cloned();
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn import(context: *mut IbvContext, handle: u32) -> *mut I
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn unimport(pd: *mut IbvPd) {
+pub unsafe extern "C-unwind" fn unimport(pd: *mut IbvPd) {
     // SAFETY: as the caller promises.
     let is_imported =
         unsafe { PdObject::own(pd) }.is_ok_and(|own| matches!(own.kind, Kind::Imported));
@@ -132,7 +132,7 @@ const PD_CONTEXT: u32 = 1 << 1;
 ///
 /// # Safety
 /// `attr` is null or readable, and the domain is not freed meanwhile.
-pub unsafe extern "C" fn alloc_parent(
+pub unsafe extern "C-unwind" fn alloc_parent(
     context: *mut IbvContext,
     attr: *const IbvParentDomainInitAttr,
 ) -> *mut IbvPd {
@@ -156,7 +156,10 @@ pub unsafe extern "C" fn alloc_parent(
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn alloc_td(context: *mut IbvContext, _attr: *const c_void) -> *mut IbvTd {
+pub unsafe extern "C-unwind" fn alloc_td(
+    context: *mut IbvContext,
+    _attr: *const c_void,
+) -> *mut IbvTd {
     // SAFETY: as the caller promises.
     let checked = unsafe { context::own(context) };
     pointer(checked.map(|_| Object::<IbvTd, ()>::create(IbvTd { context }, ())))
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut IbvContext, _attr: *const c_void
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn dealloc_td(td: *mut IbvTd) -> c_int {
+pub unsafe extern "C-unwind" fn dealloc_td(td: *mut IbvTd) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { Object::<IbvTd, ()>::own(td) }.map(|()| {
         // SAFETY: as the caller promises.

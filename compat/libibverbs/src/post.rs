@@ -61,8 +61,8 @@ fn bytes<'a>(sge: &Sge) -> Result<&'a [u8], Errno> {
     Ok(unsafe { slice::from_raw_parts(at, sge.length() as usize) })
 }
 
-// The inline bytes of all entries, one after the other in `room` unless there is just one entry. What is longer than the queue
-// pair takes is refused before it is read.
+// The inline bytes of all entries, one after the other in `room` unless there is just one entry. Data beyond the limit of the
+// queue pair is refused before it is read.
 fn inline<'a>(entries: &[Sge], max: u32, room: &'a mut Vec<u8>) -> Result<Data<'a>, Errno> {
     let given: usize = entries.iter().map(|sge| sge.length() as usize).sum();
     if given > max as usize {
@@ -411,7 +411,11 @@ pub unsafe extern "C" fn srq_recv(
 ///
 /// # Safety
 /// The structures are the program's, and none of the objects in them is destroyed meanwhile.
-pub unsafe extern "C" fn bind_mw(qp: *mut IbvQp, mw: *mut IbvMw, bind: *const IbvMwBind) -> c_int {
+pub unsafe extern "C-unwind" fn bind_mw(
+    qp: *mut IbvQp,
+    mw: *mut IbvMw,
+    bind: *const IbvMwBind,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { qp::own(qp) }.and_then(|state| {
         // SAFETY: as the caller promises.

@@ -254,7 +254,7 @@ const CLOSED: [(BaselineGaps, Operations); 3] = [
 ///
 /// # Safety
 /// `init` is null or writable, and none of the objects in it is destroyed meanwhile.
-pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mut IbvQp {
+pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mut IbvQp {
     // SAFETY: as the caller promises.
     let made = unsafe { init.as_mut() }
         .ok_or(Errno::INVAL)
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn create(pd: *mut IbvPd, init: *mut IbvQpInitAttr) -> *mu
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy(qp: *mut IbvQp) -> c_int {
+pub unsafe extern "C-unwind" fn destroy(qp: *mut IbvQp) -> c_int {
     let end = |state: &State| {
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
@@ -363,7 +363,11 @@ fn attributes(
 ///
 /// # Safety
 /// `attr` is null or readable, and the queue pair is not destroyed meanwhile.
-pub unsafe extern "C" fn modify(qp: *mut IbvQp, attr: *mut IbvQpAttr, given: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn modify(
+    qp: *mut IbvQp,
+    attr: *mut IbvQpAttr,
+    given: c_int,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|state| {
         // SAFETY: as the caller promises.
@@ -392,7 +396,7 @@ pub unsafe extern "C" fn modify(qp: *mut IbvQp, attr: *mut IbvQpAttr, given: c_i
 ///
 /// # Safety
 /// `attr` and `init` are null or writable, and the queue pair is not destroyed meanwhile.
-pub unsafe extern "C" fn query(
+pub unsafe extern "C-unwind" fn query(
     qp: *mut IbvQp,
     attr: *mut IbvQpAttr,
     _mask: c_int,
@@ -438,7 +442,11 @@ unsafe fn group(qp: *mut IbvQp, gid: *const IbvGid) -> Result<(Qp, Gid), Errno> 
 ///
 /// # Safety
 /// `gid` is null or readable, and the queue pair is not destroyed meanwhile.
-pub unsafe extern "C" fn attach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: u16) -> c_int {
+pub unsafe extern "C-unwind" fn attach_mcast(
+    qp: *mut IbvQp,
+    gid: *const IbvGid,
+    _lid: u16,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.attach_multicast(group).wait()?)))
 }
@@ -447,7 +455,11 @@ pub unsafe extern "C" fn attach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: 
 ///
 /// # Safety
 /// As for [`attach_mcast`].
-pub unsafe extern "C" fn detach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: u16) -> c_int {
+pub unsafe extern "C-unwind" fn detach_mcast(
+    qp: *mut IbvQp,
+    gid: *const IbvGid,
+    _lid: u16,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { group(qp, gid) }.and_then(|(qp, group)| Ok(qp.detach_multicast(group).wait()?)))
 }
@@ -456,7 +468,7 @@ pub unsafe extern "C" fn detach_mcast(qp: *mut IbvQp, gid: *const IbvGid, _lid: 
 ///
 /// # Safety
 /// The queue pair is not destroyed meanwhile.
-pub unsafe extern "C" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
+pub unsafe extern "C-unwind" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
     // SAFETY: as the caller promises.
     match unsafe { own(qp) } {
         Ok(state) if state.is_extended => qp.cast(),
@@ -468,7 +480,7 @@ pub unsafe extern "C" fn to_qp_ex(qp: *mut IbvQp) -> *mut IbvQpEx {
 ///
 /// # Safety
 /// `ece` is null or writable, and the queue pair is not destroyed meanwhile.
-pub unsafe extern "C" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
+pub unsafe extern "C-unwind" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(qp) }.and_then(|_| {
         // SAFETY: as the caller promises.
@@ -482,7 +494,7 @@ pub unsafe extern "C" fn query_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
 ///
 /// # Safety
 /// As for [`query_ece`].
-pub unsafe extern "C" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
+pub unsafe extern "C-unwind" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     let (known, ece) = unsafe { (own(qp), ece.as_ref()) };
     code(match (known, ece) {
@@ -494,7 +506,7 @@ pub unsafe extern "C" fn set_ece(qp: *mut IbvQp, ece: *mut IbvEce) -> c_int {
 }
 
 /// `ibv_query_qp_data_in_order`: data are written in ascending order, the last byte last, but this is not guaranteed.
-pub extern "C" fn query_data_in_order(_: *mut IbvQp, _op: c_int, _flags: u32) -> c_int {
+pub extern "C-unwind" fn query_data_in_order(_: *mut IbvQp, _op: c_int, _flags: u32) -> c_int {
     minus_one(Ok(0))
 }
 

@@ -13,9 +13,9 @@ use crate::abi::{
     qp_ex, qp_type, wr_opcode,
 };
 use crate::builder::Builder;
+use crate::entry::slot;
 use crate::errno::{Errno, code, pointer};
 use crate::qp::{self, CreateArguments, QpObject, make};
-use crate::trace::entry::slot;
 use crate::{post, xrc};
 
 const PD: u32 = 1;
@@ -56,7 +56,7 @@ fn operations(flags: u64) -> Result<Operations, Errno> {
 ///
 /// # Safety
 /// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
-pub unsafe extern "C" fn create(
+pub unsafe extern "C-unwind" fn create(
     context: *mut IbvContext,
     attr: *mut IbvQpInitAttrEx,
 ) -> *mut IbvQp {
@@ -117,7 +117,10 @@ pub unsafe extern "C" fn create(
 ///
 /// # Safety
 /// `attr` is null or readable, and the domain is not closed meanwhile.
-pub unsafe extern "C" fn open(context: *mut IbvContext, attr: *const IbvQpOpenAttr) -> *mut IbvQp {
+pub unsafe extern "C-unwind" fn open(
+    context: *mut IbvContext,
+    attr: *const IbvQpOpenAttr,
+) -> *mut IbvQp {
     const NUM: u32 = 1;
     const XRCD: u32 = 1 << 1;
     const CONTEXT: u32 = 1 << 2;
@@ -150,27 +153,27 @@ pub unsafe extern "C" fn open(context: *mut IbvContext, attr: *const IbvQpOpenAt
 
 fn slots() -> [Slot; 21] {
     let mut slots = [ptr::null(); 21];
-    slots[qp_ex::ATOMIC_CMP_SWP] = slot!("ibv_wr_atomic_cmp_swp" => atomic_cmp_swp);
-    slots[qp_ex::ATOMIC_FETCH_ADD] = slot!("ibv_wr_atomic_fetch_add" => atomic_fetch_add);
-    slots[qp_ex::BIND_MW] = slot!("ibv_wr_bind_mw" => bind_mw);
-    slots[qp_ex::LOCAL_INV] = slot!("ibv_wr_local_inv" => local_inv);
-    slots[qp_ex::RDMA_READ] = slot!("ibv_wr_rdma_read" => rdma_read);
-    slots[qp_ex::RDMA_WRITE] = slot!("ibv_wr_rdma_write" => rdma_write);
-    slots[qp_ex::RDMA_WRITE_IMM] = slot!("ibv_wr_rdma_write_imm" => rdma_write_imm);
-    slots[qp_ex::SEND] = slot!("ibv_wr_send" => send);
-    slots[qp_ex::SEND_IMM] = slot!("ibv_wr_send_imm" => send_imm);
-    slots[qp_ex::SEND_INV] = slot!("ibv_wr_send_inv" => send_inv);
-    slots[qp_ex::SET_UD_ADDR] = slot!("ibv_wr_set_ud_addr" => set_ud_addr);
-    slots[qp_ex::SET_XRC_SRQN] = slot!("ibv_wr_set_xrc_srqn" => set_xrc_srqn);
-    slots[qp_ex::SET_INLINE_DATA] = slot!("ibv_wr_set_inline_data" => set_inline_data);
+    slots[qp_ex::ATOMIC_CMP_SWP] = slot!(direct "ibv_wr_atomic_cmp_swp" => atomic_cmp_swp);
+    slots[qp_ex::ATOMIC_FETCH_ADD] = slot!(direct "ibv_wr_atomic_fetch_add" => atomic_fetch_add);
+    slots[qp_ex::BIND_MW] = slot!(direct "ibv_wr_bind_mw" => bind_mw);
+    slots[qp_ex::LOCAL_INV] = slot!(direct "ibv_wr_local_inv" => local_inv);
+    slots[qp_ex::RDMA_READ] = slot!(direct "ibv_wr_rdma_read" => rdma_read);
+    slots[qp_ex::RDMA_WRITE] = slot!(direct "ibv_wr_rdma_write" => rdma_write);
+    slots[qp_ex::RDMA_WRITE_IMM] = slot!(direct "ibv_wr_rdma_write_imm" => rdma_write_imm);
+    slots[qp_ex::SEND] = slot!(direct "ibv_wr_send" => send);
+    slots[qp_ex::SEND_IMM] = slot!(direct "ibv_wr_send_imm" => send_imm);
+    slots[qp_ex::SEND_INV] = slot!(direct "ibv_wr_send_inv" => send_inv);
+    slots[qp_ex::SET_UD_ADDR] = slot!(direct "ibv_wr_set_ud_addr" => set_ud_addr);
+    slots[qp_ex::SET_XRC_SRQN] = slot!(direct "ibv_wr_set_xrc_srqn" => set_xrc_srqn);
+    slots[qp_ex::SET_INLINE_DATA] = slot!(direct "ibv_wr_set_inline_data" => set_inline_data);
     slots[qp_ex::SET_INLINE_DATA_LIST] =
-        slot!("ibv_wr_set_inline_data_list" => set_inline_data_list);
-    slots[qp_ex::SET_SGE] = slot!("ibv_wr_set_sge" => set_sge);
-    slots[qp_ex::SET_SGE_LIST] = slot!("ibv_wr_set_sge_list" => set_sge_list);
-    slots[qp_ex::START] = slot!("ibv_wr_start" => forget);
-    slots[qp_ex::COMPLETE] = slot!("ibv_wr_complete" => complete);
-    slots[qp_ex::ABORT] = slot!("ibv_wr_abort" => forget);
-    slots[qp_ex::ATOMIC_WRITE] = slot!("ibv_wr_atomic_write" => atomic_write);
+        slot!(direct "ibv_wr_set_inline_data_list" => set_inline_data_list);
+    slots[qp_ex::SET_SGE] = slot!(direct "ibv_wr_set_sge" => set_sge);
+    slots[qp_ex::SET_SGE_LIST] = slot!(direct "ibv_wr_set_sge_list" => set_sge_list);
+    slots[qp_ex::START] = slot!(direct "ibv_wr_start" => forget);
+    slots[qp_ex::COMPLETE] = slot!(direct "ibv_wr_complete" => complete);
+    slots[qp_ex::ABORT] = slot!(direct "ibv_wr_abort" => forget);
+    slots[qp_ex::ATOMIC_WRITE] = slot!(direct "ibv_wr_atomic_write" => atomic_write);
     slots
 }
 

@@ -112,7 +112,10 @@ fn device_attr(state: &State) -> IbvDeviceAttr {
 ///
 /// # Safety
 /// `attr` is null or writable.
-pub unsafe extern "C" fn query_device(context: *mut IbvContext, attr: *mut IbvDeviceAttr) -> c_int {
+pub unsafe extern "C-unwind" fn query_device(
+    context: *mut IbvContext,
+    attr: *mut IbvDeviceAttr,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { context::own(context) }.and_then(|state| {
         // SAFETY: as the caller promises.
@@ -132,7 +135,7 @@ const ODP_RELIABLE: u32 = 0x3f;
 ///
 /// # Safety
 /// `size` bytes from `attr` are writable; `input` is null or readable.
-pub unsafe extern "C" fn query_device_ex(
+pub unsafe extern "C-unwind" fn query_device_ex(
     context: *mut IbvContext,
     input: *const u32,
     attr: *mut IbvDeviceAttrEx,
@@ -206,7 +209,7 @@ fn port_attr(state: &State, port: &PortAttributes) -> IbvPortAttr {
 ///
 /// # Safety
 /// `size` bytes from `attr` are writable.
-pub unsafe extern "C" fn query_port_sized(
+pub unsafe extern "C-unwind" fn query_port_sized(
     context: *mut IbvContext,
     port: u8,
     attr: *mut IbvPortAttr,
@@ -232,7 +235,7 @@ pub unsafe extern "C" fn query_port_sized(
 ///
 /// # Safety
 /// `attr` is null, or 48 bytes are writable there.
-pub unsafe extern "C" fn query_port(
+pub unsafe extern "C-unwind" fn query_port(
     context: *mut IbvContext,
     port: u8,
     attr: *mut IbvPortAttr,
@@ -259,7 +262,7 @@ unsafe fn gid_at(context: *mut IbvContext, port: u8, index: c_int) -> Result<Gid
 ///
 /// # Safety
 /// `gid` is null or writable.
-pub unsafe extern "C" fn query_gid(
+pub unsafe extern "C-unwind" fn query_gid(
     context: *mut IbvContext,
     port: u8,
     index: c_int,
@@ -314,7 +317,7 @@ fn entries(state: &State) -> Result<Vec<IbvGidEntry>, Errno> {
 ///
 /// # Safety
 /// `size` bytes from `entry` are writable.
-pub unsafe extern "C" fn query_gid_ex(
+pub unsafe extern "C-unwind" fn query_gid_ex(
     context: *mut IbvContext,
     port: u32,
     index: u32,
@@ -343,7 +346,7 @@ pub unsafe extern "C" fn query_gid_ex(
 ///
 /// # Safety
 /// `max` entries of `size` bytes are writable.
-pub unsafe extern "C" fn query_gid_table(
+pub unsafe extern "C-unwind" fn query_gid_table(
     context: *mut IbvContext,
     table: *mut IbvGidEntry,
     max: usize,
@@ -370,7 +373,7 @@ pub unsafe extern "C" fn query_gid_table(
 ///
 /// # Safety
 /// `target` is null or writable.
-pub unsafe extern "C" fn query_gid_type(
+pub unsafe extern "C-unwind" fn query_gid_type(
     context: *mut IbvContext,
     port: u8,
     index: u32,
@@ -391,7 +394,7 @@ pub unsafe extern "C" fn query_gid_type(
 ///
 /// # Safety
 /// `pkey` is null or writable.
-pub unsafe extern "C" fn query_pkey(
+pub unsafe extern "C-unwind" fn query_pkey(
     context: *mut IbvContext,
     port: u8,
     index: c_int,
@@ -412,7 +415,11 @@ pub unsafe extern "C" fn query_pkey(
 ///
 /// # Safety
 /// The device is not closed meanwhile.
-pub unsafe extern "C" fn get_pkey_index(context: *mut IbvContext, port: u8, pkey: u16) -> c_int {
+pub unsafe extern "C-unwind" fn get_pkey_index(
+    context: *mut IbvContext,
+    port: u8,
+    pkey: u16,
+) -> c_int {
     // SAFETY: as the caller promises.
     minus_one(unsafe { context::own(context) }.and_then(|state| {
         let known = state.context.query_port(port)?;

@@ -103,7 +103,7 @@ unsafe fn make(
 ///
 /// # Safety
 /// `attr` is null or writable, and the domain is not freed meanwhile.
-pub unsafe extern "C" fn create(pd: *mut IbvPd, attr: *mut IbvSrqInitAttr) -> *mut IbvSrq {
+pub unsafe extern "C-unwind" fn create(pd: *mut IbvPd, attr: *mut IbvSrqInitAttr) -> *mut IbvSrq {
     // SAFETY: as the caller promises.
     let made = unsafe { attr.as_mut() }.ok_or(Errno::INVAL);
     // SAFETY: as the caller promises.
@@ -121,7 +121,7 @@ const TYPE_XRC: c_int = 1;
 ///
 /// # Safety
 /// `attr` is null or writable, and none of the objects in it is destroyed meanwhile.
-pub unsafe extern "C" fn create_ex(
+pub unsafe extern "C-unwind" fn create_ex(
     _context: *mut IbvContext,
     attr: *mut IbvSrqInitAttrEx,
 ) -> *mut IbvSrq {
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn create_ex(
 ///
 /// # Safety
 /// `number` is null or writable, and the queue is not destroyed meanwhile.
-pub unsafe extern "C" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int {
+pub unsafe extern "C-unwind" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { SrqObject::own(srq) }.and_then(|kind| {
         let Kind::Xrc(own) = kind else {
@@ -170,7 +170,11 @@ pub unsafe extern "C" fn get_number(srq: *mut IbvSrq, number: *mut u32) -> c_int
 ///
 /// # Safety
 /// `attr` is null or readable, and the queue is not destroyed meanwhile.
-pub unsafe extern "C" fn modify(srq: *mut IbvSrq, attr: *const IbvSrqAttr, mask: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn modify(
+    srq: *mut IbvSrq,
+    attr: *const IbvSrqAttr,
+    mask: c_int,
+) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(srq) }.and_then(|own| {
         // SAFETY: as the caller promises.
@@ -192,7 +196,7 @@ pub unsafe extern "C" fn modify(srq: *mut IbvSrq, attr: *const IbvSrqAttr, mask:
 ///
 /// # Safety
 /// `attr` is null or writable, and the queue is not destroyed meanwhile.
-pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int {
+pub unsafe extern "C-unwind" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int {
     // SAFETY: as the caller promises.
     code(unsafe { own(srq) }.and_then(|own| {
         let found = own.query()?;
@@ -210,7 +214,7 @@ pub unsafe extern "C" fn query(srq: *mut IbvSrq, attr: *mut IbvSrqAttr) -> c_int
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy(srq: *mut IbvSrq) -> c_int {
+pub unsafe extern "C-unwind" fn destroy(srq: *mut IbvSrq) -> c_int {
     let end = |kind: &Kind| {
         // SAFETY: live, as was seen; a queue is live, so its device is.
         let device = unsafe { context::own((*srq).context) }?;

@@ -40,7 +40,7 @@ pub unsafe fn with<T>(
 ///
 /// # Safety
 /// `attr` is null or readable, and the device is not closed meanwhile.
-pub unsafe extern "C" fn open(
+pub unsafe extern "C-unwind" fn open(
     context: *mut IbvContext,
     attr: *const IbvXrcdInitAttr,
 ) -> *mut IbvXrcd {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn open(
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn close(xrcd: *mut IbvXrcd) -> c_int {
+pub unsafe extern "C-unwind" fn close(xrcd: *mut IbvXrcd) -> c_int {
     let end = |own: &Mutex<Option<Xrcd>>| {
         let mut slot = lock(own);
         let open = slot.take().ok_or(Errno::INVAL)?;

@@ -329,7 +329,7 @@ fn a_batch_that_cannot_be_completed_carries_out_nothing() {
 }
 
 #[test]
-fn counts_and_lengths_of_requests_are_compared_before_memory_is_read() {
+fn counts_and_lengths_are_compared_before_memory_is_read() {
     const SEND: c_int = 2;
     const INLINE: u32 = 8;
     let connection = Loop::new(0);

@@ -76,7 +76,7 @@ fn show_local(public: &mut RdmaCmId, own: &Own, local: SocketAddr) {
 ///
 /// # Safety
 /// `addr` is null or an address, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
+pub unsafe extern "C-unwind" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn bind_addr(id: *mut RdmaCmId, addr: *mut libc::sockaddr)
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         if own.inner.lock().local.is_none() {

@@ -49,7 +49,7 @@ pub unsafe fn events(channel: *const RdmaEventChannel) -> Result<Arc<Events<Queu
 }
 
 /// `rdma_create_event_channel`.
-pub extern "C" fn create() -> *mut RdmaEventChannel {
+pub extern "C-unwind" fn create() -> *mut RdmaEventChannel {
     pointer(make())
 }
 
@@ -57,7 +57,7 @@ pub extern "C" fn create() -> *mut RdmaEventChannel {
 ///
 /// # Safety
 /// The structure is not used any more.
-pub unsafe extern "C" fn destroy(channel: *mut RdmaEventChannel) {
+pub unsafe extern "C-unwind" fn destroy(channel: *mut RdmaEventChannel) {
     let end = |events: &Arc<Events<Queued>>| {
         // Requests that were not fetched are refused.
         for queued in events.take(|_| true) {
@@ -93,7 +93,7 @@ pub(crate) fn make_event(
 ///
 /// # Safety
 /// The event is not used any more.
-pub unsafe extern "C" fn ack_event(event: *mut RdmaCmEvent) -> c_int {
+pub unsafe extern "C-unwind" fn ack_event(event: *mut RdmaCmEvent) -> c_int {
     let mut of = None;
     let end = |fetched: &Fetched| {
         of = Some(Arc::clone(&fetched.of));

@@ -163,7 +163,7 @@ impl ConnectingQp {
 ///
 /// # Safety
 /// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
+pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let state = own.inner.lock();
@@ -409,7 +409,7 @@ fn told(this: &Arc<Inner>, device: &CmDevice, answer: Result<DatagramService, Co
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
+pub unsafe extern "C-unwind" fn establish(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
         let inner = &own.inner;
@@ -439,7 +439,7 @@ pub unsafe extern "C" fn establish(id: *mut RdmaCmId) -> c_int {
 ///
 /// # Safety
 /// `param` is null or readable, and so are its private data; the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
+pub unsafe extern "C-unwind" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let inner = &own.inner;
@@ -501,7 +501,7 @@ pub unsafe extern "C" fn accept(id: *mut RdmaCmId, param: *mut RdmaConnParam) ->
 ///
 /// # Safety
 /// `length` bytes of private data are readable, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn reject(
+pub unsafe extern "C-unwind" fn reject(
     id: *mut RdmaCmId,
     private_data: *const c_void,
     length: u8,
@@ -547,7 +547,7 @@ pub unsafe extern "C" fn reject(
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
+pub unsafe extern "C-unwind" fn disconnect(id: *mut RdmaCmId) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let inner = &own.inner;
@@ -588,7 +588,7 @@ pub unsafe extern "C" fn disconnect(id: *mut RdmaCmId) -> c_int {
 ///
 /// # Safety
 /// `attr` and `mask` are null or writable, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn init_qp_attr(
+pub unsafe extern "C-unwind" fn init_qp_attr(
     id: *mut RdmaCmId,
     attr: *mut IbvQpAttr,
     mask: *mut c_int,

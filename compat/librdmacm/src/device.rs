@@ -207,7 +207,7 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
 ///
 /// # Safety
 /// `count` is null or writable.
-pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext {
+pub unsafe extern "C-unwind" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext {
     let listed = all(None, Service::Connections).and_then(|devices| {
         // SAFETY: room for the pointers and the null, zeroed.
         let list: *mut *mut IbvContext =
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext 
 ///
 /// # Safety
 /// The list is null, or was returned by [`get_devices`].
-pub unsafe extern "C" fn free_devices(list: *mut *mut IbvContext) {
+pub unsafe extern "C-unwind" fn free_devices(list: *mut *mut IbvContext) {
     // SAFETY: `calloc` made it.
     unsafe { libc::free(list.cast()) };
 }

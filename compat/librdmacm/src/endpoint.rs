@@ -20,7 +20,7 @@ const TIMEOUT_MS: c_int = 2000;
 /// # Safety
 /// `id` is null or writable, `info` is null or was returned by `rdma_getaddrinfo`, `init` is null or writable, and none of the
 /// objects in them is destroyed meanwhile.
-pub unsafe extern "C" fn create(
+pub unsafe extern "C-unwind" fn create(
     id: *mut *mut RdmaCmId,
     info: *mut RdmaAddrinfo,
     pd: *mut IbvPd,
@@ -111,7 +111,7 @@ fn copied(init: &IbvQpInitAttr) -> IbvQpInitAttr {
 ///
 /// # Safety
 /// The identifier is not used any more.
-pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
+pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
         Err(errno) => {
@@ -137,7 +137,10 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
 ///
 /// # Safety
 /// `id` is null or writable, and the listener is not destroyed meanwhile.
-pub unsafe extern "C" fn get_request(listener: *mut RdmaCmId, id: *mut *mut RdmaCmId) -> c_int {
+pub unsafe extern "C-unwind" fn get_request(
+    listener: *mut RdmaCmId,
+    id: *mut *mut RdmaCmId,
+) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(listener) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.

@@ -25,7 +25,7 @@ const GROUP: u32 = 0xff_ffff;
 ///
 /// # Safety
 /// `event` is null or writable, and the channel is not destroyed meanwhile.
-pub unsafe extern "C" fn get_event(
+pub unsafe extern "C-unwind" fn get_event(
     channel: *mut RdmaEventChannel,
     event: *mut *mut RdmaCmEvent,
 ) -> c_int {

@@ -168,7 +168,7 @@ pub fn child(
 ///
 /// # Safety
 /// `id` is null or writable, and the channel is not destroyed meanwhile.
-pub unsafe extern "C" fn create(
+pub unsafe extern "C-unwind" fn create(
     channel: *mut RdmaEventChannel,
     id: *mut *mut RdmaCmId,
     context: *mut c_void,
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn create(
 ///
 /// # Safety
 /// The identifier is not used any more.
-pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
+pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) -> c_int {
     let end = |own: &Own| {
         // SAFETY: live, as was seen.
         let public = unsafe { &mut *id };
@@ -234,7 +234,10 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) -> c_int {
 ///
 /// # Safety
 /// Neither the identifier nor the channel is destroyed meanwhile.
-pub unsafe extern "C" fn migrate(id: *mut RdmaCmId, channel: *mut RdmaEventChannel) -> c_int {
+pub unsafe extern "C-unwind" fn migrate(
+    id: *mut RdmaCmId,
+    channel: *mut RdmaEventChannel,
+) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { own(id) }.and_then(|(public, own)| {
         let is_sync = channel.is_null();
@@ -334,7 +337,7 @@ fn path_between(device: &CmDevice, sgid: IbvGid, dgid: IbvGid) -> IbvSaPathRec {
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn get_src_port(id: *mut RdmaCmId) -> u16 {
+pub unsafe extern "C-unwind" fn get_src_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().local))
 }
@@ -343,7 +346,7 @@ pub unsafe extern "C" fn get_src_port(id: *mut RdmaCmId) -> u16 {
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn get_dst_port(id: *mut RdmaCmId) -> u16 {
+pub unsafe extern "C-unwind" fn get_dst_port(id: *mut RdmaCmId) -> u16 {
     // SAFETY: as the caller promises.
     port_of(unsafe { own(id) }.map(|(_, own)| own.inner.lock().remote))
 }

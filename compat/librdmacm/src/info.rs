@@ -40,7 +40,7 @@ const fn nothing() -> RdmaAddrinfo {
 ///
 /// # Safety
 /// `node` and `service` are null or strings, `hints` is null or readable, and `result` null or writable.
-pub unsafe extern "C" fn get(
+pub unsafe extern "C-unwind" fn get(
     node: *const c_char,
     service: *const c_char,
     hints: *const RdmaAddrinfo,
@@ -180,7 +180,7 @@ unsafe fn release(info: &mut RdmaAddrinfo) {
 ///
 /// # Safety
 /// It is null or was returned by [`get`], and is not used any more.
-pub unsafe extern "C" fn free(info: *mut RdmaAddrinfo) {
+pub unsafe extern "C-unwind" fn free(info: *mut RdmaAddrinfo) {
     let mut next = info;
     while !next.is_null() {
         // SAFETY: as the caller promises.

@@ -18,7 +18,7 @@ use crate::{address, events, groups};
 ///
 /// # Safety
 /// `addr` is null or an address, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn join(
+pub unsafe extern "C-unwind" fn join(
     id: *mut RdmaCmId,
     addr: *mut libc::sockaddr,
     context: *mut c_void,
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn join(
 ///
 /// # Safety
 /// `attr` is null or readable, and so is its address; the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn join_ex(
+pub unsafe extern "C-unwind" fn join_ex(
     id: *mut RdmaCmId,
     attr: *mut RdmaCmJoinMcAttrEx,
     context: *mut c_void,
@@ -88,7 +88,7 @@ unsafe fn join_as(
 ///
 /// # Safety
 /// `addr` is null or an address, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
+pub unsafe extern "C-unwind" fn leave(id: *mut RdmaCmId, addr: *mut libc::sockaddr) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         // SAFETY: as the caller promises.

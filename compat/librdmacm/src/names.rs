@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 /// `rdma_event_str`.
-pub extern "C" fn event_str(event: c_int) -> *const c_char {
+pub extern "C-unwind" fn event_str(event: c_int) -> *const c_char {
     const TEXTS: &[&CStr] = &[
         c"RDMA_CM_EVENT_ADDR_RESOLVED",
         c"RDMA_CM_EVENT_ADDR_ERROR",

@@ -25,7 +25,7 @@ const PATH: c_int = 1;
 ///
 /// # Safety
 /// `length` bytes from `value` are readable, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn set(
+pub unsafe extern "C-unwind" fn set(
     id: *mut RdmaCmId,
     level: c_int,
     name: c_int,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn set(
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
     const COMMUNICATION_ESTABLISHED: c_int = 4;
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(_, own)| {
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn notify(id: *mut RdmaCmId, event: c_int) -> c_int {
 ///
 /// # Safety
 /// `ece` is null or readable, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
+pub unsafe extern "C-unwind" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     let known = unsafe { (id::own(id), ece.as_ref()) };
     done(match known {
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn set_local_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c
 ///
 /// # Safety
 /// `ece` is null or writable, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn get_remote_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
+pub unsafe extern "C-unwind" fn get_remote_ece(id: *mut RdmaCmId, ece: *mut IbvEce) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|_| {
         // SAFETY: as the caller promises.

@@ -28,7 +28,7 @@ const INLINE: u32 = 64;
 ///
 /// # Safety
 /// `init` is null or writable, and neither the identifier nor an object in the attributes is destroyed meanwhile.
-pub unsafe extern "C" fn create(
+pub unsafe extern "C-unwind" fn create(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
     init: *mut IbvQpInitAttr,
@@ -86,7 +86,7 @@ pub unsafe fn make(
 ///
 /// # Safety
 /// As for [`create`].
-pub unsafe extern "C" fn create_ex(id: *mut RdmaCmId, init: *mut IbvQpInitAttrEx) -> c_int {
+pub unsafe extern "C-unwind" fn create_ex(id: *mut RdmaCmId, init: *mut IbvQpInitAttrEx) -> c_int {
     let made = || {
         // SAFETY: as the caller promises.
         let (public, init) = unsafe { known(id, init) }?;
@@ -259,7 +259,7 @@ unsafe fn adopt(public: &mut RdmaCmId, made: *mut IbvQp, pd: *mut IbvPd) -> Resu
 ///
 /// # Safety
 /// The queue pair is not used any more, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
+pub unsafe extern "C-unwind" fn destroy(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
         Err(errno) => {
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn destroy(id: *mut RdmaCmId) {
 ///
 /// # Safety
 /// `init` is null or writable, and neither the domain nor the identifier is destroyed meanwhile.
-pub unsafe extern "C" fn create_srq(
+pub unsafe extern "C-unwind" fn create_srq(
     id: *mut RdmaCmId,
     pd: *mut IbvPd,
     init: *mut IbvSrqInitAttr,
@@ -305,7 +305,10 @@ pub unsafe extern "C" fn create_srq(
 ///
 /// # Safety
 /// As for [`create_srq`].
-pub unsafe extern "C" fn create_srq_ex(id: *mut RdmaCmId, init: *mut IbvSrqInitAttrEx) -> c_int {
+pub unsafe extern "C-unwind" fn create_srq_ex(
+    id: *mut RdmaCmId,
+    init: *mut IbvSrqInitAttrEx,
+) -> c_int {
     const TYPE: u32 = 1;
     const PD: u32 = 1 << 1;
     const CQ: u32 = 1 << 3;
@@ -352,7 +355,7 @@ pub unsafe extern "C" fn create_srq_ex(id: *mut RdmaCmId, init: *mut IbvSrqInitA
 ///
 /// # Safety
 /// The queue is not used any more, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn destroy_srq(id: *mut RdmaCmId) {
+pub unsafe extern "C-unwind" fn destroy_srq(id: *mut RdmaCmId) {
     // SAFETY: as the caller promises.
     match unsafe { id::own(id) } {
         Err(errno) => {

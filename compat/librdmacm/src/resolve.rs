@@ -17,7 +17,7 @@ use crate::{address, bind, device, events};
 ///
 /// # Safety
 /// `src` and `dst` are null or addresses, and the identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn resolve_addr(
+pub unsafe extern "C-unwind" fn resolve_addr(
     id: *mut RdmaCmId,
     src: *mut libc::sockaddr,
     dst: *mut libc::sockaddr,
@@ -89,7 +89,7 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
 ///
 /// # Safety
 /// The identifier is not destroyed meanwhile.
-pub unsafe extern "C" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn resolve_route(id: *mut RdmaCmId, _timeout_ms: c_int) -> c_int {
     // SAFETY: as the caller promises.
     done(unsafe { id::own(id) }.and_then(|(public, own)| {
         let mut state = own.inner.lock();

@@ -2,5 +2,6 @@
 
 mod forks;
 mod kept;
+mod moments;
 mod program;
 mod symbols;

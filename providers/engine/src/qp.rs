@@ -461,7 +461,7 @@ impl<D: Driver> Qp<D> {
     }
 
     /// Checks that the queue pair takes every one of these requests now. A request that will complete at once counts as one that
-    /// holds its slot: what is refused does not depend on how fast the device is.
+    /// holds its slot: the refusal does not depend on how fast the device is.
     #[cold]
     fn check_whole(
         &self,

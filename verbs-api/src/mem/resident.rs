@@ -21,7 +21,7 @@ pub fn make_resident(start: *const u8, length: usize, is_written: bool) -> bool 
     };
     // SAFETY: pages that exist keep their contents, and the call fails where there are none.
     match unsafe { madvise(start, length, advice) } {
-        // Linux before 5.14 does not know the advice, and answers as for protected pages: it says only what is mapped.
+        // Linux before 5.14 does not know the advice, and answers as for protected pages: there only mappings are checked.
         Err(Errno::INVAL) if !knows_advice() => {
             // SAFETY: with this flag nothing is written; the addresses are only looked up.
             unsafe { msync(start, length, MsyncFlags::ASYNC) }.is_ok()

@@ -1,13 +1,13 @@
 //! The trace: a line for each verb that a program calls, with arguments and result.
 //!
-//! A symbol checks [`STATE`] and jumps to the function, or to [`entry`]. A table slot leads to [`entry`] only if tracing was on
-//! when the table was filled: a data path that is not traced costs nothing.
+//! The [entry](crate::entry) of verbs reports each call here. A slot of the data path leads there only if tracing was on when
+//! the table was filled: a data path that is not traced costs nothing.
 #![allow(unsafe_code)]
 
-pub mod entry;
 mod show;
 mod signatures;
 
+use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;
@@ -23,15 +23,15 @@ use crate::errno::Errno;
 use crate::setup::{complain, configuration};
 use signatures::Answer;
 
-/// Whether tracing is on. Verbs are traced unless it is `OFF`.
-pub static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+/// Whether tracing is on.
+static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 const OFF: u8 = 0;
 const UNKNOWN: u8 = 1;
 const ON: u8 = 2;
 
 /// A verb's arguments in registers, which are all of every verb.
-type Arguments = [u64; 6];
+pub(crate) type Arguments = [u64; 6];
 
 /// Whether tracing is on. The first call reads the configuration.
 pub fn is_on() -> bool {
@@ -96,23 +96,45 @@ fn thread() -> c_int {
     unsafe { libc::gettid() }
 }
 
-// Called before a verb.
-extern "C" fn enter() {
-    is_on();
-}
-
-// Called with the result of a verb.
-unsafe extern "C" fn leave(name: *const c_char, arguments: *const Arguments, result: u64) {
-    if !is_on() {
-        return;
-    }
+/// Reports the result of a verb.
+///
+/// # Safety
+/// The name is a string of C that stays.
+pub(crate) unsafe fn leave(name: *const c_char, arguments: Arguments, result: u64) {
     let errno = Errno::last();
-    // SAFETY: the six registers, in the frame of the caller.
-    let arguments = unsafe { *arguments };
-    // SAFETY: a text beside the code that calls.
-    let text = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("?");
+    // SAFETY: as the caller promises.
+    let text = unsafe { text(name) };
     tell(Call { name, arguments }, text, result, errno);
     errno.set();
+}
+
+/// Reports that a verb has panicked. Returns what a failed verb of this name does; `errno` is EIO.
+///
+/// # Safety
+/// As for [`leave`].
+pub(crate) unsafe fn panicked(name: *const c_char, panic: Box<dyn Any + Send>) -> u64 {
+    // SAFETY: as the caller promises.
+    let name = unsafe { text(name) };
+    let message = (panic.downcast_ref::<String>().map(String::as_str))
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a value that is no text");
+    if is_on() {
+        let thread = thread();
+        write(&format!(
+            "[{thread}] {name}(…) panicked: {message}; please report this\n"
+        ));
+    }
+    Errno(libc::EIO).set();
+    signatures::of(name)
+        .map_or(Answer::Number, |signature| signature.answer)
+        .failure(libc::EIO)
+}
+
+// The name of a verb.
+// SAFETY of the callers: as for `leave`.
+unsafe fn text(name: *const c_char) -> &'static str {
+    // SAFETY: as the caller promises.
+    unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("?")
 }
 
 fn tell(call: Call, name: &str, result: u64, errno: Errno) {

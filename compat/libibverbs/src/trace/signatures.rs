@@ -41,6 +41,17 @@ pub(super) enum Answer {
 }
 
 impl Answer {
+    /// The result of a verb that has failed with this error.
+    pub(super) fn failure(self, errno: c_int) -> u64 {
+        match self {
+            Self::Number => errno as u64,
+            Self::MinusOne | Self::Size => u64::MAX,
+            Self::Count => -i64::from(errno) as u64,
+            Self::Pointer | Self::Qp | Self::Mr | Self::Text => 0,
+            Self::Plain | Self::Wide | Self::Nothing => 0,
+        }
+    }
+
     pub(super) fn show(self, result: u64, errno: Errno) -> String {
         let small = result as u32 as c_int;
         match self {

@@ -38,7 +38,7 @@ fn count(result: Result<usize, Errno>) -> ssize_t {
 }
 
 /// `rsocket`.
-pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let family = match domain {
         libc::AF_INET => Ok(Family::V4),
         libc::AF_INET6 => Ok(Family::V6),
@@ -62,7 +62,11 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 ///
 /// # Safety
 /// `length` bytes are readable at `address`.
-pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn bind(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
         let at = unsafe { address::read(address, length) }?;
@@ -71,7 +75,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: sockl
 }
 
 /// `rlisten`.
-pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+pub extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let backlog = usize::try_from(backlog).unwrap_or(0);
     done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
@@ -80,7 +84,7 @@ pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 ///
 /// # Safety
 /// `length` is null or writable, and as many bytes as it says are writable at `address`.
-pub unsafe extern "C" fn accept(
+pub unsafe extern "C-unwind" fn accept(
     fd: c_int,
     address: *mut sockaddr,
     length: *mut socklen_t,
@@ -99,7 +103,11 @@ pub unsafe extern "C" fn accept(
 ///
 /// # Safety
 /// `length` bytes are readable at `address`.
-pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn connect(
+    fd: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> c_int {
     done(table::get(fd).and_then(|socket| {
         // SAFETY: as the caller promises.
         let to = unsafe { address::read(address, length) }?;
@@ -108,7 +116,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
 }
 
 /// `rshutdown`.
-pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     done(table::get(fd).and_then(|socket| {
         let (reads, writes) = match how {
             libc::SHUT_RD => (true, false),
@@ -121,7 +129,7 @@ pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 /// `rclose`.
-pub extern "C" fn close(fd: c_int) -> c_int {
+pub extern "C-unwind" fn close(fd: c_int) -> c_int {
     done(table::close(fd))
 }
 
@@ -261,7 +269,7 @@ unsafe fn destination(
 ///
 /// # Safety
 /// `length` bytes are writable at `target`.
-pub unsafe extern "C" fn recv(
+pub unsafe extern "C-unwind" fn recv(
     fd: c_int,
     target: *mut c_void,
     length: size_t,
@@ -279,7 +287,7 @@ pub unsafe extern "C" fn recv(
 ///
 /// # Safety
 /// As for [`recv`]; the address as for [`accept`].
-pub unsafe extern "C" fn recvfrom(
+pub unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     target: *mut c_void,
     length: size_t,
@@ -303,7 +311,7 @@ pub unsafe extern "C" fn recvfrom(
 ///
 /// # Safety
 /// The message and its buffers are writable.
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the caller promises.
     let message = unsafe { message.as_mut() }.ok_or(FAULT);
     count(message.and_then(|message| {
@@ -329,7 +337,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 ///
 /// # Safety
 /// `length` bytes are readable at `from`.
-pub unsafe extern "C" fn send(
+pub unsafe extern "C-unwind" fn send(
     fd: c_int,
     from: *const c_void,
     length: size_t,
@@ -344,7 +352,7 @@ pub unsafe extern "C" fn send(
 ///
 /// # Safety
 /// As for [`send`]; `address_length` bytes are readable at `address`, unless that is null.
-pub unsafe extern "C" fn sendto(
+pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     from: *const c_void,
     length: size_t,
@@ -365,7 +373,11 @@ pub unsafe extern "C" fn sendto(
 ///
 /// # Safety
 /// The message and its buffers are readable.
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
     // SAFETY: as the caller promises.
     let message = unsafe { message.as_ref() }.ok_or(FAULT);
     count(message.and_then(|message| {
@@ -384,7 +396,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 ///
 /// # Safety
 /// As for [`recv`].
-pub unsafe extern "C" fn read(fd: c_int, target: *mut c_void, length: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, target: *mut c_void, length: size_t) -> ssize_t {
     // SAFETY: as the caller promises.
     unsafe { recv(fd, target, length, 0) }
 }
@@ -393,7 +405,7 @@ pub unsafe extern "C" fn read(fd: c_int, target: *mut c_void, length: size_t) ->
 ///
 /// # Safety
 /// The list is valid, and its buffers are writable.
-pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let mut sinks = unsafe { sinks(list, length) }?;
@@ -405,7 +417,7 @@ pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, length: c_int) -> 
 ///
 /// # Safety
 /// As for [`send`].
-pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
     // SAFETY: as the caller promises.
     unsafe { send(fd, from, length, 0) }
 }
@@ -414,7 +426,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -
 ///
 /// # Safety
 /// The list is valid, and its buffers are readable.
-pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, list: *const iovec, length: c_int) -> ssize_t {
     count(vector_count(length).and_then(|length| {
         // SAFETY: as the caller promises.
         let sources = unsafe { sources(list, length) }?;
@@ -426,7 +438,11 @@ pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, length: c_int) ->
 ///
 /// # Safety
 /// `entries` is a list of `length` entries.
-pub unsafe extern "C" fn poll(entries: *mut pollfd, length: nfds_t, timeout: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn poll(
+    entries: *mut pollfd,
+    length: nfds_t,
+    timeout: c_int,
+) -> c_int {
     let deadline = match u64::try_from(timeout) {
         Ok(milliseconds) => Deadline::after(Duration::from_millis(milliseconds)),
         Err(_) => Deadline::NEVER,
@@ -456,7 +472,7 @@ const SETS: [(i16, i16); 3] = [
 ///
 /// # Safety
 /// The sets are null or valid; `timeout` is null or readable.
-pub unsafe extern "C" fn select(
+pub unsafe extern "C-unwind" fn select(
     length: c_int,
     reads: *mut fd_set,
     writes: *mut fd_set,
@@ -530,7 +546,7 @@ unsafe fn selected(
 ///
 /// # Safety
 /// As for [`accept`].
-pub unsafe extern "C" fn getpeername(
+pub unsafe extern "C-unwind" fn getpeername(
     fd: c_int,
     address: *mut sockaddr,
     length: *mut socklen_t,
@@ -546,7 +562,7 @@ pub unsafe extern "C" fn getpeername(
 ///
 /// # Safety
 /// As for [`accept`].
-pub unsafe extern "C" fn getsockname(
+pub unsafe extern "C-unwind" fn getsockname(
     fd: c_int,
     address: *mut sockaddr,
     length: *mut socklen_t,
@@ -562,7 +578,7 @@ pub unsafe extern "C" fn getsockname(
 ///
 /// # Safety
 /// `length` bytes are readable at `value`.
-pub unsafe extern "C" fn setsockopt(
+pub unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -625,7 +641,7 @@ fn tcp_info(stream: &Stream) -> Vec<u8> {
 ///
 /// # Safety
 /// `length` is writable, and as many bytes as it says are writable at `value`.
-pub unsafe extern "C" fn getsockopt(
+pub unsafe extern "C-unwind" fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -646,7 +662,7 @@ pub unsafe extern "C" fn getsockopt(
 }
 
 /// `rfcntl`, with whatever argument: everything but O_NONBLOCK is passed on to the descriptor.
-pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     minus_one(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => Ok(match socket.waiting().is_nonblocking() {
             true => libc::O_RDWR | libc::O_NONBLOCK,
@@ -675,7 +691,7 @@ pub extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
 ///
 /// # Safety
 /// `length` bytes from `at` stay mapped, readable and writable, until `riounmap` or `rclose`.
-pub unsafe extern "C" fn iomap(
+pub unsafe extern "C-unwind" fn iomap(
     fd: c_int,
     at: *mut c_void,
     length: size_t,
@@ -702,7 +718,7 @@ pub unsafe extern "C" fn iomap(
 }
 
 /// `riounmap`.
-pub extern "C" fn iounmap(fd: c_int, at: *mut c_void, length: size_t) -> c_int {
+pub extern "C-unwind" fn iounmap(fd: c_int, at: *mut c_void, length: size_t) -> c_int {
     done(table::get(fd).and_then(|socket| socket.stream()?.unmap(at.addr(), length)))
 }
 
@@ -710,7 +726,7 @@ pub extern "C" fn iounmap(fd: c_int, at: *mut c_void, length: size_t) -> c_int {
 ///
 /// # Safety
 /// As for [`send`].
-pub unsafe extern "C" fn iowrite(
+pub unsafe extern "C-unwind" fn iowrite(
     fd: c_int,
     from: *const c_void,
     length: size_t,

@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use polyverbs_libibverbs::cancel::sleep_in;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::provider::forks;
@@ -37,25 +38,17 @@ pub(crate) fn event_fd(flags: c_int) -> Result<OwnedFd, Errno> {
 /// Polls descriptors.
 ///
 /// # Errors
-/// Those of `poll`.
+/// Those of `poll`, and ECANCELED if the thread was cancelled.
 pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Errno> {
     let time = libc::timespec {
         tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
     };
-    // SAFETY: as many entries as are told.
-    let ready = unsafe {
-        libc::ppoll(
-            fds.as_mut_ptr(),
-            fds.len() as libc::nfds_t,
-            &raw const time,
-            std::ptr::null(),
-        )
-    };
-    if ready < 0 {
-        return Err(Errno::last());
-    }
-    Ok(ready)
+    let entries = fds.as_mut_ptr().expose_provenance();
+    let time = (&raw const time).expose_provenance();
+    // SAFETY: as many entries as the call names, and no signal mask.
+    let ready = unsafe { sleep_in(libc::ppoll as *const c_void, [entries, fds.len(), time, 0]) };
+    Ok(ready? as c_int)
 }
 
 /// A waiting thread.
@@ -98,8 +91,9 @@ impl Waker {
 
     fn wake(&self) {
         let one = 1_u64;
+        // The function `write` of the C library could cancel the thread, which may be one that polls.
         // SAFETY: eight bytes. Full means awake already.
-        unsafe { libc::write(self.fd(), (&raw const one).cast(), size_of::<u64>()) };
+        unsafe { libc::syscall(libc::SYS_write, self.fd(), &raw const one, size_of::<u64>()) };
     }
 
     /// Discards earlier wake-ups.

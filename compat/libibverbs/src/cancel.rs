@@ -1,0 +1,188 @@
+//! Threads that their program cancels with `pthread_cancel`.
+//!
+//! The C library cancels a thread by unwinding its stack from the system call that it sleeps in. Frames of Rust with destructors,
+//! locks among them, must not be unwound so. Therefore a verb runs with cancellation disabled, except while it sleeps in
+//! [`sleep_in`]: a frame there stops the unwinding, the verb returns an error through all frames of Rust, and
+//! [`continue_unwinding`] goes on in the frame of its entry, where nothing is left to be dropped.
+#![allow(unsafe_code)]
+
+use std::arch::naked_asm;
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use crate::errno::Errno;
+
+const DISABLED: c_int = 1;
+
+/// The object that the unwinder hands from frame to frame.
+#[repr(C)]
+struct Exception([u8; 0]);
+
+thread_local! {
+    // What the program has chosen for the thread, while the thread runs a verb. None of these has a destructor: a verb may be
+    // called when the thread ends.
+    static PROGRAMS: Cell<c_int> = const { Cell::new(DISABLED) };
+    static STOPPED: Cell<*mut Exception> = const { Cell::new(ptr::null_mut()) };
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn _Unwind_SetIP(frame: *mut c_void, address: usize);
+}
+
+unsafe extern "C-unwind" {
+    fn _Unwind_Resume(exception: *mut Exception) -> !;
+}
+
+fn set_state(state: c_int) -> c_int {
+    let mut before = 0;
+    // SAFETY: room for the answer.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+/// Disables cancellation for a verb. Returns what [`restore`] needs: a signal handler may call a verb inside another one.
+#[inline]
+pub(crate) fn disable() -> c_int {
+    PROGRAMS.replace(set_state(DISABLED))
+}
+
+/// The end of a verb, for which cancellation was disabled.
+#[inline]
+pub(crate) fn restore(outer: c_int) {
+    set_state(PROGRAMS.replace(outer));
+}
+
+/// Goes on with the cancellation that was stopped in the verb that ends, if one was.
+///
+/// # Safety
+/// No frame up to that of the program has anything to drop.
+#[inline]
+pub(crate) unsafe extern "C-unwind" fn continue_unwinding() {
+    let stopped = STOPPED.replace(ptr::null_mut());
+    if !stopped.is_null() {
+        // SAFETY: the exception that the unwinder handed to `personality`, once.
+        unsafe { _Unwind_Resume(stopped) };
+    }
+}
+
+/// Calls a function of the C library that may sleep, and in which the thread may be cancelled.
+///
+/// # Errors
+/// That of the function, which returns a number below zero then; ECANCELED if the thread was cancelled.
+///
+/// # Safety
+/// The function is one of C that takes these arguments.
+pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result<usize, Errno> {
+    let [first, second, third, fourth] = arguments;
+    let before = set_state(PROGRAMS.get());
+    // SAFETY: as the caller promises.
+    let result = unsafe { call(first, second, third, fourth, function) };
+    let errno = Errno::last();
+    set_state(before);
+    if !STOPPED.get().is_null() {
+        return Err(Errno(libc::ECANCELED));
+    }
+    usize::try_from(result).map_err(|_| errno)
+}
+
+/// What the unwinder asks for the frame of [`call`]: a forced unwinding, which has no search phase, goes on at [`landing`].
+unsafe extern "C" fn personality(
+    _version: c_int,
+    actions: c_int,
+    _class: u64,
+    exception: *mut Exception,
+    frame: *mut c_void,
+) -> c_int {
+    const CLEANUP_PHASE: c_int = 2;
+    const FORCE_UNWIND: c_int = 8;
+    const INSTALL_CONTEXT: c_int = 7;
+    const CONTINUE_UNWIND: c_int = 8;
+    if actions & (CLEANUP_PHASE | FORCE_UNWIND) != CLEANUP_PHASE | FORCE_UNWIND {
+        return CONTINUE_UNWIND;
+    }
+    STOPPED.set(exception);
+    // SAFETY: the frame is that of `call`, which `landing` ends.
+    unsafe { _Unwind_SetIP(frame, (landing as *const c_void).addr()) };
+    INSTALL_CONTEXT
+}
+
+// How the frame says where its personality is: at a distance from here, through a pointer.
+macro_rules! stops_unwinding {
+    () => {
+        ".cfi_personality 0x9b, polyverbs.cancel.personality"
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call(
+    _first: usize,
+    _second: usize,
+    _third: usize,
+    _fourth: usize,
+    _function: *const c_void,
+) -> isize {
+    naked_asm!(
+        ".cfi_startproc",
+        stops_unwinding!(),
+        "sub rsp, 8",
+        ".cfi_adjust_cfa_offset 8",
+        "call r8",
+        "add rsp, 8",
+        ".cfi_adjust_cfa_offset -8",
+        "ret",
+        ".cfi_endproc",
+        ".pushsection .data.rel.ro.polyverbs.cancel, \"aw\"",
+        ".p2align 3",
+        "polyverbs.cancel.personality: .quad {personality}",
+        ".popsection",
+        personality = sym personality,
+    )
+}
+
+// The rest of `call`, for a function that did not return.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn landing() {
+    naked_asm!("mov rax, -1", "add rsp, 8", "ret")
+}
+
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call(
+    _first: usize,
+    _second: usize,
+    _third: usize,
+    _fourth: usize,
+    _function: *const c_void,
+) -> isize {
+    naked_asm!(
+        ".cfi_startproc",
+        stops_unwinding!(),
+        "stp x29, x30, [sp, #-16]!",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset x29, -16",
+        ".cfi_offset x30, -8",
+        "blr x4",
+        "ldp x29, x30, [sp], #16",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore x29",
+        ".cfi_restore x30",
+        "ret",
+        ".cfi_endproc",
+        ".pushsection .data.rel.ro.polyverbs.cancel, \"aw\"",
+        ".p2align 3",
+        "polyverbs.cancel.personality: .quad {personality}",
+        ".popsection",
+        personality = sym personality,
+    )
+}
+
+// The rest of `call`, for a function that did not return.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn landing() {
+    naked_asm!("mov x0, #-1", "ldp x29, x30, [sp], #16", "ret")
+}

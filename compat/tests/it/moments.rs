@@ -1,0 +1,41 @@
+//! Programs that call the libraries at unusual moments of their life.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::program::{compile, must_print};
+
+/// At an address that no other test has.
+const DEVICES: &str = r#"
+[[device]]
+name = "ib0"
+transport = "roce"
+address = "127.0.59.1"
+"#;
+
+#[track_caller]
+fn all_is_well(part: &str) {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| compile("moments"));
+    must_print(program, &[part], DEVICES, "all well\n");
+}
+
+#[test]
+fn a_program_uses_the_libraries_before_main() {
+    all_is_well("before");
+}
+
+#[test]
+fn a_program_uses_the_libraries_after_main() {
+    all_is_well("after");
+}
+
+#[test]
+fn a_thread_that_is_ending_uses_the_libraries() {
+    all_is_well("thread");
+}
+
+#[test]
+fn a_thread_is_cancelled_while_it_sleeps_in_a_call() {
+    all_is_well("cancelled");
+}

@@ -1,0 +1,233 @@
+// Calls the libraries at unusual moments of a process's life: before `main`, when a thread ends, after `main`. Cancels threads that
+// sleep in a call.
+
+#define _GNU_SOURCE
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void **ibv_get_device_list(int *count);
+void ibv_free_device_list(void **list);
+void *ibv_open_device(void *device);
+int ibv_close_device(void *context);
+void *ibv_alloc_pd(void *context);
+int ibv_dealloc_pd(void *pd);
+void *ibv_reg_mr(void *pd, void *addr, size_t length, int access);
+int ibv_dereg_mr(void *mr);
+void *ibv_create_comp_channel(void *context);
+int ibv_destroy_comp_channel(void *channel);
+int ibv_get_cq_event(void *channel, void **cq, void **cq_context);
+int ibv_get_async_event(void *context, void *event);
+void *ibv_create_cq(void *context, int entries, void *cq_context, void *channel, int vector);
+int ibv_destroy_cq(void *cq);
+void *rdma_create_event_channel(void);
+void rdma_destroy_event_channel(void *channel);
+int rdma_get_cm_event(void *channel, void **event);
+int rdma_create_id(void *channel, void **id, void *context, int port_space);
+int rdma_bind_addr(void *id, struct sockaddr *address);
+int rdma_listen(void *id, int backlog);
+int rdma_get_request(void *listen, void **id);
+int rdma_destroy_id(void *id);
+int rsocket(int domain, int type, int protocol);
+int rbind(int socket, const struct sockaddr *address, socklen_t length);
+int rlisten(int socket, int backlog);
+int raccept(int socket, struct sockaddr *address, socklen_t *length);
+int rclose(int socket);
+
+enum { LENGTH = 4096, LOCAL_WRITE = 1, RDMA_PS_TCP = 0x0106 };
+
+static struct sockaddr_in here = { .sin_family = AF_INET };
+
+#define MUST(condition)                                                                    \
+	do {                                                                               \
+		if (!(condition)) {                                                        \
+			fprintf(stderr, "not so in line %d: %s\n", __LINE__, #condition);  \
+			_exit(1);                                                          \
+		}                                                                          \
+	} while (0)
+
+static void *context, *pd, *mr, *comp_channel, *cq, *channel, *id, *sync_id;
+static int stream;
+static char memory[LENGTH];
+
+static void make(void)
+{
+	void **list = ibv_get_device_list(NULL);
+
+	here.sin_addr.s_addr = htonl(0x7f003b01);
+	MUST(context = ibv_open_device(list[0]));
+	ibv_free_device_list(list);
+	MUST(pd = ibv_alloc_pd(context));
+	MUST(mr = ibv_reg_mr(pd, memory, LENGTH, LOCAL_WRITE));
+	MUST(comp_channel = ibv_create_comp_channel(context));
+	MUST(cq = ibv_create_cq(context, 16, NULL, comp_channel, 0));
+	MUST(channel = rdma_create_event_channel());
+	MUST(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(id, (struct sockaddr *)&here) == 0 && rdma_listen(id, 1) == 0);
+	MUST(rdma_create_id(NULL, &sync_id, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(sync_id, (struct sockaddr *)&here) == 0 && rdma_listen(sync_id, 1) == 0);
+	MUST((stream = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	MUST(rbind(stream, (struct sockaddr *)&here, sizeof here) == 0 && rlisten(stream, 1) == 0);
+}
+
+static void end(void)
+{
+	MUST(rclose(stream) == 0);
+	MUST(rdma_destroy_id(sync_id) == 0 && rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+	MUST(ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(comp_channel) == 0);
+	MUST(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+}
+
+static void end_and_make(void)
+{
+	end();
+	make();
+	end();
+	puts("all well");
+	fflush(stdout);
+}
+
+static void when_thread_ends(void *unused)
+{
+	end_and_make();
+}
+
+static void *ending_thread(void *key)
+{
+	make();
+	MUST(pthread_setspecific(*(pthread_key_t *)key, key) == 0);
+	return NULL;
+}
+
+static void thread_ends(void)
+{
+	pthread_key_t key;
+	pthread_t thread;
+
+	MUST(pthread_key_create(&key, when_thread_ends) == 0);
+	MUST(pthread_create(&thread, NULL, ending_thread, &key) == 0);
+	MUST(pthread_join(thread, NULL) == 0);
+}
+
+// Each is called while there is nothing to be had.
+static void get_cq_event(void)
+{
+	void *of, *of_context;
+
+	ibv_get_cq_event(comp_channel, &of, &of_context);
+}
+
+static void get_async_event(void)
+{
+	char event[64];
+
+	ibv_get_async_event(context, event);
+}
+
+static void get_cm_event(void)
+{
+	void *event;
+
+	rdma_get_cm_event(channel, &event);
+}
+
+static void get_request(void)
+{
+	void *request;
+
+	rdma_get_request(sync_id, &request);
+}
+
+static void accept_stream(void)
+{
+	raccept(stream, NULL, NULL);
+}
+
+static atomic_int sleeper, cleaned;
+
+static void clean(void *unused)
+{
+	atomic_fetch_add(&cleaned, 1);
+}
+
+static void *sleeping_thread(void *call)
+{
+	pthread_cleanup_push(clean, NULL);
+	atomic_store(&sleeper, syscall(SYS_gettid));
+	((void (*)(void))call)();
+	MUST(!"a call has returned although there was nothing");
+	pthread_cleanup_pop(0);
+	return NULL;
+}
+
+// Whether the thread sleeps in the system.
+static int sleeps(int thread)
+{
+	char path[64], state = 0;
+	FILE *stat;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+	stat = fopen(path, "r");
+	if (stat == NULL)
+		return 0;
+	MUST(fscanf(stat, "%*d (%*[^)]) %c", &state) == 1);
+	fclose(stat);
+	return state == 'S';
+}
+
+static void cancel(void (*call)(void), int waits)
+{
+	int before = atomic_load(&cleaned);
+	pthread_t thread;
+	void *result;
+
+	atomic_store(&sleeper, 0);
+	MUST(pthread_create(&thread, NULL, sleeping_thread, call) == 0);
+	while (waits && (atomic_load(&sleeper) == 0 || !sleeps(atomic_load(&sleeper))))
+		sched_yield();
+	MUST(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+	MUST(result == PTHREAD_CANCELED);
+	MUST(!waits || atomic_load(&cleaned) == before + 1);
+}
+
+static void cancel_all(void)
+{
+	void (*calls[])(void) = { get_cq_event, get_async_event, get_cm_event, get_request, accept_stream };
+
+	make();
+	for (int at = 0; at < 5; at++)
+		for (int time = 0; time < 20; time++)
+			cancel(calls[at], time % 2);
+	// No lock is held any more, and everything can be used.
+	end_and_make();
+}
+
+__attribute__((constructor)) static void before_main(int count, char **arguments)
+{
+	if (strcmp(arguments[1], "before") == 0) {
+		make();
+		end_and_make();
+	}
+}
+
+int main(int count, char **arguments)
+{
+	const char *part = arguments[1];
+
+	if (strcmp(part, "after") == 0) {
+		MUST(atexit(end_and_make) == 0);
+		make();
+	} else if (strcmp(part, "thread") == 0) {
+		thread_ends();
+	} else if (strcmp(part, "cancelled") == 0) {
+		cancel_all();
+	}
+	return 0;
+}
