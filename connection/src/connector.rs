@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use verbs_api::objects::{ObjectId, ObjectKind};
+use verbs_api::objects::{DeviceId, ObjectId, ObjectKind};
 use verbs_api::provider::backend::{
     Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Sink, Token,
 };
@@ -200,6 +200,10 @@ impl Connector {
         RemovalWatch::new(self.context.as_ref(), waiting)
     }
 
+    fn device(&self) -> Option<DeviceId> {
+        self.context.as_ref().map(Context::device_id)
+    }
+
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
         &self.backend
     }
@@ -211,6 +215,7 @@ impl Connector {
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
             backend: Arc::clone(&self.backend),
+            device: self.device(),
             padding: self.padding,
             waiting: Backlog::new(backlog),
         });
@@ -227,6 +232,8 @@ impl Connector {
 
     /// Requests a connection. Completes when the peer has accepted. The queue pair is not modified before
     /// [`Accepted::complete`]: after a refusal it can be used again.
+    ///
+    /// Fails with [`ArgumentReason::AnotherDevice`] where `context` is none of the connector's device, or `qp` is not of `context`.
     pub fn connect(
         &self,
         context: &Context,
@@ -235,7 +242,9 @@ impl Connector {
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
         let room = self.backend.private_data().connect;
-        let offer = match offer(context, qp, &options, room).and_then(asking) {
+        let offer = of_device(self.device().as_ref(), context)
+            .and_then(|()| offer(context, qp, &options, room));
+        let offer = match offer.and_then(asking) {
             Ok(offer) => offer,
             Err(error) => return Started::ready(Err(error)),
         };
@@ -285,6 +294,16 @@ impl Connector {
     }
 }
 
+// A connector uses the network of its own device.
+fn of_device(own: Option<&DeviceId>, context: &Context) -> Result<(), ConnectError> {
+    match own {
+        Some(own) if *own != context.device_id() => {
+            Err(VerbError::argument("context", ArgumentReason::AnotherDevice).into())
+        }
+        _ => Ok(()),
+    }
+}
+
 fn offer(
     context: &Context,
     qp: &Qp,
@@ -292,6 +311,9 @@ fn offer(
     max: usize,
 ) -> Result<Offer, ConnectError> {
     fits(&options.private_data, max)?;
+    if qp.open_device() != *context {
+        return Err(VerbError::argument("qp", ArgumentReason::AnotherDevice).into());
+    }
     let mut endpoint = qp.endpoint()?;
     match options.takes_psn {
         Some(_) if context.attributes().transport == Transport::Iwarp => {
@@ -901,6 +923,7 @@ pub struct Listener {
 
 struct IncomingQueue {
     backend: Arc<dyn Backend>,
+    device: Option<DeviceId>,
     padding: Padding,
     waiting: Arc<Backlog<Incoming>>,
 }
@@ -933,6 +956,7 @@ impl ListenSink<Offer> for IncomingQueue {
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
+            device: self.device.clone(),
             peer: offer,
             others: Arc::downgrade(&self.waiting),
         });
@@ -952,6 +976,8 @@ impl QueuedRequest for Incoming {
 /// An incoming connection request. Dropping it refuses it.
 pub struct Incoming {
     side: Option<Arc<Side>>,
+    /// The device of its listener, where that is known.
+    device: Option<DeviceId>,
     peer: Offer,
     /// The backlog of its listener.
     others: Weak<Backlog<Self>>,
@@ -1053,7 +1079,9 @@ impl Incoming {
             return Started::ready(Err(ConnectError::NotConnected));
         };
         let room = side.backend.private_data().accept;
-        let own = offer(context, qp, &options, room).and_then(|own| {
+        let own = of_device(self.device.as_ref(), context)
+            .and_then(|()| offer(context, qp, &options, room));
+        let own = own.and_then(|own| {
             meets(&own, &self.peer)?;
             Ok(own)
         });

@@ -1,5 +1,6 @@
 //! The facade and its examples.
 
+mod connecting;
 mod glob_import;
 mod key_value;
 mod limits;

@@ -7,6 +7,7 @@ use crate::capability::{Features, feature_names};
 use crate::ids::LinkAddress;
 use crate::mem::PageListError;
 use crate::service::{Operations, QpType};
+use crate::transport::Transport;
 
 /// What is wrong with an argument, or what would be right.
 ///
@@ -33,6 +34,9 @@ pub enum ArgumentReason {
     /// The object was made by another provider.
     #[error("belongs to a device of another provider")]
     AnotherProvider,
+    /// The object belongs to a device of the second transport, and what it is used with to one of the first.
+    #[error("belongs to a device of {}, which never meets one of {}", .1.name(), .0.name())]
+    AnotherTransport(Transport, Transport),
     /// Queue pairs of these services or variants never meet.
     #[error("{0} and {1} cannot be connected")]
     NoPair(&'static str, &'static str),

@@ -680,7 +680,7 @@ impl Qp {
     }
 
     /// The open device that it belongs to.
-    pub(super) fn open_device(&self) -> Context {
+    pub fn open_device(&self) -> Context {
         Context {
             core: Arc::clone(&self.object.context),
             opened: Arc::clone(&self.object.extra.opened),
