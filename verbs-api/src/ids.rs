@@ -182,9 +182,22 @@ pub type Port = u8;
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether this names a multicast group: first byte 0xff.
-    pub const fn is_multicast(self) -> bool {
-        self.0[0] == 0xff
+    /// Whether this names a multicast group: its first byte is 0xff, or it is an IPv4 group as IPv6 maps it
+    /// (`::ffff:239.1.1.1`).
+    pub fn is_multicast(self) -> bool {
+        self.group_address().is_some()
+    }
+
+    /// The IP address of the multicast group that this names. A group of IPv4 has two names: as IPv6 maps it, which is that of
+    /// RoCEv2, and `ff0e::ffff:a.b.c.d`, which Linux's connection manager uses elsewhere.
+    pub fn group_address(self) -> Option<IpAddr> {
+        let ip = match self.0 {
+            [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] if a & 0xf0 == 0xe0 => {
+                IpAddr::from([a, b, c, d])
+            }
+            _ => self.as_ip(),
+        };
+        ip.is_multicast().then_some(ip)
     }
 
     /// The GID table of the software RoCE device at `address`, as Linux fills it: the [link-local](Self::link_local) one,
@@ -298,7 +311,7 @@ impl From<Ipv4Addr> for Gid {
     }
 }
 
-/// That of RoCEv2: IPv4 as IPv6 maps it.
+/// That of RoCEv2, also of a multicast group: IPv4 as IPv6 maps it.
 impl From<IpAddr> for Gid {
     fn from(ip: IpAddr) -> Self {
         match ip {
@@ -350,11 +363,7 @@ impl LinkAddress {
     #[must_use]
     pub fn peer(self, gid: Gid) -> Self {
         match self {
-            Self::Ip(own) => Self::Ip(match gid.0 {
-                // A group of IPv4.
-                [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => [a, b, c, d].into(),
-                _ => gid.to_ip(own),
-            }),
+            Self::Ip(own) => Self::Ip(gid.group_address().unwrap_or_else(|| gid.to_ip(own))),
             Self::InProcess(_) => match gid.as_ip() {
                 IpAddr::V4(ip) => Self::InProcess(u64::from(ip.to_bits() & MASK_24)),
                 IpAddr::V6(_) => self,

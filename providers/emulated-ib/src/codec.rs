@@ -4,7 +4,7 @@
 //! right ICRC is a frame.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -138,13 +138,13 @@ impl DatagramCodec for RoceV2 {
 
     fn group(&self, header: &Header) -> Option<IpAddr> {
         match header.body {
-            Body::Datagram(_, _, group) => group.map(address_of),
+            Body::Datagram(_, _, group) => group.map(Gid::as_ip),
             _ => None,
         }
     }
 
     fn address_of_group(&self, group: Gid) -> Option<IpAddr> {
-        Some(address_of(group))
+        group.group_address()
     }
 
     fn common(&self, datagram: &[u8]) -> Common {
@@ -375,7 +375,7 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     Some(match packet.facts.operation {
         Operation::Send if packet.facts.service == Service::Ud => {
             let q_key = packet.get::<Deth>()?.q_key();
-            let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| group_of(to));
+            let group = (packet.bth.dest_qp() == MULTICAST_QP).then(|| Gid::from(to));
             Body::Datagram(q_key, extra(), group)
         }
         Operation::Send => Body::Send(position, extra()),
@@ -468,26 +468,6 @@ fn xrc_of(packet: &Packet<'_>) -> Option<u32> {
     }
     let of_request = packet.get::<Xrceth>().map(|eth| eth.srq());
     of_request.or((packet.facts.service == Service::Xrc).then_some(0))
-}
-
-// The group of an address that datagrams to groups came to. Groups of IPv4 are written as the RDMA connection manager
-// does of those that are no RoCEv2 addresses: ff0e::ffff:a.b.c.d.
-fn group_of(address: IpAddr) -> Gid {
-    let Gid(mut bytes) = address.into();
-    if address.is_ipv4() {
-        bytes[..2].copy_from_slice(&[0xff, 0x0e]);
-    }
-    Gid(bytes)
-}
-
-// The address of a group.
-fn address_of(group: Gid) -> IpAddr {
-    match group.0 {
-        [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] if a & 0xf0 == 0xe0 => {
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        }
-        bytes => IpAddr::V6(Ipv6Addr::from(bytes)),
-    }
 }
 
 fn recipient_of(message: &cm::Message) -> Common {

@@ -18,7 +18,7 @@ use verbs_api::{
     WcStatus,
     completion::{WcFlags, WcOpcode},
     event::EventType,
-    ids::LinkAddress,
+    ids::{Gid, LinkAddress},
     wr::SendFlags,
 };
 
@@ -51,7 +51,8 @@ pub fn send(
     } else {
         qkey
     };
-    let group = (dest_qp == MULTICAST_QP && path.dgid.is_multicast()).then_some(path.dgid);
+    let group = path.dgid.group_address().map(Gid::from);
+    let group = group.filter(|_| dest_qp == MULTICAST_QP);
     let body = Body::Datagram(qkey, extra, group);
     let header = Header {
         solicited: request.flags.contains(SendFlags::SOLICITED),

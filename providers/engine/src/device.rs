@@ -370,11 +370,16 @@ impl<D: Driver> Device<D> {
         }
     }
 
+    /// The name under which the members of a group are kept, which may be given by another.
+    fn named(group: Gid) -> Result<Gid, VerbError> {
+        let address = group.group_address();
+        address
+            .map(Gid::from)
+            .ok_or_else(|| VerbError::argument("gid", "is no multicast group"))
+    }
+
     pub(crate) fn join_group(&self, group: Gid, qp: &QpRef<D>) -> Result<(), VerbError> {
-        if !group.is_multicast() {
-            let reason = "is no multicast group: it must begin with ff";
-            return Err(VerbError::argument("gid", reason));
-        }
+        let group = Self::named(group)?;
         if qp.qp_type != QpType::Ud {
             let reason = "only UD queue pairs join multicast groups";
             return Err(VerbError::argument("qp", reason));
@@ -400,6 +405,7 @@ impl<D: Driver> Device<D> {
     }
 
     pub(crate) fn leave_group(&self, group: Gid, qpn: u32) -> Result<(), VerbError> {
+        let group = Self::named(group)?;
         let mut groups = self.groups.lock();
         let attached = groups.get_mut(&group).and_then(|members| {
             let index = members.iter().position(|member| member.qpn == qpn)?;

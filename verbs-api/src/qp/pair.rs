@@ -591,7 +591,8 @@ impl Qp {
     /// # fn example(datagrams: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
     /// use std::net::IpAddr;
     /// use verbs_api::ids::Gid;
-    /// let group = Gid::from("ff0e::1".parse::<IpAddr>()?);
+    /// // Of the family of the device's own address.
+    /// let group = Gid::from("239.1.1.1".parse::<IpAddr>()?);
     /// datagrams.attach_multicast(group).wait()?;
     /// # Ok(())
     /// # }
@@ -628,7 +629,8 @@ impl Qp {
             return Err(VerbError::argument("qp_type", "multicast is for datagrams"));
         }
         if !group.is_multicast() {
-            return Err(VerbError::argument("gid", "is no multicast group"));
+            let reason = "is no multicast group, as ff0e::1 and ::ffff:239.1.1.1 are";
+            return Err(VerbError::argument("gid", reason));
         }
         self.object.node.check_live()?;
         let mut attachments = self.object.extra.attachments();

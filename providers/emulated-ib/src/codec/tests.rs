@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use proptest::prelude::*;
 
@@ -292,19 +292,23 @@ fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
 
 #[test]
 fn groups_have_addresses_in_both_families() {
-    for text in ["239.1.2.3", "ff12::7", "224.0.0.9", "ff0e::1"] {
-        let ip: IpAddr = text.parse().unwrap();
-        let group = group_of(ip);
-        assert!(group.is_multicast());
-        assert_eq!(address_of(group), ip);
-    }
     let codec = RoceV2::new();
+    for (gid, address) in [
+        ("::ffff:239.1.2.3", "239.1.2.3"),
+        ("ff0e::ffff:224.0.0.9", "224.0.0.9"),
+        ("ff12::7", "ff12::7"),
+        ("ff0e::1", "ff0e::1"),
+    ] {
+        let gid: Ipv6Addr = gid.parse().unwrap();
+        let group = codec.address_of_group(Gid(gid.octets()));
+        assert_eq!(group, Some(address.parse().unwrap()));
+    }
     let to = SocketAddr::new("239.1.2.3".parse().unwrap(), CODEC_PORT);
     let envelope = Envelope {
         to,
         ..envelope(false, 0)
     };
-    let group = Some(group_of(to.ip()));
+    let group = Some(Gid::from(to.ip()));
     let body = Body::Datagram(1, SendExtra::Nothing, group);
     let sent = Header {
         dest_qp: MULTICAST_QP,

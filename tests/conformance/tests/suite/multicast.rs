@@ -1,5 +1,7 @@
 //! Multicast groups: FEATURES 4.44 and 4.45.
 
+use std::net::IpAddr;
+
 use crate::cases;
 use conformance::{Region, Rig, Side, needs};
 use verbs_api::qp::{AddressVector, QpState, QpType};
@@ -17,17 +19,24 @@ cases! {
         needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_queue_pair_in_a_group_stays: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     each_member_is_looked_at_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+    a_group_of_ipv4_has_two_names: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
 }
 
 const ROOM: u32 = 128;
 
 fn group(rig: &Rig, first: u8) -> Gid {
+    if rig.is_in_real_time() {
+        return group_of_ipv4(first, 7);
+    }
     let mut octets = [0; 16];
     (octets[0], octets[1], octets[15]) = (first, 0x0e, 7);
-    if rig.is_in_real_time() {
-        // As a network of IPv4 has them: 239.0.0.7.
-        (octets[10], octets[11], octets[12]) = (0xff, 0xff, 0xef);
-    }
+    Gid(octets)
+}
+
+/// A group of IPv4, as Linux's connection manager writes one that is no RoCEv2 address.
+fn group_of_ipv4(first: u8, last: u8) -> Gid {
+    let Gid(mut octets) = IpAddr::from([239, 0, 0, last]).into();
+    (octets[0], octets[1]) = (first, 0x0e);
     Gid(octets)
 }
 
@@ -41,6 +50,20 @@ fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
     }
     rig.finish(side.attach_multicast(group(rig, 0xff)));
     (side, landing)
+}
+
+/// A datagram queue pair of the near end that is ready, and the way to a group that `of_far` is in.
+fn sender(rig: &Rig, of_far: &Side, group: Gid) -> (Side, UdDestination) {
+    let sender = rig.near.side(QpType::Ud);
+    rig.finish(sender.activate(ConnectOptions::new().qkey(QKEY)));
+    let at = of_far.endpoint().expect("an endpoint");
+    let path = AddressVector::new(at.address, group, 1);
+    let to = UdDestination {
+        ah: rig.finish(rig.near.pd.create_ah(path)),
+        remote_qpn: Qpn::MULTICAST,
+        remote_qkey: QKEY,
+    };
+    (sender, to)
 }
 
 // covers 4.44
@@ -102,15 +125,7 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
     rig.finish(short.attach_multicast(group(rig, 0xff)));
     let (last, _of_last) = member(rig, QKEY, 2);
 
-    let sender = rig.near.side(QpType::Ud);
-    rig.finish(sender.activate(ConnectOptions::new().qkey(QKEY)));
-    let at = good.endpoint().expect("an endpoint");
-    let path = AddressVector::new(at.address, group(rig, 0xff), 1);
-    let to = UdDestination {
-        ah: rig.finish(rig.near.pd.create_ah(path)),
-        remote_qpn: Qpn::MULTICAST,
-        remote_qkey: QKEY,
-    };
+    let (sender, to) = sender(rig, &good, group(rig, 0xff));
     rig.succeeds(&sender, wr::Send::new(b"to everybody").to(&to).signaled(1));
     rig.settle();
     for side in [&good, &last] {
@@ -128,4 +143,31 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
     rig.succeeds(&sender, wr::Send::new(b"tiny").to(&to).signaled(2));
     rig.settle();
     assert_eq!(poll(&short.cq).len(), 1);
+}
+
+// covers 4.44
+fn a_group_of_ipv4_has_two_names(rig: &Rig) {
+    // A group of its own: in real time other tests use the same network meanwhile.
+    let mapped: Gid = IpAddr::from([239, 0, 0, 8]).into();
+    let by_prefix = group_of_ipv4(0xff, 8);
+    assert!(mapped.is_multicast() && by_prefix.is_multicast());
+    for (joined, addressed) in [(mapped, by_prefix), (by_prefix, mapped)] {
+        let (side, landing) = (
+            rig.far.side(QpType::Ud),
+            rig.far.region(ROOM as usize, Access::LOCAL_WRITE),
+        );
+        rig.finish(side.activate(ConnectOptions::new().qkey(QKEY)));
+        side.receive(&landing, 0, ROOM);
+        rig.finish(side.attach_multicast(joined));
+        assert!(
+            rig.outcome(side.attach_multicast(addressed)).is_err(),
+            "in it already"
+        );
+        let (sender, to) = sender(rig, &side, addressed);
+        rig.succeeds(&sender, wr::Send::new(b"by both").to(&to).signaled(1));
+        rig.settle();
+        assert_eq!(poll(&side.cq).len(), 1);
+        assert_eq!(landing.bytes(40, 7), b"by both");
+        rig.finish(side.detach_multicast(joined));
+    }
 }
