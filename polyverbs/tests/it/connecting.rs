@@ -3,8 +3,8 @@
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ArgumentReason, Context, Qp, QpOptions, Requirements, Transport, VerbError,
-    connect_pair, qp::QpState,
+    Access, ArgumentReason, ConnectOptions, Context, Qp, QpOptions, Requirements, Transport,
+    VerbError, connect_pair, qp::QpState,
 };
 
 fn opened(kind: &str) -> Context {
@@ -72,4 +72,45 @@ fn a_connector_takes_only_its_own_device() {
             assert!(matches!(asked.wait(), Err(ConnectError::Refused { .. })));
         }
     }
+}
+
+#[test]
+fn rights_from_init_stay_unless_an_option_sets_others() {
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    for kind in ["ib0", "iw0"] {
+        let context = opened(kind);
+        let [near, far] = [(); 2].map(|()| qp(&context));
+        for end in [&near, &far] {
+            end.init(ConnectOptions::new().access(rights))
+                .wait()
+                .unwrap();
+        }
+        let connector = Connector::of(&context).unwrap();
+        let listener = connector.listen("192.0.2.1:0".parse().unwrap(), 1).unwrap();
+        let options = ConnectionOptions::new;
+        let asked = connector.connect(&context, &near, listener.address(), options());
+        let incoming = listener.next().wait().unwrap();
+        let accepted = incoming.accept(&context, &far, options());
+        let _near_end = asked.wait().unwrap().complete().wait().unwrap();
+        let _far_end = accepted.wait().unwrap();
+        for end in [&near, &far] {
+            let status = end.query().unwrap();
+            assert_eq!(status.state, QpState::Rts);
+            assert_eq!(status.attributes.qp_access_flags, Some(rights));
+        }
+    }
+}
+
+#[test]
+fn an_option_that_is_set_replaces_what_was_set_in_init() {
+    let context = opened("ib0");
+    let [near, far] = [(); 2].map(|()| qp(&context));
+    let rights = ConnectOptions::new().access(Access::REMOTE_WRITE);
+    near.init(rights).wait().unwrap();
+    let options = ConnectOptions::new().access(Access::empty());
+    near.connect(&far.endpoint().unwrap(), options)
+        .wait()
+        .unwrap();
+    let attributes = near.query().unwrap().attributes;
+    assert_eq!(attributes.qp_access_flags, Some(Access::empty()));
 }

@@ -30,11 +30,11 @@ use crate::service::QpType;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 pub struct ConnectOptions {
-    port_num: Port,
-    pkey_index: u16,
+    port_num: Option<Port>,
+    pkey_index: Option<u16>,
     sgid_index: Option<u8>,
-    access: Access,
-    qkey: u32,
+    access: Option<Access>,
+    qkey: Option<u32>,
     path_mtu: Option<Mtu>,
     sq_psn: Option<Psn>,
     timeout: u8,
@@ -50,11 +50,11 @@ pub struct ConnectOptions {
 impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
-            port_num: 1,
-            pkey_index: 0,
+            port_num: None,
+            pkey_index: None,
             sgid_index: None,
-            access: Access::empty(),
-            qkey: 0x1111_1111,
+            access: None,
+            qkey: None,
             path_mtu: None,
             sq_psn: None,
             timeout: 14,
@@ -83,25 +83,26 @@ macro_rules! setters {
 
 impl ConnectOptions {
     /// Port 1, seven retries, everything else as the device has it. Peers may send, and do nothing with memory before
-    /// [`access`](Self::access) grants it.
+    /// [`access`](Self::access) grants it. What the program has set in INIT, by [`Qp::init`] for instance, stays as it is where
+    /// the option is not set.
     pub fn new() -> Self {
         Self::default()
     }
 
     setters! {
         /// The local port, counted from 1.
-        port_num: Port;
-        /// Index of the partition key.
-        pkey_index: u16;
+        port_num: Port => Some;
+        /// Index of the partition key. 0 unless set.
+        pkey_index: u16 => Some;
         /// Index of the local GID; the port's
         /// [default](crate::capability::PortAttributes::default_gid_index) unless set.
         sgid_index: u8 => Some;
         /// What peers may do through the queue pair, with memory that grants it too. Nothing unless set.
         ///
         /// This concerns the peer's requests: responses to this side's own reads need no right here, on any transport.
-        access: Access;
-        /// The Q_Key of datagrams.
-        qkey: u32;
+        access: Access => Some;
+        /// The Q_Key of datagrams. 0x1111_1111 unless set.
+        qkey: u32 => Some;
         /// Payload bytes of one packet; the port's active MTU unless set.
         path_mtu: Mtu => Some;
         /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
@@ -134,7 +135,10 @@ impl ConnectOptions {
 
     /// The local port.
     pub const fn chosen_port(&self) -> Port {
-        self.port_num
+        match self.port_num {
+            Some(port) => port,
+            None => 1,
+        }
     }
 
     /// Retries after a timeout or a sequence error.
@@ -170,12 +174,13 @@ impl ConnectOptions {
         (asks, answers): (bool, bool),
     ) -> Result<[QpAttributes; 3], VerbError> {
         let limits = context.limits();
-        let port = context.query_port(self.port_num)?;
+        let port_num = self.chosen_port();
+        let port = context.query_port(port_num)?;
         let path = AddressVector {
             sgid_index: self.sgid_index.unwrap_or(port.default_gid_index()),
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
-            ..AddressVector::new(peer.address, peer.gid, self.port_num)
+            ..AddressVector::new(peer.address, peer.gid, port_num)
         };
         let mut rtr = QpAttributes::new()
             .qp_state(QpState::Rtr)
@@ -212,12 +217,25 @@ impl ConnectOptions {
     fn init_step(&self, is_for_datagrams: bool) -> QpAttributes {
         let init = QpAttributes::new()
             .qp_state(QpState::Init)
-            .pkey_index(self.pkey_index)
-            .port_num(self.port_num);
+            .pkey_index(self.pkey_index.unwrap_or_default())
+            .port_num(self.chosen_port());
         match is_for_datagrams {
-            true => init.qkey(self.qkey),
-            false => init.qp_access_flags(self.access),
+            true => init.qkey(self.qkey.unwrap_or(0x1111_1111)),
+            false => init.qp_access_flags(self.access.unwrap_or_default()),
         }
+    }
+
+    /// These options, and for those that are not set what the program has set in INIT.
+    fn or_as_in_init(mut self, qp: &Qp) -> Result<Self, VerbError> {
+        let status = qp.query()?;
+        if status.state == QpState::Init {
+            let set = status.attributes;
+            self.port_num = self.port_num.or(set.port_num);
+            self.pkey_index = self.pkey_index.or(set.pkey_index);
+            self.access = self.access.or(set.qp_access_flags);
+            self.qkey = self.qkey.or(set.qkey);
+        }
+        Ok(self)
     }
 }
 
@@ -266,7 +284,7 @@ impl Qp {
     }
 
     /// From RESET to INIT, where receives can be posted: a message may come with the connection. Connecting goes on from
-    /// there, with options of its own.
+    /// there, with options of its own: what they do not set stays as it is.
     ///
     /// ```no_run
     /// # use verbs_api::{wr::ReceiveRequest, ConnectOptions, Qp, QpEndpoint, Sge};
@@ -280,7 +298,10 @@ impl Qp {
     /// # Errors
     /// The queue pair is in another state, or there is no such port.
     pub fn init(&self, options: ConnectOptions) -> Started<()> {
-        self.modify(options.init_step(self.qp_type() == QpType::Ud))
+        match options.or_as_in_init(self) {
+            Ok(options) => self.modify(options.init_step(self.qp_type() == QpType::Ud)),
+            Err(error) => Started::ready(Err(error)),
+        }
     }
 
     /// Connects to a peer that connects to this queue pair in turn: from RESET to ready to send.
@@ -337,6 +358,7 @@ impl Qp {
         // Only reliable queue pairs have attributes of reads.
         let reliable = self.qp_type() == QpType::Rc;
         let halves = (reliable && self.asks(), reliable && self.answers());
+        let options = options.or_as_in_init(self)?;
         options.steps(&self.open_device(), peer, self.sq_psn(), halves)
     }
 
@@ -368,6 +390,10 @@ impl Qp {
             let reason = "this service has a peer: connect it";
             return Started::ready(Err(VerbError::argument("qp_type", reason)));
         }
+        let options = match options.or_as_in_init(self) {
+            Ok(options) => options,
+            Err(error) => return Started::ready(Err(error)),
+        };
         self.modify_in_turn([
             options.init_step(true),
             QpAttributes::new().qp_state(QpState::Rtr),
