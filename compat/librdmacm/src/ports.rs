@@ -16,7 +16,7 @@ use crate::device::Service;
 pub struct Sharing {
     /// With those that do the same: `RDMA_OPTION_ID_REUSEADDR`.
     pub reuses_address: bool,
-    /// With those of the other family that do the same: `RDMA_OPTION_ID_AFONLY`.
+    /// One of IPv6 with those of IPv4: `RDMA_OPTION_ID_AFONLY`.
     pub is_alone_in_family: bool,
 }
 
@@ -60,7 +60,10 @@ impl Port {
         let of_others = bound.iter().filter(|other| {
             let is_same = other.service == service && other.at.port() == at.port();
             let is_shared = other.sharing.reuses_address && sharing.reuses_address;
-            let are_alone = other.sharing.is_alone_in_family && sharing.is_alone_in_family;
+            // One of IPv4 is for IPv4 alone.
+            let is_alone =
+                |at: SocketAddr, sharing: Sharing| at.is_ipv4() || sharing.is_alone_in_family;
+            let are_alone = is_alone(other.at, other.sharing) && is_alone(at, sharing);
             is_same && !is_shared && !(are_alone && other.at.is_ipv4() != at.is_ipv4())
         });
         for other in of_others {
@@ -109,6 +112,31 @@ impl Drop for Port {
         let is_this = |other: &Bound| other.service == self.service && other.at == self.at;
         if let Some(place) = bound.iter().position(is_this) {
             bound.swap_remove(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv4_and_ipv6_alone_share_a_port_in_both_orders() {
+        let take = |at: &str, is_alone_in_family| {
+            let sharing = Sharing {
+                is_alone_in_family,
+                ..Sharing::default()
+            };
+            Port::take(Service::Connections, at.parse().unwrap(), sharing)
+        };
+        let (v4, v6) = ("0.0.0.0:60999", "[::]:60999");
+        for [first, second] in [[(v4, false), (v6, true)], [(v6, true), (v4, false)]] {
+            let _first = take(first.0, first.1).unwrap();
+            assert!(take(second.0, second.1).is_ok());
+        }
+        for [first, second] in [[v4, v6], [v6, v4]] {
+            let _first = take(first, false).unwrap();
+            assert_eq!(take(second, false).err(), Some(Errno(libc::EADDRNOTAVAIL)));
         }
     }
 }
