@@ -265,7 +265,7 @@ impl Clients {
 // With what the server says of it.
 fn refusal(error: ConnectError) -> Box<dyn std::error::Error + Send + Sync> {
     match &error {
-        ConnectError::Refused { private_data } => {
+        ConnectError::Refused { private_data, .. } => {
             let reason = private_data.split(|byte| *byte == 0).next();
             format!("{error}: {}", reason.unwrap_or_default().escape_ascii()).into()
         }

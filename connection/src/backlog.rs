@@ -8,13 +8,15 @@ use verbs_api::{
     provider::{Completer, Outcome},
 };
 
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::Token;
+use verbs_api::provider::backend::{ConnectError, Refusal, Token};
 
 /// A request in a backlog.
 pub(crate) trait QueuedRequest: Send + 'static {
     /// The backend's token of the request.
     fn token(&self) -> Option<Token>;
+
+    /// Refuses the request.
+    fn refuse(self, why: Refusal);
 }
 
 /// Requests in the order of their arrival, and the futures that wait for one.
@@ -60,7 +62,7 @@ impl<T: QueuedRequest> Backlog<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request. Where there is no room it is dropped, which refuses it.
+    /// Adds a request, or refuses it where there is no room.
     pub(crate) fn push(&self, one: T) {
         self.put(one, false);
     }
@@ -127,7 +129,7 @@ impl<T: QueuedRequest> Backlog<T> {
         }
     }
 
-    /// Drops the requests that wait, and those that still arrive.
+    /// Refuses the requests that wait, and those that still arrive.
     pub(crate) fn close(&self) {
         self.end(VerbError::Canceled);
     }
@@ -138,7 +140,9 @@ impl<T: QueuedRequest> Backlog<T> {
         let waiting = std::mem::take(&mut state.waiting);
         let takers = std::mem::take(&mut state.takers);
         drop(state);
-        drop(waiting);
+        for one in waiting {
+            one.refuse(Refusal::NoListener);
+        }
         for taker in takers {
             taker.complete(Err(over.clone().into()));
         }
@@ -155,8 +159,8 @@ impl<T: QueuedRequest> Backlog<T> {
             // A taker that was dropped meanwhile puts it back.
             taker.complete(Ok(one));
         } else if state.over.is_some() {
-            // Dropped with no lock held.
             drop(state);
+            one.refuse(Refusal::NoListener);
         } else if is_first {
             state.waiting.push_front(one);
         } else if state.waiting.len() < self.most.saturating_add(state.takers.len()) {
@@ -164,6 +168,7 @@ impl<T: QueuedRequest> Backlog<T> {
             state.waiting.push_back(one);
         } else {
             drop(state);
+            one.refuse(Refusal::BacklogFull);
         }
     }
 }
@@ -207,6 +212,8 @@ mod tests {
         fn token(&self) -> Option<Token> {
             Some(Token(*self))
         }
+
+        fn refuse(self, _: Refusal) {}
     }
 
     fn taken(started: Started<u64, ConnectError>) -> u64 {

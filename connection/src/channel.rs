@@ -14,7 +14,7 @@ use verbs_api::{
 };
 
 use crate::connector::{Connection, ConnectionOptions, Connector, Incoming, Listener};
-use verbs_api::provider::backend::ConnectError;
+use verbs_api::provider::backend::{ConnectError, Refusal};
 
 /// What happened to an identifier.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub enum ChannelEventKind {
     },
     /// The peer rejected the connection.
     Rejected {
+        /// Why, as far as the transport tells.
+        reason: Refusal,
         /// The peer's private data.
         private_data: Vec<u8>,
     },
@@ -474,7 +476,13 @@ impl Inner {
 
     fn failed(self: &Arc<Self>, error: ConnectError) {
         let kind = match error {
-            ConnectError::Refused { private_data } => ChannelEventKind::Rejected { private_data },
+            ConnectError::Refused {
+                reason,
+                private_data,
+            } => ChannelEventKind::Rejected {
+                reason,
+                private_data,
+            },
             ConnectError::TimedOut | ConnectError::Unreachable(_) => ChannelEventKind::Unreachable,
             // The removal is an event of its own.
             ConnectError::Verb(VerbError::DeviceRemoved) => return,

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs_api::objects::{DeviceId, ObjectId, ObjectKind};
 use verbs_api::provider::backend::{
-    Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Sink, Token,
+    Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Sink,
+    Token,
 };
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{Half, QpAttributes, QpState, QpType};
@@ -208,7 +209,9 @@ impl Connector {
         &self.backend
     }
 
-    /// Listens at an address; for port 0 one is assigned. Once `backlog` requests wait, further ones are refused; 0 for no limit.
+    /// Listens at an address; for port 0 one is assigned. Once `backlog` requests wait, further ones are refused with
+    /// [`Refusal::BacklogFull`]; 0 for as many as the connection manager has room for, over InfiniBand 65,536, half of them from
+    /// one address.
     ///
     /// # Errors
     /// The address is in use.
@@ -219,9 +222,11 @@ impl Connector {
             padding: self.padding,
             waiting: Backlog::new(backlog),
         });
-        let at = self
-            .backend
-            .listen(at, Arc::clone(&queue) as Arc<dyn ListenSink<Offer>>)?;
+        let at = self.backend.listen(
+            at,
+            backlog,
+            Arc::clone(&queue) as Arc<dyn ListenSink<Offer>>,
+        )?;
         let _removal = self.watch(&queue.waiting);
         Ok(Listener {
             queue,
@@ -444,7 +449,10 @@ fn agreed(own: ReadLimits, peer: &Offer) -> ReadLimits {
 
 fn refusal(event: CmEvent) -> ConnectError {
     match event {
-        CmEvent::Rejected(private_data) => ConnectError::Refused { private_data },
+        CmEvent::Rejected(reason, private_data) => ConnectError::Refused {
+            reason,
+            private_data,
+        },
         CmEvent::TimedOut => ConnectError::TimedOut,
         CmEvent::Failed(error) => error,
         _ => ConnectError::Aborted,
@@ -688,7 +696,7 @@ impl Side {
         match &mut event {
             CmEvent::Accepted(peer) => self.padding.pad(&mut peer.private_data, limits.accept),
             // Where nobody listens there are no private data.
-            CmEvent::Rejected(said) if !said.is_empty() => self.padding.pad(said, limits.reject),
+            CmEvent::Rejected(_, said) if !said.is_empty() => self.padding.pad(said, limits.reject),
             _ => {}
         }
         let is_last = event == CmEvent::TimewaitExit;
@@ -850,17 +858,17 @@ impl Accepted {
         let Some(side) = self.side.take() else {
             return Err(ConnectError::NotConnected);
         };
-        reject(&side, private_data)
+        reject(&side, Refusal::Program, private_data)
     }
 }
 
-fn reject(side: &Side, private_data: &[u8]) -> Result<(), ConnectError> {
+fn reject(side: &Side, why: Refusal, private_data: &[u8]) -> Result<(), ConnectError> {
     if let Err(error) = fits(private_data, side.backend.private_data().reject) {
         side.forget();
         return Err(error);
     }
     let token = side.lock().token.take().ok_or(ConnectError::NotConnected)?;
-    side.backend.reject(token, private_data.to_vec());
+    side.backend.reject(token, why, private_data.to_vec());
     Ok(())
 }
 
@@ -971,6 +979,12 @@ impl QueuedRequest for Incoming {
     fn token(&self) -> Option<Token> {
         self.side.as_ref().and_then(|side| side.token().ok())
     }
+
+    fn refuse(mut self, why: Refusal) {
+        if let Some(side) = self.side.take() {
+            let _ = reject(&side, why, b"");
+        }
+    }
 }
 
 /// An incoming connection request. Dropping it refuses it.
@@ -1060,10 +1074,10 @@ impl Incoming {
             return Err(ConnectError::NotConnected);
         };
         if let Err(error) = fits(private_data, side.backend.private_data().reject) {
-            let _ = reject(&side, b"");
+            let _ = reject(&side, Refusal::Program, b"");
             return Err(error);
         }
-        reject(&side, private_data)
+        reject(&side, Refusal::Program, private_data)
     }
 
     /// Brings the queue pair to RTS and accepts. Completes when the peer has completed.
@@ -1088,14 +1102,14 @@ impl Incoming {
         let own = match own {
             Ok(own) => own,
             Err(error) => {
-                let _ = reject(&side, b"");
+                let _ = reject(&side, Refusal::Program, b"");
                 return Started::ready(Err(error));
             }
         };
         if let (Some(own), Some(peer)) = (own.path_mtu, self.peer.path_mtu)
             && own < peer
         {
-            let _ = reject(&side, b"");
+            let _ = reject(&side, Refusal::Program, b"");
             let reason = ArgumentReason::OutOfRange {
                 given: own.octets().into(),
                 least: peer.octets().into(),
@@ -1155,7 +1169,7 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         if let Some(side) = self.side.take() {
-            let _ = reject(&side, b"");
+            let _ = reject(&side, Refusal::Program, b"");
         }
     }
 }
@@ -1255,7 +1269,7 @@ impl Accept {
     }
 
     fn fail(&self, error: ConnectError) {
-        let _ = reject(&self.side, b"");
+        let _ = reject(&self.side, Refusal::Program, b"");
         self.request.end(Err(error));
     }
 

@@ -11,8 +11,9 @@ use verbs_api::{
 
 use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::connector::{Connector, Request, begin, fits};
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::{Answer, AnswerSink, Backend, ListenSink, Question, Token};
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, Backend, ConnectError, ListenSink, Question, Refusal, Token,
+};
 
 /// A datagram queue pair, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl DatagramService {
 
 impl Connector {
     /// Listens for peers that ask which datagram queue pair serves an address; for port 0 one is assigned. Datagram services and
-    /// connections have separate ports. Once `backlog` questions wait, further ones are refused; 0 for no limit.
+    /// connections have separate ports. The backlog is as for [`listen`](Self::listen).
     ///
     /// # Errors
     /// The address is in use; the transport has no datagrams.
@@ -55,7 +56,7 @@ impl Connector {
             waiting: Backlog::new(backlog),
         });
         let sink = Arc::clone(&queue) as Arc<dyn ListenSink<Question>>;
-        let at = self.backend().listen_datagrams(at, sink)?;
+        let at = self.backend().listen_datagrams(at, backlog, sink)?;
         let _removal = self.watch(&queue.waiting);
         Ok(DatagramListener {
             queue,
@@ -226,7 +227,7 @@ impl DatagramQuestion {
             private_data: private_data.to_vec(),
         };
         let token = self.token.take().ok_or(ConnectError::Aborted)?;
-        self.backend.answer(token, Some(answer))
+        self.backend.answer(token, Ok(answer))
     }
 
     /// Answers that no queue pair does.
@@ -239,14 +240,24 @@ impl QueuedRequest for DatagramQuestion {
     fn token(&self) -> Option<Token> {
         self.token
     }
+
+    fn refuse(mut self, why: Refusal) {
+        self.end(why);
+    }
+}
+
+impl DatagramQuestion {
+    fn end(&mut self, why: Refusal) {
+        if let Some(token) = self.token.take() {
+            // A failure cannot be reported any more.
+            let _ = self.backend.answer(token, Err(why));
+        }
+    }
 }
 
 impl Drop for DatagramQuestion {
     fn drop(&mut self) {
-        if let Some(token) = self.token.take() {
-            // A failure cannot be reported any more.
-            let _ = self.backend.answer(token, None);
-        }
+        self.end(Refusal::Program);
     }
 }
 

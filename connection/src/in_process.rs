@@ -8,7 +8,7 @@ use verbs_api::objects::DeviceId;
 use verbs_api::provider::PerProcess;
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits,
-    Question, Sink, Token,
+    Question, Refusal, Sink, Token,
 };
 use verbs_api::qp::Half;
 
@@ -57,7 +57,7 @@ enum Message {
     Request(SocketAddr, Token, Offer),
     Event(Token, CmEvent),
     Question(SocketAddr, Token, Question),
-    Answer(Token, Option<Answer>),
+    Answer(Token, Result<Answer, Refusal>),
 }
 
 impl InProcess {
@@ -163,7 +163,9 @@ impl State {
                 }
                 None => {
                     let asker = self.ends.get(&token).map(|end| end.peer);
-                    let refusal = |asker| Message::Event(asker, CmEvent::Rejected(Vec::new()));
+                    let refusal = |asker| {
+                        Message::Event(asker, CmEvent::Rejected(Refusal::NoListener, Vec::new()))
+                    };
                     self.queue.extend(asker.map(refusal));
                     None
                 }
@@ -171,18 +173,19 @@ impl State {
             Message::Event(token, event) => self.event_notice(token, event),
             Message::Question(to, token, question) => match self.services.get(&to) {
                 Some(sink) => Some(Notice::Question(Arc::clone(sink), token, question)),
-                None => self.answer_notice(token, None),
+                None => self.answer_notice(token, Err(Refusal::NoListener)),
             },
             Message::Answer(token, answer) => self.answer_notice(token, answer),
         }
     }
 
-    fn answer_notice(&mut self, token: Token, answer: Option<Answer>) -> Option<Notice> {
-        let refused = ConnectError::Refused {
+    fn answer_notice(&mut self, token: Token, answer: Result<Answer, Refusal>) -> Option<Notice> {
+        let refused = |reason| ConnectError::Refused {
+            reason,
             private_data: Vec::new(),
         };
         let sink = self.questions.remove(&token)?;
-        Some(Notice::Answer(sink, answer.ok_or(refused)))
+        Some(Notice::Answer(sink, answer.map_err(refused)))
     }
 
     fn event_notice(&mut self, token: Token, event: CmEvent) -> Option<Notice> {
@@ -215,6 +218,7 @@ impl Backend for InProcess {
     fn listen(
         &self,
         at: SocketAddr,
+        _: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         listen_in(&mut self.lock().listeners, at, sink)
@@ -267,8 +271,8 @@ impl Backend for InProcess {
         self.tell_peer(token, CmEvent::Completed);
     }
 
-    fn reject(&self, token: Token, private_data: Vec<u8>) {
-        self.tell_peer(token, CmEvent::Rejected(private_data));
+    fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        self.tell_peer(token, CmEvent::Rejected(why, private_data));
         let end = self.lock().ends.remove(&token);
         drop(end);
     }
@@ -300,6 +304,7 @@ impl Backend for InProcess {
     fn listen_datagrams(
         &self,
         at: SocketAddr,
+        _: usize,
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
         listen_in(&mut self.lock().services, at, sink)
@@ -330,7 +335,7 @@ impl Backend for InProcess {
         Ok(())
     }
 
-    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
         self.post(Message::Answer(token, answer));
         Ok(())
     }

@@ -26,4 +26,4 @@ pub use connector::{
 };
 pub use datagrams::{DatagramListener, DatagramQuestion, DatagramService};
 pub use in_process::InProcess;
-pub use verbs_api::provider::backend::{ConnectError, Phase, PrivateDataLimits};
+pub use verbs_api::provider::backend::{ConnectError, Phase, PrivateDataLimits, Refusal};

@@ -64,7 +64,7 @@ pub(crate) fn put(
 
 /// What a server answered that refused a connection.
 pub(crate) fn refusal(error: &ConnectError) -> Option<String> {
-    let ConnectError::Refused { private_data } = error else {
+    let ConnectError::Refused { private_data, .. } = error else {
         return None;
     };
     let reason = private_data.split(|byte| *byte == 0).next()?;

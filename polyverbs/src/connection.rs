@@ -11,7 +11,7 @@ pub use polyverbs_io::source_of;
 pub use polyverbs_connection::{
     Accepted, ChannelEvent, ChannelEventKind, ConnectError, Connection, ConnectionOptions,
     Connector, DatagramListener, DatagramQuestion, DatagramService, EventChannel, Identifier,
-    Incoming, Listener, Phase, PrivateDataLimits, ReadLimits, flush,
+    Incoming, Listener, Phase, PrivateDataLimits, ReadLimits, Refusal, flush,
 };
 
 /// The devices of a registry from which an address is reached: those that are where the way there begins. Devices on a

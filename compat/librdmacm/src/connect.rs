@@ -22,9 +22,6 @@ use crate::qp::QKEY;
 use crate::state::{Data, Inner, Part, State};
 use crate::{events, id};
 
-const REJECTED_BY_PROGRAM: c_int = 28;
-const NO_SUCH_SERVICE: c_int = 8;
-
 // The parameters of a connection.
 struct ConnParams {
     private_data: Vec<u8>,
@@ -331,11 +328,13 @@ fn joined(this: &Arc<Inner>, connection: Connection, tell: impl FnOnce()) {
 
 fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
     let (event, status, private_data) = match error {
-        ConnectError::Refused { private_data } => {
+        ConnectError::Refused {
+            reason,
+            private_data,
+        } => {
             let status = match transport {
                 Transport::Iwarp => -libc::ECONNREFUSED,
-                _ if private_data.is_empty() => NO_SUCH_SERVICE,
-                _ => REJECTED_BY_PROGRAM,
+                Transport::InfiniBand => reason.reject_reason().into(),
             };
             (event::REJECTED, status, private_data.clone())
         }

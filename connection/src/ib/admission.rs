@@ -112,7 +112,9 @@ impl Admission {
 impl Manager {
     /// Makes room for a request of a source to a listener; `false` where nothing may be given up.
     pub(super) fn make_room(&mut self, listener: ListenerId, from: LinkAddress) -> bool {
-        let (backlog, most) = (self.options.backlog, self.options.max_connections);
+        let most = self.options.max_connections;
+        let backlog = self.listeners.get(&listener);
+        let backlog = backlog.map_or(0, |listening| listening.backlog);
         let of_source = self.has_part(Share::ListenerSource(listener, from), backlog);
         let unanswered = &self.admission.unanswered;
         let oldest = match of_source {

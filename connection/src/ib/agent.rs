@@ -11,7 +11,7 @@ use polyverbs_wire::mad::rdma_cm::{port_space, service_id};
 use polyverbs_wire::mad::{self, cm};
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink,
-    PrivateDataLimits, Question, Sink, Token, ping_by_question,
+    PrivateDataLimits, Question, Refusal, Sink, Token, ping_by_question,
 };
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 use verbs_api::provider::random;
@@ -241,10 +241,10 @@ impl State {
                 private_data,
                 ..
             } => {
-                let last = match reason {
-                    cm::reason::CONSUMER => CmEvent::Rejected(private_data),
-                    cm::reason::TIMEOUT => CmEvent::Aborted,
-                    _ => CmEvent::Rejected(Vec::new()),
+                let last = match Refusal::of_reject_reason(reason) {
+                    Refusal::Program => CmEvent::Rejected(Refusal::Program, private_data),
+                    Refusal::Manager(cm::reason::TIMEOUT) => CmEvent::Aborted,
+                    refusal => CmEvent::Rejected(refusal, Vec::new()),
                 };
                 self.last_event(id, last)
             }
@@ -275,14 +275,17 @@ impl State {
                 q_key,
                 private_data,
             } => self.answered(id, |to| match status {
-                0 => Ok(Answer {
+                sidr_status::VALID => Ok(Answer {
                     address: LinkAddress::Ip(to),
                     gid: to.into(),
                     qp_num: qpn,
                     qkey: q_key,
                     private_data,
                 }),
-                _ => Err(ConnectError::Refused { private_data }),
+                status => Err(ConnectError::Refused {
+                    reason: refusal_of(status),
+                    private_data,
+                }),
             }),
             Event::ResolutionTimedOut { id } => self.answered(id, |_| Err(ConnectError::TimedOut)),
             Event::TimewaitExit { id } => {
@@ -422,9 +425,11 @@ impl Backend for Agent {
     fn listen(
         &self,
         at: SocketAddr,
+        backlog: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        self.listen_in(port_space::TCP, at, ListenerSink::Connections(sink))
+        let sink = ListenerSink::Connections(sink);
+        self.listen_in(port_space::TCP, at, backlog, sink)
     }
 
     fn unlisten(&self, at: SocketAddr) {
@@ -434,9 +439,11 @@ impl Backend for Agent {
     fn listen_datagrams(
         &self,
         at: SocketAddr,
+        backlog: usize,
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
-        self.listen_in(port_space::UDP, at, ListenerSink::Datagrams(sink))
+        let sink = ListenerSink::Datagrams(sink);
+        self.listen_in(port_space::UDP, at, backlog, sink)
     }
 
     fn unlisten_datagrams(&self, at: SocketAddr) {
@@ -474,17 +481,17 @@ impl Backend for Agent {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
         let port = self.port()?;
         let end = self.with(&*port, |state, _| {
             let resolution = match &answer {
-                Some(answer) => Resolution {
+                Ok(answer) => Resolution {
                     status: sidr_status::VALID,
                     qpn: answer.qp_num,
                     q_key: answer.qkey,
                     private_data: &answer.private_data,
                 },
-                None => refusal(sidr_status::REJECTED),
+                Err(why) => refusal(status_of(*why)),
             };
             let id = comm_id(token);
             // If this fails the peer has given up.
@@ -570,12 +577,12 @@ impl Backend for Agent {
         let _ = self.with(&*port, |state, _| state.manager.ready(comm_id(token), &[]));
     }
 
-    fn reject(&self, token: Token, private_data: Vec<u8>) {
+    fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
         let Ok(port) = self.port() else { return };
         let end = self.with(&*port, |state, now| {
             let id = comm_id(token);
             let rejection = Rejection {
-                reason: cm::reason::CONSUMER,
+                reason: why.reject_reason(),
                 info: &[],
                 private_data: &private_data,
             };
@@ -617,6 +624,7 @@ impl Agent {
         &self,
         space: u16,
         at: SocketAddr,
+        backlog: usize,
         sink: ListenerSink,
     ) -> Result<SocketAddr, ConnectError> {
         let port = self.port()?;
@@ -627,6 +635,10 @@ impl Agent {
         let (at, service_id) = self.serve(&*port, space, SocketAddr::new(own, at.port()))?;
         let listened = self.with(&*port, |state, _| {
             let (id, _) = state.manager.listen(service_id, u64::MAX)?;
+            if backlog != 0 {
+                let room = backlog.saturating_mul(ROOM_PER_REQUEST);
+                state.manager.set_backlog(id, room);
+            }
             let listening = Listening {
                 at,
                 service_id,
@@ -775,12 +787,33 @@ const fn refusal<'a>(status: u8) -> Resolution<'a> {
     }
 }
 
+const fn status_of(why: Refusal) -> u8 {
+    match why {
+        Refusal::BacklogFull => sidr_status::NO_QUEUE_PAIR,
+        Refusal::NoListener => sidr_status::UNSUPPORTED,
+        _ => sidr_status::REJECTED,
+    }
+}
+
+const fn refusal_of(status: u8) -> Refusal {
+    match status {
+        sidr_status::UNSUPPORTED => Refusal::NoListener,
+        sidr_status::NO_QUEUE_PAIR => Refusal::BacklogFull,
+        _ => Refusal::Program,
+    }
+}
+
 /// Statuses of a SIDR_REP (IBTA 12.11.2).
 mod sidr_status {
     pub(super) const VALID: u8 = 0;
     pub(super) const UNSUPPORTED: u8 = 1;
     pub(super) const REJECTED: u8 = 2;
+    pub(super) const NO_QUEUE_PAIR: u8 = 3;
 }
+
+/// Requests that the manager keeps for each that the program has room for. One source may have half of them, and besides those
+/// that wait in the program's backlog there are those that the program has taken and not answered.
+const ROOM_PER_REQUEST: usize = 4;
 
 /// First port that is assigned to a program that names none.
 const FIRST_PORT: u16 = 49_152;

@@ -20,7 +20,8 @@ pub struct ManagerOptions {
     pub target_ack_delay: u8,
     /// Most connections that peers ask for, in any state; and most that the program asks for.
     pub max_connections: usize,
-    /// Most requests of each listener that the program has not answered.
+    /// Most requests of each listener that the program has not answered, unless [`Manager::set_backlog`](super::Manager::set_backlog)
+    /// sets another number.
     pub backlog: usize,
     /// Most messages that wait to be sent.
     pub max_outgoing: usize,
@@ -46,7 +47,7 @@ impl Default for ManagerOptions {
             seed: 0,
             target_ack_delay: 15,
             max_connections: 65_536,
-            backlog: 1024,
+            backlog: 65_536,
             max_outgoing: 4096,
             patience: Duration::from_secs(120),
             liveness_interval: None,

@@ -56,6 +56,7 @@ pub struct Manager {
 pub(super) struct Listening {
     pub(super) service_id: u64,
     pub(super) mask: u64,
+    pub(super) backlog: usize,
 }
 
 impl Manager {
@@ -100,8 +101,20 @@ impl Manager {
         }
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
-        self.listeners.insert(id, Listening { service_id, mask });
+        let listening = Listening {
+            service_id,
+            mask,
+            backlog: self.options.backlog,
+        };
+        self.listeners.insert(id, listening);
         Ok((id, service_id))
+    }
+
+    /// Sets how many requests of a listener the program may leave unanswered: [`ManagerOptions::backlog`] before.
+    pub fn set_backlog(&mut self, listener: ListenerId, backlog: usize) {
+        if let Some(listening) = self.listeners.get_mut(&listener) {
+            listening.backlog = backlog;
+        }
     }
 
     /// Stops listening. Requests that were reported are still to be answered.

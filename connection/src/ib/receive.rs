@@ -576,7 +576,7 @@ impl Manager {
         let added = has_room.then(|| self.add(connection).ok());
         let Some(id) = added.flatten() else {
             self.counts.refused += 1;
-            return self.send_to(from.address, from.transaction_id, refuse(2).into());
+            return self.send_to(from.address, from.transaction_id, refuse(3).into());
         };
         self.questions.insert(asker, id);
         self.admit(listener, id);

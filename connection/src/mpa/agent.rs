@@ -10,7 +10,8 @@ use polyverbs_wire::iwarp::terminate::{MAX_LEN, TerminateCode};
 use polyverbs_wire::iwarp::{self as wire, Framing, Opcode, Untagged, ddp};
 use polyverbs_wire::layout::Header as _;
 use verbs_api::provider::backend::{
-    Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink, PrivateDataLimits, Sink, Token,
+    Backend, CmEvent, ConnectError, ListenSink, Offer, PingSink, PrivateDataLimits, Refusal, Sink,
+    Token,
 };
 use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
@@ -279,7 +280,10 @@ impl End {
                 if let Some(port) = self.port.upgrade() {
                     port.close(stream, StreamClose::Graceful);
                 }
-                self.finish(state, CmEvent::Rejected(private_data))
+                self.finish(
+                    state,
+                    CmEvent::Rejected(Refusal::ProgramOrBacklog, private_data),
+                )
             }
         }
     }
@@ -398,7 +402,9 @@ impl StreamSink for End {
             }
         }
         let last = match (state.phase, end) {
-            (Phase::Negotiating, StreamEnd::Refused) => CmEvent::Rejected(Vec::new()),
+            (Phase::Negotiating, StreamEnd::Refused) => {
+                CmEvent::Rejected(Refusal::NoListener, Vec::new())
+            }
             (_, StreamEnd::TimedOut | StreamEnd::Unreachable) if state.phase != Phase::Open => {
                 CmEvent::TimedOut
             }
@@ -483,6 +489,7 @@ impl Backend for Agent {
             agent: self.me.clone(),
             sink,
         };
+        _: usize,
         let listening = self.port()?.listen(at, Arc::new(sink));
         listening.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse {
@@ -600,7 +607,7 @@ impl Backend for Agent {
         }
     }
 
-    fn reject(&self, token: Token, private_data: Vec<u8>) {
+    fn reject(&self, token: Token, _: Refusal, private_data: Vec<u8>) {
         let Some(end) = self.remove(token) else {
             return;
         };

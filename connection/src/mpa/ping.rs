@@ -11,8 +11,7 @@ use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN, Start};
 use verbs_api::provider::carrier::{StreamClose, StreamEnd, StreamPort, StreamSink};
 use verbs_api::{VerbError, ids::Qpn};
 
-use verbs_api::provider::backend::ConnectError;
-use verbs_api::provider::backend::PingSink;
+use verbs_api::provider::backend::{ConnectError, PingSink, Refusal};
 
 /// Private data of a ping.
 pub(super) const PRIVATE_DATA: &[u8] = b"polyverbs ping";
@@ -121,6 +120,7 @@ impl StreamSink for Pinging {
         let error = match end {
             _ if state.is_connected => ConnectError::NoDevice,
             StreamEnd::Refused => ConnectError::Refused {
+                reason: Refusal::NoListener,
                 private_data: Vec::new(),
             },
             StreamEnd::Closed | StreamEnd::Reset => ConnectError::NoDevice,

@@ -11,7 +11,7 @@ use polyverbs_connection::{
     ConnectError, Connection, ConnectionOptions, Connector, InProcess, PrivateDataLimits,
 };
 use verbs_api::capability::{DeviceAttributes, Grant};
-use verbs_api::provider::backend::{Backend, BringUp, ListenSink, Offer, Sink, Token};
+use verbs_api::provider::backend::{Backend, BringUp, ListenSink, Offer, Refusal, Sink, Token};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::{Device, ids::Psn, wr::ReceiveRequest};
@@ -79,9 +79,10 @@ impl Backend for Network {
     fn listen(
         &self,
         at: SocketAddr,
+        backlog: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
-        self.messages.listen(at, sink)
+        self.messages.listen(at, backlog, sink)
     }
 
     fn unlisten(&self, at: SocketAddr) {
@@ -116,8 +117,8 @@ impl Backend for Network {
         self.messages.complete(token);
     }
 
-    fn reject(&self, token: Token, private_data: Vec<u8>) {
-        self.messages.reject(token, private_data);
+    fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>) {
+        self.messages.reject(token, why, private_data);
     }
 
     fn disconnect(&self, token: Token) {

@@ -12,7 +12,7 @@ use polyverbs::{
 };
 use polyverbs_connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
-    Listener, Phase, ReadLimits, flush,
+    Listener, Phase, ReadLimits, Refusal, flush,
 };
 use verbs_api::provider::backend::{Backend, PrivateDataLimits};
 
@@ -112,7 +112,10 @@ fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
 fn refused(said: &[u8]) -> ConnectError {
     let mut private_data = said.to_vec();
     private_data.resize(148, 0);
-    ConnectError::Refused { private_data }
+    ConnectError::Refused {
+        reason: Refusal::Program,
+        private_data,
+    }
 }
 
 // covers 7.70
@@ -381,16 +384,21 @@ fn a_listener_has_its_address_alone_and_refuses_when_it_goes() {
         .listen("10.0.0.2:5".parse().unwrap(), 1)
         .unwrap();
     let (first, second) = (rig.qp(), rig.qp());
+    let at = small.address();
     let ask = |qp| {
-        let at = small.address();
         rig.connector
             .connect(&rig.context, qp, at, ConnectionOptions::new())
     };
     let (waits, refused) = (ask(&first), ask(&second));
-    assert!(matches!(error(refused), ConnectError::Refused { .. }));
+    let refused_because = |reason| ConnectError::Refused {
+        reason,
+        private_data: Vec::new(),
+    };
+    assert_eq!(error(refused), refused_because(Refusal::BacklogFull));
     assert!(!waits.is_done());
     drop(small);
-    assert!(matches!(error(waits), ConnectError::Refused { .. }));
+    assert_eq!(error(waits), refused_because(Refusal::NoListener));
+    assert_eq!(error(ask(&first)), refused_because(Refusal::NoListener));
 }
 
 // concerns 7.78

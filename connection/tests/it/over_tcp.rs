@@ -12,7 +12,9 @@ use polyverbs::{
     WcStatus,
     wr::{self, ReceiveRequest},
 };
-use polyverbs_connection::{ConnectError, Connection, ConnectionOptions, Connector, Listener};
+use polyverbs_connection::{
+    ConnectError, Connection, ConnectionOptions, Connector, Listener, Refusal,
+};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_wire::iwarp::start::{self, Enhanced, Kind, Start};
 
@@ -271,7 +273,11 @@ fn a_rejected_queue_pair_can_connect_again() {
         .unwrap();
     let mut private_data = b"not today".to_vec();
     private_data.resize(148, 0);
-    assert_eq!(error(asked), ConnectError::Refused { private_data });
+    let refused = ConnectError::Refused {
+        reason: Refusal::ProgramOrBacklog,
+        private_data,
+    };
+    assert_eq!(error(asked), refused);
     assert_eq!(near.state(), QpState::Reset);
     let _both = near.connected(&far, &listener);
     say(&near, &far, b"after all");
@@ -285,7 +291,11 @@ fn where_nobody_listens_a_connection_is_refused() {
         .connector
         .connect(&near.context, &near.qp, nobody, ConnectionOptions::new());
     let private_data = Vec::new();
-    assert_eq!(error(asked), ConnectError::Refused { private_data });
+    let refused = ConnectError::Refused {
+        reason: Refusal::NoListener,
+        private_data,
+    };
+    assert_eq!(error(asked), refused);
 }
 
 // covers 7.71

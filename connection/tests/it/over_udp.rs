@@ -9,7 +9,7 @@ use polyverbs::{
     ids::LinkAddress,
     wr::{self, ReceiveRequest},
 };
-use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits};
+use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal};
 use rig::{End, device_at, error};
 
 #[test]
@@ -156,13 +156,14 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
     let (near, far) = (End::new("127.0.21.1:4791"), End::new("127.0.21.2:4791"));
     let refused = error(near.connect(far.at(7), ConnectionOptions::new()));
     let nothing = ConnectError::Refused {
+        reason: Refusal::NoListener,
         private_data: Vec::new(),
     };
     assert_eq!(refused, nothing);
     let listener = far.connector.listen(far.at(7), 0).unwrap();
     let asked = near.connect(far.at(7), ConnectionOptions::new());
     listener.next().wait().unwrap().reject(b"full").unwrap();
-    let ConnectError::Refused { private_data } = error(asked) else {
+    let ConnectError::Refused { private_data, .. } = error(asked) else {
         panic!("it was not refused");
     };
     assert_eq!(

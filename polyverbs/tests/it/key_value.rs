@@ -111,7 +111,7 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
         };
         // Half of them are for one address.
         let (first, _second) = (connect().unwrap(), connect().unwrap());
-        let Err(ConnectError::Refused { private_data }) = connect() else {
+        let Err(ConnectError::Refused { private_data, .. }) = connect() else {
             panic!("there was a place")
         };
         let reason = String::from_utf8_lossy(&private_data);

@@ -50,7 +50,7 @@ fn refused_out(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let port = place.port();
     let began = Instant::now();
     match within(ours.ask(place.at(port), &[])?)? {
-        Err(ConnectError::Refused { private_data }) => {
+        Err(ConnectError::Refused { private_data, .. }) => {
             ensure_words(&private_data, &[])?;
             Ok(format!("refused after {}", seconds(began.elapsed())))
         }
@@ -80,7 +80,7 @@ fn rejected_out(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     theirs.heard("await", "request")?;
     theirs.tell(&format!("reject {}", crate::theirs::hexadecimal(REASON)))?;
     match within(asked)? {
-        Err(ConnectError::Refused { private_data }) => ensure_words(&private_data, REASON)?,
+        Err(ConnectError::Refused { private_data, .. }) => ensure_words(&private_data, REASON)?,
         Err(error) => bail!("{error}"),
         Ok(_) => bail!("connected"),
     }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 
 use masked_atomics::MaskedAtomics;
 use polyverbs::connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, flush,
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Refusal,
+    flush,
 };
 use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_rds_wire::{ConnectData, PORT, PORT_V6};
@@ -132,7 +133,10 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
             let Some(node) = node.upgrade() else { return };
             match error {
                 // The host that is asked would have said why.
-                ConnectError::Refused { private_data } if private_data.is_empty() => {
+                ConnectError::Refused {
+                    reason: Refusal::NoListener,
+                    ..
+                } => {
                     node.with(|state| state.host.handle_absent(made.0));
                 }
                 ConnectError::Refused { .. } => {

@@ -271,10 +271,9 @@ fn a_message_from_another_address_changes_nothing() {
 #[test]
 fn a_flood_of_requests_makes_a_bounded_number_of_connections_and_answers() {
     let mut pair = Pair::new();
-    (
-        pair.ends[FAR].options.backlog,
-        pair.ends[FAR].options.max_outgoing,
-    ) = (50, 60);
+    pair.ends[FAR].options.max_outgoing = 60;
+    let listener = pair.listener;
+    pair.ends[FAR].set_backlog(listener, 50);
     let (req, _) = requested(&mut pair, 1);
     let mut flood = |service_id| {
         for n in 0..10_000 {

@@ -20,7 +20,7 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
-use verbs_api::provider::backend::{Backend, CmEvent, ListenSink, Offer, Sink, Token};
+use verbs_api::provider::backend::{Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -116,7 +116,8 @@ impl Lab {
     fn listen(&self) -> Arc<Heard> {
         let heard = Arc::new(Heard::default());
         let sink = Arc::clone(&heard) as Arc<dyn ListenSink<Offer>>;
-        self.agent.listen(SocketAddr::new(OWN, PORT), sink).unwrap();
+        let at = SocketAddr::new(OWN, PORT);
+        self.agent.listen(at, BACKLOG / 4, sink).unwrap();
         heard
     }
 
@@ -255,7 +256,7 @@ impl ListenSink<Offer> for Refuses {
     fn asked(&self, token: Token, _: Offer) {
         let lab = self.lab.upgrade().unwrap();
         let refused = move || {
-            lab.agent.reject(token, b"no".to_vec());
+            lab.agent.reject(token, Refusal::Program, b"no".to_vec());
             lab.sent()
         };
         *self.sent.lock().unwrap() = std::thread::spawn(refused).join().unwrap();
@@ -273,7 +274,8 @@ fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_deli
         sent: Mutex::default(),
     });
     let sink = Arc::clone(&refuses) as Arc<dyn ListenSink<Offer>>;
-    lab.agent.listen(SocketAddr::new(OWN, PORT), sink).unwrap();
+    let at = SocketAddr::new(OWN, PORT);
+    lab.agent.listen(at, 1, sink).unwrap();
     lab.hear(peer(2), req(7));
     let sent = refuses.sent.lock().unwrap();
     let [(to, Message::Rej(rej))] = sent[..] else {
@@ -316,6 +318,26 @@ fn one_source_has_half_of_a_backlog_at_most() {
         lab.connected(&heard, peer(source), number);
     }
     assert_eq!(*heard.withdrawn.lock().unwrap(), 5001 - BACKLOG / 2);
+}
+
+// covers 7.84
+#[test]
+fn a_backlog_has_the_room_that_was_asked_for() {
+    const ROOM: u32 = 3000;
+    let lab = Lab::new();
+    let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
+    let at = SocketAddr::new(OWN, PORT);
+    let listener = connector.listen(at, ROOM as usize).unwrap();
+    // All of one source.
+    (1..=ROOM).for_each(|number| lab.hear(peer(2), req(number)));
+    assert_eq!(lab.sent(), []);
+    lab.hear(peer(3), req(ROOM + 1));
+    let [(_, Message::Rej(rej))] = lab.sent()[..] else {
+        panic!("one refusal");
+    };
+    assert_eq!(rej.reason, reason::NO_RESOURCES);
+    let incoming: Vec<_> = (0..ROOM).map(|_| listener.next().wait().unwrap()).collect();
+    assert_eq!(incoming.len(), ROOM as usize);
 }
 
 /// A request whose sender wants answers again and again, at once.
@@ -687,7 +709,7 @@ fn messages_of_strangers_or_out_of_order_change_nothing() {
     assert!(matches!(asking.events()[..], [CmEvent::Accepted(_)]));
     // A rejection of what is established ends it, and that is told.
     lab.hear(peer(2), rej(own, 0x11, reason::CONSUMER));
-    assert!(matches!(established.events()[..], [CmEvent::Rejected(_)]));
+    assert!(matches!(established.events()[..], [CmEvent::Rejected(..)]));
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn either_side_may_reject_with_a_reason() {
         let (asked, incoming) = ends.ask(&near);
         incoming.reject(b"not today").unwrap();
         let said = |error| match error {
-            ConnectError::Refused { private_data } => private_data,
+            ConnectError::Refused { private_data, .. } => private_data,
             other => panic!("{other}"),
         };
         assert!(said(ends.error(asked)).starts_with(b"not today"));
@@ -181,7 +181,12 @@ fn private_data_is_padded_to_the_same_length_on_every_transport() {
         let mut expected = [0; 148];
         expected[..9].copy_from_slice(b"not today");
         let private_data = expected.to_vec();
-        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+        let reason = ends.rejection();
+        let refused = ConnectError::Refused {
+            reason,
+            private_data,
+        };
+        assert_eq!(ends.error(asked), refused);
         let asked = ends.connect_with(&near, ConnectionOptions::new());
         let incoming = ends.end(ends.listener.next());
         assert_eq!(incoming.private_data(), [0; 56]);
@@ -220,7 +225,12 @@ fn private_data_has_the_limits_that_the_connector_reports() {
         let (asked, incoming) = ends.ask(&near);
         incoming.reject(&vec![7; max.reject]).unwrap();
         let private_data = vec![7; max.reject];
-        assert_eq!(ends.error(asked), ConnectError::Refused { private_data });
+        let reason = ends.rejection();
+        let refused = ConnectError::Refused {
+            reason,
+            private_data,
+        };
+        assert_eq!(ends.error(asked), refused);
 
         let context = &ends.rig.far.context;
         let (asked, incoming) = ends.ask(&near);

@@ -12,7 +12,8 @@ use polyverbs::{
     wr::ReceiveRequest,
 };
 use polyverbs_connection::{
-    Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming, Listener,
+    Accepted, ConnectError, Connection, ConnectionOptions, Connector, InProcess, Incoming,
+    Listener, PrivateDataLimits, Refusal,
 };
 use verbs_api::provider::backend::Backend;
 
@@ -194,6 +195,14 @@ impl Ends {
 
     pub(crate) fn is_stream(&self) -> bool {
         matches!(self.flavour, Flavour::Iwarp | Flavour::IwTcp)
+    }
+
+    /// The reason that the peer of a program that rejects is given.
+    pub(crate) fn rejection(&self) -> Refusal {
+        match self.near.connector.max_private_data() {
+            PrivateDataLimits::IWARP => Refusal::ProgramOrBacklog,
+            _ => Refusal::Program,
+        }
     }
 
     pub(crate) fn near_qp(&self) -> Qp {

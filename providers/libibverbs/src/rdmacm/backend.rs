@@ -11,7 +11,7 @@ use verbs_api::capability::{Mtu, Transport};
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::provider::backend::{
     Answer, AnswerSink, Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PingSink,
-    PrivateDataLimits, Question, Sink, Token, ping_by_question,
+    PrivateDataLimits, Question, Refusal, Sink, Token, ping_by_question,
 };
 use verbs_api::qp::{AddressVector, Half, QpAttributes, QpEndpoint, QpState, QpType};
 
@@ -293,16 +293,19 @@ impl Manager {
     /// What an event of a connection means for this end.
     fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<CmEvent> {
         const TIMED_OUT: c_int = -libc::ETIMEDOUT;
-        const REJECTED_BY_PROGRAM: c_int = 28;
         Some(match (event.kind, event.status) {
             (event::CONNECT_RESPONSE | event::ESTABLISHED, 0) if stage == Stage::Asking => {
                 CmEvent::Accepted(offer(&event.said, event.private_data, peer)?)
             }
             (event::ESTABLISHED, 0) if stage == Stage::Agreed => CmEvent::Completed,
-            // Elsewhere its private data are not the program's.
-            (event::REJECTED, REJECTED_BY_PROGRAM) => CmEvent::Rejected(event.private_data),
-            (event::REJECTED, _) if self.is_iwarp() => CmEvent::Rejected(event.private_data),
-            (event::REJECTED, _) => CmEvent::Rejected(Vec::new()),
+            (event::REJECTED, _) if self.is_iwarp() => {
+                CmEvent::Rejected(Refusal::ProgramOrBacklog, event.private_data)
+            }
+            (event::REJECTED, reason) => match Refusal::of_reject_reason(reason as u16) {
+                Refusal::Program => CmEvent::Rejected(Refusal::Program, event.private_data),
+                // Elsewhere its private data are not the program's.
+                other => CmEvent::Rejected(other, Vec::new()),
+            },
             (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => CmEvent::TimedOut,
             (event::DISCONNECTED, _) if stage == Stage::Ending => CmEvent::DisconnectConfirmed,
             (event::DISCONNECTED, _) => CmEvent::Disconnected,
@@ -331,7 +334,12 @@ impl Manager {
             event::ESTABLISHED => answer(event).map(Some),
             event::ADDR_ERROR | event::ROUTE_ERROR => Err(unresolved(&event, to)),
             event::UNREACHABLE if event.status == -libc::ETIMEDOUT => Err(ConnectError::TimedOut),
+            // librdmacm gives the status of a SIDR_REP, which is 1 where nothing serves the port.
             _ => Err(ConnectError::Refused {
+                reason: match event.status {
+                    1 => Refusal::NoListener,
+                    _ => Refusal::Program,
+                },
                 private_data: Vec::new(),
             }),
         };
@@ -511,7 +519,7 @@ fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
         return CmEvent::Failed(error);
     };
     match errno {
-        libc::ECONNREFUSED => CmEvent::Rejected(Vec::new()),
+        libc::ECONNREFUSED => CmEvent::Rejected(Refusal::NoListener, Vec::new()),
         libc::ETIMEDOUT => CmEvent::TimedOut,
         errno if is_unreachable(errno) => CmEvent::Failed(ConnectError::Unreachable(to)),
         _ => CmEvent::Failed(error),
@@ -622,6 +630,7 @@ impl Backend for Manager {
     fn listen(
         &self,
         at: SocketAddr,
+        _: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         self.listen_with(Service::Connections, at, Role::Listener(sink))
@@ -695,7 +704,7 @@ impl Backend for Manager {
         }
     }
 
-    fn reject(&self, token: Token, private_data: Vec<u8>) {
+    fn reject(&self, token: Token, _: Refusal, private_data: Vec<u8>) {
         if let Some(end) = self.remove(token)
             && end.id.reject(&private_data).is_err()
         {
@@ -732,6 +741,7 @@ impl Backend for Manager {
     fn listen_datagrams(
         &self,
         at: SocketAddr,
+        _: usize,
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
         self.check_datagrams("listen_datagrams")?;
@@ -759,9 +769,9 @@ impl Backend for Manager {
         ping_by_question(self, to, sink)
     }
 
-    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
         let end = self.remove(token).ok_or(ConnectError::Aborted)?;
-        let Some(answer) = answer else {
+        let Ok(answer) = answer else {
             return Ok(end.id.reject(&[])?);
         };
         if answer.qkey != QKEY {

@@ -11,7 +11,7 @@ use verbs_api::VerbError;
 use verbs_api::ids::{Gid, LinkAddress, Psn, Qpn};
 use verbs_api::provider::Reply;
 use verbs_api::provider::backend::{
-    Backend as _, CmEvent, ConnectError, ListenSink, Offer, Sink, Token,
+    Backend as _, CmEvent, ConnectError, ListenSink, Offer, Refusal, Sink, Token,
 };
 use verbs_api::qp::{Half, QpEndpoint, QpType};
 
@@ -155,7 +155,7 @@ impl Connections {
             VerbError::UnsupportedHere(why)
         })?;
         let sink = Arc::new(Listener(Arc::downgrade(self)));
-        let at = manager.listen(SocketAddr::new(ip, 0), sink)?;
+        let at = manager.listen(SocketAddr::new(ip, 0), 0, sink)?;
         pairs.listener = Some(at);
         Ok(at)
     }
@@ -216,7 +216,7 @@ impl ListenSink<Offer> for Listener {
             return;
         };
         let Some((names, end)) = connections.awaited(&asked) else {
-            return manager.reject(token, Vec::new());
+            return manager.reject(token, Refusal::NoListener, Vec::new());
         };
         let (sink, reads) = connections.sink(names, end);
         connections.hold(names.own, token);
@@ -269,7 +269,10 @@ impl Sink for EndSink {
             CmEvent::Accepted(_) | CmEvent::Completed => self.answer(Ok(())),
             CmEvent::Failed(error) => self.fail(&error),
             CmEvent::TimedOut => self.fail(&ConnectError::TimedOut),
-            CmEvent::Rejected(private_data) => self.fail(&ConnectError::Refused { private_data }),
+            CmEvent::Rejected(reason, private_data) => self.fail(&ConnectError::Refused {
+                reason,
+                private_data,
+            }),
             _ => self.fail(&ConnectError::Aborted),
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use verbs_api::VerbError;
 use verbs_api::provider::backend::{
-    AnswerSink, Backend, ConnectError, ListenSink, Offer, PrivateDataLimits, Question, Sink, Token,
+    self, AnswerSink, Backend, ConnectError, ListenSink, Offer, PrivateDataLimits, Question, Sink,
+    Token,
 };
 
 /// Why nothing can be connected.
@@ -25,6 +26,7 @@ impl Backend for Refusal {
     fn listen(
         &self,
         _: SocketAddr,
+        _: usize,
         _: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         self.refuse()
@@ -41,6 +43,7 @@ impl Backend for Refusal {
     fn listen_datagrams(
         &self,
         _: SocketAddr,
+        _: usize,
         _: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
         self.refuse()
@@ -58,7 +61,7 @@ impl Backend for Refusal {
     // Of what was refused nothing is left.
     fn unlisten(&self, _: SocketAddr) {}
     fn complete(&self, _: Token) {}
-    fn reject(&self, _: Token, _: Vec<u8>) {}
+    fn reject(&self, _: Token, _: backend::Refusal, _: Vec<u8>) {}
     fn disconnect(&self, _: Token) {}
     fn forget(&self, _: Token) {}
 }

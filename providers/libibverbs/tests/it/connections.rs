@@ -56,7 +56,7 @@ fn refusal<T: Send + 'static>(
     mut asked: Started<T, ConnectError>,
 ) -> Result<Vec<u8>, Box<dyn Error>> {
     match asked.wait_for(PATIENCE) {
-        Err(ConnectError::Refused { private_data }) => Ok(private_data),
+        Err(ConnectError::Refused { private_data, .. }) => Ok(private_data),
         Err(other) => Err(other.into()),
         Ok(_) => Err("it was not refused in time".into()),
     }

@@ -14,6 +14,60 @@ pub enum Phase {
     QueuePair,
 }
 
+/// Why a peer refused a connection, or a question about a datagram service.
+///
+/// ```
+/// use verbs_api::provider::backend::{ConnectError, Refusal};
+/// fn is_worth_another_attempt(error: &ConnectError) -> bool {
+///     matches!(error, ConnectError::Refused { reason: Refusal::BacklogFull, .. })
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The listener's backlog is full: another attempt may succeed.
+    #[error("the backlog is full")]
+    BacklogFull,
+    /// Another reason of InfiniBand's connection manager, by its number.
+    #[error("the peer's connection manager gives reason {0}")]
+    Manager(u16),
+    /// Nobody listens at the address.
+    #[error("nobody listens there")]
+    NoListener,
+    /// The program rejected it.
+    #[error("the program rejected it")]
+    Program,
+    /// The program rejected it or its backlog is full: iWARP's reply says the same for both.
+    #[error("the program rejected it, or its backlog is full")]
+    ProgramOrBacklog,
+}
+
+impl Refusal {
+    const NO_RESOURCES: u16 = 3;
+    const INVALID_SERVICE_ID: u16 = 8;
+    const CONSUMER: u16 = 28;
+
+    /// The refusal that a REJ message with this reason means (IBTA 12.6.7.2).
+    pub const fn of_reject_reason(reason: u16) -> Self {
+        match reason {
+            Self::NO_RESOURCES => Self::BacklogFull,
+            Self::INVALID_SERVICE_ID => Self::NoListener,
+            Self::CONSUMER => Self::Program,
+            other => Self::Manager(other),
+        }
+    }
+
+    /// The reason of the REJ message that says so.
+    pub const fn reject_reason(self) -> u16 {
+        match self {
+            Self::BacklogFull => Self::NO_RESOURCES,
+            Self::NoListener => Self::INVALID_SERVICE_ID,
+            Self::Program | Self::ProgramOrBacklog => Self::CONSUMER,
+            Self::Manager(reason) => reason,
+        }
+    }
+}
+
 /// Why a request about a connection failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -54,9 +108,11 @@ pub enum ConnectError {
         /// What fits.
         max: usize,
     },
-    /// The peer rejected the connection, or has no listener there. The queue pair is unchanged and may be used again.
-    #[error("the connection was refused")]
+    /// The peer refused the connection. The queue pair is unchanged and may be used again.
+    #[error("the connection was refused: {reason}")]
     Refused {
+        /// Why, as far as the transport tells.
+        reason: Refusal,
         /// The peer's private data, padded with zeros to at least 148 bytes; zeros or empty where it sent none.
         private_data: Vec<u8>,
     },

@@ -9,7 +9,7 @@ mod error;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use self::error::{ConnectError, Phase};
+pub use self::error::{ConnectError, Phase, Refusal};
 use crate::capability::Mtu;
 use crate::error::VerbError;
 use crate::ids::{Gid, LinkAddress, Psn, Qpn};
@@ -90,8 +90,8 @@ pub enum CmEvent {
     Accepted(Offer),
     /// The peer, which asked for the connection, has completed it.
     Completed,
-    /// The peer rejected the connection, with this private data.
-    Rejected(Vec<u8>),
+    /// The peer refused the connection, with this private data.
+    Rejected(Refusal, Vec<u8>),
     /// The peer gave up, or is gone.
     Aborted,
     /// The peer did not answer in time.
@@ -212,13 +212,15 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Listens for connection requests at an address; for port 0 a port is assigned. Returns the address.
+    /// Listens for connection requests at an address; for port 0 a port is assigned. Returns the address. The sink has room for
+    /// `backlog` requests and refuses others, so the backend keeps no fewer; for 0 as many as it can.
     ///
     /// # Errors
     /// It is in use.
     fn listen(
         &self,
         at: SocketAddr,
+        backlog: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError>;
 
@@ -263,8 +265,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Completes a connection whose queue pair is ready at the active end.
     fn complete(&self, token: Token);
 
-    /// Rejects a connection, from either end.
-    fn reject(&self, token: Token, private_data: Vec<u8>);
+    /// Rejects a connection, from either end, and says why where the transport's messages can.
+    fn reject(&self, token: Token, why: Refusal, private_data: Vec<u8>);
 
     /// Disconnects; [`CmEvent::DisconnectConfirmed`] follows when the peer has confirmed.
     fn disconnect(&self, token: Token);
@@ -290,9 +292,10 @@ pub trait Backend: Send + Sync + 'static {
     fn listen_datagrams(
         &self,
         at: SocketAddr,
+        backlog: usize,
         sink: Arc<dyn ListenSink<Question>>,
     ) -> Result<SocketAddr, ConnectError> {
-        let _ = (at, sink);
+        let _ = (at, backlog, sink);
         Err(VerbError::UnsupportedVerb("listen_datagrams").into())
     }
 
@@ -315,11 +318,11 @@ pub trait Backend: Send + Sync + 'static {
         Err(VerbError::UnsupportedVerb("resolve").into())
     }
 
-    /// Answers a question; `None` refuses it, because no queue pair serves datagrams there.
+    /// Answers a question, or refuses it.
     ///
     /// # Errors
     /// The answer cannot be sent as it is; the question has been refused instead.
-    fn answer(&self, token: Token, answer: Option<Answer>) -> Result<(), ConnectError> {
+    fn answer(&self, token: Token, answer: Result<Answer, Refusal>) -> Result<(), ConnectError> {
         let _ = (token, answer);
         Ok(())
     }
