@@ -138,6 +138,11 @@ fn depths_of(offer: &Offer) -> Depths {
     }
 }
 
+// The port that the program chose, or 0.
+fn source_port(offer: &Offer) -> u16 {
+    offer.from.map_or(0, |from| from.port())
+}
+
 fn deliver(notice: Option<Notice>) {
     if let Some(notice) = notice {
         notice.deliver();
@@ -386,16 +391,17 @@ impl StreamSink for End {
             && state.is_connected
             && matches!(end, StreamEnd::Closed | StreamEnd::Reset)
             && failure.is_some_and(|failure| state.negotiation.may_fall_back(&failure));
-        let to = state.fallback.as_ref().map(|(to, _)| *to);
+        let again = state.fallback.as_ref();
+        let again = again.map(|(to, offer)| (source_port(offer), *to));
         if may_try
-            && let Some(to) = to
+            && let Some((from, to)) = again
             && self.fall_back(&mut state)
         {
             drop(state);
             let port = self.port.upgrade();
             let begun = port
                 .zip(self.me.upgrade())
-                .map(|(port, me)| port.connect(to, me));
+                .map(|(port, me)| port.connect(from, to, me));
             match begun {
                 Some(Ok(stream)) => return self.begun_as(stream),
                 _ => state = self.lock(),
@@ -483,13 +489,13 @@ impl Backend for Agent {
     fn listen(
         &self,
         at: SocketAddr,
+        _: usize,
         sink: Arc<dyn ListenSink<Offer>>,
     ) -> Result<SocketAddr, ConnectError> {
         let sink = ListenerSink {
             agent: self.me.clone(),
             sink,
         };
-        _: usize,
         let listening = self.port()?.listen(at, Arc::new(sink));
         listening.map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => ConnectError::AddressInUse {
@@ -517,6 +523,7 @@ impl Backend for Agent {
             return Err(VerbError::UnsupportedHere(what.to_owned()).into());
         }
         let port = self.port()?;
+        let from = source_port(&offer);
         let options = options_of(&*port, depths_of(&offer));
         let now = as_time(port.now());
         let negotiation = Negotiation::initiator(now, options, &offer.private_data)
@@ -534,7 +541,7 @@ impl Backend for Agent {
                 complete_by: None,
             },
         );
-        match port.connect(to, Arc::clone(&end) as _) {
+        match port.connect(from, to, Arc::clone(&end) as _) {
             Ok(stream) => end.begun_as(stream),
             Err(error) => {
                 end.remove_from_agent();

@@ -37,7 +37,7 @@ pub(super) fn ping(
             sink: Some(sink),
         }),
     });
-    let begun = port.connect(to, Arc::clone(&pinging) as Arc<dyn StreamSink>);
+    let begun = port.connect(0, to, Arc::clone(&pinging) as Arc<dyn StreamSink>);
     let stream = begun.map_err(|error| VerbError::os("connect", error))?;
     port.wake_at(stream, port.now() + PATIENCE);
     let mut state = pinging.lock();

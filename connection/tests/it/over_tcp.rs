@@ -490,3 +490,18 @@ fn peers_of_another_protocol_disturb_no_connection() {
         }
     }
 }
+
+#[test]
+fn the_port_that_one_end_chose_is_the_one_that_its_peer_sees() {
+    let (near, far) = (End::new("127.0.4.31"), End::new("127.0.4.32"));
+    let listener = far.listen("127.0.4.32");
+    // Free until the connection takes it.
+    let free = std::net::TcpListener::bind("127.0.4.31:0").unwrap();
+    let own = free.local_addr().unwrap();
+    drop(free);
+    let options = ConnectionOptions::new().source_port(own.port());
+    let _asked = near
+        .connector
+        .connect(&near.context, &near.qp, listener.address(), options);
+    assert_eq!(listener.next().wait().unwrap().from(), Some(own));
+}

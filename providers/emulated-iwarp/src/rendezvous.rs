@@ -230,7 +230,7 @@ impl Rendezvous {
             pair,
             epoch,
         };
-        let Ok(stream) = self.streams.connect(to, Arc::new(sink)) else {
+        let Ok(stream) = self.streams.connect(0, to, Arc::new(sink)) else {
             return self.again(pair, epoch);
         };
         let mut state = self.state.lock();

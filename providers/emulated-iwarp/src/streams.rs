@@ -639,8 +639,8 @@ impl StreamPort for Streams {
         }
     }
 
-    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
-        let local = SocketAddr::new(self.address(), 0);
+    fn connect(&self, from: u16, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn> {
+        let local = SocketAddr::new(self.address(), from);
         let socket = self.tapped(TcpSocket::connect(local, to)?, Way::Out, to);
         let number = self.lock().next_number();
         self.insert(number, socket, (to.ip(), Way::Out), sink)?;

@@ -108,11 +108,11 @@ pub trait StreamPort: Send + Sync + 'static {
     /// Stops listening.
     fn unlisten(&self, at: SocketAddr);
 
-    /// Connects a stream. The outcome is reported to the sink.
+    /// Connects a stream, from the port `from` of the device's address, or for 0 from any. The outcome is reported to the sink.
     ///
     /// # Errors
-    /// The connection cannot be started.
-    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
+    /// The connection cannot be started, for instance because the port is in use.
+    fn connect(&self, from: u16, to: SocketAddr, sink: Arc<dyn StreamSink>) -> io::Result<Qpn>;
 
     /// Whether the peer of a stream that was accepted is a process of a user that the device lets in at its address.
     fn admits(&self, stream: Qpn) -> bool;

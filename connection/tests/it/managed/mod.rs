@@ -286,9 +286,15 @@ impl StreamPort for Streams {
         self.inner.unlisten(at);
     }
 
-    fn connect(&self, to: SocketAddr, sink: Arc<dyn StreamSink>) -> std::io::Result<Qpn> {
+    fn connect(
+        &self,
+        from: u16,
+        to: SocketAddr,
+        sink: Arc<dyn StreamSink>,
+    ) -> std::io::Result<Qpn> {
         let gate = Arc::clone(&self.gate);
-        self.inner.connect(to, Arc::new(Stream { sink, gate }))
+        self.inner
+            .connect(from, to, Arc::new(Stream { sink, gate }))
     }
 
     fn admits(&self, stream: Qpn) -> bool {

@@ -109,6 +109,10 @@ impl TcpSocket {
     /// It cannot even begin.
     pub fn connect(local: SocketAddr, to: SocketAddr) -> Result<Self, StreamError> {
         let socket = Self::new(to)?;
+        if local.port() != 0 {
+            // A connection that has ended keeps its port for a minute, from this peer only.
+            sockopt::set_socket_reuseaddr(&socket.descriptor, true)?;
+        }
         bind(&socket.descriptor, &local)?;
         match connect(&socket.descriptor, &address::scoped(to, local)) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
