@@ -181,7 +181,7 @@ bitflags! {
 
 /// What a completion queue hands out.
 ///
-/// With a status other than success only `wr_id`, `status`, `qp_num`, `vendor_err` and the buffers say something.
+/// With a status other than success only `wr_id`, `opcode`, `status`, `qp_num`, `vendor_err` and the buffers say something.
 ///
 /// ```no_run
 /// # fn example(cq: &verbs_api::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -230,10 +230,12 @@ pub struct Completion {
 const _: () = assert!(size_of::<Completion>() <= 64);
 /// A request completed with another status than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("request {wr_id} of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})")]
+#[error("{opcode:?} {wr_id} of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})")]
 pub struct CompletionError {
     /// From the request.
     pub wr_id: u64,
+    /// What the request was.
+    pub opcode: WcOpcode,
     /// How it ended.
     pub status: WcStatus,
     /// The queue pair.
@@ -253,6 +255,7 @@ impl Completion {
         }
         Err(CompletionError {
             wr_id: self.wr_id,
+            opcode: self.opcode,
             status: self.status,
             qp_num: self.qp_num,
             vendor_err: self.vendor_err,
