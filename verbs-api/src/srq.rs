@@ -92,6 +92,8 @@ pub struct SrqStatus {
     pub max_sge: u32,
     /// The armed limit, 0 for none.
     pub srq_limit: u32,
+    /// Receives that are posted and not taken; `None` where the device does not count them.
+    pub posted: Option<u32>,
 }
 
 impl Ops for dyn SrqOps {
@@ -336,7 +338,7 @@ impl Srq {
         started
     }
 
-    /// Sizes, and the armed limit.
+    /// Sizes, the armed limit, and how many receives are posted.
     ///
     /// # Errors
     /// The queue was destroyed, or its device removed.
@@ -348,6 +350,7 @@ impl Srq {
             max_wr,
             max_sge: self.max_sge,
             srq_limit,
+            posted: self.ops.posted(),
         })
     }
 

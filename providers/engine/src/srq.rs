@@ -206,6 +206,10 @@ impl SrqOps for Srq {
         Ok((state.max_wr, state.limit))
     }
 
+    fn posted(&self) -> Option<u32> {
+        Some(self.state.lock().queue.len() as u32)
+    }
+
     fn destroy(&self, reply: Reply<()>) {
         let Some(srq) = self.me.upgrade() else { return };
         self.commands.run_last(reply, move |reply| {

@@ -328,6 +328,11 @@ pub trait SrqOps: AsAny {
     /// The device refused, or is gone.
     fn query(&self) -> Result<(u32, u32), VerbError>;
 
+    /// Receives that are posted and not taken; `None` where the device does not count them.
+    fn posted(&self) -> Option<u32> {
+        None
+    }
+
     /// Destroys it.
     fn destroy(&self, reply: Reply<()>);
 }
