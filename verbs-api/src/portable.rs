@@ -26,6 +26,18 @@ use crate::wr::{
     SendFlags, SendWithInvalidate, WorkRequest, Write,
 };
 
+/// The features that portable operations use where a device has them: what a program prefers that posts such operations.
+///
+/// ```no_run
+/// use verbs_api::{Requirements, open, portable};
+/// let device = open(Requirements::new().prefers(portable::FEATURES))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub const FEATURES: Features = Features::BMME
+    .union(Features::LOCAL_INVALIDATE_FENCE)
+    .union(Features::READ_WITH_INVALIDATE)
+    .union(Features::WINDOW_2);
+
 /// Slots of a send queue that a portable operation takes at most.
 pub(crate) const MAX_SLOTS: u32 = 2;
 
@@ -67,6 +79,15 @@ impl<'a> Lowered<'a> {
             first,
             second: Some(second),
         }
+    }
+
+    /// These requests, to complete with `wr_id`.
+    pub(crate) fn with_wr_id(mut self, wr_id: u64) -> Self {
+        self.first.common_mut().wr_id = wr_id;
+        if let Some(second) = &mut self.second {
+            second.common_mut().wr_id = wr_id;
+        }
+        self
     }
 
     /// The requests in the order in which they are posted.
@@ -509,13 +530,19 @@ impl Choice {
 
 /// Memory that can be opened to peers, again and again, by what this device has for it.
 ///
+/// The device is opened with [`FEATURES`], and the queue pair made with room for such operations and connected with the rights.
+///
 /// ```no_run
-/// # fn example(pd: &verbs_api::Pd, qp: &verbs_api::Qp, memory: &verbs_api::Memory)
-/// #     -> Result<(), Box<dyn std::error::Error>> {
-/// use verbs_api::{Access, portable::RemoteAccess, wr};
+/// # fn example(memory: &verbs_api::Memory, peer: &verbs_api::QpEndpoint) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{Access, ConnectOptions, QpOptions, Requirements, open, portable, portable::RemoteAccess, wr};
+/// let device = open(Requirements::new().prefers(portable::FEATURES))?;
+/// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+/// let qp = pd.create_qp(QpOptions::rc(&cq).reserve_portable(1)).wait()?;
+/// qp.connect(peer, ConnectOptions::new().access(Access::REMOTE_WRITE)).wait()?;
+///
 /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-/// let access = RemoteAccess::prepare(pd, memory, rights, false).wait()?;
-/// qp.post_portable(access.register().wr_id(1))?;
+/// let access = RemoteAccess::prepare(&pd, memory, rights, false).wait()?;
+/// qp.submit_portable(access.register()).wait()?;
 /// qp.post_one(wr::Send::new(&access.remote().to_bytes()))?; // the peer may write from here on
 /// if let Some(invalidation) = access.invalidation() {
 ///     qp.post_one(invalidation.signaled(2))?; // and no longer: until the next `register`

@@ -397,7 +397,15 @@ impl Qp {
     /// Why it was not posted; nothing of it was.
     #[inline]
     pub fn post_portable(&self, operation: impl Portable) -> Result<(), PostError> {
-        let Lowered { first, second } = operation.lower(self.rules.features)?;
+        self.post_lowered(self.lower(&operation)?)
+    }
+
+    pub(super) fn lower<'a>(&self, operation: &'a impl Portable) -> Result<Lowered<'a>, PostError> {
+        Ok(operation.lower(self.rules.features)?)
+    }
+
+    pub(super) fn post_lowered(&self, lowered: Lowered<'_>) -> Result<(), PostError> {
+        let Lowered { first, second } = lowered;
         self.check(&first)?;
         let poster = self.object.poster();
         let posted = match second {

@@ -15,6 +15,7 @@ use crate::cq::CqObject;
 use crate::cq::router::Ticket;
 use crate::error::VerbError;
 use crate::lifecycle::Handle;
+use crate::portable::Portable;
 use crate::post::PostError;
 use crate::wc::{Completion, CompletionError};
 use crate::wr::requests::Operation;
@@ -84,6 +85,34 @@ impl Qp {
             common.wr_id = ticket.wr_id();
             common.flags |= SendFlags::SIGNALED;
             self.post_in_place(&mut request)
+        })
+    }
+
+    /// Posts a portable operation and returns the future of its one completion, which has the operation's `wr_id`.
+    ///
+    /// The rest is as for [`submit`](Self::submit).
+    ///
+    /// ```no_run
+    /// # async fn example(qp: &verbs_api::Qp, access: &verbs_api::portable::RemoteAccess)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// qp.submit_portable(access.register()).await?; // from here on the key is good
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the future: [`SubmitError`].
+    pub fn submit_portable(&self, operation: impl Portable) -> Submitted {
+        let lowered = match self.lower(&operation) {
+            Ok(lowered) => lowered,
+            Err(error) => {
+                let state = State::Refused(error);
+                return Submitted { state };
+            }
+        };
+        let wr_id = lowered.first.common().wr_id;
+        self.submit_to(&self.queues().send, wr_id, |ticket| {
+            self.post_lowered(lowered.with_wr_id(ticket.wr_id()))
         })
     }
 
