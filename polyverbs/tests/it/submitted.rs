@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use polyverbs::emulated::{self, EmulatedOptions};
+use polyverbs::portable::{self, ReadAndInvalidate, ReadSink, RemoteAccess};
 use polyverbs::{
-    Access, BufferPool, Completion, Context, Cq, Qp, QpOptions, Requirements, WcStatus,
-    completion::SubmitError,
+    Access, BufferPool, Completion, ConnectOptions, Context, Cq, Features, Memory, Qp, QpOptions,
+    Requirements, SrqOptions, WcStatus,
+    completion::{SubmitError, WcOpcode},
     connect_pair,
-    qp::{QpAttributes, QpState},
+    qp::{QpAttributes, QpState, connect_pair_with},
     wr,
 };
 
@@ -131,7 +133,87 @@ fn a_queue_pair_in_error_is_an_error_of_every_future() {
                 panic!("{device}: a receive is flushed");
             };
             assert_eq!(error.status, WcStatus::WrFlushErr);
+            assert_eq!(error.opcode, WcOpcode::Recv);
         }
         assert_eq!(ends.pool.available(), BUFFERS as usize);
+    }
+}
+
+#[test]
+fn a_portable_operation_answers_one_future() {
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    for device in DEVICES {
+        let device = emulated::device(device, &EmulatedOptions::default()).unwrap();
+        let context = device
+            .open(&Requirements::new().prefers(portable::FEATURES))
+            .unwrap();
+        let pd = context.alloc_pd().wait().unwrap();
+        let cq = context.create_cq(16).wait().unwrap();
+        let qp = || {
+            let options = QpOptions::rc(&cq).reserve_portable(1);
+            pd.create_qp(options).wait().unwrap()
+        };
+        let (near, far) = (qp(), qp());
+        connect_pair(&near, &far, rights).wait().unwrap();
+        let (source, memory) = (Memory::zeroed(64).unwrap(), Memory::zeroed(64).unwrap());
+        source.write(0, b"read once").unwrap();
+        let rights = Access::LOCAL_WRITE | rights;
+        let opened = RemoteAccess::prepare(&pd, &source, rights, false)
+            .wait()
+            .unwrap();
+        let register = far.submit_portable(opened.register().wr_id(7));
+        assert_eq!(register.wait().unwrap().wr_id, 7);
+        let sink = ReadSink::prepare(&pd, &memory, false).wait().unwrap();
+        if let Some(request) = sink.register(64) {
+            near.submit(request).wait().unwrap();
+        }
+        // On InfiniBand these are two requests.
+        let read = ReadAndInvalidate::new(opened.remote(), &sink.sink(64)).wr_id(8);
+        assert_eq!(near.submit_portable(read).wait().unwrap().wr_id, 8);
+        assert_eq!(memory.to_vec(0, 9).unwrap(), b"read once");
+        // The key of the sink is dead now: the next read fails, and answers its future all the same.
+        let again = ReadAndInvalidate::new(opened.remote(), &sink.sink(64)).wr_id(9);
+        let Err(SubmitError::Failed(error)) = near.submit_portable(again).wait() else {
+            panic!("a dead key was used");
+        };
+        assert_eq!(error.wr_id, 9);
+        assert!(
+            cq.poll(&mut [Completion::default()]).unwrap().is_empty(),
+            "one completion each"
+        );
+    }
+}
+
+#[test]
+fn a_shared_queue_says_how_many_receives_are_posted() {
+    let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
+    let context = device
+        .open(&Requirements::new().needs(Features::SRQ))
+        .unwrap();
+    let pd = context.alloc_pd().wait().unwrap();
+    let srq = pd.create_srq(SrqOptions::new(8)).wait().unwrap();
+    for posted in 0..3 {
+        assert_eq!(srq.query().unwrap().posted, Some(posted));
+        srq.post_receive(wr::ReceiveRequest::new(1, ())).unwrap();
+    }
+}
+
+#[test]
+fn a_pair_gets_the_options_that_were_chosen() {
+    let ends = ends("ib0");
+    let reset = QpAttributes::new().qp_state(QpState::Reset);
+    for qp in [&ends.near, &ends.far] {
+        qp.modify(reset).wait().unwrap();
+    }
+    let options = ConnectOptions::new().timeout(3).retry_cnt(2);
+    connect_pair_with(&ends.near, &ends.far, options)
+        .wait()
+        .unwrap();
+    for qp in [&ends.near, &ends.far] {
+        let attributes = qp.query().unwrap().attributes;
+        assert_eq!(
+            (attributes.timeout, attributes.retry_cnt),
+            (Some(3), Some(2))
+        );
     }
 }

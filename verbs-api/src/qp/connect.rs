@@ -445,6 +445,23 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// reach only themselves, are variants that do not fit together, or are one and the same. Neither has changed then. Otherwise
 /// that of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
+    connect_pair_with(a, b, ConnectOptions::new().access(access))
+}
+
+/// As [`connect_pair`], with all options for both: tests of programs with faults choose a short
+/// [timeout](ConnectOptions::timeout), because a lost packet is sent again after that time.
+///
+/// ```no_run
+/// # fn example(near: &verbs_api::Qp, far: &verbs_api::Qp) -> Result<(), Box<dyn std::error::Error>> {
+/// use verbs_api::{ConnectOptions, qp::connect_pair_with};
+/// connect_pair_with(near, far, ConnectOptions::new().timeout(1)).wait()?; // 8 µs
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`connect_pair`].
+pub fn connect_pair_with(a: &Qp, b: &Qp, options: ConnectOptions) -> Started<()> {
     let endpoints = check_pair(a, b).and_then(|()| Ok((a.endpoint()?, b.endpoint()?)));
     let (at_a, at_b) = match endpoints {
         Ok(endpoints) => endpoints,
@@ -452,7 +469,6 @@ pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     };
     // Both are started before either is waited for: a stream transport needs both ends.
     let (started, outcome) = a.object().context.begin();
-    let options = ConnectOptions::new().access(access);
     let first = a.connect(&at_b, options);
     let second = b.connect(&at_a, options);
     first.on_done(move |first| {
