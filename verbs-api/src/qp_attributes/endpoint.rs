@@ -15,7 +15,7 @@ use crate::ids::{Gid, LinkAddress, Psn, Qpn};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpEndpoint {
     /// The queue pair.
     pub qp_num: Qpn,

@@ -2,7 +2,7 @@
 
 use crate::ids::{Gid, LinkAddress, Port};
 
-/// A path to a peer's port.
+/// A path to a peer's port. Equal paths need one address handle: a path is the key of a cache of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_ah_attr")]
 pub struct AddressVector {

@@ -74,7 +74,7 @@ impl RemoteAddress {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UdDestination {
     /// The route.
     pub ah: Ah,
