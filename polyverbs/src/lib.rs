@@ -48,19 +48,48 @@ pub mod emulated;
 #[doc(hidden)]
 pub use polyverbs_engine::rules;
 
-/// Fast registration and invalidation by work requests: the handle of the extension, and a pool of such keys.
+/// The names that programs use of each extension that is linked.
 ///
 /// ```
-/// use polyverbs::{Features, Requirements, bmme::Bmme, open};
-/// let device = open(Requirements::new().needs(Features::BMME))?;
-/// let pd = device.alloc_pd().wait()?;
-/// let registration: Bmme = device.extension()?; // a proof that the feature was granted
-/// let key = registration.alloc_key(&pd, 256).wait()?;
-/// assert_eq!(key.max_num_sg(), 256);
+/// use polyverbs::extensions::xrc::{Xrc, XrcFeatures};
+/// use polyverbs::{Requirements, open};
+/// let device = open(Requirements::new().needs(XrcFeatures::XRC))?;
+/// let xrc: Xrc = device.extension()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub mod bmme {
-    pub use ::bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
+pub mod extensions {
+    /// Datagram queue pairs that do not get their own multicasts.
+    pub mod block_loopback {
+        pub use ::block_loopback::{BlockLoopback, LoopbackFeatures};
+    }
+    /// Fast registration and invalidation by work requests: the handle of the extension, and a pool of such keys.
+    ///
+    /// ```
+    /// use polyverbs::{Features, Requirements, extensions::bmme::Bmme, open};
+    /// let device = open(Requirements::new().needs(Features::BMME))?;
+    /// let pd = device.alloc_pd().wait()?;
+    /// let registration: Bmme = device.extension()?; // a proof that the feature was granted
+    /// let key = registration.alloc_key(&pd, 256).wait()?;
+    /// assert_eq!(key.max_num_sg(), 256);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub mod bmme {
+        pub use ::bmme::{Bmme, Fmr, FmrError, FmrMapping, FmrPool, FmrPoolOptions};
+    }
+    /// Completions that are seen without their completion queue.
+    pub mod low_latency_qp {
+        pub use ::low_latency_qp::{LowLatency, LowLatencyFeatures, Progress, Watch};
+    }
+    /// Masked atomics of 64 bits.
+    pub mod masked_atomics {
+        pub use ::masked_atomics::{
+            MaskedAtomics, MaskedCompareSwap, MaskedFeatures, MaskedFetchAdd,
+        };
+    }
+    /// Extended reliable connections.
+    pub mod xrc {
+        pub use ::xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
+    }
 }
 
 pub use verbs_api::*;

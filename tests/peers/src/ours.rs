@@ -15,8 +15,8 @@ use polyverbs::qp::{AddressVector, ConnectOptions, QpAttributes, QpState, QpType
 use polyverbs::{
     Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
     Requirements, Sge, Started, Transport, WcStatus,
-    bmme::Bmme,
     capability::Mtu,
+    extensions::bmme::Bmme,
     ids::{Gid, LinkAddress, Psn, Qpn},
     wr::{ReceiveRequest, UdDestination, WorkRequest},
 };
