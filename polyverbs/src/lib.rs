@@ -106,7 +106,8 @@ use low_latency_qp as _;
 use masked_atomics as _;
 use xrc as _;
 
-/// The program of the README is compiled and run as a test.
+/// The program of the README is compiled and run as a test, and so are the recipes.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../docs/recipes.md")]
 struct Readme;
