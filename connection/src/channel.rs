@@ -32,7 +32,7 @@ pub enum ChannelEventKind {
     },
     /// The peer rejected the connection.
     Rejected {
-        /// Why, as far as the transport tells.
+        /// Why, as far as the transport reports it.
         reason: Refusal,
         /// The peer's private data.
         private_data: Vec<u8>,

@@ -95,7 +95,7 @@ impl ConnectionOptions {
         self
     }
 
-    /// Source port of the active side, which the peer is told; by default one is assigned.
+    /// Source port of the active side, which its peer sees; by default one is assigned.
     pub const fn source_port(mut self, port: u16) -> Self {
         self.source_port = port;
         self

@@ -31,7 +31,7 @@ pub enum Refusal {
     /// Another reason of InfiniBand's connection manager, by its number.
     #[error("the peer's connection manager gives reason {0}")]
     Manager(u16),
-    /// Nobody listens at the address.
+    /// No program listens at the address.
     #[error("nobody listens there")]
     NoListener,
     /// The program rejected it.
@@ -111,7 +111,7 @@ pub enum ConnectError {
     /// The peer refused the connection. The queue pair is unchanged and may be used again.
     #[error("the connection was refused: {reason}")]
     Refused {
-        /// Why, as far as the transport tells.
+        /// Why, as far as the transport reports it.
         reason: Refusal,
         /// The peer's private data, padded with zeros to at least 148 bytes; zeros or empty where it sent none.
         private_data: Vec<u8>,
