@@ -159,7 +159,7 @@ fn number(of: impl FnOnce() -> c_int) -> c_int {
 fn destroy<T>(
     one: *mut T,
     among: &mut Vec<*mut T>,
-    destroy: unsafe extern "C" fn(*mut T) -> c_int,
+    destroy: unsafe extern "C-unwind" fn(*mut T) -> c_int,
 ) {
     // SAFETY: one that there is, or null; who has it forgets it where it is destroyed.
     if number(|| unsafe { destroy(one) }) == 0 {
@@ -167,7 +167,7 @@ fn destroy<T>(
     }
 }
 
-fn destroy_all<T>(all: &mut Vec<*mut T>, destroy: unsafe extern "C" fn(*mut T) -> c_int) {
+fn destroy_all<T>(all: &mut Vec<*mut T>, destroy: unsafe extern "C-unwind" fn(*mut T) -> c_int) {
     for one in mem::take(all) {
         // SAFETY: one that there is.
         assert_eq!(
