@@ -3,3 +3,4 @@
 mod captures;
 mod files;
 mod made;
+mod tshark;

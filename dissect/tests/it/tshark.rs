@@ -1,0 +1,214 @@
+//! Every file, as tshark dissects it: field by field, where both have the field.
+//!
+//! The differences are those of [`EXPLAINED`], which docs/wire.md gives the reasons for. Wireshark 4.0 wrote the list.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use polyverbs_dissect::form::{Content, Packet, Roce, Unit};
+use polyverbs_dissect::{CaptureFile, Dissector, line};
+use polyverbs_wire::iwarp::SegmentHeader;
+
+const FIELDS: [&str; 17] = [
+    "frame.time_epoch",
+    "frame.len",
+    "frame.cap_len",
+    "ip.src",
+    "ipv6.src",
+    "infiniband.bth.opcode",
+    "infiniband.bth.padcnt",
+    "infiniband.bth.p_key",
+    "infiniband.bth.destqp",
+    "infiniband.bth.psn",
+    "infiniband.reth.va",
+    "infiniband.reth.r_key",
+    "infiniband.reth.dmalen",
+    "infiniband.aeth.msn",
+    "infiniband.deth.srcqp",
+    "infiniband.invariant.crc",
+    "iwarp_rdma.opcode",
+];
+
+/// What each side has to find if the other does; other fields are compared where both have them.
+const BOTH: [&str; 2] = ["infiniband.bth.opcode", "iwarp_rdma.opcode"];
+
+/// Protocols that Wireshark guesses from a payload, and then calls malformed.
+const GUESSES: [&str; 5] = ["smc", "smb_direct", "rpcordma", "nvme-rdma", "lnet"];
+
+/// Files and fields in which the two differ, where docs/wire.md has the reason.
+const EXPLAINED: &[(&str, &str)] = &[
+    ("cut-iwarp.pcap", "iwarp_rdma.opcode"),
+    ("cut-vxlan.pcap", "ip.src"),
+    ("gre-version1.pcap", "infiniband.bth.opcode"),
+    ("gre-version1.pcap", "ip.src"),
+    ("gro-merged.pcap", "infiniband.invariant.crc"),
+    ("macsec.pcap", "infiniband.bth.opcode"),
+    ("no-idb.pcapng", "packets"),
+    ("reserved-everywhere.pcapng", "infiniband.bth.opcode"),
+    ("reserved-everywhere.pcapng", "infiniband.invariant.crc"),
+    ("unknown-blocks.pcapng", "packets"),
+    ("v4-fragments.pcap", "infiniband.bth.opcode"),
+    ("v6-fragment.pcap", "infiniband.bth.opcode"),
+    ("vxlan-8472.pcap", "infiniband.bth.opcode"),
+    ("vxlan-8472.pcap", "ip.src"),
+];
+
+fn files() -> Vec<PathBuf> {
+    let folders = ["tests/files", "tests/captures"];
+    let entries = folders.into_iter().flat_map(|folder| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        fs::read_dir(folder).unwrap()
+    });
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+// tshark fails after the packets before a defect, as ours does.
+fn theirs(file: &Path) -> Vec<Vec<String>> {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-T", "fields"]);
+    command.args(GUESSES.iter().flat_map(|name| ["--disable-protocol", name]));
+    command.args(FIELDS.iter().flat_map(|field| ["-e", field]));
+    let output = command.output().expect("tshark");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let values = |line: &str| line.split('\t').map(str::to_owned).collect();
+    text.lines().map(values).collect()
+}
+
+fn ours(file: &Path) -> Vec<Vec<String>> {
+    let mut file = CaptureFile::new(File::open(file).unwrap()).unwrap();
+    let mut dissector = Dissector::new();
+    let captured = std::iter::from_fn(|| file.next_packet().ok().flatten());
+    let fields = captured.map(|captured| {
+        let packet = dissector.packet(&captured);
+        let mut fields = vec![
+            format!("{}.{:09}", packet.time.seconds, packet.time.nanoseconds),
+            captured.original_len.to_string(),
+            captured.octets.len().to_string(),
+        ];
+        fields.extend(addresses(&packet));
+        fields.extend(roce_fields(&packet));
+        fields.push(rdmap_opcodes(&packet));
+        fields
+    });
+    fields.collect()
+}
+
+fn addresses(packet: &Packet) -> [String; 2] {
+    let source = packet.innermost_ip().map(|ip| line::addresses(ip).0);
+    match source {
+        Some(std::net::IpAddr::V4(source)) => [source.to_string(), String::new()],
+        Some(std::net::IpAddr::V6(source)) => [String::new(), source.to_string()],
+        None => [String::new(), String::new()],
+    }
+}
+
+fn roce_fields(packet: &Packet) -> Vec<String> {
+    let roce: Option<&Roce> = match &packet.content {
+        Content::Roce(roce) => Some(roce),
+        Content::Joined(joined) => joined.packets.first(),
+        _ => None,
+    };
+    let Some(roce) = roce else {
+        return vec![String::new(); 11];
+    };
+    let headers = &roce.headers;
+    let bth = &headers.bth;
+    let or_none = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    let reth = headers.reth.as_ref();
+    let atomic = headers.atomic_eth.as_ref();
+    let icrc = roce
+        .icrc
+        .map(|icrc| u32::from_be_bytes(icrc.value.0).into());
+    [
+        Some(u64::from(bth.opcode.0)),
+        Some(bth.pad_count.into()),
+        Some(bth.p_key.into()),
+        Some(bth.dest_qp.into()),
+        Some(bth.psn.into()),
+        reth.map(|reth| reth.va).or(atomic.map(|atomic| atomic.va)),
+        reth.map(|reth| reth.rkey)
+            .or(atomic.map(|atomic| atomic.rkey))
+            .map(u64::from),
+        reth.map(|reth| reth.dma_length.into()),
+        headers.aeth.as_ref().map(|aeth| aeth.msn.into()),
+        headers.deth.as_ref().map(|deth| deth.src_qp.into()),
+        icrc,
+    ]
+    .map(or_none)
+    .to_vec()
+}
+
+fn rdmap_opcodes(packet: &Packet) -> String {
+    let units = packet.completes().iter();
+    let opcodes = units.filter_map(|pdu| match &pdu.unit {
+        Unit::Fpdu(fpdu) => fpdu.header.as_ref(),
+        _ => None,
+    });
+    let opcodes = opcodes.map(|header| match header {
+        SegmentHeader::Tagged(header) => header.opcode.0.to_string(),
+        SegmentHeader::Untagged(header) => header.opcode.0.to_string(),
+    });
+    opcodes.collect::<Vec<_>>().join(",")
+}
+
+// A field as tshark has it, in the form of ours: decimal numbers, and of addresses the innermost.
+fn normal(field: &str, value: &str) -> String {
+    let number = |value: &str| match value.strip_prefix("0x") {
+        Some(digits) => {
+            u64::from_str_radix(digits, 16).map_or_else(|_| value.to_owned(), |n| n.to_string())
+        }
+        None => value.to_owned(),
+    };
+    match field {
+        "ip.src" | "ipv6.src" => value.rsplit(',').next().unwrap_or_default().to_owned(),
+        "iwarp_rdma.opcode" => value.split(',').map(number).collect::<Vec<_>>().join(","),
+        _ => number(value),
+    }
+}
+
+// An empty field is one that the other side does not have.
+fn differences(file: &Path) -> BTreeSet<String> {
+    let (ours, theirs) = (ours(file), theirs(file));
+    let mut differ = BTreeSet::new();
+    if ours.len() != theirs.len() {
+        differ.insert("packets".to_owned());
+        return differ;
+    }
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        for ((field, ours), theirs) in FIELDS.iter().zip(ours).zip(theirs) {
+            let theirs = normal(field, theirs);
+            let has_both = !ours.is_empty() && !theirs.is_empty();
+            if *ours != theirs && (has_both || BOTH.contains(field)) {
+                eprintln!(
+                    "{}: {field}: ours {ours:?}, tshark's {theirs:?}",
+                    file.display()
+                );
+                differ.insert((*field).to_owned());
+            }
+        }
+    }
+    differ
+}
+
+#[test]
+#[ignore = "needs tshark: tests/foreign runs it"]
+fn every_file_is_dissected_as_tshark_does() {
+    let mut found = BTreeSet::new();
+    for file in files() {
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        found.extend(
+            differences(&file)
+                .into_iter()
+                .map(|field| (name.clone(), field)),
+        );
+    }
+    let explained = EXPLAINED.iter();
+    let explained: BTreeSet<_> = explained
+        .map(|(name, field)| ((*name).to_owned(), (*field).to_owned()))
+        .collect();
+    assert_eq!(found, explained);
+}
