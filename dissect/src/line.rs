@@ -74,6 +74,7 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
         Content::Joined(joined) => {
             names.push("UDP");
             names.extend(joined.packets.iter().flat_map(roce_names));
+            names.dedup();
         }
         Content::BadRoce(bad) => names.extend(bad.udp.map(|_| "UDP")),
         Content::Tcp(segment) => {

@@ -370,7 +370,8 @@ fn joined_packets_are_dissected_one_by_one() {
         (1, 2, 2)
     );
     let text = line(&capture.packets[0], capture.packets[0].time);
-    assert!(text.contains("2 joined: RC RDMA WRITE Middle"), "{text}");
+    let said = "UDP BTH  2 joined: RC RDMA WRITE Middle";
+    assert!(text.contains(said), "{text}");
 }
 
 #[test]
