@@ -1,14 +1,14 @@
 //! One UDP port of one address for several processes, as RoCEv2 needs it.
 //!
-//! 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
+//! Up to 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
 //! where that is QP 1, of the communication id that a message of the connection manager is an answer to: so that it
-//! never lies with a process that is about to end. Every process has the descriptors of all, so that none of them
-//! vanishes with another process, and reads the one of the range of numbers that it leased. What else there is to agree
-//! on is agreed on by names that only one process can hold:
+//! never lies with a process that is about to end. A process reads the socket of the range of numbers that it leased, and the
+//! first one. A store that all of them have open keeps every socket in its place when a process ends, so a process needs no
+//! descriptor of the others' sockets. Processes agree on the rest by names that only one process can hold:
 //!
 //! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
 //! | --- | --- |
-//! | `making` | somebody is making the sockets |
+//! | `making` | a process is joining the port, and may add sockets to it |
 //! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
 //! | `service/ID` | connection requests for this service go to this inbox |
 //!
@@ -28,7 +28,8 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use verbs_api::provider::PerProcess;
 
-use self::local::{Connection, DESCRIPTORS, Inbox};
+use self::local::{Connection, Inbox};
+use self::store::SocketStore;
 use crate::fork::Unshared;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
@@ -40,6 +41,7 @@ mod handed;
 mod holder;
 mod local;
 mod range;
+mod store;
 
 pub use handed::HandError;
 pub use holder::Holder;
@@ -112,9 +114,18 @@ struct PortGroup {
 /// What the processes on a port have in common.
 #[derive(Debug)]
 struct Shared {
-    sockets: Box<[UdpSocket]>,
+    sockets: Option<Sockets>,
     /// Not everywhere.
     shm: Option<Arc<Shm>>,
+}
+
+/// The sockets of a port.
+#[derive(Debug)]
+struct Sockets {
+    /// That of range 0.
+    common: UdpSocket,
+    /// All of them; `None` where the system refuses to steer. Then there is one socket, which all processes read.
+    store: Option<SocketStore>,
 }
 
 /// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
@@ -123,6 +134,7 @@ struct Shared {
 pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
+    socket: Option<UdpSocket>,
     inbox: Inbox,
     /// To the inboxes of others, and this one: a bell is one system call.
     connections: Mutex<BTreeMap<QpnRange, Connection>>,
@@ -148,29 +160,28 @@ impl Lease {
     /// # Errors
     /// See [`JoinError`].
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
-        // Held while joining: whoever makes the sockets in another thread is not asked in vain.
+        // Held while joining: the name `making` belongs to one thread at a time.
         let mut joined = lock(&JOINED);
-        let group = joined.get(&options.address).and_then(Weak::upgrade);
-        if let Some(group) = group {
-            return Self::in_group(group);
-        }
-        let lease = Self::join_others(options)?;
-        joined.retain(|_, group| group.strong_count() > 0);
-        joined.insert(lease.address(), Arc::downgrade(&lease.group));
-        Ok(lease)
-    }
-
-    fn join_others(options: GroupOptions) -> Result<Self, JoinError> {
         let address = options.address;
         let system = |error| JoinError::System(address, error);
         let deadline = Instant::now() + options.patience;
         loop {
-            if let Some((shared, _making)) = find_or_make(&options).map_err(system)? {
-                return Self::in_group(Arc::new(PortGroup {
-                    options,
-                    shared,
-                    strangers: AtomicU64::new(0),
-                }));
+            // A process that adds sockets keeps the name until it has a lease, and so an inbox that others find.
+            if let Some(_making) = held(Inbox::named(&options.making())).map_err(system)? {
+                let group = joined.get(&address).and_then(Weak::upgrade);
+                if let Some(group) = group {
+                    return Self::in_group(group);
+                }
+                if let Some(shared) = find_or_make(&options).map_err(system)? {
+                    let lease = Self::in_group(Arc::new(PortGroup {
+                        options,
+                        shared,
+                        strangers: AtomicU64::new(0),
+                    }))?;
+                    joined.retain(|_, group| group.strong_count() > 0);
+                    joined.insert(address, Arc::downgrade(&lease.group));
+                    return Ok(lease);
+                }
             }
             if Instant::now() >= deadline {
                 return Err(JoinError::Taken(address, Holder::of(&options)));
@@ -182,43 +193,30 @@ impl Lease {
     fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
         let address = group.options.address;
         let system = |error| JoinError::System(address, error);
-        for range in QpnRange::leased_from(std::process::id()) {
+        // The lowest that is free: a port has as many sockets as its highest range needs.
+        for range in QpnRange::leased() {
             let name = group.options.range(range);
             if let Some(inbox) = held(Inbox::named(&name)).map_err(system)? {
-                let lease = Self {
+                if let Some(shm) = &group.shared.shm {
+                    shm.leave(range);
+                }
+                return Ok(Self {
+                    socket: group.socket(range).map_err(system)?,
                     group,
                     range,
                     inbox,
                     connections: Mutex::default(),
                     memory: OnceLock::new(),
-                };
-                if lease.group.options.has_sockets {
-                    lease.empty().map_err(system)?;
-                }
-                if let Some(shm) = &lease.group.shared.shm {
-                    shm.leave(range);
-                }
-                return Ok(lease);
+                });
             }
         }
-        let names = QpnRange::leased_from(0).map(|range| group.options.range(range));
+        let names = QpnRange::leased().map(|range| group.options.range(range));
         Err(
             match names.filter_map(|name| group.stranger(&name)).next() {
                 Some(user) => JoinError::Taken(address, Holder::User(user)),
                 None => JoinError::Full(address),
             },
         )
-    }
-
-    // What lies in the socket was meant for whoever had the range before.
-    fn empty(&self) -> io::Result<()> {
-        let mut batch = ReceiveBatch::new(1, 1)?;
-        for _ in 0..STALE {
-            if self.socket().receive(&mut batch)? == 0 {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Address and port.
@@ -232,13 +230,20 @@ impl Lease {
     }
 
     /// The socket at which datagrams to the range arrive, and the strays of others that followed them.
+    ///
+    /// # Panics
+    /// The group is one without sockets.
     pub fn socket(&self) -> &UdpSocket {
-        &self.group.shared.sockets[self.range.index()]
+        self.socket.as_ref().expect("a group with sockets")
     }
 
     /// The socket of range 0, which all processes read: wait for it with `EPOLLEXCLUSIVE`.
+    ///
+    /// # Panics
+    /// The group is one without sockets.
     pub fn common(&self) -> &UdpSocket {
-        &self.group.shared.sockets[0]
+        let sockets = self.group.shared.sockets.as_ref();
+        &sockets.expect("a group with sockets").common
     }
 
     /// Reads what other processes of the group, and this one, put down for the range in memory from now on; `false` where the
@@ -309,7 +314,9 @@ impl Lease {
     // Who is gone by now, or cannot be given so many, asks another or once more.
     fn let_in(&self, asker: &Connection) {
         let Shared { sockets, shm } = &self.group.shared;
-        let passed = sockets.iter().map(AsFd::as_fd);
+        let common = sockets.iter().map(|sockets| sockets.common.as_fd());
+        let stores = sockets.iter().filter_map(|sockets| sockets.store.as_ref());
+        let passed = common.chain(stores.flat_map(SocketStore::ends));
         let passed: Vec<_> = passed.chain(shm.iter().map(AsFd::as_fd)).collect();
         let _ = asker.send(&[IoSlice::new(&[VERSION, DESCRIPTORS_PASSED])], &passed);
     }
@@ -406,6 +413,20 @@ impl AsFd for Service {
 }
 
 impl PortGroup {
+    // The socket of a range that has just been leased, made where it is the highest so far. The caller holds the name `making`.
+    fn socket(&self, range: QpnRange) -> io::Result<Option<UdpSocket>> {
+        let Some(Sockets { common, store }) = &self.shared.sockets else {
+            return Ok(None);
+        };
+        let Some(store) = store else {
+            return common.duplicate(&self.options.udp).map(Some);
+        };
+        store.fill(range.index() + 1, common, &self.options)?;
+        let socket = store.socket(range.index(), &self.options)?;
+        socket.iter().try_for_each(empty)?;
+        Ok(socket)
+    }
+
     // Reads some of what lies in an inbox.
     fn read(
         &self,
@@ -445,26 +466,30 @@ fn message<'m>(head: &'m [u8], datagram: &'m [u8]) -> [IoSlice<'m>; 3] {
     [&[VERSION, HANDED], head, datagram].map(IoSlice::new)
 }
 
-// What the others share, or something new where there are none. Who makes it keeps the name until it has a lease, and so an inbox
-// that others find. `None` while somebody else is at it, or has the port.
-fn find_or_make(options: &GroupOptions) -> io::Result<Option<(Shared, Option<Inbox>)>> {
-    if let Some(shared) = ask(options)? {
-        return Ok(Some((shared, None)));
+// The descriptors of the group from a process that has them, or new ones where there is none. `None` while another program has the
+// port.
+fn find_or_make(options: &GroupOptions) -> io::Result<Option<Shared>> {
+    match ask(options)? {
+        None => held(make(options)),
+        found => Ok(found),
     }
-    let Some(making) = held(Inbox::named(&options.making()))? else {
-        return Ok(None);
-    };
-    let shared = match ask(options)? {
-        None => held(make(options))?,
-        found => found,
-    };
-    Ok(shared.map(|shared| (shared, Some(making))))
+}
+
+// Drops the datagrams that were meant for the previous holder of a range.
+fn empty(socket: &UdpSocket) -> io::Result<()> {
+    let mut batch = ReceiveBatch::new(1, 1)?;
+    for _ in 0..STALE {
+        if socket.receive(&mut batch)? == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 // Asks everybody who may be there for the sockets; `None` if nobody gives any.
 fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let mut asked = Vec::new();
-    for range in QpnRange::leased_from(0) {
+    for range in QpnRange::leased() {
         let Ok(connection) = Connection::to(&options.range(range), &options.admission) else {
             continue;
         };
@@ -504,41 +529,59 @@ fn answer(
     Ok(given)
 }
 
-// All of them are what they should be, or none is taken.
-fn accept(mut descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> {
-    let needed = options.sockets();
-    let shm = match descriptors.len().checked_sub(needed)? {
-        0 => None,
-        _ => Some(Arc::new(Shm::of(descriptors.pop()?.into_shared())?)),
+// All descriptors are of the kind that they should be, or none is taken: the common socket, the two ends of the store where the
+// kernel steers, and the memory where there is some.
+fn accept(descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> {
+    let mut passed = descriptors.into_iter();
+    let sockets = match options.has_sockets {
+        true => {
+            let common = UdpSocket::passed(passed.next()?, options.address, &options.udp).ok()?;
+            let store = match passed.len() {
+                0 | 1 => None,
+                _ => Some(SocketStore::passed(passed.next()?, passed.next()?)),
+            };
+            Some(Sockets { common, store })
+        }
+        false => None,
     };
-    let socket = |descriptor| {
-        let socket = UdpSocket::of(descriptor, &options.udp).ok()?;
-        (socket.local() == options.address && socket.is_udp()).then_some(socket)
+    let shm = match passed.next() {
+        None => None,
+        Some(memory) => Some(Arc::new(Shm::of(memory.into_shared())?)),
     };
-    let sockets: Option<Box<[_]>> = descriptors.into_iter().map(socket).collect();
-    let sockets = sockets.filter(|sockets| sockets.len() == needed)?;
-    Some(Shared { sockets, shm })
+    passed.next().is_none().then_some(Shared { sockets, shm })
 }
 
-// Makes the sockets, and has the kernel steer to them.
+// Makes what the processes on a port have in common.
 fn make(options: &GroupOptions) -> io::Result<Shared> {
-    let address = options.address;
-    if options.has_sockets {
-        // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
-        drop(UdpSocket::bind(address, &options.udp)?);
-    }
-    let mut sockets = Vec::with_capacity(RANGES);
-    for index in 0..options.sockets() {
-        let socket = UdpSocket::bind_shared(address, &options.udp)?;
-        if index == 0 {
-            sys::steer(socket.as_fd(), &STEERING)?;
-        }
-        sockets.push(socket);
-    }
+    let sockets = match options.has_sockets {
+        true => Some(make_sockets(options)?),
+        false => None,
+    };
     Ok(Shared {
-        sockets: sockets.into(),
+        sockets,
         shm: Shm::new().ok().map(Arc::new),
     })
+}
+
+// Makes the first sockets, and has the kernel steer to them.
+fn make_sockets(options: &GroupOptions) -> io::Result<Sockets> {
+    let address = options.address;
+    // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
+    drop(UdpSocket::bind(address, &options.udp)?);
+    let common = UdpSocket::bind_shared(address, &options.udp)?;
+    // A sandbox may refuse the program: then one socket is all that the processes have.
+    let store = match sys::steer(common.as_fd(), &STEERING) {
+        Ok(()) => Some(SocketStore::new()?),
+        Err(_) => None,
+    };
+    if let Some(store) = &store {
+        store.add(&common)?;
+        // Users that are named cannot add any.
+        if !options.admission.users.is_empty() {
+            store.fill(RANGES, &common, options)?;
+        }
+    }
+    Ok(Sockets { common, store })
 }
 
 // Somebody else's name or port is no error, but the reason to do something else.
@@ -551,10 +594,6 @@ fn held<T>(taken: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 impl GroupOptions {
-    fn sockets(&self) -> usize {
-        if self.has_sockets { RANGES } else { 0 }
-    }
-
     fn prefix(&self) -> String {
         match self.has_sockets {
             true => format!("polyverbs/udp/{}", self.address),
@@ -636,10 +675,8 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-const _: () = assert!(RANGES + 1 == DESCRIPTORS);
-
 /// Of the messages between processes.
-const VERSION: u8 = 7;
+const VERSION: u8 = 8;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recv, recvmsg, sendmsg, socket_with,
+    connect, listen, recv, recvmsg, sendmsg, socket_with, socketpair,
 };
 
 use crate::fork::Unshared;
@@ -58,6 +58,22 @@ impl Connection {
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
     pub(crate) fn to(name: &str, admission: &Admission) -> io::Result<Self> {
         Self::of(connected(name)?, admission)
+    }
+
+    /// Both ends of a connection of this process's own.
+    pub(super) fn pair() -> io::Result<[Self; 2]> {
+        let (_, ends) = Unshared::several(|| {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            Ok(((), vec![one, other]))
+        })?;
+        let ends = <[_; 2]>::try_from(ends).map_err(|_| io::ErrorKind::Other)?;
+        Ok(ends.map(Self))
+    }
+
+    /// An end that another process passed.
+    pub(super) fn passed(end: Unshared) -> Self {
+        Self(end)
     }
 
     fn of(socket: Unshared, admission: &Admission) -> io::Result<Self> {
@@ -102,13 +118,20 @@ impl Connection {
 
     /// The next message, which is to have descriptors.
     pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<Unshared>)> {
-        Unshared::several(|| self.receive_open())
+        Unshared::several(|| self.receive_open(RecvFlags::empty()))
     }
 
-    fn receive_open(&self) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
+    /// The descriptors of the message after so many of one byte each. All of them stay queued.
+    pub(super) fn peek_descriptors(&self, at: usize) -> io::Result<Vec<Unshared>> {
+        let at = libc::c_int::try_from(at).map_err(io::Error::other)?;
+        sys::set_number(self.0.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, at)?;
+        Unshared::several(|| self.receive_open(RecvFlags::PEEK)).map(|(_, attached)| attached)
+    }
+
+    fn receive_open(&self, flags: RecvFlags) -> io::Result<([u8; 2], Vec<OwnedFd>)> {
         let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let (mut control, mut bytes) = (RecvAncillaryBuffer::new(&mut room), [0; 2]);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let into = &mut [io::IoSliceMut::new(&mut bytes)];
         if recvmsg(&self.0, into, &mut control, flags)?.bytes == 0 {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -129,6 +152,12 @@ impl Connection {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -315,7 +344,7 @@ impl AsFd for Inbox {
 }
 
 /// The most descriptors that a message has.
-pub(crate) const DESCRIPTORS: usize = 65;
+pub(crate) const DESCRIPTORS: usize = 4;
 /// Bytes of the longest message: a datagram and what goes before it.
 const LONGEST: usize = 66_000;
 /// Connections that an inbox keeps: 63 other ranges have one each, and whoever joins or asks for a service has one for a moment.

@@ -233,16 +233,48 @@ fn descriptors_of_something_else_are_not_taken() {
     let duplicate = |of: BorrowedFd<'_>| Unshared::made(|| of.try_clone_to_owned()).unwrap();
     let other = UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default());
     let wrong = [duplicate(other.unwrap().as_fd()), duplicate(lease.as_fd())];
-    let right = || {
-        let sockets = lease.group.shared.sockets.iter();
-        sockets.map(|socket| duplicate(socket.as_fd()))
-    };
-    assert!(accept(right().collect(), &options).is_some());
-    assert!(accept(right().take(63).collect(), &options).is_none());
+    let Sockets { common, store } = lease.group.shared.sockets.as_ref().unwrap();
+    let ends = store.as_ref().unwrap().ends().map(duplicate);
+    let taken = |descriptors: Vec<_>| accept(descriptors, &options).is_some();
+    assert!(taken(vec![duplicate(common.as_fd())]));
+    let [inlet, outlet] = ends;
+    assert!(taken(vec![duplicate(common.as_fd()), inlet, outlet]));
+    assert!(!taken(Vec::new()));
     for wrong in wrong {
-        let mixed = right().take(63).chain([wrong]).collect();
-        assert!(accept(mixed, &options).is_none());
+        assert!(!taken(vec![wrong]));
     }
+    let store = SocketStore::new().unwrap();
+    let other = UdpSocket::bind("127.0.3.40:0".parse().unwrap(), &UdpOptions::default());
+    store.add(&other.unwrap()).unwrap();
+    let error = store.socket(0, &options).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_port_has_as_many_sockets_as_its_highest_range_needs() {
+    let _open = no_child_starts();
+    let options = options(47_014);
+    let leases = [(); 3].map(|()| Lease::join(options.clone()).unwrap());
+    let store = |lease: &Lease| {
+        let sockets = lease.group.shared.sockets.as_ref().unwrap();
+        let store = sockets.store.as_ref().unwrap();
+        (0..RANGES)
+            .take_while(|number| store.socket(*number, &options).unwrap().is_some())
+            .count()
+    };
+    assert_eq!(store(&leases[0]), 4);
+    let [one, gone, other] = leases;
+    let range = gone.range();
+    drop(gone);
+    // The kernel numbers the sockets of the others as before.
+    let flows = flows(&one);
+    for lease in [&one, &other] {
+        let datagram = bth(lease.range().first());
+        send(&flows, one.address(), &datagram);
+        assert_eq!(arrivals(lease.socket()), [datagram.to_vec()]);
+    }
+    let again = Lease::join(options.clone()).unwrap();
+    assert_eq!((again.range(), store(&again)), (range, 4));
 }
 
 /// Two processes that share memory only, each awake.

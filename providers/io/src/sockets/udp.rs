@@ -11,12 +11,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
+use rustix::fs::{Uid, fchown, fstat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, getsockname, ipproto, sendto,
     socket_with,
 };
+use rustix::process::geteuid;
 use thiserror::Error;
 
 use crate::fork::Unshared;
@@ -187,9 +189,21 @@ impl UdpSocket {
         Self::bind_as(local, options, |_| Ok(()))
     }
 
-    /// One of a group of sockets on one address and port (`SO_REUSEPORT`).
+    /// The first of a group of sockets on one address and port (`SO_REUSEPORT`).
     pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_as(local, options, |fd| sockopt::set_socket_reuseport(fd, true))
+    }
+
+    /// The next of the group that this socket belongs to. The kernel lets only sockets of one user into a group, so root gives
+    /// the new one to the owner of the first.
+    pub(crate) fn bind_next(&self, options: &UdpOptions) -> io::Result<Self> {
+        let owner = Uid::from_raw(fstat(&self.descriptor)?.st_uid);
+        Self::bind_as(self.local, options, |fd| {
+            if owner != geteuid() {
+                fchown(fd, Some(owner), None)?;
+            }
+            sockopt::set_socket_reuseport(fd, true)
+        })
     }
 
     /// A socket on the address of a multicast group, which any number may be bound to: each gets a copy.
@@ -208,8 +222,7 @@ impl UdpSocket {
         Self::of(descriptor, options)
     }
 
-    /// A bound socket that another process made.
-    pub(crate) fn of(descriptor: Unshared, options: &UdpOptions) -> io::Result<Self> {
+    fn of(descriptor: Unshared, options: &UdpOptions) -> io::Result<Self> {
         let local = SocketAddr::try_from(getsockname(&descriptor)?)?;
         let fd = descriptor.as_fd();
         let segments = options.offload.segmentation
@@ -229,8 +242,30 @@ impl UdpSocket {
         self.local
     }
 
-    // What another process passed may be anything.
-    pub(crate) fn is_udp(&self) -> bool {
+    /// The socket at this address that another process passed.
+    ///
+    /// # Errors
+    /// The descriptor is that of something else ([`InvalidData`](io::ErrorKind::InvalidData)).
+    pub(crate) fn passed(
+        descriptor: Unshared,
+        local: SocketAddr,
+        options: &UdpOptions,
+    ) -> io::Result<Self> {
+        let socket = Self::of(descriptor, options);
+        let socket = socket.ok().filter(|one| one.local == local && one.is_udp());
+        socket.ok_or_else(|| {
+            let wrong = format!("another process passed a file that is no socket of {local}");
+            io::Error::new(io::ErrorKind::InvalidData, wrong)
+        })
+    }
+
+    /// Another descriptor of the same socket.
+    pub(crate) fn duplicate(&self, options: &UdpOptions) -> io::Result<Self> {
+        let copy = Unshared::made(|| self.as_fd().try_clone_to_owned())?;
+        Self::of(copy, options)
+    }
+
+    fn is_udp(&self) -> bool {
         let kind = sockopt::socket_type(&self.descriptor);
         let protocol = sockopt::socket_protocol(&self.descriptor);
         kind == Ok(SocketType::DGRAM) && protocol == Ok(Some(ipproto::UDP))

@@ -1,0 +1,75 @@
+//! Where the sockets of a port are kept for all processes of its group.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use super::GroupOptions;
+use super::local::Connection;
+use crate::fork::Unshared;
+use crate::sockets::udp::{UdpSocket, is_passing};
+
+/// The sockets of a port, in the order in which the kernel numbers them. Each is attached to a message that stays queued in a
+/// pair of unix sockets, and every process of the group has the pair open. So a socket keeps its number until the last process
+/// has ended, and costs a process no descriptor.
+///
+/// The position at which the queue is read belongs to the pair, so only the process that holds the name `making` reads it.
+#[derive(Debug)]
+pub(super) struct SocketStore {
+    inlet: Connection,
+    outlet: Connection,
+}
+
+impl SocketStore {
+    pub(super) fn new() -> io::Result<Self> {
+        Connection::pair().map(Self::of)
+    }
+
+    fn of([inlet, outlet]: [Connection; 2]) -> Self {
+        Self { inlet, outlet }
+    }
+
+    /// The store that another process passed.
+    pub(super) fn passed(inlet: Unshared, outlet: Unshared) -> Self {
+        Self::of([inlet, outlet].map(Connection::passed))
+    }
+
+    /// Adds the socket that the kernel has numbered last.
+    pub(super) fn add(&self, socket: &UdpSocket) -> io::Result<()> {
+        (self.inlet).send(&[io::IoSlice::new(&[0])], &[socket.as_fd()])
+    }
+
+    /// Makes the sockets that are missing of so many.
+    pub(super) fn fill(
+        &self,
+        count: usize,
+        common: &UdpSocket,
+        options: &GroupOptions,
+    ) -> io::Result<()> {
+        for number in 0..count {
+            if self.socket(number, options)?.is_none() {
+                self.add(&common.bind_next(&options.udp)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The socket with this number, or `None` past the last one.
+    pub(super) fn socket(
+        &self,
+        number: usize,
+        options: &GroupOptions,
+    ) -> io::Result<Option<UdpSocket>> {
+        let mut attached = match self.outlet.peek_descriptors(number) {
+            Err(error) if is_passing(&error) => return Ok(None),
+            attached => attached?,
+        };
+        // The kernel passes no descriptor to a process that may have no more.
+        let attached = attached.pop().ok_or(rustix::io::Errno::MFILE)?;
+        UdpSocket::passed(attached, options.address, &options.udp).map(Some)
+    }
+
+    /// The two ends, to be passed to another process.
+    pub(super) fn ends(&self) -> [BorrowedFd<'_>; 2] {
+        [self.inlet.as_fd(), self.outlet.as_fd()]
+    }
+}
