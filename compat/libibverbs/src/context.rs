@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::PerProcess;
 use verbs_api::{
-    Context, DestroyError, Memory, Mr, Pd, Qp, Started,
+    Context, DestroyError, Device, Memory, Mr, Pd, Qp, Started,
     event::{AsyncEvent, EventSubject},
 };
 
@@ -45,6 +45,7 @@ pub struct Shared {
     context: Context,
     /// The device.
     pub listed: &'static ListedDevice,
+    _device: Arc<Device>,
     // The file that stands for the device: duplicates of its descriptor refer to the same file.
     file: u64,
     events: Arc<Events<AsyncEvent>>,
@@ -108,7 +109,7 @@ impl State {
     /// # Errors
     /// The device cannot be opened, or there is no file descriptor left.
     pub fn open(listed: &'static ListedDevice) -> Result<Self, Errno> {
-        let context = listed.open()?;
+        let (device, context) = listed.open()?;
         // SAFETY: a new descriptor; the name is a literal.
         let cmd_fd = unsafe { libc::memfd_create(c"polyverbs".as_ptr(), libc::MFD_CLOEXEC) };
         if cmd_fd < 0 {
@@ -122,6 +123,7 @@ impl State {
         let shared = Arc::new(Shared {
             sinks: Sinks::of(&context),
             context,
+            _device: device,
             listed,
             file: file_of(cmd_fd.as_raw_fd())?,
             events,

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_configuration::{Device as Configured, TransportName};
 use verbs_api::provider::{MadeOnce, PerProcess};
@@ -28,8 +28,9 @@ pub struct ListedDevice {
     configured: Configured,
     transport: Transport,
     guid: u64,
-    // Created when it is first opened, and again in each child of a fork: its threads do not exist there.
-    made: PerProcess<Mutex<Option<Device>>>,
+    // Created when it is first opened, and again in each child of a fork: its threads do not exist there. The contexts keep it, so
+    // that its descriptors and threads end with the last of them.
+    made: PerProcess<Mutex<Weak<Device>>>,
 }
 
 // SAFETY: what the pointers name is static, and what changes is behind a lock.
@@ -134,27 +135,29 @@ impl ListedDevice {
     }
 
     // The engine's device, which belongs to the process that created it.
-    fn device(&self) -> Result<Device, Errno> {
+    fn device(&self) -> Result<Arc<Device>, Errno> {
         let mut made = lock(&self.made);
-        if let Some(device) = &*made {
-            return Ok(device.clone());
+        if let Some(device) = made.upgrade() {
+            return Ok(device);
         }
         let made_now = self.configured.make(setup::tap());
         let device = made_now.map_err(|error| {
             setup::complain(format_args!("{error}"));
             Errno(libc::ENODEV)
         })?;
-        *made = Some(device.clone());
+        let device = Arc::new(device);
+        *made = Arc::downgrade(&device);
         Ok(device)
     }
 
-    /// Opens it, with all its features.
+    /// Opens it, with all its features. It is there as long as the first value of the result.
     ///
     /// # Errors
     /// The device cannot be created.
-    pub fn open(&self) -> Result<Context, Errno> {
+    pub fn open(&self) -> Result<(Arc<Device>, Context), Errno> {
         let device = self.device()?;
-        Ok(device.open(&Requirements::everything_of(&device.attributes()))?)
+        let context = device.open(&Requirements::everything_of(&device.attributes()))?;
+        Ok((device, context))
     }
 }
 
@@ -287,6 +290,20 @@ pub extern "C-unwind" fn register_driver(_: *const c_void) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_ends_with_the_last_context_that_is_closed() {
+        let listed = ListedDevice::new(devices()[0].configured.clone());
+        let (first, _context) = listed.open().unwrap();
+        let (second, context) = listed.open().unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        let made = Arc::downgrade(&first);
+        drop(first);
+        assert!(made.upgrade().is_some());
+        drop((second, context));
+        assert!(made.upgrade().is_none());
+        listed.open().unwrap();
+    }
 
     // As sideway's test suite does.
     #[test]

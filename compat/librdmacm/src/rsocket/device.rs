@@ -8,7 +8,7 @@ use polyverbs_libibverbs::device::{ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::provider::PerProcess;
-use verbs_api::{Context, Pd, Transport};
+use verbs_api::{Context, Device, Pd, Transport};
 
 use crate::device::{source_towards, those_that_open};
 use crate::errno;
@@ -21,6 +21,7 @@ pub(crate) struct Opened {
     pub(crate) address: IpAddr,
     pub(crate) transport: Transport,
     listed: &'static ListedDevice,
+    _device: Arc<Device>,
 }
 
 static OPENED: PerProcess<Mutex<Vec<Arc<Opened>>>> = PerProcess::new(Mutex::default);
@@ -31,7 +32,7 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
     if let Some(there) = same.find(|there| std::ptr::eq(there.listed, listed)) {
         return Ok(Arc::clone(there));
     }
-    let context = listed.open()?;
+    let (device, context) = listed.open()?;
     let made = Arc::new(Opened {
         pd: context.alloc_pd().wait()?,
         connector: Connector::of(&context)
@@ -41,6 +42,7 @@ fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
         address: listed.address(),
         transport: listed.transport(),
         listed,
+        _device: device,
     });
     all.push(Arc::clone(&made));
     Ok(made)
