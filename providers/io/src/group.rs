@@ -33,6 +33,7 @@ use self::store::SocketStore;
 use crate::fork::Unshared;
 use crate::shm::{Shm, ShmPort};
 use crate::sockets::receive::ReceiveBatch;
+use crate::sockets::refusal::explained;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket, is_passing};
 use crate::{Arrival, lock};
@@ -163,7 +164,7 @@ impl Lease {
         // Held while joining: the name `making` belongs to one thread at a time.
         let mut joined = lock(&JOINED);
         let address = options.address;
-        let system = |error| JoinError::System(address, error);
+        let system = |error| JoinError::System(address, explained(error, address.ip()));
         let deadline = Instant::now() + options.patience;
         loop {
             // A process that adds sockets keeps the name until it has a lease, and so an inbox that others find.
@@ -192,7 +193,7 @@ impl Lease {
 
     fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
         let address = group.options.address;
-        let system = |error| JoinError::System(address, error);
+        let system = |error| JoinError::System(address, explained(error, address.ip()));
         // The lowest that is free: a port has as many sockets as its highest range needs.
         for range in QpnRange::leased() {
             let name = group.options.range(range);

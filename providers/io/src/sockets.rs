@@ -7,6 +7,7 @@ pub(crate) mod interface;
 mod multicast;
 pub(crate) mod owner;
 pub(crate) mod receive;
+pub(crate) mod refusal;
 pub(crate) mod sys;
 pub(crate) mod tcp;
 pub(crate) mod udp;

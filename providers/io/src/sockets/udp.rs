@@ -26,6 +26,7 @@ use crate::sockets::address::{self, Name};
 use crate::sockets::control::{self, Control};
 use crate::sockets::interface::interface_of;
 use crate::sockets::receive::ReceiveBatch;
+use crate::sockets::refusal::explained;
 use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
 /// Datagrams of one call with segmentation.
@@ -387,7 +388,8 @@ impl AsFd for UdpSocket {
 pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
     // The way to one's own address leads over loopback. What goes to a group of the link leaves by the interface; of IPv6
     // over loopback nothing does.
-    let socket = connected_to_group(local).or_else(|_| connected_to(local))?;
+    let socket = connected_to_group(local).or_else(|_| connected_to(local));
+    let socket = socket.map_err(|error| explained(error, local.ip()))?;
     Ok(match local {
         SocketAddr::V4(_) => sockopt::ip_mtu(&socket)?,
         SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
@@ -430,7 +432,7 @@ pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Resul
 pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
     let socket = new_socket(to.ip())?;
     // Nothing is sent.
-    connect(&socket, &to)?;
+    connect(&socket, &to).map_err(|error| explained(error.into(), to.ip()))?;
     Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
 }
 

@@ -1,0 +1,42 @@
+//! What a refusal of the system means, where its own text does not say what to do.
+
+use std::io;
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+/// Adds to an error of a call about an address of this machine what the cause is, and what to do.
+pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
+    let cause = match Errno::from_io_error(&error) {
+        Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL) if about.is_loopback() => {
+            "the loopback interface is down, or lacks this address: `ip link set lo up`"
+        }
+        Some(Errno::MFILE) => {
+            "the process has no descriptor left: a device needs about 15, raise `ulimit -n`"
+        }
+        Some(Errno::NFILE) => "the system has no file left: see /proc/sys/fs/file-max",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{cause} ({error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let said = |errno: Errno, about: &str| {
+            let error = explained(errno.into(), about.parse().unwrap());
+            assert_eq!(error.kind(), errno.kind());
+            error.to_string()
+        };
+        for errno in [Errno::NETUNREACH, Errno::ADDRNOTAVAIL] {
+            for about in ["127.0.0.1", "::1"] {
+                assert!(said(errno, about).contains("ip link set lo up"));
+            }
+            assert_eq!(said(errno, "192.0.2.1"), io::Error::from(errno).to_string());
+        }
+        assert!(said(Errno::MFILE, "192.0.2.1").contains("ulimit -n"));
+    }
+}
