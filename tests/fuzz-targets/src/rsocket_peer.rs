@@ -122,21 +122,19 @@ impl Rig {
             .private_data(&self.hello(script));
         let connector = Connector::of(&self.context).expect("a connection manager");
         let asked = connector.connect(&self.context, &qp, self.at, options);
+        let accepted = asked.wait().ok()?;
+        let [list, ring] = [8, 24].map(|at| target(&accepted, at));
+        let connection = accepted.complete().wait().ok()?;
         let fd = loop {
-            let fd = self.accept();
-            if fd.is_some() || asked.is_done() {
+            if let Some(fd) = self.accept() {
                 break fd;
             }
             await_ready(self.listener, libc::POLLIN, 1);
         };
-        let accepted = asked.wait().ok()?;
-        let fd = fd.or_else(|| self.accept()).expect("a connection");
-        let [list, ring] = [8, 24].map(|at| target(&accepted, at));
-        let connection = accepted.complete().wait().ok();
         let attack = Attack {
             fd,
             qp,
-            connection,
+            connection: Some(connection),
             list,
             ring,
         };
