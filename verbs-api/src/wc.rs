@@ -230,7 +230,9 @@ pub struct Completion {
 const _: () = assert!(size_of::<Completion>() <= 64);
 /// A request completed with another status than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{opcode:?} {wr_id} of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})")]
+#[error(
+    "request {wr_id} ({opcode:?}) of queue pair {qp_num}: {status} (vendor_err {vendor_err:#x})"
+)]
 pub struct CompletionError {
     /// From the request.
     pub wr_id: u64,

@@ -282,7 +282,7 @@ fn a_failed_request_is_an_error_that_says_which_and_why() {
         panic!("a failure");
     };
     assert_eq!((error.wr_id, error.status), (7, WcStatus::RemAccessErr));
-    let text = format!("request 7 of queue pair {}", error.qp_num);
+    let text = format!("request 7 (Send) of queue pair {}", error.qp_num);
     assert!(error.to_string().starts_with(&text), "{error}");
     assert!(error.to_string().contains("remote access error"), "{error}");
 }
