@@ -6,8 +6,8 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 
-// The addresses of interfaces that are up, with the names of the interfaces. None where the system does not report them.
-fn all() -> Vec<(String, IpAddr)> {
+/// The addresses of interfaces that are up, with the names of the interfaces. None where the system does not report them.
+pub fn interfaces() -> Vec<(String, IpAddr)> {
     let Ok(entries) = getifaddrs() else {
         return Vec::new();
     };
@@ -26,7 +26,7 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
 /// link-local.
 pub fn addresses() -> Vec<IpAddr> {
     let mut found = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
-    for (_, address) in all() {
+    for (_, address) in interfaces() {
         if reachable(address) && !found.contains(&address) {
             found.push(address);
         }
@@ -40,10 +40,4 @@ fn reachable(address: IpAddr) -> bool {
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
     !(local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
-}
-
-/// The name of the interface with this address.
-pub fn interface_of(address: IpAddr) -> Option<String> {
-    let mut known = all().into_iter();
-    known.find(|(_, of)| *of == address).map(|(name, _)| name)
 }

@@ -9,7 +9,7 @@ mod capture;
 mod device;
 mod text;
 
-pub use addresses::{addresses, interface_of};
+pub use addresses::{addresses, interfaces};
 pub use device::{Device, LimitName, LinkLayer, TransportName, default_devices};
 
 use std::path::PathBuf;

@@ -3,23 +3,44 @@
 //! Its name contains the number of the process, which stays when the process executes the program, and random letters, so that other
 //! users cannot create it first. The program removes the folder when it exits; the folders of killed programs are removed here.
 
+use std::collections::HashMap;
 use std::env;
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interface_of};
+use polyverbs_configuration::{Configuration, Device, LinkLayer, TransportName, interfaces};
 
 const NAME: &str = "polyverbs-run";
+const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Makes the folder.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
     let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // A process that has changed its user may not write to the first user's folder.
-    let own = own.and_then(|within| make_within(&within, configuration).ok());
-    own.map_or_else(|| make_within(&env::temp_dir(), configuration), Ok)
+    // A process that has changed its user may not write to the first user's folder. A container may be read-only except for its
+    // shared memory.
+    let others = [env::temp_dir(), SHARED_MEMORY.into()];
+    make_in_first(own.into_iter().chain(others), configuration)
+}
+
+fn make_in_first(
+    folders: impl Iterator<Item = PathBuf>,
+    configuration: &Configuration,
+) -> anyhow::Result<PathBuf> {
+    let mut refused = Vec::new();
+    for within in folders {
+        match make_within(&within, configuration) {
+            Ok(root) => return Ok(root),
+            Err(error) => refused.push(format!("{error:#}")),
+        }
+    }
+    anyhow::bail!(
+        "{}: set TMPDIR to a folder that can be written",
+        refused.join("; ")
+    )
 }
 
 fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<PathBuf> {
@@ -62,6 +83,7 @@ fn sweep(within: &Path, namespace: &str) {
 }
 
 fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
+    let mut view = View::default();
     // The program may change its user.
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
     let (verbs, dev) = (
@@ -70,7 +92,7 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
     );
     fs::create_dir_all(root.join("sys/class/infiniband"))?;
     fs::create_dir_all(&dev)?;
-    write(&verbs, &[("abi_version", "6".to_owned())])?;
+    view.write(&verbs, &[("abi_version", "6".to_owned())])?;
     // Programs expect device files that they may open.
     symlink("/dev/null", dev.join("rdma_cm"))?;
     for device in &configuration.devices {
@@ -79,8 +101,8 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
             ("ibdev", device.name.clone()),
             ("abi_version", "1".to_owned()),
         ];
-        write(&verbs.join(&device.name), &entries)?;
-        describe(
+        view.write(&verbs.join(&device.name), &entries)?;
+        view.describe(
             &root.join("sys/class/infiniband").join(&device.name),
             device,
         )?;
@@ -88,61 +110,95 @@ fn fill(root: &Path, configuration: &Configuration) -> io::Result<()> {
     Ok(())
 }
 
-fn describe(at: &Path, device: &Device) -> io::Result<()> {
-    let guid = by_fours(&device.guid());
-    let node_type = match device.transport {
-        TransportName::Roce => "1: CA",
-        TransportName::Iwarp => "4: RNIC",
-    };
-    let about = [
-        ("node_type", node_type.to_owned()),
-        ("node_guid", guid.clone()),
-        ("sys_image_guid", guid),
-        ("node_desc", device.name.clone()),
-        ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
-        ("hw_rev", "0x0".to_owned()),
-        ("hca_type", "polyverbs".to_owned()),
-        ("board_id", "polyverbs".to_owned()),
-    ];
-    write(at, &about)?;
-    write(&at.join("device"), &[("numa_node", "-1".to_owned())])?;
-    let interface = interface_of(device.address);
-    if let Some(name) = &interface {
-        fs::create_dir_all(at.join("device/net").join(name))?;
+/// The files of the folder. Most are alike for all devices: those of one content are one file with several names, which takes
+/// less room and time.
+struct View {
+    contents: HashMap<String, PathBuf>,
+    interfaces: Vec<(String, IpAddr)>,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            contents: HashMap::new(),
+            interfaces: interfaces(),
+        }
     }
-    let infiniband = device.link_layer() == LinkLayer::Infiniband;
-    let lid = device.lid().unwrap_or(0);
-    let port = at.join("ports/1");
-    let about = [
-        ("state", "4: ACTIVE".to_owned()),
-        ("phys_state", "5: LinkUp".to_owned()),
-        (
-            "link_layer",
-            if infiniband { "InfiniBand" } else { "Ethernet" }.to_owned(),
-        ),
-        ("lid", format!("{lid:#x}")),
-        ("sm_lid", format!("{lid:#x}")),
-        ("lid_mask_count", "0".to_owned()),
-        ("sm_sl", "0".to_owned()),
-        // The port capabilities of ibv_query_port: a connection manager, and GIDs that are IP addresses.
-        ("cap_mask", "0x04010000".to_owned()),
-        ("rate", "2.5 Gb/sec (1X SDR)".to_owned()),
-    ];
-    write(&port, &about)?;
-    write(&port.join("pkeys"), &[("0", "0xffff".to_owned())])?;
-    let gid_type = match device.transport {
-        TransportName::Roce if !infiniband => "RoCE v2",
-        _ => "IB/RoCE v1",
-    };
-    for (index, gid) in device.gids().iter().enumerate() {
-        let index = index.to_string();
-        let one = |text: String| [(index.as_str(), text)];
-        write(&port.join("gids"), &one(by_fours(&gid.0)))?;
-        write(&port.join("gid_attrs/types"), &one(gid_type.to_owned()))?;
-        let interface = interface.clone().unwrap_or_default();
-        write(&port.join("gid_attrs/ndevs"), &one(interface))?;
+}
+
+impl View {
+    fn describe(&mut self, at: &Path, device: &Device) -> io::Result<()> {
+        let guid = by_fours(&device.guid());
+        let node_type = match device.transport {
+            TransportName::Roce => "1: CA",
+            TransportName::Iwarp => "4: RNIC",
+        };
+        let about = [
+            ("node_type", node_type.to_owned()),
+            ("node_guid", guid.clone()),
+            ("sys_image_guid", guid),
+            ("node_desc", device.name.clone()),
+            ("fw_ver", env!("CARGO_PKG_VERSION").to_owned()),
+            ("hw_rev", "0x0".to_owned()),
+            ("hca_type", "polyverbs".to_owned()),
+            ("board_id", "polyverbs".to_owned()),
+        ];
+        self.write(at, &about)?;
+        self.write(&at.join("device"), &[("numa_node", "-1".to_owned())])?;
+        let of = |(_, address): &&(String, IpAddr)| *address == device.address;
+        let interface = self.interfaces.iter().find(of);
+        let interface = interface.map(|(name, _)| name.clone());
+        if let Some(name) = &interface {
+            fs::create_dir_all(at.join("device/net").join(name))?;
+        }
+        let infiniband = device.link_layer() == LinkLayer::Infiniband;
+        let lid = device.lid().unwrap_or(0);
+        let port = at.join("ports/1");
+        let about = [
+            ("state", "4: ACTIVE".to_owned()),
+            ("phys_state", "5: LinkUp".to_owned()),
+            (
+                "link_layer",
+                if infiniband { "InfiniBand" } else { "Ethernet" }.to_owned(),
+            ),
+            ("lid", format!("{lid:#x}")),
+            ("sm_lid", format!("{lid:#x}")),
+            ("lid_mask_count", "0".to_owned()),
+            ("sm_sl", "0".to_owned()),
+            // The port capabilities of ibv_query_port: a connection manager, and GIDs that are IP addresses.
+            ("cap_mask", "0x04010000".to_owned()),
+            ("rate", "2.5 Gb/sec (1X SDR)".to_owned()),
+        ];
+        self.write(&port, &about)?;
+        self.write(&port.join("pkeys"), &[("0", "0xffff".to_owned())])?;
+        let gid_type = match device.transport {
+            TransportName::Roce if !infiniband => "RoCE v2",
+            _ => "IB/RoCE v1",
+        };
+        for (index, gid) in device.gids().iter().enumerate() {
+            let index = index.to_string();
+            let one = |text: String| [(index.as_str(), text)];
+            self.write(&port.join("gids"), &one(by_fours(&gid.0)))?;
+            self.write(&port.join("gid_attrs/types"), &one(gid_type.to_owned()))?;
+            let interface = interface.clone().unwrap_or_default();
+            self.write(&port.join("gid_attrs/ndevs"), &one(interface))?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn write(&mut self, folder: &Path, files: &[(&str, String)]) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        for (name, text) in files {
+            let file = folder.join(name);
+            // A file system may have no second names, or too few.
+            let known = self.contents.get(text);
+            if known.is_none_or(|known| fs::hard_link(known, &file).is_err()) {
+                fs::write(&file, format!("{text}\n"))?;
+                self.contents.insert(text.clone(), file);
+            }
+        }
+        Ok(())
+    }
 }
 
 // Hexadecimal with a colon after each two bytes, as the kernel shows GUIDs and GIDs.
@@ -154,9 +210,38 @@ fn by_fours(bytes: &[u8]) -> String {
     groups.join(":")
 }
 
-fn write(folder: &Path, files: &[(&str, String)]) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    files
-        .iter()
-        .try_for_each(|(name, text)| fs::write(folder.join(name), format!("{text}\n")))
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn folders_that_cannot_be_written_are_named() {
+        let folders = ["/proc", "/nowhere"].map(PathBuf::from);
+        let refused = make_in_first(folders.into_iter(), &Configuration::default());
+        let said = refused.unwrap_err().to_string();
+        for part in ["/proc: ", "/nowhere: ", "set TMPDIR"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_first_folder_that_can_be_written_is_used() {
+        let within = tempfile::tempdir().unwrap();
+        let folders = [Path::new("/proc"), within.path()].map(PathBuf::from);
+        let root = make_in_first(folders.into_iter(), &Configuration::default()).unwrap();
+        assert!(root.starts_with(within.path()));
+    }
+
+    #[test]
+    fn files_of_one_content_are_one_file() {
+        let within = tempfile::tempdir().unwrap();
+        let root = make_within(within.path(), &Configuration::standard()).unwrap();
+        let file = |device: &str| {
+            let folder = root.join("sys/class/infiniband").join(device);
+            fs::metadata(folder.join("fw_ver")).unwrap().ino()
+        };
+        assert_eq!(file("ib0"), file("iw0"));
+    }
 }
