@@ -63,7 +63,7 @@ impl SocketStore {
             Err(error) if is_passing(&error) => return Ok(None),
             attached => attached?,
         };
-        // The kernel passes no descriptor to a process that may have no more.
+        // The kernel attaches no descriptor where the process is at its limit.
         let attached = attached.pop().ok_or(rustix::io::Errno::MFILE)?;
         UdpSocket::passed(attached, options.address, &options.udp).map(Some)
     }

@@ -250,6 +250,29 @@ fn descriptors_of_something_else_are_not_taken() {
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
 
+// As where a sandbox refuses the program that steers.
+#[test]
+fn processes_share_one_socket_where_nothing_steers() {
+    let options = options(47_015);
+    let common = UdpSocket::bind(options.address, &options.udp).unwrap();
+    let store = None;
+    let group = Arc::new(PortGroup {
+        options,
+        shared: Shared {
+            sockets: Some(Sockets { common, store }),
+            shm: None,
+        },
+        strangers: AtomicU64::new(0),
+    });
+    let leases = [(); 2].map(|()| Lease::in_group(Arc::clone(&group)).unwrap());
+    let flows = flows(&leases[0]);
+    for (reader, lease) in leases.iter().rev().zip(&leases) {
+        let datagram = bth(lease.range().first());
+        send(&flows, lease.address(), &datagram);
+        assert_eq!(arrivals(reader.socket()), [datagram.to_vec()]);
+    }
+}
+
 #[test]
 fn a_port_has_as_many_sockets_as_its_highest_range_needs() {
     let _open = no_child_starts();
