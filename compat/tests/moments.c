@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -38,6 +39,7 @@ int rsocket(int domain, int type, int protocol);
 int rbind(int socket, const struct sockaddr *address, socklen_t length);
 int rlisten(int socket, int backlog);
 int raccept(int socket, struct sockaddr *address, socklen_t *length);
+int rpoll(struct pollfd *files, nfds_t count, int timeout);
 int rclose(int socket);
 
 enum { LENGTH = 4096, LOCAL_WRITE = 1, RDMA_PS_TCP = 0x0106 };
@@ -209,6 +211,39 @@ static void cancel_all(void)
 	end_and_make();
 }
 
+// How many descriptors there are. None of them is of this file.
+static int descriptors(const char *file)
+{
+	char path[64], name[4096];
+	int count = 0;
+
+	for (int fd = 0; fd < 1024; fd++) {
+		ssize_t length;
+
+		snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+		length = readlink(path, name, sizeof name - 1);
+		if (length < 0)
+			continue;
+		name[length] = 0;
+		MUST(strcmp(name, file) != 0);
+		count++;
+	}
+	return count;
+}
+
+static void keep_none_between_calls(const char *file)
+{
+	struct pollfd nothing;
+	int before;
+
+	make();
+	nothing = (struct pollfd){ .fd = stream, .events = POLLIN };
+	before = descriptors(file);
+	MUST(rpoll(&nothing, 1, 1) == 0);
+	MUST(descriptors(file) == before);
+	end_and_make();
+}
+
 __attribute__((constructor)) static void before_main(int count, char **arguments)
 {
 	if (strcmp(arguments[1], "before") == 0) {
@@ -228,6 +263,8 @@ int main(int count, char **arguments)
 		thread_ends();
 	} else if (strcmp(part, "cancelled") == 0) {
 		cancel_all();
+	} else if (strcmp(part, "descriptors") == 0) {
+		keep_none_between_calls(arguments[2]);
 	}
 	return 0;
 }

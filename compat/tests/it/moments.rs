@@ -17,7 +17,15 @@ address = "127.0.59.1"
 fn all_is_well(part: &str) {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| compile("moments"));
-    must_print(program, &[part], DEVICES, "all well\n");
+    // The trace is of interest to one part, and none is changed by it.
+    let trace = program.with_file_name(format!("{part}.trace"));
+    let devices = format!("trace = {trace:?}\n{DEVICES}");
+    must_print(
+        program,
+        &[part, trace.to_str().unwrap()],
+        &devices,
+        "all well\n",
+    );
 }
 
 #[test]
@@ -33,6 +41,11 @@ fn a_program_uses_the_libraries_after_main() {
 #[test]
 fn a_thread_that_is_ending_uses_the_libraries() {
     all_is_well("thread");
+}
+
+#[test]
+fn no_descriptor_of_a_call_or_of_the_trace_outlives_the_call() {
+    all_is_well("descriptors");
 }
 
 #[test]

@@ -11,8 +11,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -45,10 +44,16 @@ pub fn is_on() -> bool {
     }
 }
 
-/// The file of the trace.
+/// The file of the trace. It is opened for each line: between calls there is no descriptor that the program could close.
 enum Target {
     StandardError,
-    File(File),
+    File(&'static Path),
+}
+
+impl Target {
+    fn open(file: &Path) -> io::Result<File> {
+        File::options().create(true).append(true).open(file)
+    }
 }
 
 fn target() -> Option<&'static Target> {
@@ -58,8 +63,8 @@ fn target() -> Option<&'static Target> {
         if file == Path::new(STANDARD_ERROR) {
             return Some(Target::StandardError);
         }
-        match File::options().create(true).append(true).open(file) {
-            Ok(file) => Some(Target::File(file)),
+        match Target::open(file) {
+            Ok(_) => Some(Target::File(file)),
             Err(error) => {
                 complain(format_args!("cannot write {}: {error}", file.display()));
                 None
@@ -71,13 +76,14 @@ fn target() -> Option<&'static Target> {
 
 // One write for each line, so that lines of several threads and processes stay whole.
 fn write(line: &str) {
-    let fd = match target() {
-        Some(Target::StandardError) => libc::STDERR_FILENO,
-        Some(Target::File(file)) => file.as_raw_fd(),
-        None => return,
+    // A trace that cannot be written is no reason to fail.
+    let _ = match target() {
+        Some(Target::StandardError) => io::stderr().write_all(line.as_bytes()),
+        Some(Target::File(file)) => {
+            Target::open(file).and_then(|mut file| file.write_all(line.as_bytes()))
+        }
+        None => Ok(()),
     };
-    // SAFETY: as many bytes as the text has. A trace that cannot be written is no reason to fail.
-    unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) };
 }
 
 #[derive(Clone, Copy, PartialEq)]

@@ -135,7 +135,7 @@ pub(crate) fn wait(entries: &mut [pollfd], deadline: Deadline) -> Result<usize, 
         }
         std::hint::spin_loop();
     }
-    let waker = Waker::own()?;
+    let waker = Waker::new()?;
     let add = |(_, socket): &(usize, Socket)| socket.waiting().waiters.add(&waker);
     polled.sockets.iter().for_each(add);
     let found = polled.sleep(&waker, deadline);

@@ -2,7 +2,6 @@
 //! other thread's wake-ups.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,38 +50,19 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Er
     Ok(ready? as c_int)
 }
 
-/// A waiting thread.
+/// A waiting thread, for one call: between calls there is no descriptor that the program could close.
 pub(crate) struct Waker {
     fd: OwnedFd,
-    forks: u64,
-}
-
-thread_local! {
-    static OWN: RefCell<Option<Arc<Waker>>> = const { RefCell::new(None) };
 }
 
 impl Waker {
-    /// The calling thread's. A child of a fork gets its own.
+    /// One for the calling thread.
     ///
     /// # Errors
     /// There is no file descriptor left.
-    pub(crate) fn own() -> Result<Arc<Self>, Errno> {
-        let kept = OWN.try_with(|own| {
-            let mut own = own.borrow_mut();
-            if let Some(own) = own.as_ref().filter(|own| own.forks == forks()) {
-                return Ok(Arc::clone(own));
-            }
-            let made = Self::new()?;
-            *own = Some(Arc::clone(&made));
-            Ok(made)
-        });
-        // An exiting thread keeps none.
-        kept.unwrap_or_else(|_| Self::new())
-    }
-
-    fn new() -> Result<Arc<Self>, Errno> {
+    pub(crate) fn new() -> Result<Arc<Self>, Errno> {
         let fd = event_fd(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
-        Ok(Arc::new(Self { fd, forks: forks() }))
+        Ok(Arc::new(Self { fd }))
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -195,7 +175,7 @@ impl Waiting {
             }
             std::hint::spin_loop();
         }
-        let waker = Waker::own()?;
+        let waker = Waker::new()?;
         self.waiters.add(&waker);
         let outcome = loop {
             waker.clear();
