@@ -295,7 +295,7 @@ pub unsafe extern "C-unwind" fn ack_async_event(event: *mut IbvAsyncEvent) {
         return;
     };
     // Queue pairs, completion queues and shared receive queues begin with their context.
-    if !matches!(event.event_type, 0..=7 | 14..=16) || object::check(event.element).is_err() {
+    if !matches!(event.event_type, 0..=7 | 14..=16) || !object::is_live(event.element) {
         return;
     }
     // SAFETY: live, so the first field is there.

@@ -1,12 +1,13 @@
 //! The layout of objects: the structure that a C program sees, then our object.
 //!
-//! The addresses of live objects are recorded, so that a control verb with a pointer to a destroyed object, or to none of ours,
-//! fails and does not crash. The data path looks up no pointers.
+//! The addresses of live objects are recorded with their kinds, so that a control verb with a pointer to a destroyed object, to
+//! one of another kind that was made in its place, or to none of ours, fails and does not crash. The data path looks up no pointers.
 //!
 //! A child of a fork may destroy the objects that it has inherited. That leaves those of its parent as they are: the child only
 //! forgets the address, because a thread of the parent may have held a lock of the object when the process forked.
 #![allow(unsafe_code)]
 
+use std::any::TypeId;
 use std::collections::HashMap;
 
 use verbs_api::provider::{ForkLock, forks};
@@ -20,12 +21,25 @@ pub struct Object<C, T> {
     own: T,
 }
 
-// For each address how many forks came before the object was made.
-static LIVE: ForkLock<Option<HashMap<usize, u64>>> = ForkLock::new(None);
+/// What is known of a live object.
+#[derive(Clone, Copy, PartialEq)]
+struct Known {
+    /// The type of its structure.
+    kind: TypeId,
+    /// How many forks came before the object was made.
+    forks: u64,
+}
+
+// By address.
+static LIVE: ForkLock<Option<HashMap<usize, Known>>> = ForkLock::new(None);
 
 /// Records the address of a live object.
-pub(crate) fn remember<C>(at: *mut C) -> *mut C {
-    (LIVE.lock().get_or_insert_default()).insert(at as usize, forks());
+pub(crate) fn remember<C: 'static>(at: *mut C) -> *mut C {
+    let known = Known {
+        kind: TypeId::of::<C>(),
+        forks: forks(),
+    };
+    (LIVE.lock().get_or_insert_default()).insert(at as usize, known);
     at
 }
 
@@ -35,28 +49,35 @@ pub(crate) fn forget<C>(at: *mut C) -> bool {
         .lock()
         .as_mut()
         .and_then(|live| live.remove(&(at as usize)));
-    known == Some(forks())
+    known.is_some_and(|known| known.forks == forks())
 }
 
 /// Whether a live object is there that this process has inherited from its parent.
 pub fn is_parents<C>(at: *const C) -> bool {
-    let known = made_after(at);
-    known.is_some_and(|known| known != forks())
+    known(at).is_some_and(|known| known.forks != forks())
 }
 
-fn made_after<C>(at: *const C) -> Option<u64> {
+fn known<C>(at: *const C) -> Option<Known> {
     LIVE.lock().as_ref()?.get(&(at as usize)).copied()
 }
 
-/// The pointer itself, if it is one to a live object.
-///
-/// # Errors
-/// It is null, or no live object is there.
-pub fn check<C>(at: *const C) -> Result<*const C, Errno> {
-    made_after(at).map(|_| at).ok_or(Errno::INVAL)
+/// Whether a live object of any kind is there.
+pub(crate) fn is_live<C>(at: *const C) -> bool {
+    known(at).is_some()
 }
 
-impl<C, T> Object<C, T> {
+/// The pointer itself, if it is one to a live object of this kind.
+///
+/// # Errors
+/// It is null, or no live object of this kind is there.
+pub fn check<C: 'static>(at: *const C) -> Result<*const C, Errno> {
+    match known(at) {
+        Some(known) if known.kind == TypeId::of::<C>() => Ok(at),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+impl<C: 'static, T> Object<C, T> {
     /// Allocates an object, and returns the program's pointer to it.
     pub fn create(c: C, own: T) -> *mut C {
         remember(Box::into_raw(Box::new(Self { c, own })).cast())

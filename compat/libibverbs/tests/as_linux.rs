@@ -172,6 +172,21 @@ fn memory_that_cannot_be_pinned_for_the_rights_is_refused() {
     assert_eq!(call!(open::close_device(context)), 0);
 }
 
+#[test]
+fn a_handle_of_another_kind_is_refused() {
+    let context = open();
+    let pd = call!(pd::alloc(context));
+    let queue = call!(cq::create(context, 1, ptr::null_mut(), ptr::null_mut(), 0));
+    assert_eq!(call!(pd::dealloc(queue.cast())), libc::EINVAL);
+    assert_eq!(call!(cq::destroy(pd.cast())), libc::EINVAL);
+    assert_eq!(call!(mr::dereg(pd.cast())), libc::EINVAL);
+    assert_eq!(call!(qp::destroy(queue.cast())), libc::EINVAL);
+    assert!(call!(pd::alloc(pd.cast())).is_null());
+    assert_eq!(call!(cq::destroy(queue)), 0);
+    assert_eq!(call!(pd::dealloc(pd)), 0);
+    assert_eq!(call!(open::close_device(context)), 0);
+}
+
 /// A connection of a queue pair with itself.
 struct Loop {
     context: *mut IbvContext,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use polyverbs_connection::{
     Accepted, Connection, DatagramListener, DatagramQuestion, Incoming, Listener, ReadLimits,
 };
-use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpInitAttr};
+use polyverbs_libibverbs::abi::{IbvAhAttr, IbvPd, IbvQpEx, IbvQpInitAttr};
 use polyverbs_libibverbs::events::Events;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::objects::ObjectId;
@@ -259,7 +259,7 @@ impl Inner {
         // SAFETY: the identifier is not destroyed before the event is acknowledged for which this is called, or while
         // the program calls.
         if let Some(public) = unsafe { self.public().as_ref() }
-            && polyverbs_libibverbs::object::check(public.qp).is_ok()
+            && polyverbs_libibverbs::object::check::<IbvQpEx>(public.qp.cast()).is_ok()
         {
             // SAFETY: live, as was seen.
             unsafe { (*public.qp).state = state as c_int };
