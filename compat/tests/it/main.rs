@@ -1,6 +1,7 @@
 //! The library as C programs see it.
 
 mod forks;
+mod hostile;
 mod kept;
 mod moments;
 mod program;
