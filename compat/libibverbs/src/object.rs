@@ -21,7 +21,7 @@ pub struct Object<C, T> {
     own: T,
 }
 
-/// What is known of a live object.
+/// The kind of a live object, and the process that made it.
 #[derive(Clone, Copy, PartialEq)]
 struct Known {
     /// The type of its structure.
