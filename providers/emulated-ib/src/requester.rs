@@ -1139,7 +1139,7 @@ fn go_back(half: &mut Sending, psn: Psn) {
     }
 }
 
-// Undoes that: what had been sent before is under way.
+// Undoes `go_back`: the frames that were sent before are under way.
 fn go_forward(half: &mut Sending) {
     let (shift, sent) = (half.driver.mtu_shift, half.driver.rest.sent);
     for wqe in half.queue.iter_mut() {

@@ -346,7 +346,7 @@ impl ShmPort {
         writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
     }
 
-    /// What the holder of a range and this process have written to one another, and read; `None` where nobody reads there.
+    /// What the holder of a range and this process have written to one another, and read; `None` where the range has no holder.
     pub fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let mut writer = self.reaches(with).then(|| self.writer(with))??;
         writer.look_at_head();

@@ -1,6 +1,6 @@
 //! Accesses that fault.
 //!
-//! A program may protect registered memory, cut the file behind it, or give it up by a call that is not interposed. An adapter
+//! A program may protect registered memory, truncate its file, or give it up by a call that is not interposed. An adapter
 //! does not notice: it has the pages pinned. The access of a software device faults. Every block of [`copy`](super::copy) that
 //! accesses exposed memory is listed in a section of the executable. Where one faults, the handler of the signal notes the thread
 //! and lets it continue at the end of the block. The thread looks at one flag after each copy, and repeats the copy through the
@@ -130,15 +130,15 @@ impl ByKernel {
         if memory.write_all_at(bytes, at as u64).is_ok() {
             return;
         }
-        // The kernel does not write what is shared and protected, but it maps such memory once more.
+        // The kernel does not write to a protected page that is shared, but it maps the page a second time.
         let within = at % PAGE;
-        // SAFETY: a length of 0 takes nothing away; other memory than what is shared is refused.
+        // SAFETY: a length of 0 unmaps nothing; the kernel refuses it for private memory.
         let page =
             unsafe { libc::syscall(libc::SYS_mremap, at - within, 0, PAGE, libc::MREMAP_MAYMOVE) };
         let Some(page) = usize::try_from(page).ok().filter(|page| *page != 0) else {
             return;
         };
-        // SAFETY: the page that was just made, of which nobody else knows.
+        // SAFETY: the page was just mapped, and no other thread knows its address.
         unsafe {
             libc::syscall(
                 libc::SYS_mprotect,
@@ -179,7 +179,7 @@ pub(super) fn store(word: *mut u64, value: u64) {
     ByKernel::new().write(word.expose_provenance(), &value.to_ne_bytes());
 }
 
-/// Replaces a word that is `compare`; returns what was there before.
+/// Replaces a word that is `compare`; returns its value before.
 pub(super) fn compare_exchange(word: *mut u64, compare: u64, swap: u64) -> u64 {
     // Atomic among those that are made again: a program that has protected the word does not change it meanwhile.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -227,7 +227,7 @@ mod tests {
             assert_eq!(done, 0);
         }
 
-        // What is accessed is checked by what follows, whatever has become of the mapping.
+        // The tests check the bytes that they access, whatever has become of the mapping.
         fn span(&self) -> Span<'_> {
             // SAFETY: accesses outlive faults.
             unsafe { Span::new(at(self.0), PAGES * PAGE) }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     fn memory_file() -> OwnedFd {
-        // SAFETY: the name is a text; the descriptor is nobody else's.
+        // SAFETY: the name is a text; the descriptor is new.
         unsafe { OwnedFd::from_raw_fd(super::libc::memfd_create(c"pages".as_ptr(), 0)) }
     }
 

@@ -134,7 +134,7 @@ pub unsafe fn program_action(
 
 /// The handler.
 unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands over what the thread was doing, and takes it back.
+    // SAFETY: the kernel has stored the thread's registers there, and loads them afterwards.
     let instruction = unsafe {
         let context = context.cast::<libc::ucontext_t>();
         &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize]

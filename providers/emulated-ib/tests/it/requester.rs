@@ -113,7 +113,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
 
 // covers 3.60
 #[test]
-fn an_answer_that_shared_memory_still_holds_is_waited_for_without_a_retry() {
+fn frames_unread_in_shared_memory_cost_no_retry() {
     let rig = Rig::new(Setup {
         timeout: 14,
         retry_cnt: 0,
@@ -138,7 +138,7 @@ fn an_answer_that_shared_memory_still_holds_is_waited_for_without_a_retry() {
             arrived: 8,
             ..unread
         },
-        // What is unread now was written later.
+        // The peer wrote the unread record later.
         Exchange {
             sent: 9,
             sent_read: 3,

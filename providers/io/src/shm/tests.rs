@@ -194,7 +194,7 @@ fn each_side_knows_what_is_unread() {
     assert_eq!(unread(&reader, 1), (0, lying));
     let mut answered = 0;
     reader.receive(&mut |_| {
-        // What is being read counts as unread until the reader has answered it.
+        // A record counts as unread until the reader has answered it.
         answered += 1;
         assert_eq!(unread(&writer, 2).0, lying + 2 - answered);
     });
