@@ -90,7 +90,7 @@ pub struct RequesterRest {
     was_repeated: bool,
     // Everything before it was retransmitted since the last timeout.
     repeated: Psn,
-    // Of a path by shared memory: what has to be read there before a frame without an answer counts as lost.
+    // Of a path by shared memory: the records that have to be read there before a frame without an answer counts as lost.
     unread: Option<Unread>,
     // On a lossy path: when the oldest frame is retransmitted before the timeout, and how long that wait is.
     repeat_at: Option<(Time, Duration)>,
@@ -122,7 +122,7 @@ enum Unread {
 }
 
 impl Unread {
-    // What is still to be read before a frame counts as lost that was written before; `None` if nothing.
+    // The records still to be read before a frame without an answer counts as lost; `None` where all are.
     fn next(waits: Option<Self>, now: Exchange) -> Option<Self> {
         let is_before = |position: u32, mark: u32| (position.wrapping_sub(mark) as i32) < 0;
         let waits = waits.unwrap_or(Self::ByPeer(now.sent));
