@@ -233,7 +233,7 @@ impl Side {
                 continue;
             }
             let cause = match reason {
-                Some(reason) => format!("{error}: {reason}").into(),
+                Some(reason) => format!("the connection was refused: {reason}").into(),
                 None => error.into(),
             };
             let what = to.to_string();

@@ -256,7 +256,6 @@ mod tests {
         bytes
     }
 
-    // covers 3.10
     #[test]
     fn protected_memory_is_read_and_written() {
         let file = memory_file();

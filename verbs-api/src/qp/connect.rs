@@ -6,7 +6,6 @@ use super::Qp;
 use crate::access::Access;
 use crate::capability::Mtu;
 use crate::context::Context;
-use crate::contract::carrier::Carrier;
 use crate::contract::modify_in_turn;
 use crate::control::Started;
 use crate::error::{ArgumentReason, VerbError};
@@ -441,8 +440,7 @@ fn default_depth(wanted: Option<u8>, limit: u32) -> u8 {
 /// ```
 ///
 /// # Errors
-/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services or transports, of devices that
-/// reach only themselves, are variants that do not fit together, or are one and the same. Neither has changed then. Otherwise
+/// [`VerbError::InvalidArgument`] if the two cannot be connected: they are of different services or transports, are variants that do not fit together, or are one and the same. Neither has changed then. Otherwise
 /// that of the first step that failed.
 pub fn connect_pair(a: &Qp, b: &Qp, access: Access) -> Started<()> {
     connect_pair_with(a, b, ConnectOptions::new().access(access))
@@ -496,18 +494,14 @@ fn check_pair(a: &Qp, b: &Qp) -> Result<(), VerbError> {
     check_devices(&a.open_device(), &b.open_device())
 }
 
-// Queue pairs of two open devices meet if those are one device, or on one network.
+// Queue pairs of devices of two transports never meet.
 fn check_devices(a: &Context, b: &Context) -> Result<(), VerbError> {
-    let transports = [a, b].map(|device| device.attributes().transport);
-    let is_alone = |device: &Context| matches!(device.carrier(), Some(Carrier::InProcess));
-    let reason = if transports[0] != transports[1] {
-        ArgumentReason::AnotherTransport(transports[0], transports[1])
-    } else if (is_alone(a) || is_alone(b)) && a.device_id() != b.device_id() {
-        ArgumentReason::AnotherDevice
-    } else {
-        return Ok(());
-    };
-    Err(VerbError::argument("qp", reason))
+    let [one, other] = [a, b].map(|device| device.attributes().transport);
+    if one != other {
+        let reason = ArgumentReason::AnotherTransport(one, other);
+        return Err(VerbError::argument("qp", reason));
+    }
+    Ok(())
 }
 
 fn service(qp: &Qp) -> &'static str {

@@ -218,7 +218,7 @@ pub(super) fn measure(job: &Job<'_>, to: SocketAddr) -> anyhow::Result<Figures> 
     let options = options().private_data(&request);
     let asked = connector.connect(&end.context, &end.side.qp, to, options);
     let accepted = asked.wait().map_err(|error| match refusal(&error) {
-        Some(reason) => anyhow::anyhow!("{to}: {error}: {reason}"),
+        Some(reason) => anyhow::anyhow!("{to}: the connection was refused: {reason}"),
         None => anyhow::anyhow!("{to}: {error}"),
     })?;
     let remote = remote_of(accepted.private_data())
