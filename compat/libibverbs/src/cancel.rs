@@ -3,7 +3,7 @@
 //! The C library cancels a thread by unwinding its stack from the system call that it sleeps in. Frames of Rust with destructors,
 //! locks among them, must not be unwound so. Therefore a verb runs with cancellation disabled, except while it sleeps in
 //! [`sleep_in`]: a frame there stops the unwinding, the verb returns an error through all frames of Rust, and
-//! [`continue_unwinding`] goes on in the frame of its entry, where nothing is left to be dropped.
+//! `continue_unwinding` goes on in the frame of its entry, where nothing is left to be dropped.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
