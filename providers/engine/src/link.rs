@@ -113,7 +113,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     }
 
     /// What the process of this queue pair and this one have written to one another and read, where that goes by memory that they
-    /// share. Nothing that is unread there is lost.
+    /// share and the peer's lives. Nothing that is unread there is lost. A timer asks: it may make system calls.
     fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
         self.inner().and_then(|link| link.exchange(to, qpn))
     }

@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use polyverbs_engine::link::Exchange;
 use thiserror::Error;
 use verbs_api::provider::PerProcess;
 
@@ -272,21 +273,29 @@ impl Lease {
     }
 
     fn ring(&self, memory: &ShmPort) {
-        let ring = |to| {
-            let bell = [IoSlice::new(&[VERSION, BELL])];
-            self.send(to, &bell)
-        };
         for to in memory.take_reminders() {
             // Who is gone needs none.
-            let _ = ring(to);
+            let _ = self.ring_at(to);
         }
         for (to, sleep) in memory.take_bells() {
             // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
-            match ring(to) {
+            match self.ring_at(to) {
                 Ok(()) | Err(HandError::Full | HandError::Nobody) => memory.rung(to, sleep),
                 Err(HandError::System(_)) => {}
             }
         }
+    }
+
+    fn ring_at(&self, to: QpnRange) -> Result<(), HandError> {
+        self.send(to, &[IoSlice::new(&[VERSION, BELL])])
+    }
+
+    /// What the holder of a range and this process have written to one another in memory, and read; `None` where the range has no
+    /// holder. A holder that was killed has left no sign in memory, so this rings at its inbox.
+    pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
+        let exchange = self.memory.get()?.exchange(with)?;
+        let is_held = matches!(self.ring_at(with), Ok(()) | Err(HandError::Full));
+        is_held.then_some(exchange)
     }
 
     /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again

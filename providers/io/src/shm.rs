@@ -346,8 +346,8 @@ impl ShmPort {
         writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
     }
 
-    /// What the holder of a range and this process have written to one another, and read; `None` where the range has no holder.
-    pub fn exchange(&self, with: QpnRange) -> Option<Exchange> {
+    /// What the holder of a range and this process have written to one another, and read; `None` where the range has no reader.
+    pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let mut writer = self.reaches(with).then(|| self.writer(with))??;
         writer.look_at_head();
         let later = u32::try_from(writer.later.len()).unwrap_or(u32::MAX / 2);

@@ -622,9 +622,8 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
     }
 
     fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
-        let memory = self.lease.memory()?;
         let is_here = self.socket_address(to) == Some(self.lease.address());
-        is_here.then(|| memory.exchange(QpnRange::of_qpn(qpn)))?
+        is_here.then(|| self.lease.exchange(QpnRange::of_qpn(qpn)))?
     }
 
     fn room(&self) -> Option<usize> {

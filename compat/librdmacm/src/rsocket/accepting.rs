@@ -58,7 +58,8 @@ impl Accepting {
             socket: Arc::downgrade(socket),
             unasked: (0..listeners.len()).collect(),
             listeners,
-            room: backlog.clamp(1, MOST_WAITING),
+            waiting: 0,
+            most_waiting: backlog.clamp(1, MOST_WAITING),
             unproven: VecDeque::new(),
             attempts: 0,
             tell: tell.clone(),
@@ -95,8 +96,10 @@ struct Acceptor {
     listeners: Listeners,
     /// Those whose next request has not been asked for.
     unasked: Vec<usize>,
-    /// How many more connections may wait for the program.
-    room: usize,
+    /// Connections that wait for the program. Those that peers complete while there are many join them.
+    waiting: usize,
+    /// While there are so many, no more requests are accepted.
+    most_waiting: usize,
     unproven: VecDeque<(u64, Arc<Stream>)>,
     attempts: u64,
     tell: Sender<News>,
@@ -112,19 +115,19 @@ impl Acceptor {
                     self.accept(place, incoming);
                 }
                 News::Ended(number) => self.hand_over(number),
-                News::Taken => self.room += 1,
+                News::Taken => self.waiting -= 1,
                 News::Over => break,
             }
             self.hear();
         }
         // The listeners first: they refuse the requests that still arrive.
         drop(self.listeners);
-        self.unproven.iter().for_each(|(_, stream)| stream.close());
+        self.unproven.iter().for_each(|(_, stream)| stream.end());
     }
 
     /// Asks the listeners for their next requests while there is room: one each, so that their backlogs count.
     fn hear(&mut self) {
-        if self.room == 0 {
+        if self.waiting >= self.most_waiting {
             return;
         }
         for place in std::mem::take(&mut self.unasked) {
@@ -171,7 +174,7 @@ impl Acceptor {
 
     fn give_up_oldest(&mut self) -> bool {
         let oldest = self.unproven.pop_front();
-        oldest.map(|(_, stream)| stream.close()).is_some()
+        oldest.map(|(_, stream)| stream.end()).is_some()
     }
 
     fn hand_over(&mut self, number: u64) {
@@ -181,10 +184,10 @@ impl Acceptor {
         };
         match self.socket.upgrade().filter(|_| stream.is_open()) {
             Some(socket) => {
-                self.room = self.room.saturating_sub(1);
+                self.waiting += 1;
                 socket.offer(stream);
             }
-            None => stream.close(),
+            None => stream.end(),
         }
     }
 }

@@ -569,6 +569,11 @@ impl Stream {
             Deadline::after(linger)
         });
         let _ = self.shutdown_within(true, true, deadline);
+        self.end();
+    }
+
+    /// Ends the socket at once, whatever has not arrived.
+    pub(super) fn end(&self) {
         let mut state = lock(&self.state);
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
         let qp = state.qp.take();
@@ -581,7 +586,7 @@ impl Stream {
         if let Stage::Listening(accepting) = stage {
             accepting.end();
         }
-        accepted.iter().for_each(|made| made.close());
+        accepted.iter().for_each(|made| made.end());
         drop((connection, notices));
         if let Some(qp) = qp {
             qp.destroy();

@@ -354,3 +354,22 @@ fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
     other.ring_bells();
     assert!(!memory.arm_bell(&mut Readers::default()));
 }
+
+#[test]
+fn what_a_killed_process_has_not_read_is_not_waited_for() {
+    let [one, other] = with_memory();
+    assert_eq!(put(&one, &other), Put::Taken);
+    let unread = one.exchange(other.range()).unwrap();
+    assert_eq!(unread.sent.wrapping_sub(unread.sent_read), 1);
+    // Killed: its inbox is gone, and its memory says nothing of that.
+    let Lease {
+        inbox,
+        memory,
+        range,
+        ..
+    } = other;
+    drop(inbox);
+    assert!(one.memory().unwrap().reaches(range));
+    assert_eq!(one.exchange(range), None);
+    drop(memory);
+}

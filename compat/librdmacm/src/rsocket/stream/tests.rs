@@ -217,7 +217,11 @@ fn peers_are_connected_before_the_program_accepts_them() {
         active.close();
         passive.close();
     }
+    // As with TCP: the connection is reset that the program has not accepted.
+    let left = connected();
     listener.close();
+    assert_eq!(receive(&left, 1, ALL), Err(Errno(libc::ECONNRESET)));
+    left.close();
     assert_eq!(listener.accept().err(), Some(Errno::INVAL));
 }
 
