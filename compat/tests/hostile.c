@@ -10,14 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-void **ibv_get_device_list(int *count);
-void *ibv_open_device(void *device);
-void *ibv_alloc_pd(void *context);
-void *ibv_reg_mr(void *pd, void *addr, size_t length, int access);
-void *ibv_create_comp_channel(void *context);
-void *ibv_create_cq(void *context, int entries, void *cq_context, void *channel, int vector);
-void *rdma_create_event_channel(void);
-int rdma_create_id(void *channel, void **id, void *context, int port_space);
+#include "libraries.h"
 
 // Letters: an object of the library, a number, memory that is read or written, its size, room for a pointer. Functions that free
 // memory of the C library, wait, or read a second structure through a pointer are not here.

@@ -12,23 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-struct ibv_mr;
-void **ibv_get_device_list(int *count);
-void *ibv_open_device(void *device);
-void *ibv_alloc_pd(void *context);
-struct ibv_mr *ibv_reg_mr(void *pd, void *addr, size_t length, int access);
-int ibv_dereg_mr(struct ibv_mr *mr);
+#include "libraries.h"
 
-enum { PAGE = 4096, LENGTH = 1 << 20, LOCAL_WRITE = 1 };
-
-static void must(int is_so, int line, const char *what)
-{
-	if (!is_so) {
-		fprintf(stderr, "not so in line %d: %s\n", line, what);
-		exit(1);
-	}
-}
-#define MUST(condition) must(condition, __LINE__, #condition)
+enum { PAGE = 4096, LENGTH = 1 << 20 };
 
 static int is_mapped(volatile char *at)
 {
@@ -91,7 +77,7 @@ static void faults_of_the_program(void)
 int main(void)
 {
 	void *pd = ibv_alloc_pd(ibv_open_device(ibv_get_device_list(NULL)[0]));
-	struct ibv_mr *mr, *other;
+	void *mr, *other;
 	volatile char *at;
 	char *next;
 	pid_t child;

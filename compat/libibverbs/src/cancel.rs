@@ -108,14 +108,44 @@ unsafe extern "C" fn personality(
     INSTALL_CONTEXT
 }
 
-// How the frame says where its personality is: at a distance from here, through a pointer.
-macro_rules! stops_unwinding {
-    () => {
-        ".cfi_personality 0x9b, polyverbs.cancel.personality"
+// The frame of `call`: made, with the fifth argument called, and left.
+#[cfg(target_arch = "x86_64")]
+macro_rules! frame {
+    (call) => {
+        "sub rsp, 8
+        .cfi_adjust_cfa_offset 8
+        call r8
+        add rsp, 8
+        .cfi_adjust_cfa_offset -8
+        ret"
+    };
+    (fail) => {
+        "mov rax, -1
+        add rsp, 8
+        ret"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! frame {
+    (call) => {
+        "stp x29, x30, [sp, #-16]!
+        .cfi_def_cfa_offset 16
+        .cfi_offset x29, -16
+        .cfi_offset x30, -8
+        blr x4
+        ldp x29, x30, [sp], #16
+        .cfi_def_cfa_offset 0
+        .cfi_restore x29
+        .cfi_restore x30
+        ret"
+    };
+    (fail) => {
+        "mov x0, #-1
+        ldp x29, x30, [sp], #16
+        ret"
     };
 }
 
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn call(
     _first: usize,
@@ -126,13 +156,9 @@ unsafe extern "C" fn call(
 ) -> isize {
     naked_asm!(
         ".cfi_startproc",
-        stops_unwinding!(),
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "call r8",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
+        // Where its personality is: at a distance from here, through a pointer.
+        ".cfi_personality 0x9b, polyverbs.cancel.personality",
+        frame!(call),
         ".cfi_endproc",
         ".pushsection .data.rel.ro.polyverbs.cancel, \"aw\"",
         ".p2align 3",
@@ -143,46 +169,7 @@ unsafe extern "C" fn call(
 }
 
 // The rest of `call`, for a function that did not return.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn landing() {
-    naked_asm!("mov rax, -1", "add rsp, 8", "ret")
-}
-
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn call(
-    _first: usize,
-    _second: usize,
-    _third: usize,
-    _fourth: usize,
-    _function: *const c_void,
-) -> isize {
-    naked_asm!(
-        ".cfi_startproc",
-        stops_unwinding!(),
-        "stp x29, x30, [sp, #-16]!",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset x29, -16",
-        ".cfi_offset x30, -8",
-        "blr x4",
-        "ldp x29, x30, [sp], #16",
-        ".cfi_def_cfa_offset 0",
-        ".cfi_restore x29",
-        ".cfi_restore x30",
-        "ret",
-        ".cfi_endproc",
-        ".pushsection .data.rel.ro.polyverbs.cancel, \"aw\"",
-        ".p2align 3",
-        "polyverbs.cancel.personality: .quad {personality}",
-        ".popsection",
-        personality = sym personality,
-    )
-}
-
-// The rest of `call`, for a function that did not return.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn landing() {
-    naked_asm!("mov x0, #-1", "ldp x29, x30, [sp], #16", "ret")
+    naked_asm!(frame!(fail))
 }

@@ -356,7 +356,7 @@ fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
 }
 
 #[test]
-fn what_a_killed_process_has_not_read_is_not_waited_for() {
+fn unread_records_of_a_killed_process_are_lost() {
     let [one, other] = with_memory();
     assert_eq!(put(&one, &other), Put::Taken);
     let unread = one.exchange(other.range()).unwrap();

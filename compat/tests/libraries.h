@@ -1,0 +1,46 @@
+// The functions of the libraries that these programs call, and a check that ends a program.
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void **ibv_get_device_list(int *count);
+void ibv_free_device_list(void **list);
+void *ibv_open_device(void *device);
+int ibv_close_device(void *context);
+void *ibv_alloc_pd(void *context);
+int ibv_dealloc_pd(void *pd);
+void *ibv_reg_mr(void *pd, void *addr, size_t length, int access);
+int ibv_dereg_mr(void *mr);
+void *ibv_create_comp_channel(void *context);
+int ibv_destroy_comp_channel(void *channel);
+int ibv_get_cq_event(void *channel, void **cq, void **cq_context);
+int ibv_get_async_event(void *context, void *event);
+void *ibv_create_cq(void *context, int entries, void *cq_context, void *channel, int vector);
+int ibv_destroy_cq(void *cq);
+void *rdma_create_event_channel(void);
+void rdma_destroy_event_channel(void *channel);
+int rdma_get_cm_event(void *channel, void **event);
+int rdma_create_id(void *channel, void **id, void *context, int port_space);
+int rdma_bind_addr(void *id, struct sockaddr *address);
+int rdma_listen(void *id, int backlog);
+int rdma_get_request(void *listen, void **id);
+int rdma_destroy_id(void *id);
+int rsocket(int domain, int type, int protocol);
+int rbind(int socket, const struct sockaddr *address, socklen_t length);
+int rlisten(int socket, int backlog);
+int raccept(int socket, struct sockaddr *address, socklen_t *length);
+int rpoll(struct pollfd *files, nfds_t count, int timeout);
+int rclose(int socket);
+
+enum { LOCAL_WRITE = 1, RDMA_PS_TCP = 0x0106 };
+
+#define MUST(condition)                                                                    \
+	do {                                                                               \
+		if (!(condition)) {                                                        \
+			fprintf(stderr, "not so in line %d: %s\n", __LINE__, #condition);  \
+			_exit(1);                                                          \
+		}                                                                          \
+	} while (0)
