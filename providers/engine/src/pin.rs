@@ -433,9 +433,10 @@ mod tests {
         tell.send(()).unwrap();
         tell.send(()).unwrap();
         until(|| done.load(Ordering::Acquire));
-        until(|| !is_any_deferred());
+        // What other tests have deferred meanwhile waits for the later pin.
         tell.send(()).unwrap();
         handle.join().unwrap();
+        until(|| !is_any_deferred());
     }
 
     #[test]

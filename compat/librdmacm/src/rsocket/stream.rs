@@ -578,16 +578,21 @@ impl Stream {
         let stage = std::mem::replace(&mut state.stage, Stage::Closed);
         let qp = state.qp.take();
         let connection = state.connection.take();
-        let accepted = std::mem::take(&mut state.accepted);
         drop(state);
-        let notices = std::mem::take(&mut *lock(&self.mailbox));
         self.waiting.waiters.wake();
-        // With no lock held, since these call back.
+        // With no lock held, since these call back. Once the thread that accepts has ended, nothing more is left in the mailbox.
         if let Stage::Listening(accepting) = stage {
             accepting.end();
         }
+        let accepted = std::mem::take(&mut lock(&self.state).accepted);
+        let notices = std::mem::take(&mut *lock(&self.mailbox));
         accepted.iter().for_each(|made| made.end());
-        drop((connection, notices));
+        for notice in notices {
+            if let Notice::Accepted(made) = notice {
+                made.end();
+            }
+        }
+        drop(connection);
         if let Some(qp) = qp {
             qp.destroy();
         }
