@@ -4,7 +4,7 @@
 //! from under a region waits for its deregistration. Until then peers read what was there, nobody sees what they write, and
 //! nothing else comes to lie at these addresses.
 //!
-//! Nobody sees what the C library gives up by itself, nor a free of less than a page: accesses to such memory outlive their
+//! These functions do not see what the C library gives up by itself, nor a free of less than a page: accesses to such memory outlive their
 //! faults ([`outlive_faults`](verbs_api::memory::copy::outlive_faults)).
 // These are functions of C, of which each has the contract of the one with its name.
 #![allow(unsafe_code, clippy::missing_safety_doc)]
