@@ -98,7 +98,7 @@ struct Acceptor {
     unasked: Vec<usize>,
     /// Connections that wait for the program. Those that peers complete while there are many join them.
     waiting: usize,
-    /// While there are so many, no more requests are accepted.
+    /// The thread accepts requests while fewer wait.
     most_waiting: usize,
     unproven: VecDeque<(u64, Arc<Stream>)>,
     attempts: u64,
