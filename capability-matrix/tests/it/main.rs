@@ -7,7 +7,7 @@ mod claims;
 mod hidden;
 mod idle;
 mod mismatches;
-mod readme;
+mod page;
 mod schema;
 
 use std::sync::{Arc, LazyLock};

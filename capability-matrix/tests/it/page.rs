@@ -1,6 +1,6 @@
-//! The table of the README is what the probes find.
+//! The table of `docs/capability-matrix.md` is what the probes find.
 //!
-//! Run with `POLYVERBS_WRITE_README=1` to write it anew.
+//! Run with `POLYVERBS_WRITE_TABLE=1` to write it again.
 
 use std::path::PathBuf;
 
@@ -12,15 +12,15 @@ const BEGIN: &str = "<!-- matrix: begin -->\n";
 const END: &str = "<!-- matrix: end -->";
 
 #[test]
-fn the_table_of_the_readme_is_what_the_probes_find() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+fn the_table_of_the_page_is_what_the_probes_find() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/capability-matrix.md");
     let page = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = page
         .split_once(BEGIN)
-        .expect("the README has the marker where it begins");
+        .expect("the page has the marker where it begins");
     let (table, after) = rest
         .split_once(END)
-        .expect("the README has the marker where it ends");
+        .expect("the page has the marker where it ends");
     let sections = [Section::Features, Section::Gaps];
     let tables = sections.map(|section| {
         format!(
@@ -31,13 +31,13 @@ fn the_table_of_the_readme_is_what_the_probes_find() {
         )
     });
     let expected = tables.join("\n");
-    if std::env::var_os("POLYVERBS_WRITE_README").is_some() {
+    if std::env::var_os("POLYVERBS_WRITE_TABLE").is_some() {
         std::fs::write(path, format!("{before}{BEGIN}{expected}{END}{after}")).unwrap();
     } else {
-        let remedy = "POLYVERBS_WRITE_README=1 cargo test -p capability-matrix --test it readme";
+        let remedy = "POLYVERBS_WRITE_TABLE=1 cargo test -p capability-matrix --test it page";
         assert!(
             table == expected,
-            "the README has another table; run {remedy}"
+            "the page has another table; run {remedy}"
         );
     }
 }
