@@ -88,7 +88,7 @@ impl QpOptions {
         self
     }
 
-    /// Requests outstanding on the receive queue, at least. 64 unless set.
+    /// Requests outstanding on the receive queue, at least. 64 unless set; ignored if a shared receive queue is used.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
         self.cap.max_recv_wr = max_recv_wr;
         self
@@ -100,7 +100,7 @@ impl QpOptions {
         self
     }
 
-    /// Entries of a receive. 1 unless set.
+    /// Entries of a receive. 1 unless set; ignored if a shared receive queue is used.
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
         self.cap.max_recv_sge = max_recv_sge;
         self
@@ -245,7 +245,7 @@ impl QpOptions {
             .max_inline_data
             .unwrap_or(cap.max_inline_data.min(limits.max_inline_data));
         if self.srq.is_some() || self.variant().is_some() {
-            cap.max_recv_wr = 0;
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         if self.variant().is_some_and(|variant| !variant.has_sends()) {
             (cap.max_send_wr, cap.max_inline_data) = (0, 0);

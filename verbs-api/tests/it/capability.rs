@@ -227,6 +227,17 @@ fn limits_are_named_with_what_was_wanted_and_what_is_offered() {
 }
 
 #[test]
+fn receive_limits_are_ignored_with_a_shared_receive_queue() {
+    let (_mock, context) = mock::open();
+    let pd = context.alloc_pd().wait().unwrap();
+    let cq = context.create_cq(8).wait().unwrap();
+    let srq = pd.create_srq(SrqOptions::new(4)).wait().unwrap();
+    let options = QpOptions::rc(&cq).max_recv_wr(u32::MAX).max_recv_sge(5);
+    let cap = pd.create_qp(options.srq(&srq)).wait().unwrap().cap();
+    assert_eq!((cap.max_recv_wr, cap.max_recv_sge), (0, 0));
+}
+
+#[test]
 fn a_verb_behind_a_gap_is_refused_by_its_name() {
     let all = BaselineGaps::NO_REREG_MR | BaselineGaps::NO_RESIZE_CQ | BaselineGaps::NO_RC;
     let mut attributes = mock::attributes("mock0");
