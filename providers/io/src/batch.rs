@@ -1,4 +1,4 @@
-//! Datagrams that wait to leave together.
+//! Batches of datagrams that leave together.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use crate::sockets::{SendError, Transmit, UdpSocket};
 use crate::{QpnRange, zeroed};
 use arrayvec::ArrayVec;
 
-/// Where a datagram goes and how: what all of one run have in common.
+/// The destination of a datagram and its IP header fields, which all datagrams of a run share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) to: SocketAddr,
@@ -22,25 +22,25 @@ pub(super) struct Datagram<'t> {
     pub(super) bytes: &'t mut [u8],
     pub(super) payload_end: usize,
     pub(super) to: SocketAddr,
-    /// Its number within the call that it leaves with.
+    /// The number of the datagram within the system call that sends it.
     pub(super) segment: u16,
 }
 
-/// Datagrams in the order in which they leave, in memory of their own.
+/// Datagrams in the order in which they leave, with their own memory.
 ///
-/// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair
-/// numbers, one length, where only the last may be shorter.
+/// Neighbours that the kernel may cut out of one call form a *run*: one route, one range of queue pair numbers and one
+/// length, where only the last may be shorter.
 pub(super) struct TxBatch {
     arena: Box<[u8]>,
     used: usize,
     spans: Vec<Span>,
     runs: Vec<Run>,
-    /// Runs that have left.
+    /// The number of runs that have left.
     left: usize,
     segments: bool,
 }
 
-/// Where a datagram lies.
+/// The position of a datagram in the arena.
 #[derive(Clone, Copy)]
 struct Span {
     start: u32,
@@ -55,31 +55,31 @@ struct Run {
     /// Bytes of each datagram but the last.
     segment: usize,
     bytes: usize,
-    /// Its datagrams.
+    /// The first of its datagrams, as an index of `spans`.
     first: usize,
     count: usize,
-    /// The last one was shorter.
+    /// The last datagram was shorter, so no other may follow it.
     is_closed: bool,
 }
 
-/// What became of a batch.
+/// The result of sending a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendOutcome {
     /// Datagrams that left.
     pub(super) sent: usize,
-    /// Datagrams that could not leave at all.
+    /// Datagrams that the system refused.
     pub(super) refused: usize,
-    /// Some did not leave because the path does not carry their length.
+    /// The system refused some of them because the path does not carry their length.
     pub(super) too_long: bool,
-    /// The socket is full: the rest waits.
+    /// The socket is full: the other datagrams wait.
     pub(super) full: bool,
 }
 
 impl TxBatch {
-    /// Room for so many bytes. With `segments` the kernel is asked to cut.
+    /// Creates a batch with room for `bytes`. With `segments` the kernel is asked to cut.
     ///
     /// # Errors
-    /// Memory for them cannot be had.
+    /// The memory cannot be allocated.
     pub(super) fn new(bytes: usize, segments: bool) -> io::Result<Self> {
         let datagrams = (bytes / 128).max(1);
         Ok(Self {
@@ -96,8 +96,8 @@ impl TxBatch {
         self.spans.is_empty()
     }
 
-    /// Appends a datagram of at most `most` bytes. `write` fills it and answers where its payload ends and how long it
-    /// is, `None` for nothing after all; `seal` finishes it. `false` where there is no room.
+    /// Appends a datagram of at most `most` bytes. `write` fills it and returns the end of its payload and its length, or
+    /// `None` if there is nothing to send; `seal` completes it. Returns `false` if there is no room.
     pub(super) fn append(
         &mut self,
         route: Route,
@@ -134,13 +134,13 @@ impl TxBatch {
         true
     }
 
-    // Whether a datagram that goes there, and is no longer than the last one, may be cut off behind it.
+    // Returns whether a datagram for this route that is no longer than the last one may extend the last run.
     fn takes_more(&self, route: Route) -> bool {
         let fits = |run: &Run| !run.is_closed && run.route == route;
         self.segments && self.runs.last().is_some_and(fits)
     }
 
-    // Finds the run of a datagram that has just been written, or begins one: its number there.
+    // Finds or begins the run of a datagram that was just written, and returns the datagram's number in it.
     fn couple(&mut self, route: Route, range: QpnRange, length: usize) -> u16 {
         let fits = |run: &&mut Run| {
             run.range == range
@@ -163,13 +163,14 @@ impl TxBatch {
             bytes: length,
             first: self.spans.len(),
             count: 1,
-            // Nothing can follow a datagram without bytes.
+            // No datagram can follow one without bytes.
             is_closed: length == 0,
         });
         0
     }
 
-    /// Sends as much as leaves. Where the kernel turns out not to cut, `seal` is called again for what it had been asked to.
+    /// Sends until the socket is full. If the kernel turns out not to cut, `seal` is called again for each datagram of a
+    /// run.
     pub(super) fn send(&mut self, socket: &UdpSocket, seal: impl Fn(Datagram<'_>)) -> SendOutcome {
         let mut outcome = SendOutcome::default();
         while self.left < self.runs.len() {
@@ -193,7 +194,7 @@ impl TxBatch {
         outcome
     }
 
-    // What becomes of the first run that has not left.
+    // Handles the error of the first run that has not left.
     #[cold]
     fn stay(&mut self, error: &SendError, outcome: &mut SendOutcome, seal: &impl Fn(Datagram<'_>)) {
         match error {
@@ -225,7 +226,7 @@ impl TxBatch {
         }
     }
 
-    // Makes a run of its own of each datagram that has not left, as all will be from now on.
+    // Gives each datagram that has not left a run of its own. Later datagrams get one each, too.
     #[cold]
     fn uncouple(&mut self, seal: &impl Fn(Datagram<'_>)) {
         self.segments = false;
@@ -257,7 +258,7 @@ impl TxBatch {
     }
 }
 
-/// Calls that go to the kernel at once.
+/// The most runs that one call passes to the kernel.
 const AT_ONCE: usize = 16;
 
 #[cfg(test)]
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    // A datagram of zeros for a queue pair; its last byte is the number that it is sealed with.
+    // Appends a datagram of zeros for a queue pair. Its last byte is the number with which it is sealed.
     fn append(batch: &mut TxBatch, route: Route, qpn: u32, length: usize) -> bool {
         let write = |room: &mut [u8]| {
             room[..length].fill(0);
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_had_is_an_error() {
+    fn memory_that_cannot_be_allocated_is_an_error() {
         let beyond = isize::MAX as usize;
         let errors = [
             TxBatch::new(beyond, true).err(),
@@ -331,7 +332,8 @@ mod tests {
     fn neighbours_of_one_length_are_one_run_until_a_shorter_one() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let mut batch = TxBatch::new(1 << 16, true).unwrap();
-        // A first packet is longer, then middle ones and a last one; then the next message.
+        // The first packet of a message is longer than the middle ones, and the last is shorter; then the next message
+        // begins.
         for length in [116, 100, 100, 100, 40, 116, 100] {
             assert!(append(&mut batch, route(&to, 0), 7, length));
         }
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_mixed_in_a_run() {
+    fn a_run_has_one_route_and_one_range() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let other = socket(Offload::default());
         let mut batch = TxBatch::new(1 << 16, true).unwrap();
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn without_segmentation_each_is_a_call_of_its_own() {
+    fn without_segmentation_each_datagram_is_a_call() {
         let (from, to) = (socket(Offload::NONE), socket(Offload::default()));
         let mut batch = TxBatch::new(1 << 16, from.can_segment()).unwrap();
         for _ in 0..40 {
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_does_not_cut_datagrams_are_sealed_anew() {
+    fn datagrams_are_sealed_again_if_the_kernel_does_not_cut() {
         let to = socket(Offload::default());
         let mut batch = TxBatch::new(1 << 16, true).unwrap();
         for length in [100, 100, 100, 60, 100] {
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_leave_does_not_hold_up_the_others() {
+    fn a_refused_datagram_does_not_hold_up_the_others() {
         let (from, to) = (socket(Offload::default()), socket(Offload::default()));
         let mut batch = TxBatch::new(1 << 20, true).unwrap();
         let nowhere = Route {

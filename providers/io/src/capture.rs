@@ -1,4 +1,4 @@
-//! Capture of what is on the wire, as a file that any dissector reads.
+//! Capture of the traffic on the wire, as a file that any dissector reads.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,23 +18,23 @@ use crate::codec::Envelope;
 use crate::lock;
 use crate::sockets::{Ends, Passed, TcpTap, Way};
 
-/// Is told of the datagrams that a link sends, before anything happens to them, and of those that arrive.
+/// Sees the datagrams that a link sends, before any fault changes them, and those that arrive.
 pub trait DatagramTap: Send + Sync {
-    /// A datagram. Called with locks of queue pairs held.
+    /// Reports a datagram. The link calls this with locks of queue pairs held.
     fn datagram(&self, way: Way, envelope: &Envelope, traffic_class: u8, datagram: &[u8]);
 }
 
-/// Is told of all that leaves and arrives, datagrams and streams.
+/// Sees everything that leaves and arrives: datagrams and streams.
 pub trait WireTap: DatagramTap + TcpTap {}
 
 impl<T: DatagramTap + TcpTap> WireTap for T {}
 
 /// Writes datagrams as pcapng, with the IP and UDP headers that they have on the wire. UDP checksums and hop limits, which
-/// a socket does not show, are 0 and 64.
+/// a socket does not report, are 0 and 64.
 ///
-/// Of a TCP connection a socket shows the bytes: segments are made of what a call has sent or received, sequence numbers
-/// begin with 0, and the three segments with which it began are written where its request is told. Nothing is ever lost or
-/// sent twice.
+/// Of a TCP connection a socket reports the bytes: a segment is made of the bytes that one call has sent or received,
+/// sequence numbers begin with 0, and the three segments of the handshake are written when the request for the connection
+/// is reported. No segment is ever lost or retransmitted.
 ///
 /// There are two interfaces, `sent` and `arrived`, of link type RAW: packets begin with the IP header.
 pub struct OctetCapture(Mutex<File>);
@@ -44,7 +44,7 @@ struct File {
     /// Whether each packet is flushed.
     at_once: bool,
     error: Option<io::Error>,
-    /// What each connection has sent and received, as sequence numbers.
+    /// The sequence numbers of the bytes that each connection has sent and received.
     streams: HashMap<Ends, [u32; 2]>,
 }
 
@@ -56,7 +56,7 @@ impl OctetCapture {
     pub fn new(writer: impl Write + Send + 'static) -> io::Result<Self> {
         let writer: Box<dyn Write + Send> = Box::new(writer);
         let mut writer = PcapNgWriter::new(writer).map_err(io_error)?;
-        // A packet names its interface by `Way as u32`.
+        // `Way as u32` is the number of a packet's interface.
         for name in ["sent", "arrived"] {
             let interface = InterfaceDescriptionBlock {
                 linktype: DataLink::RAW,
@@ -76,8 +76,8 @@ impl OctetCapture {
         })))
     }
 
-    /// The same with the beginning, and then each packet, flushed as a whole: behind a buffer that holds the largest packet,
-    /// several processes can append to one file, and one that is killed has written what it captured.
+    /// Begins a file, and flushes its beginning and each packet as a whole. With a buffer that holds the largest packet,
+    /// several processes can append to one file, and one that is killed has written all that it captured.
     ///
     /// # Errors
     /// The writer fails.
@@ -89,7 +89,7 @@ impl OctetCapture {
         Ok(Self(file))
     }
 
-    /// Has everything written that was captured.
+    /// Writes everything that was captured.
     ///
     /// # Errors
     /// The writer failed, now or before; nothing has been written since.
@@ -144,7 +144,7 @@ impl File {
         }
     }
 
-    // A segment of a connection that is known. A SYN and a FIN count as a byte.
+    // Writes a segment of a known connection. A SYN and a FIN count as a byte.
     fn segment(&mut self, way: Way, ends: &Ends, flags: u8, bytes: &[u8]) {
         let Some([sent, received]) = self.streams.get_mut(ends) else {
             return;
@@ -159,7 +159,7 @@ impl File {
         tcp.extend(sequence.to_be_bytes());
         let acknowledged = if flags & ACK == 0 { 0 } else { *acknowledged };
         tcp.extend(acknowledged.to_be_bytes());
-        // Five words of header; the widest window; checksum to be filled in; nothing urgent.
+        // The header has five words and the widest window; the checksum follows below; no data are urgent.
         tcp.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
         tcp.extend_from_slice(bytes);
         let counts = bytes.len() as u32 + u32::from(flags & (SYN | FIN) != 0);
@@ -196,7 +196,7 @@ fn io_error(error: PcapError) -> io::Error {
     }
 }
 
-// With IP and UDP headers (RFC 768).
+// Builds a packet with IP and UDP headers (RFC 768).
 fn packet(envelope: &Envelope, traffic_class: u8, datagram: &[u8]) -> Vec<u8> {
     let Envelope {
         from,
@@ -219,10 +219,10 @@ fn packet(envelope: &Envelope, traffic_class: u8, datagram: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Whom a packet is from, and whom to.
+/// The source and destination address of a packet.
 type Addresses = (IpAddr, IpAddr);
 
-// In front of so many bytes (RFC 791, RFC 8200).
+// Builds the IP header of `length` bytes (RFC 791, RFC 8200).
 fn ip_header(
     addresses: Addresses,
     traffic_class: u8,
@@ -242,7 +242,7 @@ fn ip_header(
     let mut ip = vec![0x45, traffic_class];
     ip.extend(whole);
     ip.extend(identification.to_be_bytes());
-    // DF; not a fragment; hops; protocol; checksum to be filled in.
+    // DF is set, the packet is no fragment, and the checksum follows below.
     ip.extend([0x40, 0, HOPS, protocol, 0, 0]);
     ip.extend(bytes);
     let sum = checksum(&[&ip]);
@@ -250,7 +250,7 @@ fn ip_header(
     ip
 }
 
-// Both, as in a header of IPv4 where it can have them, else of IPv6.
+// Returns both addresses as a header of IPv4 has them if possible, else as one of IPv6.
 fn address_bytes(addresses: Addresses) -> Vec<u8> {
     let six = |ip| match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -262,14 +262,14 @@ fn address_bytes(addresses: Addresses) -> Vec<u8> {
     }
 }
 
-// Over the segment and what IP says of it (RFC 9293 section 3.1, RFC 8200 section 8.1).
+// Computes the checksum over the segment and its pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1).
 fn tcp_checksum(addresses: Addresses, segment: &[u8]) -> u16 {
     let length = (segment.len() as u16).to_be_bytes();
     let addresses = address_bytes(addresses);
     checksum(&[&addresses, &[0, PROTOCOL_TCP], &length, segment])
 }
 
-// The ones' complement sum of all parts (RFC 1071); only the last may have an odd length.
+// Computes the ones' complement sum of all parts (RFC 1071). Only the last may have an odd length.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let word = |word: &[u8]| match *word {
         [first, second] => u16::from_be_bytes([first, second]).into(),
@@ -286,7 +286,7 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 const NANOSECONDS: u8 = 9;
 const UDP: usize = 8;
 const TCP: usize = 20;
-/// Bytes of a segment: an IP packet has no room for more than twice as many.
+/// Bytes of a segment. An IP packet has no room for more than twice as many.
 const SEGMENT: usize = 32 << 10;
 const HOPS: u8 = 64;
 const PROTOCOL_TCP: u8 = 6;

@@ -1,4 +1,4 @@
-//! What a driver tells a link about its wire format.
+//! The wire format of a driver, as a link needs it.
 
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
@@ -10,45 +10,45 @@ use verbs_api::ids::Gid;
 
 use crate::queue::ByteQueue;
 
-/// What the socket puts before a datagram, as far as a checksum may cover it.
+/// The parts of a datagram's IP and UDP headers that a checksum may cover and that the socket decides.
 ///
-/// DF is set and there are no options. What else stands in the headers follows from lengths or is masked.
+/// DF is set and there are no options. The other header fields follow from lengths or are masked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender's address and port.
     pub from: SocketAddr,
-    /// The receiver's.
+    /// The receiver's address and port.
     pub to: SocketAddr,
-    /// Identification of the IPv4 header: what kind of call sends it decides.
+    /// Identification of the IPv4 header. It depends on the kind of system call that sends the datagram.
     pub identification: u16,
 }
 
-/// What is known of a datagram that arrived.
+/// The properties of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The sender's address and port.
     pub from: SocketAddr,
-    /// The receiver's.
+    /// The receiver's address and port.
     pub to: SocketAddr,
     /// TOS or traffic class; its lower two bits are those of congestion notification.
     pub traffic_class: u8,
-    /// Number of the datagram among those that the kernel has joined. The identification is this one more than that of
-    /// the first among them, which is not known and mostly 0.
+    /// Number of the datagram among those that the kernel has joined. The identification is the sum of this number and the
+    /// identification of the first of them, which is unknown and mostly 0.
     pub segment: u16,
 }
 
 /// How a frame is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxMeta {
-    /// Frames of one flow keep their order, and one source port. Any number.
+    /// Frames of one flow keep their order and have one source port. Any number is allowed.
     pub flow: u32,
     /// TOS or traffic class.
     pub traffic_class: u8,
-    /// Time to live or hop limit; 0 for what the system sets.
+    /// Time to live or hop limit; 0 for the system's default.
     pub hop_limit: u8,
 }
 
-/// A datagram taken apart.
+/// A parsed datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened<'d, H> {
     /// The header.
@@ -59,14 +59,14 @@ pub struct Opened<'d, H> {
     pub damaged: bool,
 }
 
-/// Whom a datagram to the queue pair that all processes share is for.
+/// The process for which a datagram to the shared queue pair is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Common {
-    /// Whoever has it.
+    /// The process that has the datagram.
     Anybody,
     /// The process that has this range of queue pair numbers.
     Range(QpnRange),
-    /// The process that answers for this service; whoever has the datagram, where none does.
+    /// The process that serves this service; the process that has the datagram, if no process serves it.
     Service(u64),
 }
 
@@ -75,14 +75,14 @@ pub trait DatagramCodec: Send + Sync + 'static {
     /// A frame's header, as a value.
     type Header: Clone + Debug + Send + Sync + 'static;
 
-    /// Octets that the longest headers and the longest trailer take together.
+    /// Bytes that the longest headers and the longest trailer take together.
     const OVERHEAD: usize;
 
     /// How a frame is sent.
     fn tx_meta(&self, header: &Self::Header) -> TxMeta;
 
-    /// Writes what goes before a payload of so many bytes to the beginning of `into`, where what is left from before lies: how
-    /// many bytes. `None` where the header has no form on this wire.
+    /// Writes the headers of a payload of `payload` bytes to the beginning of `into`, which holds data of earlier frames,
+    /// and returns their length. Returns `None` if this wire format cannot represent the header.
     fn encode_header(
         &self,
         header: &Self::Header,
@@ -90,17 +90,17 @@ pub trait DatagramCodec: Send + Sync + 'static {
         into: &mut [u8],
     ) -> Option<usize>;
 
-    /// How many bytes go behind a payload of so many.
+    /// The length in bytes of the trailer of a payload of `payload` bytes.
     fn trailer(&self, payload: usize) -> usize;
 
-    /// Writes what goes behind the payload, which is in its place now. `payload` is where it ends. Called again with
-    /// another envelope where the datagram leaves in another way than was thought.
+    /// Writes the trailer; the payload, which ends at `payload_end`, is in its place. A link calls this again with another
+    /// envelope if the datagram leaves by another kind of system call than expected.
     fn seal(&self, envelope: &Envelope, payload_end: usize, datagram: &mut [u8]);
 
-    /// Takes a datagram apart. `None`, and counted, where it is none of this format.
+    /// Parses a datagram. Returns `None` if it does not have this format; the link counts that.
     fn open<'d>(&self, arrival: &Arrival, datagram: &'d [u8]) -> Option<Opened<'d, Self::Header>>;
 
-    /// The same where the frame goes by memory, and its payload apart from that.
+    /// Writes the header of a frame that goes through shared memory, where its payload is stored separately.
     fn encode_record(
         &self,
         header: &Self::Header,
@@ -110,58 +110,58 @@ pub trait DatagramCodec: Send + Sync + 'static {
         self.encode_header(header, payload, into)
     }
 
-    /// The header that [`encode_record`](Self::encode_record) has written in another process.
+    /// Parses the header that [`encode_record`](Self::encode_record) has written in another process.
     fn open_record(&self, arrival: &Arrival, header: &[u8]) -> Option<Self::Header>;
 
-    /// The group that a frame goes to, where it goes to one; in place of the frame's destination.
+    /// The multicast group to which a frame goes, instead of the frame's destination; `None` if it goes to no group.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {
         let _ = header;
         None
     }
 
-    /// The address that members of a group join; `None` where the transport has no groups.
+    /// The address that members of a group join; `None` if the transport has no groups.
     fn address_of_group(&self, group: Gid) -> Option<IpAddr> {
         let _ = group;
         None
     }
 
-    /// Whom a datagram to the common queue pair is for.
+    /// The process for which a datagram to the common queue pair is meant.
     fn common(&self, datagram: &[u8]) -> Common {
         let _ = datagram;
         Common::Anybody
     }
 }
 
-/// What a header means for the stream that it is sent on.
+/// The effect of a header on the stream that carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// A frame.
+    /// It is a frame.
     Frame,
-    /// Nothing more comes: an end follows what was sent.
+    /// This side sends nothing more: the stream ends after everything that was sent.
     End,
-    /// The last frame: an end follows it, and nobody wants to know what the peer still says.
+    /// It is the last frame: the stream ends after it, and frames of the peer are dropped.
     Last,
-    /// The connection is given up at once.
+    /// The connection is reset at once.
     Reset,
 }
 
-/// What became of a stream, besides frames.
+/// Events of a stream other than frames.
 #[derive(Debug)]
 pub enum StreamEvent {
-    /// The peer sends no more, and everything that it sent has been delivered.
+    /// The peer has ended its direction, and everything that it sent has been delivered.
     End,
-    /// The connection is gone.
+    /// The connection is lost.
     Lost(StreamError),
-    /// A stream that had no room has some again.
+    /// A stream that had no room has room again.
     Room,
-    /// The first frame has come, and was delivered.
+    /// The first frame has arrived and was delivered.
     First,
 }
 
-/// The first frame of what has come.
+/// The first frame of the bytes that have arrived.
 #[derive(Debug)]
 pub enum Found<'o, H> {
-    /// It is not whole yet.
+    /// The frame is not complete yet.
     Partial,
     /// A frame.
     Frame {
@@ -169,11 +169,11 @@ pub enum Found<'o, H> {
         header: H,
         /// Its payload.
         payload: &'o [u8],
-        /// Octets of the stream that it takes.
+        /// Bytes of the stream that the frame takes.
         taken: usize,
     },
-    /// The stream cannot be read on: a checksum, a length, a marker is wrong. The header goes to the driver with a frame
-    /// that is marked as damaged.
+    /// The stream cannot be parsed further: a checksum, a length or a marker is wrong. The link delivers this header to the
+    /// driver with a frame that is marked as damaged.
     Broken(H),
 }
 
@@ -181,45 +181,46 @@ pub enum Found<'o, H> {
 pub trait StreamCodec: Send + Sync + 'static {
     /// A frame's header, as a value.
     type Header: Clone + Debug + Send + Sync + 'static;
-    /// Where the sending half of a connection stands, and what was agreed on.
+    /// The state of the sending half of a connection, and the parameters that both ends agreed on.
     type Sender: Send + 'static;
-    /// The same of the receiving half.
+    /// The state of the receiving half of a connection, and the parameters that both ends agreed on.
     type Receiver: Send + 'static;
 
-    /// Octets of the stream that the longest frame takes.
+    /// Bytes of the stream that the longest frame takes.
     const LONGEST: usize;
 
-    /// Which connection a frame is sent on: a number of this end's choice, below 2^63.
+    /// The key of the connection that carries a frame: a number that this end chooses, below 2^63.
     fn key(&self, header: &Self::Header) -> u64;
 
-    /// What a header means for its stream.
+    /// The effect of a header on its stream.
     fn leaving(&self, header: &Self::Header) -> Leaving;
 
-    /// Octets that a frame may carry on a path with segments of this size.
+    /// Bytes that a frame may carry on a path with segments of this size.
     fn max_unit(&self, sender: &Self::Sender, segment: usize) -> usize {
         let _ = sender;
         segment
     }
 
-    /// How many of [those](Self::max_unit) are payload in a frame like this; `None` for as many as there are.
+    /// How many of the bytes of [`max_unit`](Self::max_unit) are payload in a frame with this header; `None` if there is
+    /// no limit.
     fn max_payload(&self, header: &Self::Header, unit: usize) -> Option<usize> {
         let _ = (header, unit);
         None
     }
 
-    /// Whether a frame may go between those that went last and those that belong to them.
+    /// Returns whether a frame may be sent between the last frame and the other frames of its message.
     fn may_follow(&self, sender: &Self::Sender, header: &Self::Header) -> bool {
         let _ = (sender, header);
         true
     }
 
-    /// Whether any frame may go now.
+    /// Returns whether the last message is complete, so that any frame may follow.
     fn is_between(&self, sender: &Self::Sender) -> bool {
         let _ = sender;
         true
     }
 
-    /// Appends a frame to what leaves.
+    /// Appends a frame to the bytes that leave.
     fn encode(
         &self,
         sender: &mut Self::Sender,
@@ -228,18 +229,19 @@ pub trait StreamCodec: Send + Sync + 'static {
         into: &mut ByteQueue,
     );
 
-    /// Writes what goes before a frame's payload, without what frames on a stream have around them: 96 bytes at most. `None` where
-    /// that is nothing to send.
+    /// Writes the headers of a frame, without the framing of a stream: at most 96 bytes. Returns `None` if there is nothing
+    /// to send.
     fn encode_header<'i>(&self, header: &Self::Header, into: &'i mut [u8]) -> Option<&'i [u8]>;
 
-    /// Notes a frame that has been sent, whatever way.
+    /// Updates the sender's state after a frame has been sent by any means.
     fn sent(&self, sender: &mut Self::Sender, header: &Self::Header);
 
-    /// The header that [`encode_header`](Self::encode_header) has written in another process, for a payload of so many bytes,
-    /// and what of a payload follows it there.
+    /// Parses the header that [`encode_header`](Self::encode_header) has written in another process, for a payload of
+    /// `payload` bytes. Returns it with the part of the payload that follows it in `header`.
     ///
     /// # Errors
-    /// It makes no sense: what tells the driver, with a frame that is marked as damaged.
+    /// The header is invalid. The link delivers the header of the error to the driver with a frame that is marked as
+    /// damaged.
     fn open_header<'o>(
         &self,
         receiver: &mut Self::Receiver,
@@ -247,7 +249,7 @@ pub trait StreamCodec: Send + Sync + 'static {
         payload: usize,
     ) -> Result<(Self::Header, &'o [u8]), Self::Header>;
 
-    /// Finds the frame that `bytes` begin with. They may be changed: what does not belong to the payload is in its way.
+    /// Finds the frame that begins `bytes`. The codec may change them, to remove bytes that interrupt the payload.
     fn open<'o>(
         &self,
         receiver: &mut Self::Receiver,
@@ -255,6 +257,6 @@ pub trait StreamCodec: Send + Sync + 'static {
         bytes: &'o mut [u8],
     ) -> Found<'o, Self::Header>;
 
-    /// What tells the driver; `None` where it does not want to know.
+    /// The header that reports an event to the driver; `None` if the driver does not need it.
     fn event(&self, key: u64, event: &StreamEvent) -> Option<Self::Header>;
 }

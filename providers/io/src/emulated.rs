@@ -1,4 +1,4 @@
-//! How a program or a command makes an emulated device: the same way for every transport.
+//! The construction of emulated devices, which is the same for every transport.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,40 +15,42 @@ use verbs_api::{
 use crate::{GroupOptions, WireTap};
 use polyverbs_sim::{FaultSpec, FaultSpecError};
 
-/// What an emulated device is made with.
+/// Options of an emulated device.
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedOptions {
-    /// Its name, if not the kind's own.
+    /// The name of the device; `None` for the default name of its kind.
     pub name: Option<String>,
-    /// How long each control verb takes.
+    /// The time that each control verb takes.
     pub command_latency: Duration,
-    /// Whether it frees slots of send queues as hardware does: only where the program polls a completion of the same or a later
-    /// request. A queue pair that never signals is full after `max_send_wr` requests.
+    /// Whether the device frees send queue slots as hardware does: only when the program polls the completion of the same
+    /// or a later request. A queue pair that never signals is then full after `max_send_wr` requests.
     pub strict_signaling: bool,
-    /// What its link does to frames. Without any fault the network is direct.
+    /// The faults of its link. Without any fault the network is direct.
     pub faults: FaultSpec,
-    /// Frames even without faults: messages are cut to the path MTU.
+    /// The device uses frames even without faults: messages are cut to the path MTU.
     pub framed: bool,
-    /// Address and port of this machine where it is found on an IP network; `None` for a network of its own.
+    /// The address and port of this machine at which the device is reached on an IP network; `None` for a network of its
+    /// own.
     pub at: Option<SocketAddr>,
-    /// Is told of all that it sends and receives where it is on an IP network.
+    /// The tap that sees everything that the device sends and receives on an IP network.
     pub tap: Option<Tap>,
-    /// No checksums in what it sends over streams, unless its peer wants them. RoCEv2 has them in any case.
+    /// The device sends no checksums over streams, unless its peer wants them. RoCEv2 always has them.
     pub without_crc: bool,
-    /// Over streams, where it is asked for a connection, it sends before its peer has, which may wait for that: Linux's siw.
+    /// Over streams, the device sends first when it accepts a connection, for peers that wait for that, such as Linux's
+    /// siw.
     pub speaks_first: bool,
-    /// What it and other devices of this machine send to one another leaves by sockets as well, not through memory.
+    /// Traffic with other devices of this machine uses sockets, too, instead of shared memory.
     pub without_shared_memory: bool,
-    /// Features that it does not claim although it could.
+    /// Features that the device does not report although it has them.
     pub without: Features,
-    /// Numbers that are to be no larger than this, whatever it could do.
+    /// Limits that the device reports as no larger than these values.
     pub limits: Vec<(Limit, u64)>,
-    /// The extensions that it has; `None` for those that are linked.
+    /// The extensions of the device; `None` for those that are linked.
     pub extensions: Option<Extensions>,
 }
 
 impl EmulatedOptions {
-    /// What of it is the engine's.
+    /// The options of the engine.
     pub fn engine(&self) -> DeviceOptions {
         DeviceOptions {
             command_latency: self.command_latency,
@@ -61,7 +63,7 @@ impl EmulatedOptions {
     }
 }
 
-/// Whoever is told of what is on the wire.
+/// A tap that sees the traffic on the wire.
 #[derive(Clone)]
 pub struct Tap(pub Arc<dyn WireTap>);
 
@@ -78,7 +80,7 @@ pub enum EmulatedError {
     /// The faults do not fit the transport's link.
     #[error(transparent)]
     Fault(#[from] FaultSpecError),
-    /// It cannot be where it is to be on an IP network.
+    /// The device cannot be created at its address on an IP network.
     #[error("{0}")]
     Wire(String),
     /// The engine refused.
@@ -88,25 +90,25 @@ pub enum EmulatedError {
 
 /// A kind of emulated device.
 pub trait EmulatedKind: Send + Sync + 'static {
-    /// The name of its device where nobody gives another.
+    /// The default name of its device.
     fn name(&self) -> &'static str;
 
-    /// Name of the provider of that device.
+    /// The name of the provider of that device.
     fn provider(&self) -> &'static str;
 
-    /// Makes a device on a network of its own: it reaches itself, and its queue pairs one another.
+    /// Creates a device on a network of its own: it reaches itself, and its queue pairs reach one another.
     ///
     /// # Errors
     /// The options do not fit the transport.
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError>;
 }
 
-/// A kind that registers itself where its crate is linked and named.
+/// A kind that registers itself if its crate is linked and named.
 pub struct LinkedKind(pub &'static dyn EmulatedKind);
 
 verbs_api::inventory::collect!(LinkedKind);
 
-/// Every kind that is linked, sorted by name.
+/// Returns every linked kind, sorted by name.
 pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
     let mut kinds: Vec<_> = verbs_api::inventory::iter::<LinkedKind>
         .into_iter()
@@ -116,12 +118,12 @@ pub fn kinds() -> Vec<&'static dyn EmulatedKind> {
     kinds
 }
 
-/// The kind of this name, where it is linked.
+/// Returns the linked kind with this name.
 pub fn kind(name: &str) -> Option<&'static dyn EmulatedKind> {
     kinds().into_iter().find(|kind| kind.name() == name)
 }
 
-/// The provider of the one device of a kind, as it is without options.
+/// The provider of the one device of a kind, with default options.
 pub struct EmulatedProvider<K>(pub K);
 
 impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
@@ -151,7 +153,8 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
     }
 }
 
-/// Names the address of this machine at which the registered devices are. Without it each is on a network of its own.
+/// The environment variable that names the address of this machine for the registered devices. Without it each device is on
+/// a network of its own.
 pub const ADDRESS_VARIABLE: &str = "POLYVERBS_ADDRESS";
 
 fn named_address() -> Result<Option<SocketAddr>, VerbError> {

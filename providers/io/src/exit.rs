@@ -1,5 +1,5 @@
-//! What is still to be done when the process ends by itself.
-// The system calls a function back, and keeps no pointer but to that.
+//! Flushes links when the process ends by itself.
+// The system calls a function pointer of this module and keeps no other pointer.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,13 +10,14 @@ use verbs_api::provider::PerProcess;
 
 use crate::{IoHandler, lock};
 
-/// Flushes `waiting`, if it is still there, when the process ends by itself: by `exit`, or because `main` returned. Not in
-/// a child that a fork made: what waits is its parent's.
+/// Flushes `waiting`, if it still exists, when the process ends by itself: by `exit`, or because `main` returned. A child
+/// of a fork does not flush it, because the pending frames belong to its parent.
 pub(crate) fn at_exit(waiting: Weak<dyn IoHandler>) {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
     if !IS_HOOKED.load(Ordering::Acquire) {
-        // SAFETY: `flush_all` takes nothing, and is there until the process ends, or until this library is unloaded: then
-        // it is called before. Where there is no room for it, nothing is flushed. A second call finds nothing to flush.
+        // SAFETY: `flush_all` takes no argument, and exists until the process ends or this library is unloaded: then the
+        // system calls it before that. If the system has no room for it, nothing is flushed. A second call finds nothing to
+        // flush.
         let _ = unsafe { libc::atexit(flush_all) };
         IS_HOOKED.store(true, Ordering::Release);
     }
@@ -33,7 +34,7 @@ extern "C" fn flush_all() {
     };
     let all = std::mem::take(&mut *lock(all));
     for waiting in all.iter().filter_map(Weak::upgrade) {
-        // Nothing is to unwind into the system's code.
+        // A panic must not unwind into the system's code.
         let _ = catch_unwind(AssertUnwindSafe(|| waiting.flush_on_exit()));
     }
 }
@@ -52,12 +53,12 @@ pub(crate) mod tests {
         fn attend(&self, _token: u64) {}
 
         fn flush_on_exit(&self) {
-            // Not by `println`, which the harness keeps.
+            // The test harness captures `println`.
             let _ = std::io::stdout().write_all(self.0.as_bytes());
         }
     }
 
-    /// What the test below runs in a process of its own.
+    /// The test below runs this in a process of its own.
     #[test]
     fn a_process_that_ends() {
         if std::env::var_os(CHILD).is_none() {
@@ -74,18 +75,19 @@ pub(crate) mod tests {
 
     static STARTING: RwLock<()> = RwLock::new(());
 
-    /// Until it is dropped no child is started here: one has all open descriptors for a moment, and what is closed meanwhile is not.
+    /// While this guard exists, no child is started here. A child that starts has all open descriptors for a moment, so
+    /// that closing one has no effect yet.
     pub(crate) fn no_child_starts() -> RwLockReadGuard<'static, ()> {
         STARTING.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until it is dropped a child may be started here that has all open descriptors.
+    /// While this guard exists, the test may start a child that has all open descriptors.
     pub(crate) fn a_child_starts() -> RwLockWriteGuard<'static, ()> {
         STARTING.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[test]
-    fn what_is_still_there_is_flushed() {
+    fn a_handler_that_exists_is_flushed_at_exit() {
         let starting = a_child_starts();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "exit::tests::a_process_that_ends", "--nocapture"])

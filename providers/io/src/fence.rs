@@ -1,7 +1,7 @@
-//! The fence that the system lends: it makes every thread of the process fence at once, so that a thread that pins
-//! itself, which happens at every doorbell, need not.
+//! The process-wide fence of the system. It executes a memory barrier on every thread of the process, so that a thread that
+//! pins itself, which happens at every doorbell, needs none.
 
-// The engine trusts the fence.
+// The engine relies on the fence for memory safety.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +11,21 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 static IS_OFFERED: AtomicBool = AtomicBool::new(false);
 
-/// Gives the engine the system's fence, where the system has it. Children of a fork have it then, too.
+/// Installs the system's fence in the engine, if the system has one. Children of a fork inherit it.
 pub(crate) fn offer() {
     if IS_OFFERED.load(Ordering::Acquire) {
         return;
     }
     if membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok() {
-        // SAFETY: registered, the system has all running threads fence before it returns.
+        // SAFETY: after the registration, the system executes a barrier on all running threads before the call returns.
         unsafe { pin::use_process_fence(fence) };
     }
-    // Threads that come here at the same moment do the same, and none of them waits.
+    // Threads that call this at the same time do the same work, and none of them waits for another.
     IS_OFFERED.store(true, Ordering::Release);
 }
 
 fn fence() {
-    // Registered before: this cannot fail, and nothing could go on safely if it did.
+    // The registration has succeeded, so this cannot fail; if it did, no thread could continue safely.
     membarrier(MembarrierCommand::PrivateExpedited).expect("a registered fence");
 }
 
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use crate::fork::tests::in_children_beside;
 
-    /// Whether a callback runs at once, which no other thread's pin delays.
+    /// Returns whether a callback runs at once, because no pin of another thread delays it.
     fn runs_at_once() -> bool {
         let has_run = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&has_run);

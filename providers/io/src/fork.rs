@@ -1,8 +1,8 @@
 //! Descriptors that a child of a fork does not keep open.
 //!
-//! A child has none of its parent's threads, so nobody there answers for an address. Were its sockets open in the child, the
-//! address would stay taken, and peers would take the parent for alive, when the parent has ended.
-// In a child, descriptors of other owners are replaced by their numbers.
+//! A child has none of its parent's threads, so no thread of the child answers for an address. If its sockets stayed open
+//! in the child, the address would stay taken and peers would consider the parent alive after the parent has ended.
+// A child replaces descriptors by their numbers while other values own them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,18 +12,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::event::{EventfdFlags, eventfd};
 use verbs_api::provider::ForkLock;
 
-/// A descriptor whose number stands for nothing in a child of a fork.
+/// A descriptor that a child of a fork replaces by an unused event descriptor.
 #[derive(Debug)]
 pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
-    /// Opens a descriptor with `make`, which does not block, and marks it: a child that is forked between the two would keep it open.
+    /// Opens a descriptor with `make`, which must not block, and marks it under one lock: a child that is forked in between
+    /// would keep it open.
     pub(crate) fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
         make().map(|descriptor| open.add(descriptor))
     }
 
-    /// Opens several descriptors with `make`, which does not block, and marks them. Returns them with the value of `make`.
+    /// Opens several descriptors with `make`, which must not block, and marks them. Returns them with the value of `make`.
     pub(crate) fn several<T>(
         make: impl FnOnce() -> io::Result<(T, Vec<OwnedFd>)>,
     ) -> io::Result<(T, Vec<Self>)> {
@@ -33,7 +34,7 @@ impl Unshared {
         Ok((value, marked))
     }
 
-    /// The descriptor, which children of forks keep open from now on.
+    /// Returns the descriptor, which children of later forks keep open.
     pub(crate) fn into_shared(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
         OPEN.lock().unmark(&this.0);
@@ -50,7 +51,7 @@ impl AsFd for Unshared {
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        // A child that is forked between the two would keep the descriptor open.
+        // The lock covers both steps: a child that is forked between them would keep the descriptor open.
         let mut open = OPEN.lock();
         open.unmark(&self.0);
         // SAFETY: nothing uses the field after this.
@@ -60,9 +61,9 @@ impl Drop for Unshared {
 
 /// The descriptors of this process that a child does not keep.
 struct Open {
-    /// What their numbers stand for in a child; `None` where the system has no free file.
+    /// The event descriptor that replaces them in a child; `None` if the system has no free file.
     nothing: Option<OwnedFd>,
-    /// A bit for each number. Descriptors with greater ones are as open in a child as here.
+    /// There is a bit for each number. A child keeps descriptors with greater numbers open.
     numbers: [u64; 1024],
 }
 
@@ -97,7 +98,7 @@ impl Open {
     }
 }
 
-// The numbers stay taken: the owner of one may use and close it in the child.
+// The numbers stay in use, because the owner of one may use and close it in the child.
 fn replace_all(open: &mut Open) {
     let Some(nothing) = &open.nothing else {
         return;
@@ -107,7 +108,7 @@ fn replace_all(open: &mut Open) {
         while left != 0 {
             let number = place * 64 + left.trailing_zeros() as usize;
             left &= left - 1;
-            // SAFETY: the number is that of a descriptor which is ours. Its owner finds another file there.
+            // SAFETY: the number is that of a descriptor of this process. Its owner finds another file there.
             unsafe { libc::dup3(nothing.as_raw_fd(), number as libc::c_int, libc::O_CLOEXEC) };
         }
     }
@@ -126,13 +127,13 @@ pub(crate) mod tests {
     use crate::sockets::UdpSocket;
     use crate::sockets::udp::UdpOptions;
 
-    /// Forks when no child of another test starts, and returns whether the child ended with `true` before an alarm ended it.
+    /// Forks while no child of another test starts. Returns whether the child returned `true` before an alarm ended it.
     pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         let _starting = a_child_starts();
         waiting::in_a_child(body)
     }
 
-    /// Whether a child that is forked while another thread calls `busy` again and again ends with `true`, each of many times.
+    /// Forks many times while another thread calls `busy` repeatedly. Returns whether every child returned `true`.
     pub(crate) fn in_children_beside(busy: impl Fn() + Sync, body: impl Fn() -> bool) -> bool {
         forked_beside(1, busy, || in_a_child(&body))
     }
@@ -141,7 +142,7 @@ pub(crate) mod tests {
         Unshared::made(|| Ok(eventfd(0, EventfdFlags::CLOEXEC)?)).unwrap()
     }
 
-    // The child would keep the address taken.
+    // A child that had the socket would keep the address taken.
     #[test]
     fn a_child_has_no_socket_that_a_thread_opens() {
         let address: SocketAddr = "127.0.3.71:47123".parse().unwrap();

@@ -1,21 +1,22 @@
 //! One UDP port of one address for several processes, as RoCEv2 needs it.
 //!
-//! Up to 64 sockets share the port; a program in the kernel chooses one by the upper six bits of the destination QP number, or,
-//! where that is QP 1, of the communication id that a message of the connection manager is an answer to: so that it
-//! never lies with a process that is about to end. A process reads the socket of the range of numbers that it leased, and the
-//! first one. A store that all of them have open keeps every socket in its place when a process ends, so a process needs no
-//! descriptor of the others' sockets. Processes agree on the rest by names that only one process can hold:
+//! Up to 64 sockets share the port. A program in the kernel chooses one by the upper six bits of the destination QP number
+//! or, if that is QP 1, of the communication id that a message of the connection manager answers, so that a process that is
+//! about to end never holds it. A process reads the socket of the range of numbers that it leased, and the first one. A
+//! store that all processes have open keeps every socket in its place when a process ends, so a process needs no descriptor
+//! of the others' sockets. Processes settle everything else by names that only one process can hold:
 //!
-//! | name, behind `polyverbs/udp/ADDRESS:PORT/` | means |
+//! | name, after `polyverbs/udp/ADDRESS:PORT/` | meaning |
 //! | --- | --- |
 //! | `making` | a process is joining the port, and may add sockets to it |
 //! | `range/1` … `range/63` | the lease of this range, and the inbox of its holder |
 //! | `service/ID` | connection requests for this service go to this inbox |
 //!
-//! What they send to one another goes through memory where both want that: [`Lease::memory`]. Devices over TCP need no more
-//! of all this: for them there are groups without sockets, whose names begin with `polyverbs/tcp/ADDRESS/`.
+//! Frames between these processes go through shared memory if both enable that: [`Lease::memory`]. Devices over TCP need
+//! only that memory: for them there are groups without sockets, whose names begin with `polyverbs/tcp/ADDRESS/`.
 //!
-//! Range 0 is everybody's: other datagrams to QP 1 fall there. Whoever finds one hands it to whom it is meant for.
+//! Range 0 belongs to all processes: other datagrams to QP 1 arrive there. The process that reads one forwards it to the
+//! process for which it is meant.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -50,17 +51,17 @@ pub use holder::Holder;
 pub use local::{Admission, Name, Presence, Witness};
 pub use range::{QpnRange, RANGES};
 
-/// What a process joins a port with.
+/// Options with which a process joins a port.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GroupOptions {
     /// Address and port.
     pub address: SocketAddr,
-    /// Of the sockets, where they have to be made.
+    /// Options of the sockets, if this process has to make them.
     pub udp: UdpOptions,
-    /// Which other processes are let in, and trusted.
+    /// The other processes that are admitted, and trusted.
     pub admission: Admission,
-    /// How long to wait for others that are making the sockets, or are slow to answer.
+    /// How long to wait for processes that are making the sockets, or are slow to answer.
     pub patience: Duration,
     has_sockets: bool,
 }
@@ -69,7 +70,7 @@ impl GroupOptions {
     /// The port of RoCEv2.
     pub const PORT: u16 = 4791;
 
-    /// Of this address, with nothing special.
+    /// Creates the default options for this address.
     pub fn new(address: SocketAddr) -> Self {
         Self {
             address,
@@ -80,7 +81,7 @@ impl GroupOptions {
         }
     }
 
-    /// Of processes at an address that share memory only.
+    /// Creates the options for processes at an address that share only memory.
     pub fn without_sockets(address: IpAddr) -> Self {
         Self {
             has_sockets: false,
@@ -93,10 +94,10 @@ impl GroupOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// Something else holds the port: another program, a driver of the kernel, or processes that do not let this one in.
+    /// Something else holds the port: another program, a driver of the kernel, or processes that do not admit this one.
     #[error("{0} is held by {1}")]
     Taken(SocketAddr, Holder),
-    /// 63 others are there.
+    /// 63 other processes hold the ranges.
     #[error("all ranges of queue pair numbers of {0} are leased")]
     Full(SocketAddr),
     /// The system refused.
@@ -104,7 +105,7 @@ pub enum JoinError {
     System(SocketAddr, io::Error),
 }
 
-/// The sockets of a port, and the names of those who share it.
+/// The sockets of a port, and the names of the processes that share it.
 #[derive(Debug)]
 struct PortGroup {
     options: GroupOptions,
@@ -113,37 +114,38 @@ struct PortGroup {
     strangers: AtomicU64,
 }
 
-/// What the processes on a port have in common.
+/// The sockets and the memory that the processes on a port share.
 #[derive(Debug)]
 struct Shared {
     sockets: Option<Sockets>,
-    /// Not everywhere.
+    /// Absent if the system refuses to create shared memory.
     shm: Option<Arc<Shm>>,
 }
 
 /// The sockets of a port.
 #[derive(Debug)]
 struct Sockets {
-    /// That of range 0.
+    /// The socket of range 0.
     common: UdpSocket,
-    /// All of them; `None` where the system refuses to steer. Then there is one socket, which all processes read.
+    /// All sockets of the port; `None` if the system refuses the steering program. Then all processes read the common
+    /// socket.
     store: Option<SocketStore>,
 }
 
-/// A range of queue pair numbers of a port, and the socket that their datagrams arrive at. Ends when dropped, or with the
-/// process.
+/// A range of queue pair numbers of a port, and the socket at which its datagrams arrive. It ends when it is dropped, or
+/// with the process.
 #[derive(Debug)]
 pub struct Lease {
     group: Arc<PortGroup>,
     range: QpnRange,
     socket: Option<UdpSocket>,
     inbox: Inbox,
-    /// To the inboxes of others, and this one: a bell is one system call.
+    /// Connections to the inboxes of others, and to this one, so that ringing a bell takes one system call.
     connections: Mutex<BTreeMap<QpnRange, Connection>>,
     memory: OnceLock<ShmPort>,
 }
 
-/// A service that this process answers connection requests for.
+/// A service for which this process answers connection requests.
 #[derive(Debug)]
 pub struct Service {
     id: u64,
@@ -156,19 +158,19 @@ static JOINED: PerProcess<Mutex<BTreeMap<SocketAddr, Weak<PortGroup>>>> =
     PerProcess::new(Mutex::default);
 
 impl Lease {
-    /// Joins the processes on a port, or is the first of them. Where this process is there already, it is one more range
-    /// with the options of the first.
+    /// Joins the processes on a port, or becomes the first of them. If this process has joined already, it leases another
+    /// range, with the options of the first.
     ///
     /// # Errors
     /// See [`JoinError`].
     pub fn join(options: GroupOptions) -> Result<Self, JoinError> {
-        // Held while joining: the name `making` belongs to one thread at a time.
+        // The lock is held while joining, because the name `making` belongs to one thread at a time.
         let mut joined = lock(&JOINED);
         let address = options.address;
         let system = |error| JoinError::System(address, explained(error, address.ip()));
         let deadline = Instant::now() + options.patience;
         loop {
-            // A process that adds sockets keeps the name until it has a lease, and so an inbox that others find.
+            // A process that adds sockets keeps the name until it has a lease, and thus an inbox that others find.
             if let Some(_making) = held(Inbox::named(&options.making())).map_err(system)? {
                 let group = joined.get(&address).and_then(Weak::upgrade);
                 if let Some(group) = group {
@@ -195,7 +197,7 @@ impl Lease {
     fn in_group(group: Arc<PortGroup>) -> Result<Self, JoinError> {
         let address = group.options.address;
         let system = |error| JoinError::System(address, explained(error, address.ip()));
-        // The lowest that is free: a port has as many sockets as its highest range needs.
+        // This takes the lowest free range, because a port has as many sockets as its highest range needs.
         for range in QpnRange::leased() {
             let name = group.options.range(range);
             if let Some(inbox) = held(Inbox::named(&name)).map_err(system)? {
@@ -231,25 +233,25 @@ impl Lease {
         self.range
     }
 
-    /// The socket at which datagrams to the range arrive, and the strays of others that followed them.
+    /// The socket at which datagrams to the range arrive, and datagrams of other ranges that the kernel has joined to them.
     ///
     /// # Panics
-    /// The group is one without sockets.
+    /// The group has no sockets.
     pub fn socket(&self) -> &UdpSocket {
         self.socket.as_ref().expect("a group with sockets")
     }
 
-    /// The socket of range 0, which all processes read: wait for it with `EPOLLEXCLUSIVE`.
+    /// The socket of range 0, which all processes read. Wait for it with `EPOLLEXCLUSIVE`.
     ///
     /// # Panics
-    /// The group is one without sockets.
+    /// The group has no sockets.
     pub fn common(&self) -> &UdpSocket {
         let sockets = self.group.shared.sockets.as_ref();
         &sockets.expect("a group with sockets").common
     }
 
-    /// Reads what other processes of the group, and this one, put down for the range in memory from now on; `false` where the
-    /// system has no memory for that.
+    /// Reads the records that processes of the group write for this range in shared memory, from now on. Returns `false` if
+    /// the group has no shared memory.
     pub fn open_memory(&self) -> bool {
         let Some(shm) = &self.group.shared.shm else {
             return false;
@@ -258,13 +260,13 @@ impl Lease {
         true
     }
 
-    /// The memory, once it is [open](Self::open_memory).
+    /// The shared memory, once it is [open](Self::open_memory).
     #[inline]
     pub fn memory(&self) -> Option<&ShmPort> {
         self.memory.get()
     }
 
-    /// Wakes those who sleep while something lies there for them.
+    /// Wakes the processes that sleep although there are records for them.
     #[inline]
     pub fn ring_bells(&self) {
         if let Some(memory) = self.memory.get().filter(|memory| memory.may_have_bells()) {
@@ -274,11 +276,11 @@ impl Lease {
 
     fn ring(&self, memory: &ShmPort) {
         for to in memory.take_reminders() {
-            // Who is gone needs none.
+            // A process that has gone needs no reminder.
             let _ = self.ring_at(to);
         }
         for (to, sleep) in memory.take_bells() {
-            // An inbox that is full wakes its reader too, and who has been killed is not to be woken again and again.
+            // A full inbox wakes its reader, too. A process that was killed must not be woken again and again.
             match self.ring_at(to) {
                 Ok(()) | Err(HandError::Full | HandError::Nobody) => memory.rung(to, sleep),
                 Err(HandError::System(_)) => {}
@@ -290,19 +292,19 @@ impl Lease {
         self.send(to, &[IoSlice::new(&[VERSION, BELL])])
     }
 
-    /// What the holder of a range and this process have written to one another in memory, and read; `None` where the range has no
-    /// holder. A holder that was killed has left no sign in memory, so this rings at its inbox.
+    /// Returns what the holder of a range and this process have written to one another in shared memory, and read; `None`
+    /// if the range has no holder. A killed holder leaves no sign in memory, so this rings at its inbox.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let exchange = self.memory.get()?.exchange(with)?;
         let is_held = matches!(self.ring_at(with), Ok(()) | Err(HandError::Full));
         is_held.then_some(exchange)
     }
 
-    /// Reads the inbox: lets in who asks, and gives what others handed over to `take`. Call when it can be read, again
-    /// as long as it can.
+    /// Reads the inbox: admits processes that ask, and gives datagrams that others forwarded to `take`. Call this when the
+    /// inbox is readable, and again as long as it is.
     ///
     /// # Errors
-    /// The inbox is of no use any more.
+    /// The inbox does not work any longer.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         let let_in = |asker: &_| self.let_in(asker);
         if self.group.read(&self.inbox, take, let_in)? {
@@ -311,17 +313,18 @@ impl Lease {
         Ok(())
     }
 
-    /// Whether a user is let in.
+    /// Returns whether a user is admitted.
     pub(crate) fn admits(&self, user: u32) -> bool {
         self.group.options.admission.admits(user)
     }
 
-    /// How many connections of users who are not let in were refused, at this address so far.
+    /// Returns how many connections of users who are not admitted were refused at this address so far.
     pub fn strangers(&self) -> u64 {
         self.group.strangers.load(Ordering::Relaxed)
     }
 
-    // Who is gone by now, or cannot be given so many, asks another or once more.
+    // Passes the descriptors to a process that asks. One that has gone, or has no room for so many, asks another process or
+    // asks again.
     fn let_in(&self, asker: &Connection) {
         let Shared { sockets, shm } = &self.group.shared;
         let common = sockets.iter().map(|sockets| sockets.common.as_fd());
@@ -331,10 +334,10 @@ impl Lease {
         let _ = asker.send(&[IoSlice::new(&[VERSION, DESCRIPTORS_PASSED])], &passed);
     }
 
-    /// Hands a datagram to the holder of a range.
+    /// Forwards a datagram to the holder of a range.
     ///
     /// # Errors
-    /// Nobody holds it, or its holder does not keep up: the datagram is lost, as datagrams may be.
+    /// No process holds the range, or its holder does not keep up: the datagram is lost, as datagrams may be.
     pub fn hand_to_range(
         &self,
         range: QpnRange,
@@ -344,7 +347,7 @@ impl Lease {
         self.send(range, &message(&handed::head(arrival), datagram))
     }
 
-    // By the connection that there is; where its other end has gone, there may be a new holder.
+    // Uses the existing connection. If its other end has gone, the range may have a new holder.
     fn send(&self, range: QpnRange, message: &[IoSlice<'_>]) -> Result<(), HandError> {
         let mut connections = lock(&self.connections);
         if let Some(connection) = connections.get(&range) {
@@ -361,10 +364,10 @@ impl Lease {
         Ok(())
     }
 
-    /// Hands a datagram to whoever answers for a service.
+    /// Forwards a datagram to the process that serves a service.
     ///
     /// # Errors
-    /// Nobody does, or he does not keep up.
+    /// No process serves it, or that process does not keep up.
     pub fn hand_to_service(
         &self,
         service: u64,
@@ -376,10 +379,10 @@ impl Lease {
         Ok(connection.send(&message(&handed::head(arrival), datagram), &[])?)
     }
 
-    /// Answers for a service from now on.
+    /// Serves a service from now on.
     ///
     /// # Errors
-    /// Another does ([`AddrInUse`](io::ErrorKind::AddrInUse)), and the error is which process.
+    /// Another process serves it ([`AddrInUse`](io::ErrorKind::AddrInUse)); the error names that process.
     pub fn serve(&self, service: u64) -> io::Result<Service> {
         let name = self.group.options.service(service);
         let inbox = Inbox::named(&name).map_err(|error| match local::holder(&name) {
@@ -407,10 +410,10 @@ impl Service {
         self.id
     }
 
-    /// Gives what was handed over to `take`. Call when the inbox can be read.
+    /// Gives forwarded datagrams to `take`. Call this when the inbox is readable.
     ///
     /// # Errors
-    /// The inbox is of no use any more.
+    /// The inbox does not work any longer.
     pub fn attend(&self, take: &mut dyn FnMut(Arrival, &[u8])) -> io::Result<()> {
         self.group.read(&self.inbox, take, |_| {}).map(drop)
     }
@@ -423,7 +426,8 @@ impl AsFd for Service {
 }
 
 impl PortGroup {
-    // The socket of a range that has just been leased, made where it is the highest so far. The caller holds the name `making`.
+    // Returns the socket of a range that was just leased. Makes it if it is the highest so far. The caller holds the name
+    // `making`.
     fn socket(&self, range: QpnRange) -> io::Result<Option<UdpSocket>> {
         let Some(Sockets { common, store }) = &self.shared.sockets else {
             return Ok(None);
@@ -437,7 +441,7 @@ impl PortGroup {
         Ok(socket)
     }
 
-    // Reads some of what lies in an inbox.
+    // Reads some messages of an inbox.
     fn read(
         &self,
         inbox: &Inbox,
@@ -456,7 +460,7 @@ impl PortGroup {
         inbox.attend(&self.options.admission, &self.strangers, &mut take)
     }
 
-    // Who holds a name and is not admitted.
+    // Returns the holder of a name if it is not admitted.
     fn stranger(&self, name: &str) -> Option<u32> {
         let user = local::holder(name)?.uid;
         (!self.options.admission.admits(user)).then_some(user)
@@ -466,7 +470,7 @@ impl PortGroup {
 fn process_of(holder: libc::ucred) -> String {
     match holder.pid {
         pid if pid as u32 == std::process::id() => "this process".to_owned(),
-        // Out of sight of this one.
+        // The process is in another PID namespace, which this one does not see.
         0 => format!("a process of user {}", holder.uid),
         pid => format!("process {pid} of user {}", holder.uid),
     }
@@ -476,8 +480,8 @@ fn message<'m>(head: &'m [u8], datagram: &'m [u8]) -> [IoSlice<'m>; 3] {
     [&[VERSION, HANDED], head, datagram].map(IoSlice::new)
 }
 
-// The descriptors of the group from a process that has them, or new ones where there is none. `None` while another program has the
-// port.
+// Gets the descriptors of the group from a process that has them, or makes them if there is none. Returns `None` while
+// another program has the port.
 fn find_or_make(options: &GroupOptions) -> io::Result<Option<Shared>> {
     match ask(options)? {
         None => held(make(options)),
@@ -496,7 +500,7 @@ fn empty(socket: &UdpSocket) -> io::Result<()> {
     Ok(())
 }
 
-// Asks everybody who may be there for the sockets; `None` if nobody gives any.
+// Asks every process that may be there for the sockets. Returns `None` if none of them answers.
 fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     let mut asked = Vec::new();
     for range in QpnRange::leased() {
@@ -508,7 +512,7 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
             .is_ok()
         {
             asked.push(connection);
-            // Nearly always the first one answers; the others are asked only where he is slow.
+            // Nearly always the first one answers; the others are asked only if it is slow.
             if let Some(shared) = answer(&mut asked, options, HASTE)? {
                 return Ok(Some(shared));
             }
@@ -520,7 +524,7 @@ fn ask(options: &GroupOptions) -> io::Result<Option<Shared>> {
     }
 }
 
-// Of one of those who were asked. Who has gone is waited for no longer.
+// Waits for one of the processes that were asked. Those that have gone are removed.
 fn answer(
     asked: &mut Vec<Connection>,
     options: &GroupOptions,
@@ -539,8 +543,8 @@ fn answer(
     Ok(given)
 }
 
-// All descriptors are of the kind that they should be, or none is taken: the common socket, the two ends of the store where the
-// kernel steers, and the memory where there is some.
+// Takes the descriptors if all are of the expected kind, and none otherwise: the common socket, the two ends of the store
+// if the kernel steers, and the memory if there is some.
 fn accept(descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> {
     let mut passed = descriptors.into_iter();
     let sockets = match options.has_sockets {
@@ -561,7 +565,7 @@ fn accept(descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> 
     passed.next().is_none().then_some(Shared { sockets, shm })
 }
 
-// Makes what the processes on a port have in common.
+// Makes the sockets and the memory that the processes on a port share.
 fn make(options: &GroupOptions) -> io::Result<Shared> {
     let sockets = match options.has_sockets {
         true => Some(make_sockets(options)?),
@@ -573,20 +577,20 @@ fn make(options: &GroupOptions) -> io::Result<Shared> {
     })
 }
 
-// Makes the first sockets, and has the kernel steer to them.
+// Makes the first sockets, and attaches the steering program to them.
 fn make_sockets(options: &GroupOptions) -> io::Result<Sockets> {
     let address = options.address;
-    // A socket that shares could be added to a group that is there; one that does not cannot be bound then.
+    // A sharing socket could join an existing group; one that does not share cannot be bound in that case.
     drop(UdpSocket::bind(address, &options.udp)?);
     let common = UdpSocket::bind_shared(address, &options.udp)?;
-    // A sandbox may refuse the program: then one socket is all that the processes have.
+    // A sandbox may refuse the program: then the processes share one socket.
     let store = match sys::steer(common.as_fd(), &STEERING) {
         Ok(()) => Some(SocketStore::new()?),
         Err(_) => None,
     };
     if let Some(store) = &store {
         store.add(&common)?;
-        // Users that are named cannot add any.
+        // Users who are named in the admission cannot add sockets.
         if !options.admission.users.is_empty() {
             store.fill(RANGES, &common, options)?;
         }
@@ -594,7 +598,7 @@ fn make_sockets(options: &GroupOptions) -> io::Result<Sockets> {
     Ok(Sockets { common, store })
 }
 
-// Somebody else's name or port is no error, but the reason to do something else.
+// A name or port that another process holds is no error, but a reason to do something else.
 fn held<T>(taken: io::Result<T>) -> io::Result<Option<T>> {
     match taken {
         Ok(taken) => Ok(Some(taken)),
@@ -624,11 +628,11 @@ impl GroupOptions {
     }
 }
 
-/// The upper six bits of the destination QP number, which is in the second word of a datagram; of messages to QP 1 those of
-/// the communication id that they answer. Behind BTH and DETH (IBTA 9.2, 9.3.1) comes the management datagram, with its
-/// class in the second byte and what it is in the ninth pair (IBTA 13.4.3), and behind its header the message, which
-/// begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that is given to the
-/// first socket.
+/// Steers by the upper six bits of the destination QP number, which is in the second word of a datagram; messages to QP 1
+/// by those of the communication id that they answer. After BTH and DETH (IBTA 9.2, 9.3.1) follows the management datagram,
+/// with its class in the second byte and its attribute in the ninth pair (IBTA 13.4.3). After its header follows the
+/// message, which begins with the sender's id and the receiver's (IBTA 12.6). A datagram that is too short for that goes to
+/// the first socket.
 const STEERING: [libc::sock_filter; 17] = [
     load(libc::BPF_W, 4),
     instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0xff_ffff),
@@ -652,13 +656,13 @@ const STEERING: [libc::sock_filter; 17] = [
     instruction(libc::BPF_RET | libc::BPF_K, 0),
 ];
 
-/// Bytes in front of a management datagram: BTH and DETH.
+/// Bytes before a management datagram: BTH and DETH.
 const MAD: u32 = 12 + 8;
-/// Bytes of its header.
+/// Bytes of the header of a management datagram.
 const MAD_HEADER: u32 = 24;
-/// The queue pair of general services.
+/// The general services queue pair.
 const GSI_QP: u32 = 1;
-/// The class of the connection manager's messages, and those that answer none, or that have but one id.
+/// The class of the connection manager's messages, and the attributes of those that answer none, or that have only one id.
 const COMMUNICATION_MANAGEMENT: u32 = 0x07;
 const REQ: u32 = 0x10;
 const SIDR_REQ: u32 = 0x17;
@@ -685,20 +689,20 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Of the messages between processes.
+/// The version of the messages between processes.
 const VERSION: u8 = 8;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const BELL: u8 = 4;
 
-/// Messages that may lie in the socket of a range that was given up.
+/// The most messages that may be left in the socket of a range that was given up.
 const STALE: usize = 100_000;
-/// Between two attempts to join.
+/// The time between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Until the next one is asked.
+/// How long one process may take before the next one is asked, too.
 const HASTE: Duration = Duration::from_millis(20);
-/// Until nobody is expected to answer any more.
+/// How long any process may take to answer.
 const SLOWEST: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Links with a wire: frames leave as bytes on sockets, or as records in memory that processes share.
 //!
-//! How, and why so, is told in `docs/wire-links.md` in the root. A link is generic over a [`codec`] that a driver hands it.
-//! Everything works without privileges. What a kernel does not have (segmentation, joining) is found out while running, and
-//! the sockets say so.
+//! `docs/wire-links.md` describes the design and its reasons. A link is generic over a [`codec`] that a driver supplies.
+//! Everything works without privileges. A link finds out while it runs which offloads the kernel lacks (segmentation,
+//! joining), and its sockets report that.
 //!
-//! The only crate with socket code. Read first: [`codec`], then [`udp`], [`tcp`] and [`shm`]; then [`group`] (one port, several
-//! processes) and [`reactor`] (who reads).
+//! This is the only crate with socket code. Read [`codec`] first, then [`udp`], [`tcp`] and [`shm`]; then [`group`] (one
+//! port for several processes) and [`reactor`] (which thread reads).
 #![deny(unsafe_code)]
 
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use zerocopy::FromZeros as _;
 
-/// Counts that anybody may ask for, and `Counters` that they are read from.
+/// Defines a public struct of counts, and the private `Counters` that a link increments.
 macro_rules! counts {
     ($(#[$about:meta])* $counts:ident, $($(#[$doc:meta])* $name:ident,)*) => {
         $(#[$about])*
@@ -70,7 +70,7 @@ pub use group::{
 pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};
-// What the interfaces of this crate are made of.
+// The public interfaces of this crate use these types.
 pub use sockets::{
     Offload, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way, most_descriptors,
     source_of,
@@ -80,24 +80,24 @@ pub use through::{through_datagrams, through_streams};
 pub use timer::RealHost;
 pub use udp::{UdpCounts, UdpLink, UdpLinkOptions};
 
-// Allocates zeroed bytes. A page takes no memory before the program touches it.
+// Allocates zeroed bytes. A page occupies no memory before the program touches it.
 fn zeroed(bytes: usize) -> io::Result<Box<[u8]>> {
     let made = <[u8]>::new_box_zeroed_with_elems(bytes);
     made.map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
-// The lock, whatever became of who had it.
+// Locks a mutex, also after a thread panicked while it held the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// One more; other threads may count at the same time.
+// Increments a counter that other threads may increment at the same time.
 #[inline]
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-// So many more, where nobody else counts this at the same time.
+// Adds to a counter that no other thread changes at the same time.
 #[inline]
 fn count_alone(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Memory that several processes map.
-// Mappings are made and ended here, and given out as spans and atomics, which bear what other processes do.
+// This module creates and ends mappings, and returns them as spans and atomics, which tolerate writes of other processes.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,22 +15,22 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 use verbs_api::memory::Span;
 
-/// Memory without a name, for whoever is given its descriptor. Pages that nobody has touched take no room.
+/// Memory without a name, for each process that receives its descriptor. Untouched pages occupy no memory.
 #[derive(Debug)]
 pub(crate) struct SharedMemory(OwnedFd);
 
-/// Its length is what it is: a mapping never loses what lies behind it.
+/// The length is fixed, so a mapping never loses pages.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
 impl SharedMemory {
-    /// So many bytes of zeros.
+    /// Creates memory of `bytes` zeros.
     ///
     /// # Errors
-    /// The system has none, or does not give as much.
+    /// The system has no such memory, or not enough of it.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
-        // Longer files than the limit would end the process by a signal.
+        // A file that exceeds the limit would end the process with a signal.
         if getrlimit(Resource::Fsize)
             .current
             .is_some_and(|most| most < bytes)
@@ -44,33 +44,34 @@ impl SharedMemory {
         Ok(Self(descriptor))
     }
 
-    /// What another process passed; `None` if it is something else.
+    /// Takes the descriptor that another process passed; `None` if it is something else.
     pub(crate) fn of(descriptor: OwnedFd, bytes: u64) -> Option<Self> {
         let is_sealed = fcntl_get_seals(&descriptor).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&descriptor).ok()?.st_size;
         (is_sealed && u64::try_from(size) == Ok(bytes)).then_some(Self(descriptor))
     }
 
-    /// Where the next page is that somebody has touched.
+    /// The position of the next page that a process has touched.
     pub(crate) fn next_touched(&self, from: u64) -> Option<u64> {
-        // The offset of the descriptor is of no other use.
+        // The offset of the descriptor has no other use.
         seek(&self.0, SeekFrom::Data(from)).ok()
     }
 
-    /// Gives pages back to the system: they are zeros again.
+    /// Returns pages to the system: they read as zeros then.
     pub(crate) fn release(&self, offset: u64, length: u64) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Where the system refuses, they stay until the last process is gone.
+        // If the system refuses, the pages stay until the last process has ended.
         let _ = fallocate(&self.0, flags, offset, length);
     }
 
-    /// Maps a part, of whole pages.
+    /// Maps a part of whole pages.
     ///
     /// # Errors
-    /// The process has no room for it.
+    /// The process has no address space for it.
     pub(crate) fn map(&self, offset: u64, length: usize) -> io::Result<Mapping> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, which takes no place of another. Its file is sealed, so that it stays as long.
+        // SAFETY: this is a new mapping, which replaces no other one. Its file is sealed, so its pages exist as long as the
+        // mapping.
         let start = unsafe {
             mmap(
                 null_mut(),
@@ -92,16 +93,16 @@ impl AsFd for SharedMemory {
     }
 }
 
-/// A part of shared memory: nothing of it is ever borrowed but atomics.
+/// A mapped part of shared memory. It lends only atomics and spans.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: memory that belongs to no thread, accessed through atomics and spans only.
+// SAFETY: the memory belongs to no thread, and is accessed through atomics and spans only.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: it is accessed through atomics and spans only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -111,29 +112,29 @@ impl Mapping {
             "{length} bytes at {offset} of a mapping of {}",
             self.length
         );
-        // SAFETY: within the mapping, as was just asserted.
+        // SAFETY: the assertion has checked that this is within the mapping.
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    /// A word at a multiple of four.
+    /// The word at a multiple of four.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "a word at {offset}");
-        // SAFETY: mapped as long as `self`, aligned as a page is and the offset; every process uses atomics.
+        // SAFETY: the memory is mapped as long as `self` exists; page and offset are aligned; every process uses atomics.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
-    /// A long word at a multiple of eight.
+    /// The long word at a multiple of eight.
     pub(crate) fn long(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a long word at {offset}");
         // SAFETY: as for `word`.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
     }
 
-    /// Fetches the cache line at an offset: something there will be read soon.
+    /// Fetches the cache line at an offset that will be read soon.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, which reads nothing.
+        // SAFETY: this is a hint, which reads nothing.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(self.at(offset, 1).cast());
@@ -142,40 +143,41 @@ impl Mapping {
         let _ = offset;
     }
 
-    /// Bytes, to be copied.
+    /// Bytes that the caller copies.
     pub(crate) fn span(&self, offset: usize, length: usize) -> Span<'_> {
-        // SAFETY: mapped as long as `self`; nobody refers to it but through atomics and spans.
+        // SAFETY: the memory is mapped as long as `self` exists, and is accessed through atomics and spans only.
         unsafe { Span::new(self.at(offset, length), length) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and what borrowed from it has ended. Refused, it stays until the process ends.
+        // SAFETY: this value owns the mapping, and all borrows of it have ended. If the system refuses, the mapping stays
+        // until the process ends.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
-/// A word that tells whether its owner sleeps: odd while he does, and another number for each sleep.
+/// A word that is odd while its owner sleeps, with another number for each sleep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SleepWord<'m>(pub(crate) &'m AtomicU32);
 
 impl SleepWord<'_> {
-    /// The owner is about to sleep. A record may be there already: the owner looks once more.
+    /// Begins a sleep of the owner. A record may have arrived already, so the owner checks again after this call.
     pub(crate) fn begin(self) {
         let number = next_odd(self.0.load(Ordering::Relaxed));
         self.0.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// The number of the sleep, if there is one. Whoever has put something down asks behind a fence: of two that look at
-    /// what the other has just written, one at least sees it.
+    /// Returns the number of the owner's sleep, if it sleeps. A writer calls this after it has published a record and
+    /// executed a fence: then either the writer sees the sleep or the owner sees the record.
     pub(crate) fn number(self) -> Option<u32> {
         let sleep = self.0.load(Ordering::SeqCst);
         is_odd(sleep).then_some(sleep)
     }
 
-    /// The owner has been woken from this sleep; he may sleep again by now.
+    /// Ends this sleep of the owner, unless the owner sleeps anew by now.
     pub(crate) fn woken(self, sleep: u32) {
         let (awake, relaxed) = (sleep.wrapping_add(1), Ordering::Relaxed);
         let _ = (self.0).compare_exchange(sleep, awake, Ordering::SeqCst, relaxed);
@@ -186,7 +188,7 @@ pub(crate) const fn is_odd(number: u32) -> bool {
     number & 1 == 1
 }
 
-/// Another than all before.
+/// Returns an odd number that differs from the previous ones.
 pub(crate) const fn next_odd(number: u32) -> u32 {
     (number | 1).wrapping_add(2)
 }
@@ -198,7 +200,7 @@ mod tests {
     const PAGE: usize = 4096;
 
     #[test]
-    fn what_one_mapping_is_written_another_has() {
+    fn bytes_written_to_one_mapping_appear_in_another() {
         let memory = SharedMemory::new(2 * PAGE as u64).unwrap();
         let [one, other] = [(); 2].map(|()| memory.map(PAGE as u64, PAGE).unwrap());
         one.span(5, 3).write(b"abc");
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn only_memory_that_nobody_can_shorten_is_taken_from_others() {
+    fn only_sealed_memory_is_accepted_from_other_processes() {
         let memory = SharedMemory::new(PAGE as u64).unwrap();
         assert!(ftruncate(&memory, 0).is_err());
         let passed = |memory: &dyn AsFd| memory.as_fd().try_clone_to_owned().unwrap();

@@ -1,6 +1,6 @@
-//! Bytes on their way to a socket.
+//! A queue of bytes that a socket has not taken yet.
 
-/// Bytes that leave in their order. Its memory is used again without being cleared.
+/// Bytes that leave in order. Its memory is reused without being cleared.
 #[derive(Debug, Default)]
 pub struct ByteQueue {
     bytes: Vec<u8>,
@@ -9,7 +9,7 @@ pub struct ByteQueue {
 }
 
 impl ByteQueue {
-    /// Of these.
+    /// Creates a queue of these bytes.
     pub const fn new(bytes: Vec<u8>) -> Self {
         let end = bytes.len();
         Self {
@@ -19,22 +19,22 @@ impl ByteQueue {
         }
     }
 
-    /// How many wait.
+    /// Returns how many bytes wait.
     pub const fn len(&self) -> usize {
         self.end - self.begin
     }
 
-    /// Whether none do.
+    /// Returns whether no byte waits.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Those that wait.
+    /// Returns the bytes that wait.
     pub fn waiting(&self) -> &[u8] {
         &self.bytes[self.begin..self.end]
     }
 
-    /// Room for so many more, at the end: they wait from now on. What it holds is left from before.
+    /// Appends `length` bytes, which then wait, and returns them to be written. They hold data of earlier frames.
     pub fn push(&mut self, length: usize) -> &mut [u8] {
         let begin = self.end;
         self.end += length;
@@ -44,13 +44,13 @@ impl ByteQueue {
         &mut self.bytes[begin..self.end]
     }
 
-    /// The last so many of them.
+    /// Returns the last `length` of the bytes that wait.
     pub fn last(&mut self, length: usize) -> &mut [u8] {
         let begin = self.end.saturating_sub(length).max(self.begin);
         &mut self.bytes[begin..self.end]
     }
 
-    /// So many have left.
+    /// Removes `length` bytes, which have left.
     pub fn left(&mut self, length: usize) {
         self.begin = (self.begin + length).min(self.end);
         if self.is_empty() {
@@ -58,7 +58,7 @@ impl ByteQueue {
         }
     }
 
-    /// Moves what waits to the front, if so many have left since.
+    /// Moves the waiting bytes to the front of the memory, if at least `least` bytes have left.
     pub(crate) fn tidy(&mut self, least: usize) {
         if self.begin >= least {
             self.bytes.copy_within(self.begin..self.end, 0);
@@ -66,19 +66,19 @@ impl ByteQueue {
         }
     }
 
-    /// Whether it has memory.
+    /// Returns whether the queue has memory.
     pub(crate) const fn has_memory(&self) -> bool {
         self.bytes.capacity() > 0
     }
 
-    /// Its memory, empty.
+    /// Returns the queue's memory, without bytes.
     pub(crate) fn emptied(mut self) -> Self {
         (self.begin, self.end) = (0, 0);
         self
     }
 }
 
-/// Memory grows by as much.
+/// The step in bytes by which the memory grows.
 const ROOM: usize = 4096;
 
 #[cfg(test)]

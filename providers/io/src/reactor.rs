@@ -1,17 +1,19 @@
-//! Who reads the sockets of a device: threads that poll, or the reactor's own, which sleeps until something arrives.
+//! A reactor decides which thread reads the sockets of a device: threads that poll, or its own thread, which sleeps until
+//! something arrives.
 //!
-//! One of the two *owns* the input at a time. While the thread does, each arrival wakes it. Pollers that come again and
-//! again claim the input: epoll then tells nobody of arrivals, and the thread only looks now and then whether pollers still
-//! come. When none has for the reactor's *patience*, two milliseconds on an ordinary machine, it owns the input again. A poller
-//! that is about to sleep hands it back at once. So a poller pays for no thread switch.
+//! One of the two *owns* the input at a time. While the reactor's thread does, each arrival wakes it. Pollers that poll
+//! frequently claim the input: epoll then wakes no thread for arrivals, and the thread only checks now and then whether
+//! pollers still poll. If none has polled for the reactor's *patience*, two milliseconds on an ordinary machine, the thread
+//! owns the input again. A poller that is about to sleep returns the input at once. So a poller pays for no thread switch.
 //!
-//! A program that polls a queue and then watches memory that a peer writes claims the input and lets it lie. So the thread
-//! looks for the first time after a short while already; where no poller has come any more and something lies there, the next
-//! claim takes four times as many polls, and is not made before a while.
+//! A program that polls a queue and then watches memory that a peer writes claims the input and leaves it unread. So the
+//! thread checks for the first time after a fraction of its patience. If pollers have stopped polling and left input
+//! unread, the thread takes the input back early, makes the next claim four times as expensive in polls, and forbids claims
+//! for a while.
 //!
-//! What is rare (requests to join a port, listeners) is always the thread's, whoever polls.
+//! The thread always handles rare sources (requests to join a port, listeners), whichever thread owns the input.
 //!
-//! Who owns the input from when on is decided in `policy`, which knows neither clock nor thread.
+//! `policy` decides which thread owns the input; it knows neither clock nor thread.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,43 +38,45 @@ use crate::lock;
 
 mod policy;
 
-/// Whose sources a reactor watches: a link.
+/// The link whose sources a reactor watches.
 pub trait IoHandler: Send + Sync {
-    /// The rare source of this token has something: takes it. Called by the reactor's thread, whoever owns the input.
+    /// Takes the input of the rare source with this token. The reactor's thread calls this, whichever thread owns the
+    /// input.
     fn attend(&self, token: u64);
 
-    /// Pollers own the input from now on, or do not any more. What is [`Source::Data`] is best not watched meanwhile: the
-    /// kernel would tell epoll of each arrival, at its sender's cost. Called with no lock of the handler's held.
+    /// Pollers own the input from now on if `is_polled`, otherwise the thread does. A handler should stop watching each
+    /// [`Source::Data`] meanwhile, because the kernel would report each arrival to epoll, at its sender's cost. The reactor
+    /// holds no lock of the handler.
     fn set_polled(&self, is_polled: bool) {
         let _ = is_polled;
     }
 
-    /// Called before the reactor's thread sleeps: input that comes by another way than a descriptor rings the bell from now on.
-    /// Returns whether such input is there already.
+    /// The reactor calls this before its thread sleeps: from now on, input that arrives without a descriptor rings the
+    /// bell. Returns whether there is such input already.
     fn arm_bell(&self) -> bool {
         false
     }
 
-    /// The process ends, with other threads still running: sends what waits.
+    /// Sends pending frames, because the process ends. Other threads are still running.
     fn flush_on_exit(&self) {}
 }
 
-/// What is watched, and how.
+/// The kinds of sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Data of a socket that every look reads without asking first.
+    /// A socket that every poll reads without asking epoll first.
     Data,
-    /// Data of one socket of many: whoever reads asks with [`Reactor::ready`], and then reads until the socket refuses,
-    /// for the same is not told twice.
+    /// One stream of many, edge-triggered: a reader asks with [`Reactor::ready`] and then reads until the socket refuses,
+    /// because epoll does not report the same bytes again.
     Stream,
-    /// The same, and room to write where the socket has refused: not for longer than that is waited for. A socket with room
-    /// looks like one that has something.
+    /// A stream, with read and write interest. Use this only while a write is blocked: a writable socket would report
+    /// readiness all the time.
     Full,
-    /// Something rare.
+    /// A source that rarely has something.
     Rare,
-    /// A connection that is being made, or room to write: rare as well.
+    /// A connection that is being made, or a socket that waits for room to write. It is rare, too.
     Connecting,
-    /// Something rare that other processes watch as well: the kernel wakes one of them.
+    /// A rare source that other processes watch as well: the kernel wakes one of them.
     Shared,
 }
 
@@ -94,27 +98,27 @@ impl Source {
     }
 }
 
-/// What a stream has.
+/// The events of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Whose.
+    /// The token of the stream.
     pub token: u64,
-    /// Something can be read: bytes, an end, an error, or somebody who connects.
+    /// Something can be read: bytes, an end, an error, or a new connection.
     pub readable: bool,
     /// Something can be written, or the connection has been made or has failed.
     pub writable: bool,
-    /// The peer sends no more, or the connection has failed: behind what can be read there is an end.
+    /// The peer has ended its direction, or the connection has failed: an end follows the bytes that can be read.
     pub ended: bool,
 }
 
-/// The sockets of a device, and who reads them.
+/// Watches the sockets of a device, and decides which thread reads them.
 pub struct Reactor {
-    /// What the thread sleeps in: what is rare, the bell, and `data` while the thread owns the input.
+    /// The thread sleeps in this: it has the rare sources, the bell, and `data` while the thread owns the input.
     all: OwnedFd,
     data: OwnedFd,
     bell: OwnedFd,
     is_polled: AtomicBool,
-    /// How often the input was claimed.
+    /// The number of claims so far.
     claimed: AtomicU32,
     polls: AtomicU32,
     claims: Mutex<Claims>,
@@ -122,19 +126,19 @@ pub struct Reactor {
     /// Polls in a row that found another thread reading.
     refused: AtomicU32,
     is_over: AtomicBool,
-    /// The moment that the policy counts from.
+    /// The policy counts time from this moment.
     made: Instant,
     patience: Duration,
 }
 
-/// Whom the reactor serves, as long as both are there.
+/// The link and the network that the reactor serves, as long as both exist.
 struct Served {
     handler: Weak<dyn IoHandler>,
     network: Weak<dyn Progress>,
 }
 
 impl Reactor {
-    /// A reactor over nothing.
+    /// Creates a reactor without sources.
     ///
     /// # Errors
     /// The process has too many descriptors.
@@ -159,21 +163,22 @@ impl Reactor {
         Ok(reactor)
     }
 
-    /// Watches `source` from now on; the two highest tokens are the reactor's own. A descriptor that is closed, in all
-    /// processes that have it, is watched no more.
+    /// Watches `source` from now on; the two highest tokens are the reactor's own. The kernel stops watching a descriptor
+    /// that is closed in all processes that have it.
     ///
     /// # Errors
-    /// It is watched already, or cannot be.
+    /// The source is watched already, or cannot be watched.
     pub fn add(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
         debug_assert!(token < DATA_TOKEN);
         let data = EventData::new_u64(token);
         Ok(epoll::add(self.epoll(kind), source, data, kind.flags())?)
     }
 
-    /// Watches `source` as another kind of data, also where it was not watched, and tells what it has at that moment.
+    /// Watches `source` as another kind of data, also if it was not watched before, and reports the input that it has at
+    /// that moment.
     ///
     /// # Errors
-    /// It cannot be.
+    /// The source cannot be watched.
     pub fn change(&self, source: impl AsFd, token: u64, kind: Source) -> io::Result<()> {
         debug_assert!(token < DATA_TOKEN && kind.is_data());
         let data = EventData::new_u64(token);
@@ -184,10 +189,10 @@ impl Reactor {
         }
     }
 
-    /// Watches `source` no more.
+    /// Stops watching `source`.
     ///
     /// # Errors
-    /// It was not watched as this kind.
+    /// The source was not watched as this kind.
     pub fn remove(&self, source: impl AsFd, kind: Source) -> io::Result<()> {
         Ok(epoll::delete(self.epoll(kind), source)?)
     }
@@ -199,8 +204,8 @@ impl Reactor {
         }
     }
 
-    /// Starts the thread, which has `network` read every source of data. It ends with either, or after
-    /// [`stop`](Self::stop). What waits is sent when the process ends by itself.
+    /// Starts the thread, which lets `network` read every source of data. It ends with the handler or the network, or after
+    /// [`stop`](Self::stop). Pending frames are sent when the process ends by itself.
     ///
     /// # Errors
     /// No thread could be started.
@@ -219,7 +224,7 @@ impl Reactor {
         started.map(drop)
     }
 
-    /// What delivers, once the thread has been [started](Self::start).
+    /// The network that delivers frames, once the thread has been [started](Self::start).
     pub(crate) fn network(&self) -> Option<Arc<dyn Progress>> {
         self.served.get()?.network.upgrade()
     }
@@ -234,16 +239,16 @@ impl Reactor {
         self.ring();
     }
 
-    /// Has the thread look at everything. Where pollers own the input it does when they are gone.
+    /// Makes the thread read every source. If pollers own the input, it does so when they are gone.
     pub fn ring(&self) {
-        // It is full only where it has been rung and not been heard yet.
+        // The write fails only if the bell has rung and the thread has not read it yet.
         let _ = write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// What streams have, several at a time; call it until it gives none.
+    /// Returns the events of some streams. Call this until it returns none.
     ///
     /// # Errors
-    /// The reactor is of no use any more.
+    /// The reactor does not work any longer.
     pub fn ready(&self) -> io::Result<ArrayVec<Ready, AT_ONCE>> {
         let mut events = [NO_EVENT; AT_ONCE];
         let count = wait(&self.data, &mut events, Some(Duration::ZERO))?;
@@ -271,7 +276,7 @@ impl Reactor {
     #[cold]
     fn look_at_clock(&self) {
         let mut claims = self.claims();
-        // Where the input cannot be left to pollers, the thread goes on.
+        // If the input cannot be left to pollers, the thread continues to own it.
         if claims.claims(self.now()) && self.heed_data(EventFlags::empty()).is_ok() {
             self.claimed.fetch_add(1, Ordering::Relaxed);
             self.is_polled.store(true, Ordering::Release);
@@ -280,12 +285,12 @@ impl Reactor {
         }
     }
 
-    // Whether pollers still owned the input. Called under the lock of the claims.
+    // Returns whether pollers still owned the input. The caller holds the lock of the claims.
     fn release(&self) -> bool {
         let was_polled = self.is_polled.swap(false, Ordering::SeqCst);
         if was_polled {
             self.tell_handler(false);
-            // Tells also what was there before. Nothing is known that could fail here.
+            // Epoll also reports input that arrived before. This has no known reason to fail.
             let _ = self.heed_data(EventFlags::IN);
         }
         was_polled
@@ -333,7 +338,7 @@ impl Reactor {
                     DATA_TOKEN => is_due = true,
                     BELL_TOKEN => {
                         let _ = read(&self.bell, &mut [0; 8]);
-                        // Rung by a claim as well.
+                        // A claim rings the bell, too.
                         is_due |= !self.is_polled();
                     }
                     token => {
@@ -351,8 +356,8 @@ impl Reactor {
                 is_due = true;
             }
             if is_reminded {
-                // A program that watches memory is about to see what has come, to send something and to poll: with what it
-                // sends go acknowledges, and both ends poll from then on when something arrives.
+                // A program that watches memory is about to see the received data, to send something and to poll: its own
+                // message carries the acknowledges, and both ends poll from then on when something arrives.
                 guarded(|| _ = network.look());
                 thread::sleep(WAY);
             }
@@ -364,25 +369,25 @@ impl Reactor {
         }
     }
 
-    // No poller has come for long.
+    // Takes the input back, because no poller has polled for long.
     fn take_over(&self, handler: &dyn IoHandler, was_worth_it: bool) {
-        // Without the lock: whoever delivers may hand the input back.
+        // The lock is taken after this call, because a thread that delivers may return the input.
         let has_more = handler.arm_bell();
         let mut claims = self.claims();
-        // Before that the handler may have nothing watched.
+        // `release` comes before `has_data`, because the handler may have stopped watching its sockets.
         if self.release() {
             let left_unread = has_more || self.has_data();
             claims.taken_back(was_worth_it, left_unread, self.now(), self.patience);
         }
     }
 
-    // Whether something lies there that no poller has read.
+    // Returns whether a source has input that no poller has read.
     fn has_data(&self) -> bool {
         let mut asked = [PollFd::new(&self.data, PollFlags::IN)];
         poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    // How long the system takes for next to nothing, when nothing else is in the way.
+    // Measures the shortest duration of a trivial system call.
     fn measure_call(&self) -> Duration {
         let calls = (0..8).map(|_| {
             let began = Instant::now();
@@ -400,7 +405,7 @@ impl Reactor {
 impl Input for Reactor {
     #[inline]
     fn polled(&self) {
-        // Where two poll at once one of them is not counted.
+        // If two threads poll at once, one of the polls may not be counted.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
         if polls.is_multiple_of(POLLS) && !self.is_polled() {
@@ -434,14 +439,14 @@ impl Input for Reactor {
     }
 }
 
-// Whether no other thread was at it.
+// Returns `false` if another thread was reading.
 fn progress(network: &dyn Progress) -> bool {
     let mut is_done = true;
     guarded(|| is_done = network.progress());
     is_done
 }
 
-// A panic is reported by the hook; the thread must go on.
+// The panic hook reports a panic; the thread must continue.
 fn guarded(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
@@ -455,11 +460,11 @@ fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Re
 }
 
 fn timespec(time: Duration) -> Timespec {
-    // Some milliseconds, which fit.
+    // The durations are some milliseconds, which fit.
     Timespec::try_from(time).unwrap_or_default()
 }
 
-/// How many sources one look tells at most.
+/// The most sources that one call reports.
 pub const AT_ONCE: usize = 64;
 
 const BELL_TOKEN: u64 = u64::MAX;

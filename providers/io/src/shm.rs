@@ -1,19 +1,21 @@
-//! What the processes at one address send to one another without the kernel: rings of records in memory that all have.
+//! Shared memory in which the processes at one address send records to one another without the kernel.
 //!
-//! From each range to each there is a ring, written by the holder of the one and read by the holder of the other. Who is
-//! killed in the middle of a record has not published it, and nobody waits for him. A *door* for each range tells who
-//! writes to it, whether anybody reads, and whether the reader sleeps: then a bell wakes it.
+//! From each range to each there is a ring: the holder of the one range writes it, the holder of the other reads it. A
+//! process that is killed in the middle of a record has not published it, and no process waits for it. Each range has a
+//! *door*, which says which ranges write to it, whether a process reads, and whether the reader sleeps: then a bell wakes
+//! it.
 //!
-//! | where | what |
+//! | where | contents |
 //! | --- | --- |
-//! | doors, 128 bytes for each range | `generation`, odd while somebody reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
-//! | connections, 4,096 long words for each range | TCP connections that this process would rather have here: [`ShmPort::announce`] |
+//! | doors, 128 bytes for each range | `generation`, odd while a process reads; `sleep`, odd while the reader sleeps; on a line of its own `writers`, a bit for each |
+//! | connections, 4,096 long words for each range | TCP connections whose frames this process offers to exchange here: [`ShmPort::announce`] |
 //! | rings | a line with `head`, which the reader moves; one with `waits`, set while the writer waits for room; the elements; the payloads |
 //!
-//! A record is one element of 128 bytes: its number and the length of its payload, which publish it in one store, the
-//! generation of the reader that it is for, and the record's head. The payload lies behind the head where both fit, and
-//! otherwise among the payloads. What a dead reader has left is of an older generation. Nobody believes what lies there: heads
-//! are copied before anybody looks at them, payloads are copied without being looked at, lengths and places are checked.
+//! A record is one element of 128 bytes: its number and the length of its payload, which publish it in one store; the
+//! generation of the reader for which it is meant; and the record's head. The payload follows the head in the element if
+//! both fit, and is stored among the payloads otherwise. Records for a dead reader carry an older generation. A reader
+//! trusts nothing in this memory: it copies heads before it parses them, copies payloads without parsing them, and checks
+//! lengths and positions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,7 +34,7 @@ use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
 #[derive(Debug)]
 pub(crate) struct Shm {
     memory: SharedMemory,
-    /// Doors and connections.
+    /// The mapping of the doors and connections.
     front: Mapping,
 }
 
@@ -43,12 +45,12 @@ struct Door<'s> {
 }
 
 impl Shm {
-    /// For processes that have none.
+    /// Creates memory for processes that have none yet.
     pub(crate) fn new() -> io::Result<Self> {
         Self::with(SharedMemory::new(TOTAL)?)
     }
 
-    /// What another process passed; `None` if it is something else.
+    /// Takes the descriptor that another process passed; `None` if it is something else.
     pub(crate) fn of(descriptor: OwnedFd) -> Option<Self> {
         Self::with(SharedMemory::of(descriptor, TOTAL)?).ok()
     }
@@ -82,7 +84,7 @@ impl Shm {
         self.memory.map(place(from, to), RING)
     }
 
-    /// Says that nobody reads what is put down for a range: whoever had it may have been killed.
+    /// Marks a range as having no reader: its last holder may have been killed.
     pub(crate) fn leave(&self, range: QpnRange) {
         let generation = self.door(range).generation;
         let before = generation.load(Ordering::Acquire);
@@ -91,7 +93,7 @@ impl Shm {
         }
     }
 
-    // Whether somebody has written there since the memory was made, or given back.
+    // Returns whether a process has written to this ring since the memory was made, or since the ring was released.
     fn is_touched(&self, from: QpnRange, to: QpnRange) -> bool {
         let first = place(from, to);
         let touched = self.memory.next_touched(first);
@@ -105,24 +107,24 @@ impl AsFd for Shm {
     }
 }
 
-/// What goes with a record.
+/// Values that sender and receiver attach to a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordMeta {
-    /// Whatever sender and receiver have agreed on.
+    /// A number whose meaning sender and receiver have agreed on.
     pub stream: u32,
-    /// The same.
+    /// A kind whose meaning sender and receiver have agreed on.
     pub kind: u8,
-    /// The same.
+    /// A class whose meaning sender and receiver have agreed on.
     pub class: u8,
 }
 
-/// An end of a TCP connection whose frames may go by memory.
+/// An end of a TCP connection whose frames may go through shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Its own port and its peer's.
+    /// The port of this end and the port of its peer.
     pub ports: (u16, u16),
-    /// What the records that it receives carry as their [`stream`](RecordMeta::stream): no later connection of these ports
-    /// gets what is for this one.
+    /// The [`stream`](RecordMeta::stream) of the records that this end receives, so that a later connection of these ports
+    /// does not get records of this one.
     pub stream: u32,
 }
 
@@ -140,52 +142,53 @@ impl Connection {
     }
 }
 
-/// A record that has arrived.
+/// A received record.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'r> {
-    /// Who sent it.
+    /// The range that sent it.
     pub from: QpnRange,
-    /// What goes with it.
+    /// The values that the sender attached.
     pub meta: RecordMeta,
-    /// The head, in memory of the reader's own.
+    /// The head, copied to memory of the reader.
     pub head: &'r [u8],
-    /// The payload, where the sender may still change it.
+    /// The payload, which the sender may still change.
     pub payload: Span<'r>,
 }
 
-/// What became of a record.
+/// The result of writing a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It lies there.
+    /// The record is in the ring.
     Taken,
-    /// There is no room. Whoever waits for some is woken when there is much.
+    /// There is no room. A writer that waits is woken when there is much room.
     Full,
-    /// Nobody reads, or the head is longer than any.
+    /// No process reads, or the head or payload is too long.
     Nobody,
 }
 
-/// The end of a process: what it sends to others at its address, and what they send to it.
+/// A process's access to the shared memory: to the rings that it writes and those that it reads.
 #[derive(Debug)]
 pub struct ShmPort {
     shm: Arc<Shm>,
     range: QpnRange,
     generation: u32,
     outboxes: Box<[OnceLock<Option<Outbox>>]>,
-    /// A bit for each outbox that there is.
+    /// A bit for each outbox that exists.
     open: AtomicU64,
-    /// Something has been put down since bells were rung.
+    /// A record was written since the bells were rung.
     has_put: AtomicBool,
-    /// Who waits for room that there is now.
+    /// The writers that wait for room that there is now.
     bells: AtomicU64,
-    /// Looks that found nothing since something was put down, and who has left something unread for that long.
+    /// Polls without a record since this process last wrote one, and the ranges that have left its records unread for that
+    /// long.
     looks: AtomicU32,
     reminders: AtomicU64,
-    /// To whom something waits for room, or somebody does.
+    /// The ranges to which records wait for room, or to which a driver waits for room.
     waiting: AtomicU64,
 }
 
 impl ShmPort {
-    /// Reads what is put down for a range, which this process has leased, from now on.
+    /// Reads the records for a range, which this process has leased, from now on.
     pub(crate) fn new(shm: Arc<Shm>, range: QpnRange) -> Self {
         let port = Self {
             generation: next_odd(shm.door(range).generation.load(Ordering::Acquire)),
@@ -206,8 +209,8 @@ impl ShmPort {
         port
     }
 
-    // Gives the system back what the last holder of the range left. What lies there for it nobody wants any more; of what it
-    // wrote only the reader knows what he still wants.
+    // Discards what the last holder of the range has left, and returns its pages to the system. No process needs the
+    // records for that holder; only their readers know which of the records from it they still need.
     fn begin_anew(&self) {
         let others = || (0..RANGES).filter_map(QpnRange::of_index);
         for connection in 0..CONNECTIONS {
@@ -240,21 +243,21 @@ impl ShmPort {
 
     // ---- connections
 
-    /// Says that this process would rather have a TCP connection here: the peer [finds](Self::announced) it. `false` where
-    /// another one has the place.
+    /// Offers to exchange the frames of a TCP connection here; the peer [finds](Self::announced) the offer. Returns `false`
+    /// if another connection occupies the place.
     pub fn announce(&self, own: Connection) -> bool {
         let place = self.shm.connection(self.range, own.ports);
         let announced = place.compare_exchange(0, own.word(), Ordering::SeqCst, Ordering::SeqCst);
         announced.is_ok()
     }
 
-    /// Takes that back; also for another process, which has been killed, or does not need it any more.
+    /// Withdraws an announcement; also that of another process, which was killed or does not need it any longer.
     pub fn withdraw(&self, range: QpnRange, of: Connection) {
         let place = self.shm.connection(range, of.ports);
         let _ = place.compare_exchange(of.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// The process that has the other end of a connection, if it [has said so](Self::announce), and what it has said.
+    /// Returns the process that has [announced](Self::announce) the other end of a connection, and the announcement.
     pub fn announced(&self, (local, peer): (u16, u16)) -> Option<(QpnRange, Connection)> {
         let mut ranges = (1..RANGES).filter_map(QpnRange::of_index);
         ranges.find_map(|range| {
@@ -266,7 +269,7 @@ impl ShmPort {
 
     // ---- out
 
-    /// Whether somebody reads what is put down for a range.
+    /// Returns whether a process reads the records for a range.
     #[inline]
     pub fn reaches(&self, to: QpnRange) -> bool {
         is_odd(self.shm.door(to).generation.load(Ordering::Acquire))
@@ -289,7 +292,7 @@ impl ShmPort {
         Some(lock(&self.outbox(to)?.writer))
     }
 
-    /// Puts a record down, whose payload of so many bytes `write` writes. Makes no system call:
+    /// Writes a record; `write` writes its payload of `length` bytes. Makes no system call:
     /// [`Lease::ring_bells`](crate::Lease::ring_bells) does.
     #[inline]
     pub fn put(
@@ -320,7 +323,7 @@ impl ShmPort {
         put
     }
 
-    /// Puts a record down as soon as there is room, behind others that wait. What waits for a process that has gone is lost.
+    /// Queues a record until there is room, after others that wait. Records that wait for a process that has gone are lost.
     pub fn put_later(&self, to: QpnRange, meta: RecordMeta, head: &[u8], payload: Vec<u8>) {
         if let Some(mut writer) = self.writer(to) {
             writer.later_bytes += payload.len();
@@ -334,24 +337,26 @@ impl ShmPort {
         }
     }
 
-    /// How many records were put down so far.
+    /// Returns how many records were written so far.
     pub fn sent(&self) -> u64 {
         let outboxes = self.outboxes.iter().filter_map(OnceLock::get).flatten();
         outboxes.map(|outbox| lock(&outbox.writer).sent).sum()
     }
 
-    /// How many records wait for room, and how many bytes of payloads.
+    /// Returns how many records wait for room, and how many bytes of payloads.
     pub fn waiting(&self, to: QpnRange) -> (usize, usize) {
         let writer = self.waits().then(|| self.writer(to)).flatten();
         writer.map_or((0, 0), |writer| (writer.later.len(), writer.later_bytes))
     }
 
-    /// What the holder of a range and this process have written to one another, and read; `None` where the range has no reader.
+    /// Returns what the holder of a range and this process have written to one another, and read; `None` if the range has
+    /// no reader.
     pub(crate) fn exchange(&self, with: QpnRange) -> Option<Exchange> {
         let mut writer = self.reaches(with).then(|| self.writer(with))??;
         writer.look_at_head();
         let later = u32::try_from(writer.later.len()).unwrap_or(u32::MAX / 2);
-        // Mapped for the moment: a timer asks, and seldom. The peer's answers are counted after what it has read.
+        // The ring is mapped for this moment only, because a timer asks, and rarely. The peer's answers are counted after
+        // the records that it has read.
         let ring = self.shm.ring(with, self.range).ok()?;
         let arrived_read = ring.word(HEAD).load(Ordering::Acquire);
         Some(Exchange {
@@ -370,7 +375,7 @@ impl ShmPort {
         self.looks.store(0, Ordering::Relaxed);
     }
 
-    // Who has put something down.
+    // Sets the bit of this range as a writer in the reader's door.
     #[inline]
     fn say(&self, door: &Door<'_>) {
         let bit = 1 << self.range.index();
@@ -384,14 +389,14 @@ impl ShmPort {
         self.waiting.fetch_or(1 << to.index(), Ordering::SeqCst);
     }
 
-    /// Whether room is waited for.
+    /// Returns whether a record or a driver waits for room.
     #[inline]
     pub fn waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Puts down what waits for room, as far as there is some; answers whether that was any. Gives the ranges to which everything
-    /// has gone to `has_room`.
+    /// Writes records that wait for room, as far as there is some. Returns whether that was any. Calls `has_room` for each
+    /// range to which no record waits any longer.
     pub fn put_waiting(&self, mut has_room: impl FnMut(QpnRange)) -> bool {
         let mut any = false;
         for to in ranges(self.waiting.load(Ordering::Relaxed)) {
@@ -403,7 +408,7 @@ impl ShmPort {
             let generation = door.generation.load(Ordering::Acquire);
             while let Some(later) = writer.later.pop_front() {
                 writer.later_bytes -= later.payload.len();
-                // What waits for a reader that has gone is nothing for its successor.
+                // Records that wait for a reader that has gone are not meant for its successor.
                 if !is_odd(generation) || later.generation != generation {
                     continue;
                 }
@@ -427,7 +432,7 @@ impl ShmPort {
         any
     }
 
-    /// Whether somebody may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does.
+    /// Returns whether a process may have to be woken: [`Lease::ring_bells`](crate::Lease::ring_bells) does that.
     #[inline]
     pub(crate) fn may_have_bells(&self) -> bool {
         self.has_put.load(Ordering::Relaxed)
@@ -435,10 +440,11 @@ impl ShmPort {
             || self.reminders.load(Ordering::Relaxed) != 0
     }
 
-    /// Whose bell is to be rung, and for which sleep: of those who sleep while something lies there for them, or room that they
-    /// wait for.
+    /// Returns the ranges whose bells must be rung, and for which sleep: those that sleep although there is a record for
+    /// them, or room for which they wait.
     pub(crate) fn take_bells(&self) -> impl Iterator<Item = (QpnRange, u32)> {
-        // Whoever puts something down from now on sets it again, and looks himself: what others have set before is seen here.
+        // A thread that writes a record from now on sets this again and checks by itself. This thread sees records that
+        // others have written before.
         self.has_put.swap(false, Ordering::AcqRel);
         let mut put = 0;
         let mut bells = match self.bells.load(Ordering::Relaxed) {
@@ -453,15 +459,16 @@ impl ShmPort {
                 put |= 1 << to.index();
             }
         }
-        // Of two that look at what the other has just written, one at least sees it.
+        // The writer stores a record and then reads the sleep word, the reader does the reverse: with fences, at least one
+        // sees the other's store.
         fence(Ordering::SeqCst);
-        // The reader may have looked away while it was put down.
+        // The reader may have cleared the writer's bit while the record was written.
         ranges(put).for_each(|to| self.say(&self.shm.door(to)));
         bells |= put;
         ranges(bells).filter_map(|to| Some((to, self.shm.door(to).sleep.number()?)))
     }
 
-    /// Whose bell is to be rung though they do not sleep: they do not read either.
+    /// Returns the ranges whose bells must be rung although they do not sleep, because they do not read either.
     pub(crate) fn take_reminders(&self) -> impl Iterator<Item = QpnRange> {
         ranges(match self.reminders.load(Ordering::Relaxed) {
             0 => 0,
@@ -469,14 +476,14 @@ impl ShmPort {
         })
     }
 
-    /// The bell of a range has been rung for this sleep: whoever is killed before that has not said so.
+    /// Notes that the bell of a range was rung for this sleep. A process that is killed before that has not noted it.
     pub(crate) fn rung(&self, to: QpnRange, sleep: u32) {
         self.shm.door(to).sleep.woken(sleep);
     }
 
     // ---- in
 
-    /// Gives what lies there to `take`, some records of each sender at most; answers whether there was any.
+    /// Gives records to `take`, a limited number of each sender. Returns whether there was one.
     #[inline]
     pub fn receive(&self, readers: &mut Readers, take: &mut dyn FnMut(&Record<'_>)) -> bool {
         let senders = self.shm.door(self.range).writers.load(Ordering::Acquire);
@@ -497,7 +504,7 @@ impl ShmPort {
             if reader.is_waited_for(&self.shm.door(from)) {
                 self.bells.fetch_or(1 << from.index(), Ordering::Relaxed);
             }
-            // One that has gone silent is not looked at for ever; the only one may be, for that is as cheap.
+            // A silent sender is not polled for ever, unless it is the only one: polling that one costs nothing extra.
             if !read && reader.idle >= IDLE && !senders.is_power_of_two() {
                 self.look_away(reader, from);
             }
@@ -506,7 +513,7 @@ impl ShmPort {
         any
     }
 
-    // Whoever has not read for long what was put down may have polled, and now wait for it without.
+    // Reminds readers: one that has not read for long may have polled before, and may now wait without polling.
     #[cold]
     fn remind(&self) {
         let has_unread = |to: &QpnRange| {
@@ -530,8 +537,8 @@ impl ShmPort {
         }
     }
 
-    /// From now on a process that writes a record here, or makes room for one that waits, rings the bell. Returns whether
-    /// there is something to do already.
+    /// Makes each process that writes a record here, or makes room for one that waits, ring the bell from now on. Returns
+    /// whether there is something to do already.
     pub fn arm_bell(&self, readers: &mut Readers) -> bool {
         let door = self.shm.door(self.range);
         door.sleep.begin();
@@ -552,7 +559,7 @@ impl ShmPort {
 
 impl Drop for ShmPort {
     fn drop(&mut self) {
-        // Unless another has the range by now.
+        // Another process may have leased the range meanwhile: its generation must stay.
         let _ = self.shm.door(self.range).generation.compare_exchange(
             self.generation,
             self.generation.wrapping_add(1),
@@ -565,7 +572,7 @@ impl Drop for ShmPort {
 #[derive(Debug)]
 struct Outbox {
     writer: Mutex<Writer>,
-    /// Something has been put down since the bell was rung.
+    /// A record was written since the bell was rung.
     has_put: AtomicBool,
 }
 
@@ -574,12 +581,12 @@ struct Outbox {
 struct Writer {
     ring: Mapping,
     tail: u32,
-    /// As it was when it was last read: the reader is further, if anything.
+    /// The reader's position when it was last read. The reader may be further by now.
     head: u32,
-    /// Where payloads are written next, and where the payload of each element ends. Positions only grow.
+    /// The position of the next payload, and the end of the payload of each element. Positions only grow.
     next: u64,
     ends: Box<[u64]>,
-    /// Up to this element the ring holds what another process has written, whose payloads lie anywhere.
+    /// Up to this element the ring holds records of an earlier process, whose payloads may be anywhere.
     inherited: u32,
     later: VecDeque<Later>,
     later_bytes: usize,
@@ -589,7 +596,7 @@ struct Writer {
 /// A record that waits for room.
 #[derive(Debug)]
 struct Later {
-    /// Of the reader that it is for.
+    /// The generation of the reader for which the record is meant.
     generation: u32,
     meta: RecordMeta,
     head: Box<[u8]>,
@@ -601,7 +608,7 @@ impl Writer {
         let ring = shm.ring(from, to)?;
         let head = ring.word(HEAD).load(Ordering::Acquire);
         let tail = published(&ring, head);
-        // What a writer before this one has written further on it has not published.
+        // Records after the tail were written but not published by an earlier writer.
         for ahead in tail.wrapping_sub(head)..ELEMENTS as u32 {
             let number = head.wrapping_add(ahead);
             ring.long(element(number)).store(0, Ordering::Relaxed);
@@ -621,7 +628,7 @@ impl Writer {
 
     fn look_at_head(&mut self) {
         let head = self.ring.word(HEAD).load(Ordering::Acquire);
-        // A reader that lies counts as one that has read nothing.
+        // A reader that reports an impossible position counts as one that has read nothing.
         if self.tail.wrapping_sub(head) <= self.tail.wrapping_sub(self.head) {
             self.head = head;
         }
@@ -636,7 +643,7 @@ impl Writer {
         self.used() as usize <= ELEMENTS / 2 && self.used_bytes() <= ROOM as u64 / 2
     }
 
-    // Bytes of payloads that have not been read.
+    // Returns how many bytes of payloads have not been read.
     fn used_bytes(&self) -> u64 {
         let is_inherited = self.tail.wrapping_sub(self.inherited) < self.used();
         match self.used() {
@@ -649,14 +656,14 @@ impl Writer {
         }
     }
 
-    // Room for a payload: where.
+    // Allocates room for a payload, and returns its position.
     fn allocate(&mut self, length: usize) -> Option<u64> {
         let length = length.next_multiple_of(LINE) as u64;
         let room = ROOM as u64;
         let mut at = self.next % room;
         if at + length > STRETCH as u64 {
             self.look_at_head();
-            // What both sides have in their caches is the beginning, where nothing waits long.
+            // Both processes have the beginning in their caches, if no record waits long.
             if self.used() == 0 || at + length > room {
                 self.next += room - at;
                 at = 0;
@@ -722,7 +729,7 @@ impl Writer {
     }
 }
 
-// The number behind the last record that has been published.
+// Returns the number after the last published record.
 fn published(ring: &Mapping, head: u32) -> u32 {
     let mut tail = head;
     for _ in 0..ELEMENTS {
@@ -739,12 +746,12 @@ fn published(ring: &Mapping, head: u32) -> u32 {
 struct Reader {
     ring: Mapping,
     head: u32,
-    /// Looks in a row that found nothing.
+    /// Polls in a row that found no record.
     idle: u32,
 }
 
 impl Reader {
-    // Where the next record lies, and how long its payload is, if there is one.
+    // Returns the position of the next record and the length of its payload, if there is one.
     #[inline]
     fn next(&self) -> Option<(usize, usize)> {
         let at = element(self.head);
@@ -753,7 +760,7 @@ impl Reader {
         is_next.then_some((at, (first >> 32) as usize))
     }
 
-    // Whether the writer waits for room, and has to be told that there is some.
+    // Returns whether the writer waits for room and sleeps, so that it must be woken.
     fn is_waited_for(&self, writer: &Door<'_>) -> bool {
         let waits = self.ring.word(WAITS).load(Ordering::Relaxed) != 0;
         waits && writer.sleep.number().is_some()
@@ -761,7 +768,7 @@ impl Reader {
 
     #[inline]
     fn read(&mut self, from: QpnRange, generation: u32, take: &mut dyn FnMut(&Record<'_>)) -> bool {
-        // Whoever has waited goes on with the first: what follows it can wait for him.
+        // A reader that has waited continues with the first record at once; later records can wait.
         let most = if self.idle > 0 { 1 } else { AT_ONCE };
         let mut read = 0;
         while read < most
@@ -792,7 +799,7 @@ impl Reader {
         let words = [at + 8, at + 16].map(|at| self.ring.long(at).load(Ordering::Relaxed));
         let fixed = Fixed::of(words);
         let head = usize::from(fixed.head);
-        // Of an older reader, or of a writer that does not mean well.
+        // The record is for an older reader, or its writer is malicious.
         if fixed.generation != generation || head > LONGEST_HEAD || length > LONGEST_PAYLOAD {
             return;
         }
@@ -818,12 +825,12 @@ impl Reader {
     }
 }
 
-/// The ends at which a process reads what others put down for it: of whoever receives, one thread at a time.
+/// The reading ends of a process's rings. Only the thread that receives uses them.
 #[derive(Debug, Default)]
 pub struct Readers(Vec<Option<Reader>>);
 
 impl Readers {
-    // Where there is no room to map a ring, what is in it is lost.
+    // Returns the reader of a ring; `None` if the ring cannot be mapped: then its records are lost.
     fn of(&mut self, shm: &Shm, from: QpnRange, to: QpnRange) -> Option<&mut Reader> {
         if self.0.is_empty() {
             self.0.resize_with(RANGES, || None);
@@ -839,7 +846,7 @@ impl Readers {
     }
 }
 
-/// What goes before the head of a record, behind its number and the length of its payload.
+/// The words before the head of a record, after its number and the length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fixed {
     place: u32,
@@ -885,37 +892,37 @@ fn ranges(bits: u64) -> impl Iterator<Item = QpnRange> {
     })
 }
 
-// Where the element lies behind so many others.
+// The offset of the element with this number.
 const fn element(number: u32) -> usize {
     ELEMENT * (1 + number as usize % ELEMENTS)
 }
 
-// Where a ring begins.
+// The offset of a ring.
 const fn place(from: QpnRange, to: QpnRange) -> u64 {
     (FRONT + (to.index() * RANGES + from.index()) * RING) as u64
 }
 
-/// Bytes of a cache line, and of two: what a processor fetches together.
+/// Bytes of a cache line. A door has two, which a processor fetches together.
 const LINE: usize = 64;
 const DOOR: usize = 2 * LINE;
-/// Connections that a process may have announced.
+/// The most connections that a process may have announced.
 const CONNECTIONS: usize = 4096;
 const FRONT: usize = (RANGES * DOOR + RANGES * CONNECTIONS * 8).next_multiple_of(PAGE);
-/// The largest page that a system has.
+/// The largest page size of any system.
 const PAGE: usize = 64 << 10;
 
-/// In the first lines of a ring.
+/// Offsets in the first lines of a ring.
 const HEAD: usize = 0;
 const WAITS: usize = LINE;
-/// Bytes of an element: the fixed part and what is behind it.
+/// Bytes of an element: the fixed part, the head and an inline payload.
 const ELEMENT: usize = 2 * LINE;
-/// What follows a head begins at a multiple of this: aligned words are copied fastest.
+/// A payload begins at a multiple of this after its head, because aligned words are copied fastest.
 const WORD: usize = 8;
 const FIXED: usize = 24;
 const INLINE: usize = ELEMENT - FIXED;
 const ELEMENTS: usize = 256;
 const PAYLOADS: usize = (ELEMENT * (1 + ELEMENTS)).next_multiple_of(PAGE);
-/// Bytes of payloads, and after how many a writer looks whether it may begin anew.
+/// Bytes for payloads, and after how many of them a writer checks whether it may continue at the beginning.
 pub(crate) const ROOM: usize = 1 << 20;
 const STRETCH: usize = ROOM / 2;
 const RING: usize = PAYLOADS + ROOM;
@@ -923,17 +930,17 @@ const TOTAL: u64 = (FRONT + RANGES * RANGES * RING) as u64;
 
 /// Bytes of the longest head.
 pub const LONGEST_HEAD: usize = INLINE;
-/// Bytes of the longest payload: the next one is written while this one is read.
+/// Bytes of the longest payload: the writer can write the next one while the reader reads this one.
 pub const LONGEST_PAYLOAD: usize = 64 << 10;
 const _: () = assert!(LONGEST_PAYLOAD <= STRETCH && INLINE.is_multiple_of(WORD) && RANGES == 64);
 
-/// Records of one sender that are taken before another gets his turn.
+/// The most records of one sender that are read before the next sender gets its turn.
 const AT_ONCE: usize = 64;
-/// So many looks take all that a sender had put down before.
+/// The number of polls that read all records that a sender had written before.
 pub const LOOKS_FOR_ALL: usize = ELEMENTS.div_ceil(AT_ONCE);
-/// Looks that find nothing, some tens of microseconds, until whoever leaves something unread is reminded.
+/// Polls without a record, some tens of microseconds, before readers that leave records unread are reminded.
 const REMINDED: u32 = 512;
-/// Looks that may find nothing before a sender has to say that he is there.
+/// Polls without a record before a sender must set its bit again.
 const IDLE: u32 = 1000;
 
 #[cfg(test)]

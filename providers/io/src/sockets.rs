@@ -1,4 +1,4 @@
-//! UDP with segmentation and joining, multicast, TCP: bytes and addresses, no frames.
+//! UDP with segmentation and joining, multicast, TCP. These sockets know bytes and addresses, but no frames.
 
 pub(crate) mod address;
 pub(crate) mod control;
@@ -20,7 +20,7 @@ pub use receive::{Message, ReceiveBatch};
 pub use tcp::{Ends, Passed, Received, StreamError, TcpListener, TcpSocket, TcpTap, Way};
 pub use udp::{Offload, SendError, Transmit, UdpOptions, UdpSocket, interface_mtu, source_of};
 
-/// How many descriptors the process may have.
+/// Returns how many descriptors the process may have.
 pub fn most_descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok());

@@ -1,4 +1,4 @@
-//! Faults of a stream, between a connection and its socket: what they hit are bytes, not frames.
+//! Faults of a stream, between a connection and its socket. They affect bytes, not frames.
 
 use polyverbs_engine::time::Time;
 
@@ -14,7 +14,7 @@ pub(super) struct Tampering {
 }
 
 impl Tampering {
-    /// Of the direction that was made as number `direction`.
+    /// Creates the faults of the direction with the number `direction`.
     pub(super) fn new(faults: FaultSpec, direction: usize) -> Self {
         Self {
             faults,
@@ -23,19 +23,20 @@ impl Tampering {
         }
     }
 
-    /// One more frame.
+    /// Counts a frame.
     pub(super) const fn count(&mut self) {
         self.frames += 1;
     }
 
-    /// Whether the connection has carried more frames than it may.
+    /// Returns whether the connection has carried more frames than it may.
     pub(super) fn is_spent(&self) -> bool {
         self.faults
             .reset_after
             .is_some_and(|most| self.frames > most)
     }
 
-    /// Until when the stream stands still before the next frame, which has others before it or not: those take it along.
+    /// Returns until when the stream must stand still before the next frame. A frame that follows pending ones (`is_first`
+    /// is false) leaves with them, so only a stall can hold it.
     pub(super) fn hold(&mut self, now: Time, is_first: bool) -> Option<Time> {
         let FaultSpec { delay, stall, .. } = self.faults;
         let chance = &mut self.chance;
@@ -45,12 +46,12 @@ impl Tampering {
         Some(now.after(time))
     }
 
-    /// Whether a stream may stand still.
+    /// Returns whether these faults may hold a stream.
     pub(super) fn holds(faults: &FaultSpec) -> bool {
         faults.stall.is_some() || faults.delay != Between::default()
     }
 
-    /// Flips a bit of a frame, if it is this frame's turn: whether it was.
+    /// Flips a bit of a frame, if chance decides so. Returns whether it did.
     pub(super) fn flip(&mut self, frame: &mut [u8]) -> bool {
         let is_hit = !frame.is_empty() && self.chance.strikes(self.faults.flip);
         if is_hit {
@@ -59,7 +60,7 @@ impl Tampering {
         is_hit
     }
 
-    /// How many of so many bytes pass at once.
+    /// Returns how many of `most` bytes pass at once.
     pub(super) fn piece(&mut self, most: usize) -> usize {
         match self.faults.chunk {
             Some(bytes) => most.min(self.chance.number(bytes).max(1) as usize),

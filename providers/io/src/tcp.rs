@@ -1,8 +1,8 @@
 //! The TCP link: frames on streams, one connection for each pair of queue pairs.
 //!
-//! A connection comes here when it has been made and what its ends have to agree on has been agreed on. A frame is encoded
-//! where it is sent, to the end of what leaves on its stream. What arrives is taken apart in the buffer of whoever
-//! reads; a stream keeps only what of a frame has not come whole, so that an idle one has no buffer at all.
+//! The driver's owner attaches a connection after it has been made and its ends have agreed on their parameters. A frame is
+//! encoded when the driver sends it, to the end of its stream's queue. Received bytes are parsed in the reader's buffer; a
+//! stream keeps only the bytes of an incomplete frame, so that an idle one has no buffer at all.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,27 +37,26 @@ use shared::Channel;
 
 pub use shared::Announcement;
 
-/// What a [`TcpLink`] is made with.
+/// Options of a [`TcpLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpLinkOptions {
-    /// The largest payload of a frame that drivers are told to send.
+    /// The largest payload of a frame that drivers should send.
     pub max_frame: usize,
-    /// Bytes that may wait on a stream before it says that it has no room.
+    /// Bytes that may wait on a stream before it reports that it has no room.
     pub backlog: usize,
-    /// How long the peer may take for its end when this side has ended.
+    /// How long the peer may take to end its direction after this side has ended its own.
     pub linger: Duration,
-    /// The frames of a connection with a process at the same address go through memory that both share, where both want
-    /// that, and nothing happens to bytes that leave.
+    /// The frames of a connection with a process at the same address go through shared memory, if both processes enable
+    /// this and no fault changes bytes that leave.
     pub memory: bool,
-    /// What happens to bytes that leave, by faults of streams: `chunk` to those that arrive as well. With a `delay` what is sent
-    /// meanwhile leaves with the first.
-    /// `reset_after` counts the frames of this end.
+    /// The faults of streams for bytes that leave; `chunk` also applies to bytes that arrive. Frames that are sent during a
+    /// `delay` leave with the delayed one. `reset_after` counts the frames of this end.
     pub faults: FaultSpec,
 }
 
 impl Default for TcpLinkOptions {
-    /// Frames that fit segments of Ethernet, 256 KiB of backlog, ten seconds for the peer's end, memory, no faults.
+    /// Frames that fit into segments of Ethernet, 256 KiB of backlog, ten seconds of linger, shared memory, no faults.
     fn default() -> Self {
         Self {
             max_frame: 1408,
@@ -69,46 +68,46 @@ impl Default for TcpLinkOptions {
     }
 }
 
-/// Where a connection leads, and where its halves stand.
+/// A connection and the state of its halves.
 pub struct Attachment<C: StreamCodec> {
-    /// What frames are sent on it by.
+    /// The key of the frames that the connection carries.
     pub key: u64,
     /// The connection.
     pub socket: Arc<TcpSocket>,
-    /// This end's address, as frames have it.
+    /// This end's address, as frames name it.
     pub local: LinkAddress,
-    /// The peer's.
+    /// The peer's address, as frames name it.
     pub peer: LinkAddress,
-    /// Where sending stands.
+    /// The state of the sending half.
     pub sender: C::Sender,
-    /// Where receiving stands.
+    /// The state of the receiving half.
     pub receiver: C::Receiver,
-    /// What has been received already, and is frames.
+    /// Bytes of frames that have been received already.
     pub received: Vec<u8>,
-    /// What goes before frames: sent when what the peer then sends will be delivered.
+    /// Bytes to send before any frame. They are sent when the link is ready to deliver the peer's answer.
     pub last: Vec<u8>,
-    /// Whether frames that are offered wait until the peer has sent one.
+    /// Whether frames that the driver offers wait until the peer has sent one.
     pub is_held: bool,
-    /// Where its frames may go by memory.
+    /// Present if the connection's frames may go through shared memory.
     pub announcement: Option<Announcement>,
 }
 
 counts! {
-    /// What became of the streams of a [`TcpLink`].
+    /// Counts of the streams of a [`TcpLink`].
     TcpCounts,
-    /// Frames that were taken.
+    /// Frames that the link took from the driver.
     sent,
     /// Frames that were delivered.
     delivered,
-    /// Streams that could not be read on.
+    /// Streams that could not be parsed further.
     broken,
     /// Connections that were lost.
     lost,
-    /// Frames for a connection that is not there.
+    /// Frames for a connection that does not exist.
     homeless,
-    /// Frames of which a bit was flipped.
+    /// Frames in which a fault flipped a bit.
     flipped,
-    /// Connections whose frames go by memory.
+    /// Connections whose frames go through shared memory.
     by_memory,
 }
 
@@ -116,33 +115,33 @@ counts! {
 pub struct TcpLink<C: StreamCodec> {
     codec: C,
     options: TcpLinkOptions,
-    // Looked into for each frame; the keys are ours.
+    // Each frame looks its stream up here. The keys are this end's own, so the hash need not resist attacks.
     streams: RwLock<FxHashMap<u64, Arc<Stream<C>>>>,
-    /// Streams with something to write, and memory for more of them.
+    /// Streams with bytes to write, and spare queues for more of them.
     dirty: Chore<Arc<Stream<C>>, Vec<ByteQueue>>,
-    /// Streams that stand still, by chance.
+    /// Streams that a fault holds back.
     held: Chore<Arc<Stream<C>>>,
-    /// Streams that this end has ended, and until when the peer may take for its end.
+    /// Streams that this end has ended, and the time at which each is given up if the peer has not ended it.
     ending: Chore<(Time, Weak<Stream<C>>)>,
-    /// How long the next ones are waited for.
+    /// How long the next drain waits.
     patience: Mutex<Duration>,
-    /// Streams that came with something to read, or that come or go by memory.
+    /// Streams that were attached with bytes to read, and streams in shared memory that were attached or detached.
     changed: Chore<Arc<Stream<C>>>,
     news: Chore<(Arc<Stream<C>>, StreamEvent)>,
     inbound: Mutex<Inbound<C>>,
-    /// Buffers for whoever needs one for a while.
+    /// Spare buffers for incomplete frames.
     spare: Mutex<Vec<Vec<u8>>>,
     reactor: Arc<Reactor>,
     attend: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
-    /// The memory that processes at this address share.
+    /// The shared memory of the processes at this address.
     lease: Option<Arc<Lease>>,
-    /// What the next stream of a connection is called that is announced there.
+    /// The number of the next stream that is announced there.
     announced: AtomicU32,
     made: AtomicUsize,
     counters: Counters,
 }
 
-/// Who sends records of a stream, and which.
+/// The range that sends records of a stream, and the number that the records carry.
 type ChannelKey = (QpnRange, u32);
 
 struct Stream<C: StreamCodec> {
@@ -150,39 +149,39 @@ struct Stream<C: StreamCodec> {
     local: LinkAddress,
     peer: LinkAddress,
     socket: Arc<TcpSocket>,
-    /// It is none of the link's any more.
+    /// The link has removed the stream.
     is_gone: AtomicBool,
-    /// What comes is not delivered any more.
+    /// Frames that arrive are no longer delivered.
     is_deaf: AtomicBool,
-    /// Nothing more comes, or it cannot be read: told also to those who do not read.
+    /// The peer's direction has ended or cannot be read. Threads without the lock of `incoming` read this.
     has_ended: AtomicBool,
-    /// This end has ended it, and has waited for what was to be written.
+    /// This end has ended the stream, and a drain has waited for its pending bytes.
     is_drained: AtomicBool,
     channel: Option<Channel>,
     outgoing: Mutex<Outgoing<C>>,
-    /// Taken before the other where both are.
+    /// A thread that takes both locks takes this one first.
     incoming: Mutex<Incoming<C>>,
 }
 
 struct Outgoing<C: StreamCodec> {
     sender: C::Sender,
     queue: ByteQueue,
-    /// What a frame may carry on this path.
+    /// Bytes that a frame may carry on this path.
     unit: usize,
     ends: bool,
     is_over: bool,
     is_dirty: bool,
-    /// The driver was told that there is no room.
+    /// The driver has been refused for lack of room, and waits for an event.
     wants_room: bool,
-    /// The driver was told that this frame must not go between others.
+    /// The driver has been refused because its frame must not interrupt another message, and waits for an event.
     wants_turn: bool,
-    /// What is offered waits for the peer's first frame.
+    /// Frames that the driver offers wait for the peer's first frame.
     is_held: bool,
-    /// The socket takes nothing until the reactor says so.
+    /// The socket takes nothing until the reactor reports room.
     is_full: bool,
-    /// The reactor looks for room.
+    /// The reactor watches the socket for room.
     wants_word: bool,
-    /// Bytes that have left since the segment size was asked for.
+    /// Bytes that have left since the segment size was last read.
     since: usize,
     held_until: Time,
     tampering: Tampering,
@@ -190,31 +189,32 @@ struct Outgoing<C: StreamCodec> {
 
 struct Incoming<C: StreamCodec> {
     receiver: C::Receiver,
-    /// What of a frame has come.
+    /// The bytes of an incomplete frame.
     begun: Vec<u8>,
     has_begun: bool,
     is_over: bool,
     tampering: Tampering,
 }
 
-/// What whoever reads has.
+/// State of the thread that reads.
 struct Inbound<C: StreamCodec> {
     buffer: Box<[u8]>,
-    /// Whose unfinished frame is still in the buffer, and where: what it goes on with is read behind it.
+    /// The stream whose incomplete frame is still in the buffer, and its position. The next read of that stream appends to
+    /// it.
     resident: Option<(Arc<Stream<C>>, Range<usize>)>,
-    /// Streams that had something lately, which are read without asking epoll: the one that is read next first, and how often
-    /// each has had nothing since.
+    /// Recently active streams, which are read without asking epoll, beginning with the next to read, and how often each
+    /// has had nothing since.
     hot: VecDeque<(Arc<Stream<C>>, u32)>,
-    /// Streams whose frames come by memory.
+    /// Streams whose frames arrive through shared memory.
     by_memory: FxHashMap<ChannelKey, Arc<Stream<C>>>,
     readers: Readers,
-    /// Streams that have more than was read in their turn, of which epoll tells nothing.
+    /// Streams that had more than their turn allowed. Epoll does not report them again.
     unfinished: Vec<Arc<Stream<C>>>,
     looks: u32,
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    /// A link of the device at `address`, without connections. It carries nothing by itself: [`start`](Self::start) it.
+    /// Creates a link of the device at `address`, without connections. It carries nothing before [`start`](Self::start).
     ///
     /// # Errors
     /// The process has too many descriptors.
@@ -253,8 +253,8 @@ impl<C: StreamCodec> TcpLink<C> {
         }))
     }
 
-    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with the network.
-    /// `attend` is told of what else is watched as [`Source::Rare`].
+    /// Starts the thread that delivers frames to `network` while no thread polls. The thread ends with the network. It
+    /// calls `attend` with the token of each other [`Source::Rare`] that has something.
     ///
     /// # Errors
     /// No thread could be started.
@@ -268,19 +268,19 @@ impl<C: StreamCodec> TcpLink<C> {
         self.reactor.start(handler, network)
     }
 
-    /// What reads the sockets.
+    /// The reactor that watches the sockets.
     pub fn reactor(&self) -> &Arc<Reactor> {
         &self.reactor
     }
 
-    /// What became of the streams so far.
+    /// Returns the counts of streams so far.
     pub fn counts(&self) -> TcpCounts {
         let mut counts = TcpCounts::default();
         self.counters.add_to(&mut counts);
         counts
     }
 
-    /// How many connections there are.
+    /// Returns how many connections there are.
     pub fn connections(&self) -> usize {
         self.streams().len()
     }
@@ -288,7 +288,7 @@ impl<C: StreamCodec> TcpLink<C> {
     /// Carries frames over a connection from now on.
     ///
     /// # Errors
-    /// The key is in use, more was received than a turn of reading takes, or the system refuses.
+    /// The key is in use, `received` has more bytes than a turn of reading takes, or the system refuses.
     pub fn attach(&self, attachment: Attachment<C>) -> io::Result<()> {
         let Attachment {
             key,
@@ -350,7 +350,7 @@ impl<C: StreamCodec> TcpLink<C> {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let has_more = !lock(&stream.incoming).begun.is_empty();
-        // Tells also what is there already.
+        // Epoll reports bytes that have arrived already, too.
         self.reactor.add(&*stream.socket, key, Source::Stream)?;
         streams.insert(key, Arc::clone(&stream));
         drop(streams);
@@ -359,7 +359,7 @@ impl<C: StreamCodec> TcpLink<C> {
             count(&self.counters.by_memory);
         }
         if has_more || stream.channel.is_some() {
-            // Not at once: whoever delivers may have called.
+            // The stream is read later, because the thread that delivers frames may have called this.
             self.changed.push(Arc::clone(&stream));
         }
         if !last.is_empty() {
@@ -368,8 +368,8 @@ impl<C: StreamCodec> TcpLink<C> {
         Ok(())
     }
 
-    /// Forgets a connection, which is reset unless both its ends have ended. Nothing is delivered for it any more; what
-    /// is not there any more is no mistake.
+    /// Removes a connection, which is reset unless both its ends have ended. Nothing is delivered for it any longer. It is
+    /// no error if the connection does not exist.
     pub fn detach(&self, key: u64) {
         if let Some(stream) = self.take(key) {
             lock(&stream.outgoing).is_over = true;
@@ -385,7 +385,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.with_stream(key, Arc::clone)
     }
 
-    // With the streams locked: `work` forgets none.
+    // Holds the lock of the streams, so `work` must not remove one.
     #[inline]
     fn with_stream<R>(&self, key: u64, work: impl FnOnce(&Arc<Stream<C>>) -> R) -> Option<R> {
         self.streams().get(&key).map(work)
@@ -426,7 +426,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- out
 
-    // With the outgoing half locked: has the next flush write it, and gives it memory for that.
+    // Makes the next flush write the stream, and gives it memory for that. The caller holds the lock of the outgoing half.
     fn mark(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>) {
         let has_memory = outgoing.queue.has_memory();
         if !outgoing.is_dirty || !has_memory {
@@ -441,7 +441,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // With the streams locked: it forgets none.
+    // The caller holds the lock of the streams, so this removes none.
     fn append(
         &self,
         stream: &Arc<Stream<C>>,
@@ -515,7 +515,8 @@ impl<C: StreamCodec> TcpLink<C> {
         count(&self.counters.sent);
     }
 
-    // With the outgoing half locked: nothing more is taken, and the peer has some time for its end.
+    // Refuses further frames, and gives the peer some time to end its direction. The caller holds the lock of the outgoing
+    // half.
     fn end(&self, stream: &Arc<Stream<C>>, outgoing: &mut Outgoing<C>, now: Time) {
         if !std::mem::replace(&mut outgoing.ends, true) {
             let until = now.after(self.options.linger);
@@ -527,7 +528,7 @@ impl<C: StreamCodec> TcpLink<C> {
         self.mark(stream, outgoing);
     }
 
-    // Peers that took too long for their end.
+    // Gives up peers that took too long to end their direction.
     fn expire(&self, now: Time) {
         let is_due =
             |(until, stream): &(Time, Weak<Stream<C>>)| *until <= now || stream.strong_count() == 0;
@@ -539,7 +540,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // A stream that stands still by chance is left alone where nobody says that its time has come.
+    // Writes all dirty streams. Without `now`, a stream that a fault holds back is left alone.
     fn write_dirty(&self, now: Option<Time>) {
         while let Some(stream) = self.dirty.pop() {
             let mut outgoing = lock(&stream.outgoing);
@@ -562,9 +563,9 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Writes the bytes and records that these streams took, until the caller has `waited` for its patience; answers whether
-    // nothing is left. Every stream is tried, also after one whose peer reads nothing. It flushes by itself and waits for no
-    // other thread that reads, because the caller may be that thread.
+    // Writes the bytes and records that these streams took, until the caller has `waited` for its patience. Returns whether
+    // nothing is left. It tries every stream, also after one whose peer reads nothing. It flushes by itself and waits for
+    // no other thread that reads, because the caller may be that thread.
     fn write_all(
         &self,
         streams: &[Arc<Stream<C>>],
@@ -589,11 +590,11 @@ impl<C: StreamCodec> TcpLink<C> {
         all
     }
 
-    // Has the next flush try a stream that was full; whether anything waits on it.
+    // Makes the next flush try a stream that was full. Returns whether anything waits on it.
     fn tries_again(&self, stream: &Arc<Stream<C>>) -> bool {
         let mut outgoing = lock(&stream.outgoing);
         let has_some = self.has_unwritten(stream, &outgoing);
-        // One that stands still by chance is tried when its time has come.
+        // A stream that a fault holds back is tried when its time has come.
         if has_some && outgoing.held_until == Time::default() {
             outgoing.is_full = false;
             self.mark(stream, &mut outgoing);
@@ -601,21 +602,22 @@ impl<C: StreamCodec> TcpLink<C> {
         has_some
     }
 
-    // Bytes for its socket, or frames for which there is no room in memory.
+    // Returns whether the stream has bytes for its socket, or frames that wait for room in shared memory.
     fn has_unwritten(&self, stream: &Stream<C>, outgoing: &Outgoing<C>) -> bool {
         !outgoing.is_over && (!outgoing.queue.is_empty() || self.waits_for_room(stream))
     }
 
-    // While a stream has more than its socket takes: it may be full many times until all has left.
+    // Watches the socket for room, from the time it is full until all has left, because it may be full many times until
+    // then.
     fn watch_room(&self, stream: &Stream<C>, outgoing: &mut Outgoing<C>, wanted: bool) {
         if std::mem::replace(&mut outgoing.wants_word, wanted) != wanted {
             let kind = if wanted { Source::Full } else { Source::Stream };
-            // One that is closed by now is watched no more.
+            // A socket that was closed meanwhile is not watched.
             let _ = self.reactor.change(&*stream.socket, stream.key, kind);
         }
     }
 
-    // As much as memory or the socket takes.
+    // Writes as much as shared memory or the socket takes.
     fn write(
         &self,
         stream: &Arc<Stream<C>>,
@@ -633,7 +635,7 @@ impl<C: StreamCodec> TcpLink<C> {
         while !outgoing.queue.is_empty() && !outgoing.is_full {
             let piece = outgoing.tampering.piece(outgoing.queue.len());
             match stream.socket.send(&outgoing.queue.waiting()[..piece])? {
-                // The reactor tells when there is room.
+                // The reactor reports when there is room.
                 0 => {
                     outgoing.is_full = true;
                     self.watch_room(stream, outgoing, true);
@@ -659,7 +661,7 @@ impl<C: StreamCodec> TcpLink<C> {
                 outgoing.unit = self.codec.max_unit(&outgoing.sender, segment);
             }
         }
-        // Of room in memory whoever puts down there what waits tells.
+        // Room in shared memory is reported by the thread that writes the waiting records there.
         let has_room = stream.channel.is_none()
             && !outgoing.is_held
             && outgoing.queue.len() < self.options.backlog / 2;
@@ -669,7 +671,7 @@ impl<C: StreamCodec> TcpLink<C> {
         Ok(())
     }
 
-    // News, or streams that came with something.
+    // Returns whether events or changed streams wait to be delivered.
     fn has_to_tell(&self) -> bool {
         self.news.is_any() || self.changed.is_any()
     }
@@ -678,14 +680,14 @@ impl<C: StreamCodec> TcpLink<C> {
         self.news.push((Arc::clone(stream), news));
     }
 
-    // The connection is gone, or is given up by chance. Called with no half locked.
+    // Drops a connection that is lost, or that a fault resets. The caller holds the lock of neither half.
     fn lose(&self, stream: &Arc<Stream<C>>, error: StreamError) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_over = true;
         self.give_back_queue(std::mem::take(&mut outgoing.queue));
         drop(outgoing);
         stream.socket.abort();
-        // Told once: by whoever takes it out.
+        // The thread that removes the stream reports this, so it is reported once.
         if self.take(stream.key).is_some() {
             count(&self.counters.lost);
             self.tell(stream, StreamEvent::Lost(error));
@@ -694,7 +696,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- in
 
-    // Reads a stream; whether anything came of it.
+    // Reads a stream. Returns whether this delivered frames or an event.
     fn read(
         &self,
         stream: &Arc<Stream<C>>,
@@ -722,7 +724,7 @@ impl<C: StreamCodec> TcpLink<C> {
             if step != Step::More || incoming.is_over || round == ROUNDS {
                 break;
             }
-            // What is left is less than a frame: at the front there is room for all of a read behind it.
+            // The rest is shorter than a frame: moved to the front, it leaves room for a full read after it.
             if start == end || buffer.len() - end < READ / 2 {
                 buffer.copy_within(start..end, 0);
                 (start, end) = (0, end - start);
@@ -732,7 +734,7 @@ impl<C: StreamCodec> TcpLink<C> {
             step = match stream.socket.receive(room) {
                 Ok(Received::Bytes(bytes)) => {
                     end += bytes;
-                    // A read that is not filled has emptied the socket.
+                    // A read that does not fill its room has emptied the socket.
                     if bytes < most && !ended {
                         Step::Empty
                     } else {
@@ -762,7 +764,7 @@ impl<C: StreamCodec> TcpLink<C> {
         any || matches!(step, Step::End | Step::Lost | Step::More)
     }
 
-    // Delivers the frames that bytes begin with; how many bytes they take.
+    // Delivers the frames at the beginning of `bytes`, and returns how many bytes they take.
     fn take_apart(
         &self,
         stream: &Arc<Stream<C>>,
@@ -782,7 +784,7 @@ impl<C: StreamCodec> TcpLink<C> {
                     payload,
                     taken,
                 } if taken > 0 => {
-                    // By whoever reads.
+                    // Only the thread that reads counts this.
                     count_alone(&self.counters.delivered, 1);
                     network.deliver(stream.frame(header, Payload::Bytes(payload), false), now);
                     at += taken.min(length);
@@ -791,14 +793,14 @@ impl<C: StreamCodec> TcpLink<C> {
                     }
                 }
                 Found::Broken(header) => {
-                    // What is left is read and dropped: a socket that is closed with something unread resets its
-                    // connection, and with it what the peer is told.
+                    // The remaining bytes are read and dropped: a socket that is closed with unread bytes resets its
+                    // connection, and the peer would lose the last frames that this end sent.
                     stream.is_deaf.store(true, Ordering::Relaxed);
                     count(&self.counters.broken);
                     network.deliver(stream.frame(header, Payload::Empty, true), now);
                     return bytes.len();
                 }
-                // Longer than any frame is: a codec that did not see it.
+                // This is longer than any frame, and the codec did not report that.
                 Found::Partial | Found::Frame { .. } => {
                     incoming.is_over = true;
                     count(&self.counters.broken);
@@ -810,7 +812,7 @@ impl<C: StreamCodec> TcpLink<C> {
         at
     }
 
-    // The first frame has come: what was held may leave.
+    // Lets held frames leave, because the peer's first frame has arrived.
     fn let_go(&self, stream: &Arc<Stream<C>>) {
         let mut outgoing = lock(&stream.outgoing);
         outgoing.is_held = false;
@@ -834,21 +836,22 @@ impl<C: StreamCodec> TcpLink<C> {
         delivered
     }
 
-    // Where both directions have ended. Called with no half locked.
+    // Removes a stream whose two directions have ended. The caller holds the lock of neither half.
     fn forget_if_over(&self, stream: &Arc<Stream<C>>) {
-        // Not asked of the receiving half: whoever has that may be delivering what brought this about.
+        // This does not lock the receiving half: the thread that holds it may be delivering the frame that led to this
+        // call.
         let receives = !stream.has_ended.load(Ordering::Acquire);
         let sends = !lock(&stream.outgoing).is_over;
         if !receives && !sends {
-            // The socket is closed by whoever has it last.
+            // The last owner of the socket closes it.
             self.take(stream.key);
         }
     }
 
-    // What has something, as epoll knows it.
+    // Reads the streams that epoll reports.
     fn look(&self, inbound: &mut Inbound<C>, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = false;
-        // A reactor that fails gives nothing; what is wrong with a connection is told when something is sent on it.
+        // A reactor that fails reports nothing; a later send on a connection reports the error.
         let ready = self.reactor.ready().unwrap_or_default();
         for Ready {
             token,
@@ -885,16 +888,16 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// How a read went.
+/// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// There may be more.
     More,
-    /// There is no more for now.
+    /// There is nothing more for now.
     Empty,
-    /// The peer sends no more.
+    /// The peer has ended its direction.
     End,
-    /// The connection is gone.
+    /// The connection is lost.
     Lost,
 }
 
@@ -903,7 +906,7 @@ impl<C: StreamCodec> Stream<C> {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    // Whether its socket may have frames.
+    // Returns whether frames may arrive by the socket.
     fn is_asked(&self) -> bool {
         self.channel.is_none() && !self.is_gone()
     }
@@ -924,14 +927,14 @@ impl<C: StreamCodec> Stream<C> {
     }
 }
 
-/// Which frames are taken.
+/// Under which condition a frame is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admit {
-    /// This one.
+    /// The frame is taken in any case.
     Always,
-    /// This one, if there is room.
+    /// The frame is taken if there is room.
     IfRoom,
-    /// This one, and none behind it.
+    /// The frame is taken, and none after it.
     Last,
 }
 
@@ -962,7 +965,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
             }
             Leaving::End => self.end(&stream, &mut lock(&stream.outgoing), now),
             Leaving::Reset => {
-                // What was said before an end still leaves.
+                // Frames that were sent before an end still leave.
                 let ends = lock(&stream.outgoing).ends;
                 match ends {
                     true => stream.is_deaf.store(true, Ordering::Relaxed),
@@ -1008,7 +1011,8 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         }
         inbound.looks += 1;
         let has_known = !inbound.hot.is_empty() || !inbound.by_memory.is_empty();
-        // Whoever waits for what has just come is not kept waiting, unless the others have waited for long.
+        // Returns without asking epoll if a frame has arrived, so that its receiver continues at once, unless the other
+        // streams have waited for long.
         let waits = delivered || inbound.hot.is_empty();
         let is_due = inbound.looks >= if waits { LATEST } else { LOOKS };
         if !has_known || is_due {
@@ -1018,7 +1022,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         delivered |= self.deliver_news(now, network);
         self.write_dirty(Some(now));
         let has_more = !inbound.unfinished.is_empty() || self.has_to_tell();
-        // Of what has not been read whole epoll tells nothing more.
+        // Epoll does not report a stream again that was not read completely.
         if has_more && !self.reactor.is_polled() {
             self.reactor.ring();
         }
@@ -1037,7 +1041,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
         held.iter().map(until).chain(ending).min()
     }
 
-    // The peer's end may come some milliseconds late.
+    // An end of the peer may be processed some milliseconds late.
     fn needs_precise_clock(&self) -> bool {
         Tampering::holds(&self.options.faults)
     }
@@ -1055,7 +1059,7 @@ impl<C: StreamCodec> Link<C::Header> for TcpLink<C> {
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    // Waits for ended streams to be written, unless the caller has `waited` for too long.
+    // Waits until the ended streams are written, or the caller has `waited` for too long.
     fn drain_while(&self, waited: &dyn Fn() -> Duration) {
         let ending = self.ending.with(|ending, _| ending.clone());
         let is_new = |stream: &Arc<Stream<C>>| !stream.is_drained.swap(true, Ordering::Relaxed);
@@ -1064,7 +1068,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if ending.is_empty() {
             return;
         }
-        // Peers that read nothing are waited for a second in all, however many queue pairs they had.
+        // All peers that read nothing are waited for one second altogether, however many queue pairs they had.
         let mut patience = lock(&self.patience);
         *patience = match self.write_all(&ending, *patience, waited) {
             true => DRAIN,
@@ -1072,9 +1076,9 @@ impl<C: StreamCodec> TcpLink<C> {
         };
     }
 
-    // Sends complete when the link has taken them, so what it took is written before the process ends.
+    // Sends complete when the link has taken them, so the bytes that it took are written before the process ends.
     fn write_everything(&self, waited: &dyn Fn() -> Duration) {
-        // Not under the lock: a stream that fails is taken away.
+        // The lock is released first, because a stream that fails is removed.
         let streams: Vec<_> = self.streams().values().map(Arc::clone).collect();
         self.write_all(&streams, DRAIN, waited);
     }
@@ -1083,7 +1087,7 @@ impl<C: StreamCodec> TcpLink<C> {
 impl<C: StreamCodec> IoHandler for TcpLink<C> {
     fn attend(&self, token: u64) {
         match (token, &self.lease, self.attend.get()) {
-            // What comes there lets others in, or rings a bell.
+            // Messages to this inbox ask for admission, or ring a bell.
             (INBOX, Some(lease), _) => _ = lease.attend(&mut |_, _| {}),
             (_, _, Some(attend)) => attend(token),
             _ => {}
@@ -1108,7 +1112,7 @@ impl<C: StreamCodec> Drop for TcpLink<C> {
 }
 
 impl<C: StreamCodec> Inbound<C> {
-    // A stream of which epoll told has something.
+    // Reads a stream that epoll has reported more often from now on.
     fn remember(&mut self, stream: &Arc<Stream<C>>) {
         let is_known = self.hot.iter().any(|(known, _)| Arc::ptr_eq(known, stream));
         if !is_known && stream.is_asked() {
@@ -1117,8 +1121,8 @@ impl<C: StreamCodec> Inbound<C> {
         }
     }
 
-    // Puts what of a frame has come into the buffer, where it is not there still: where it lies. What is another's makes
-    // way for it.
+    // Puts the bytes of an incomplete frame into the buffer, unless they are still there, and returns their position. Bytes
+    // of another stream are moved out of the buffer.
     fn unfold(
         &mut self,
         stream: &Arc<Stream<C>>,
@@ -1128,7 +1132,7 @@ impl<C: StreamCodec> Inbound<C> {
         match self.resident.take() {
             Some((resident, range)) if Arc::ptr_eq(&resident, stream) => return range,
             Some((resident, range)) if !resident.is_gone() => {
-                // No two receiving halves are locked by anyone else: whoever reads has this.
+                // Only the thread that reads locks two receiving halves, so this cannot deadlock.
                 let mut other = lock(&resident.incoming);
                 other.begun = link.buffer();
                 other.begun.extend_from_slice(&self.buffer[range]);
@@ -1146,14 +1150,14 @@ impl<C: StreamCodec> Inbound<C> {
     }
 }
 
-/// A list of what is to be done, of which a look need not lock to see that there is nothing; and what is spare under its lock.
+/// A list of pending work. A poller sees without a lock that it is empty. The lock also guards spare objects.
 struct Chore<T, S = ()> {
     any: AtomicBool,
     list: Lock<(VecDeque<T>, S)>,
 }
 
 impl<T, S> Chore<T, S> {
-    /// Whether there is any: what another thread adds at this moment, it sees to itself.
+    /// Returns whether the list has an entry. A thread that adds one at this moment handles it itself.
     #[inline]
     fn is_any(&self) -> bool {
         self.any.load(Ordering::Acquire)
@@ -1175,7 +1179,7 @@ impl<T, S> Chore<T, S> {
         self.pop_if(|_| true)
     }
 
-    /// The first one, if it is to be done now.
+    /// Removes the first entry, if it is due.
     #[inline]
     fn pop_if(&self, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
         let pop = |list: &mut VecDeque<T>, _: &mut S| match list.front().is_some_and(is_due) {
@@ -1195,26 +1199,26 @@ impl<T, S: Default> Default for Chore<T, S> {
     }
 }
 
-/// The inbox of the memory's lease.
+/// The token of the inbox of the lease for shared memory.
 const INBOX: u64 = 1 << 62;
 
-/// Bytes that one read asks for, behind the longest frame that has begun: with that, what a processor has near.
+/// Bytes that one read asks for, after the longest frame that has begun: both together fit into a processor's cache.
 const READ: usize = 128 << 10;
-/// Reads of a stream in its turn, so that others have theirs.
+/// Reads of a stream in its turn, so that other streams get theirs.
 const ROUNDS: usize = 4;
-/// How many streams are read without asking epoll for them, and how often one has nothing before it is asked for like the others.
+/// How many streams are read without asking epoll, and after how many reads without bytes a stream is left to epoll again.
 const HOT: usize = 4;
 const FORGOTTEN: u32 = 256;
-/// So many looks at the streams that had something lately until epoll is asked for others; at the latest, where those go
-/// on to have something.
+/// Polls of the recently active streams between two that ask epoll for others; and the most, while the active streams keep
+/// having frames.
 const LOOKS: u32 = 16;
 const LATEST: u32 = 128;
-/// Bytes that leave before the segment size is asked for again.
+/// Bytes that leave between two reads of the segment size.
 const ASK_AGAIN: usize = 1 << 20;
-/// How long destroyed queue pairs or the end of the process wait for what is still to be written, and how often it is tried.
+/// How long destroyed queue pairs, or the end of the process, wait for pending bytes, and how often they try to write them.
 const DRAIN: Duration = Duration::from_secs(1);
 const DRAIN_STEP: Duration = Duration::from_micros(200);
-/// Buffers that are kept for the next one who needs one.
+/// The most spare buffers that are kept.
 const SPARE: usize = 64;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! How soon the calling thread comes when it is woken.
+//! How soon the scheduler runs the calling thread after a wake-up.
 
 use nix::sys::prctl::set_timerslack;
 
-/// Has the calling thread come soon when it is woken, on a busy processor too, for the price of short turns, and in time when
-/// it has slept.
+/// Asks the scheduler to run the calling thread soon after a wake-up, also on a busy processor, in exchange for shorter
+/// turns; and to end its sleeps on time.
 pub(crate) fn prefer_short_turns() {
     let _ = set_timerslack(1000);
     if let Ok(nice) = rustix::process::getpriority_process(None) {
@@ -11,5 +11,5 @@ pub(crate) fn prefer_short_turns() {
     }
 }
 
-/// What kernels grant, in nanoseconds.
+/// The shortest turn that kernels grant, in nanoseconds.
 const SHORTEST_TURN: u64 = 100_000;

@@ -1,4 +1,4 @@
-//! A wire format without a wire: what goes over any link becomes bytes, and header values again.
+//! A wire format without a wire: frames of any link become bytes, and header values again.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -15,14 +15,15 @@ use crate::lock;
 use crate::queue::ByteQueue;
 use crate::sockets::Way;
 
-/// A link around another whose frames arrive as a codec makes them of bytes: in virtual time too, and with every fault.
+/// Wraps a link so that a codec makes bytes of each frame that arrives, and a frame of the bytes: in virtual time too, and
+/// with every fault.
 struct Through<H, F> {
     link: SharedLink<H>,
-    /// Delivers a frame once it was bytes, or loses it.
+    /// Makes bytes of a frame, parses them, and delivers the result, or loses it.
     pass: F,
 }
 
-/// Where the frames of the inner link go.
+/// Receives the frames of the inner link.
 struct Onward<'l, H, F> {
     through: &'l Through<H, F>,
     network: &'l dyn Deliver<H>,
@@ -65,10 +66,10 @@ where
     }
 }
 
-/// `link`, with each of its frames sent through `codec` as a datagram to this port. `tap` is told of those that arrive.
+/// Wraps `link` so that `codec` makes a datagram to `port` of each frame, and parses it. `tap` sees those that arrive.
 ///
-/// A frame that the link has damaged gets a wrong checksum, and whether its receiver finds that out is the codec's
-/// matter. A header without a form on the wire is lost.
+/// A frame that the link has damaged gets a wrong checksum, and the codec decides whether its receiver detects that. A
+/// frame that the wire format cannot represent is lost.
 pub fn through_datagrams<C: DatagramCodec>(
     link: SharedLink<C::Header>,
     codec: C,
@@ -113,14 +114,14 @@ fn envelope<C: DatagramCodec>(codec: &C, port: u16, frame: &Frame<'_, C::Header>
     }
 }
 
-/// A frame as its datagram; `None` where it has no form on this wire.
+/// Encodes a frame as a datagram; `None` if the wire format cannot represent it.
 pub(crate) fn datagram<C: DatagramCodec>(
     codec: &C,
     frame: &Frame<'_, C::Header>,
     envelope: &Envelope,
 ) -> Option<Vec<u8>> {
     let length = frame.payload.len();
-    // What was left there before is not to matter.
+    // The codec must overwrite every byte, so the buffer does not begin with zeros.
     let mut datagram = vec![0xa5; length + C::OVERHEAD];
     let headers = codec.encode_header(&frame.header, length, &mut datagram)?;
     let end = headers + length;
@@ -131,7 +132,7 @@ pub(crate) fn datagram<C: DatagramCodec>(
     Some(datagram)
 }
 
-/// Makes the checksum of a frame wrong that the link has damaged.
+/// Makes the checksum wrong if the link has damaged the frame.
 fn damage_last<H>(frame: &Frame<'_, H>, bytes: &mut [u8]) {
     if let (true, Some(last)) = (frame.damaged, bytes.last_mut()) {
         *last ^= 1;
@@ -140,8 +141,8 @@ fn damage_last<H>(frame: &Frame<'_, H>, bytes: &mut [u8]) {
 
 type Halves<C> = (<C as StreamCodec>::Sender, <C as StreamCodec>::Receiver);
 
-/// The same for streams: each frame becomes bytes as the next one of its stream. `begin` makes the halves of a stream for
-/// the first frame.
+/// Wraps `link` so that `codec` makes bytes of each frame, as the next one of its stream, and parses them. `begin` makes
+/// the halves of a stream for its first frame.
 pub fn through_streams<C: StreamCodec>(
     link: SharedLink<C::Header>,
     codec: C,
@@ -181,7 +182,7 @@ pub fn through_streams<C: StreamCodec>(
     Arc::new(Through { link, pass })
 }
 
-// An address of a port of a network in process: of the range that documentation has (RFC 3849).
+// Represents an address in process by one of the range for documentation (RFC 3849).
 fn as_ip(address: LinkAddress) -> IpAddr {
     match address {
         LinkAddress::Ip(ip) => ip,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-// The C library reads clocks without the kernel where it can, and where it cannot (valgrind) as well.
+// The C library reads clocks without the kernel if it can, and with it elsewhere (under valgrind).
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_getres, clock_gettime};
 use polyverbs_engine::device::Device;
@@ -19,20 +19,20 @@ use crate::lock;
 
 /// The host of one network of real devices.
 ///
-/// Its timer thread starts when something is first due, in each process anew (a fork leaves threads behind), sleeps
-/// until the earliest moment that [`wake_at`](Host::wake_at) was told, and ends with the network. It never looks before
-/// something is due.
+/// Its timer thread starts with the first call of [`wake_at`](Host::wake_at), in each process anew, because a fork does not
+/// copy threads. The thread sleeps until the earliest time that was passed to `wake_at`, never drives the network before
+/// something is due, and ends with the network.
 ///
-/// A panic in what is due (a handler of the program, say) does not end the thread.
+/// A panic in a due job, for example in a handler of the program, does not end the thread.
 pub struct RealHost {
     clock: Clock,
     network: OnceLock<Weak<dyn Progress>>,
     era: PerProcess<Arc<Era>>,
 }
 
-/// What the threads of one process share.
+/// State that the threads of one process share.
 struct Era {
-    /// The moment to wake at; [`Time::NEVER`] where nothing is due.
+    /// The time at which the thread wakes; [`Time::NEVER`] if nothing is due.
     earliest: AtomicU64,
     sleeper: Mutex<Sleeper>,
     woken: Condvar,
@@ -46,17 +46,17 @@ struct Sleeper {
 
 #[derive(Clone, Copy)]
 struct Clock {
-    /// Nanoseconds, as the next.
+    /// Both values are nanoseconds.
     start: u64,
     tick: u64,
 }
 
 impl RealHost {
-    /// A network that runs in real time; direct without a link.
+    /// Creates a network that runs in real time. Without a link it is direct.
     pub fn network<D: Driver>(link: Option<SharedLink<D::Header>>) -> Arc<Network<Device<D>>> {
         let host = Self::new();
         let network = Network::new(Arc::clone(&host) as Arc<dyn Host>, link);
-        // Nothing has been noted yet: a new network has nothing to do.
+        // Nothing has called `wake_at` yet, because a new network has no jobs.
         let _ = host.network.set(Arc::downgrade(&network) as _);
         network
     }
@@ -71,7 +71,7 @@ impl RealHost {
         })
     }
 
-    /// Has the thread look at the time again; starts it where there is none.
+    /// Makes the timer thread check the time again, and starts the thread if there is none.
     fn rouse(&self, era: &Arc<Era>, at: Time) {
         let Some(network) = self.network.get() else {
             return;
@@ -81,11 +81,11 @@ impl RealHost {
             drop(sleeper);
             era.woken.notify_one();
         } else if !sleeper.is_over {
-            // Again, because of another thread that failed to start one and took the time back.
+            // Another thread that failed to start one may have reset the time.
             era.note(at);
             sleeper.is_running = era.start(self.clock, network);
             if !sleeper.is_running {
-                // So that the next call tries again.
+                // The reset makes the next call try again.
                 era.earliest.store(Time::NEVER.0, Ordering::SeqCst);
             }
         }
@@ -102,7 +102,8 @@ impl Host for RealHost {
         self.clock.soon()
     }
 
-    /// Atomics only, unless `at` is earlier than all that is noted: then a lock for an instant, or a thread is started.
+    /// Uses atomics only, unless `at` is earlier than all noted times: then it takes a lock for a moment, or starts a
+    /// thread.
     fn wake_at(&self, at: Time) {
         let era = &*self.era;
         if era.note(at) {
@@ -137,7 +138,7 @@ impl Era {
         Time(self.earliest.load(Ordering::SeqCst))
     }
 
-    /// Whether `at` is earlier than all that was noted before.
+    /// Notes a time, and returns whether it is earlier than all times that were noted before.
     fn note(&self, at: Time) -> bool {
         self.earliest() > at && self.earliest.fetch_min(at.0, Ordering::SeqCst) > at.0
     }
@@ -157,15 +158,15 @@ impl Era {
         lock(&self.sleeper).is_over = true;
     }
 
-    /// Has the network do what is due, and notes what will be due next.
+    /// Makes the network do its due jobs, and notes when the next one is due.
     fn attend(&self, network: &dyn Progress, clock: impl Fn() -> Time) {
-        // First forgotten, then looked for: what is noted meanwhile stays noted.
+        // The time is reset before the jobs are read, so that a time that is noted meanwhile stays noted.
         self.earliest.store(Time::NEVER.0, Ordering::SeqCst);
         let now = clock();
-        // Panics are reported by the hook, and what is due later must still happen.
+        // The panic hook reports panics, and later jobs must still run.
         let _ = catch_unwind(AssertUnwindSafe(|| network.handle_timeout(now)));
         if let Some(due) = network.next_timeout() {
-            // What was due and still is, is being done by another thread, which goes on by itself: no hurry.
+            // Another thread is doing a job that was due before and still is, and will continue by itself.
             self.note(if due <= now {
                 clock().after(PAUSE)
             } else {
@@ -174,12 +175,12 @@ impl Era {
         }
     }
 
-    /// How long nothing is due yet.
+    /// The time until something is due.
     fn time_left(&self, now: Time) -> Duration {
         Duration::from_nanos(self.earliest().0.saturating_sub(now.0))
     }
 
-    /// Until something is due; `false` when nothing ever will be.
+    /// Sleeps until something is due. Returns `false` when the host has ended.
     fn sleep(&self, clock: Clock) -> bool {
         let mut sleeper = lock(&self.sleeper);
         while !sleeper.is_over {
@@ -211,12 +212,12 @@ impl Clock {
         self.since_start(read(ClockId::CLOCK_MONOTONIC))
     }
 
-    // The kernel notes the time at each tick, and nobody has to ask a device for it.
+    // The kernel notes the time at each tick, so reading it needs no access to a clock device.
     fn soon(self) -> Time {
         self.soon_after(read(ClockId::CLOCK_MONOTONIC_COARSE))
     }
 
-    // The next tick, after which the kernel has noted a later time.
+    // The time of the next tick, at which the kernel notes a later time.
     fn soon_after(self, last_tick: u64) -> Time {
         Time(self.since_start(last_tick).0 + self.tick)
     }
@@ -227,12 +228,12 @@ fn read(clock: ClockId) -> u64 {
     clock_gettime(clock).map_or(0, nanoseconds)
 }
 
-// A clock that begins with the machine.
+// These clocks begin with the start of the machine, so their values are not negative.
 fn nanoseconds(time: TimeSpec) -> u64 {
     time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs()
 }
 
-/// How long the thread leaves alone what another thread is at.
+/// The delay after which the thread checks again for a job that another thread is doing.
 const PAUSE: Duration = Duration::from_micros(100);
 
 #[cfg(test)]

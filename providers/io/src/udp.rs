@@ -1,8 +1,8 @@
 //! The UDP link: frames as datagrams on a port that several processes share.
 //!
-//! A frame is encoded where it is sent: its headers, a copy of its payload and its checksum go to the queue of its flow,
-//! and leave together with what else waits there, one call of the kernel for neighbours of one length. What arrives is
-//! taken apart in the buffer that it was received in.
+//! A frame is encoded when the driver sends it: its headers, a copy of its payload and its checksum go to the queue of its
+//! flow. A flush sends everything in that queue; one system call carries several neighbouring datagrams of equal length. A
+//! received datagram is parsed in the buffer into which the kernel wrote it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -35,25 +35,26 @@ use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
 use crate::through::datagram;
 use crate::{count, count_alone, lock};
 
-/// What a [`UdpLink`] is made with.
+/// Options of a [`UdpLink`].
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct UdpLinkOptions {
-    /// The largest payload of a frame; `None` for the largest that the interface carries whole.
+    /// The largest payload of a frame; `None` for the largest that the interface carries without fragmentation.
     pub max_frame: Option<Mtu>,
-    /// Flows are spread over so many source ports, 64 at most.
+    /// The number of source ports over which flows are spread, at most 64.
     pub flows: usize,
-    /// Of the sockets that send.
+    /// Options of the sockets that send.
     pub udp: UdpOptions,
-    /// What this process and others at the same address send to one another goes through memory that they share, where
-    /// both want that: no kernel, no checksum. Not with a tap, which shows what is on a wire.
+    /// Frames between this process and others at the same address go through shared memory, without the kernel and without
+    /// a checksum, if both processes enable this. A link with a tap uses sockets only, because a tap shows the traffic on a
+    /// wire.
     pub memory: bool,
-    /// Is told of every datagram.
+    /// The tap that sees every datagram.
     pub tap: Option<Arc<dyn DatagramTap>>,
 }
 
 impl Default for UdpLinkOptions {
-    /// What the interface carries, four source ports, every offload, memory, no tap.
+    /// The largest frame that the interface carries, four source ports, every offload, shared memory, no tap.
     fn default() -> Self {
         Self {
             max_frame: None,
@@ -66,33 +67,33 @@ impl Default for UdpLinkOptions {
 }
 
 counts! {
-    /// What became of the datagrams of a [`UdpLink`].
+    /// Counts of the datagrams of a [`UdpLink`].
     UdpCounts,
-    /// Sent by sockets.
+    /// Datagrams that were sent by sockets.
     sent,
-    /// Sent by memory.
+    /// Records that were sent through shared memory.
     by_memory,
-    /// Of frames without a form on this wire, or for an address that is none of an IP network of this family.
+    /// Frames that this wire format cannot represent, or whose destination is not an IP address of the link's family.
     formless,
-    /// Lost because the socket, or memory, was full for long.
+    /// Frames that were lost because the socket, or the ring in shared memory, stayed full.
     overrun,
-    /// Refused by the system, for want of a way to the destination.
+    /// Datagrams that the system refused because there is no route to the destination.
     unreachable,
-    /// Refused because the path does not carry their length.
+    /// Datagrams that the system refused because they are longer than the path carries.
     too_long,
-    /// Received and delivered.
+    /// Datagrams that were received and delivered.
     delivered,
-    /// Received and delivered with a wrong checksum: drivers drop them.
+    /// Datagrams that were received and delivered with a wrong checksum: drivers drop them.
     damaged,
-    /// Received, and none of this format, or longer than a datagram of it can be.
+    /// Received datagrams that do not have this format, or are longer than its longest datagram.
     malformed,
-    /// Handed to the process that they were meant for.
+    /// Datagrams that this process forwarded to the process for which they are meant.
     handed,
-    /// Meant for a process that is not there or does not keep up.
+    /// Datagrams for a process that has gone or does not keep up.
     lost,
-    /// Messages of the connection manager that came over the network and say that they are from this address.
+    /// Messages of the connection manager that came over the network and name this address as their source.
     forged,
-    /// Connections of processes of users who are not let in, refused.
+    /// Connections that were refused because their user is not admitted.
     strangers,
 }
 
@@ -101,44 +102,44 @@ pub struct UdpLink<C: DatagramCodec> {
     codec: C,
     lease: Lease,
     flows: FlowSockets,
-    /// One for each source port.
+    /// There is one queue for each source port.
     queues: Box<[TxQueue]>,
     max_frame: Mtu,
     room: usize,
     tap: Option<Arc<dyn DatagramTap>>,
     inbound: Mutex<Inbound>,
-    /// What came in by another way than the own socket, and whether anything did.
+    /// Datagrams that did not arrive at this process's own socket. `has_aside` says whether there are any.
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
     services: Mutex<BTreeMap<u64, Service>>,
-    /// Read without the lock, as it was when the reading began: what is delivered may be why somebody joins or leaves.
+    /// A reader uses a copy of the map, made when its turn began: a delivery may cause a thread to join or leave a group.
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
     has_groups: AtomicBool,
     reactor: Arc<Reactor>,
     counters: Counters,
 }
 
-/// Datagrams of some flows on their way out.
+/// Datagrams of some flows that have not left yet.
 struct TxQueue {
-    /// Something is being filled or has not left. Set after something was put there, and cleared before somebody looks: what
-    /// comes meanwhile is seen in that look or sets it again.
+    /// A datagram is being filled or has not left. A poster sets this after it has added a datagram, and the sender clears
+    /// it before it takes the batch, so the sender either takes a datagram that is added meanwhile or leaves the flag set.
     is_waiting: AtomicBool,
     filling: Mutex<TxBatch>,
     /// Locked before `filling`: the holder swaps the two and transmits, which keeps the order of a flow.
     leaving: Mutex<TxBatch>,
-    /// The socket was full, and is watched until it is not.
+    /// The socket was full; the reactor watches it until it has room.
     is_blocked: AtomicBool,
-    /// Of what has left, by who has `leaving`.
+    /// Send counters, guarded by `leaving`.
     counters: Counters,
 }
 
-/// What the own range gets.
+/// What the reader of the sockets and of shared memory needs.
 struct Inbound {
     batch: ReceiveBatch,
     readers: Readers,
-    /// Looks since the socket was read.
+    /// Polls since the socket was last read.
     looks: u32,
-    /// Looks since something was in memory.
+    /// Polls since shared memory last had a record.
     idle: u32,
 }
 
@@ -148,10 +149,10 @@ struct Aside {
 }
 
 impl<C: DatagramCodec> UdpLink<C> {
-    /// A link of the process that has this lease. It carries nothing by itself: [`start`](Self::start) it.
+    /// Creates a link for the process that holds this lease. It carries nothing before [`start`](Self::start).
     ///
     /// # Errors
-    /// The system refuses, or the interface does not even carry the smallest path MTU.
+    /// The system refuses, or the interface carries not even the smallest path MTU.
     pub fn new(lease: Lease, codec: C, options: UdpLinkOptions) -> io::Result<Arc<Self>> {
         let local = lease.address();
         let carried = largest_frame(interface_mtu(local)?, local.ip(), C::OVERHEAD);
@@ -197,7 +198,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         }))
     }
 
-    /// Starts the thread that delivers to `network` what arrives while nobody polls. It ends with the network.
+    /// Starts the thread that delivers frames to `network` while no thread polls. The thread ends with the network.
     ///
     /// # Errors
     /// No thread could be started.
@@ -206,7 +207,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         self.reactor.start(handler, network)
     }
 
-    /// What reads the sockets.
+    /// The reactor that watches the sockets.
     pub fn reactor(&self) -> &Arc<Reactor> {
         &self.reactor
     }
@@ -216,7 +217,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         &self.lease
     }
 
-    /// What became of the datagrams so far.
+    /// Returns the counts of datagrams so far.
     pub fn counts(&self) -> UdpCounts {
         let mut counts = UdpCounts::default();
         let queues = self.queues.iter().map(|queue| &queue.counters);
@@ -228,10 +229,11 @@ impl<C: DatagramCodec> UdpLink<C> {
         counts
     }
 
-    /// Answers for a service from now on: what comes for it, to whichever process, is delivered here.
+    /// Registers this process for a service: datagrams for the service are delivered here, whichever process of the port
+    /// reads them.
     ///
     /// # Errors
-    /// Another process does.
+    /// Another process has registered for the service.
     pub fn serve(&self, service: u64) -> io::Result<()> {
         let mut services = lock(&self.services);
         let inbox = self.lease.serve(service)?;
@@ -240,7 +242,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         Ok(())
     }
 
-    /// Answers for a service no more.
+    /// Ends the registration for a service.
     pub fn withdraw(&self, service: u64) {
         lock(&self.services).remove(&service);
     }
@@ -257,7 +259,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Whether there was room.
+    // Returns whether the batch had room.
     fn append(
         &self,
         queue: &TxQueue,
@@ -299,7 +301,8 @@ impl<C: DatagramCodec> UdpLink<C> {
             .seal(&envelope, datagram.payload_end, datagram.bytes);
     }
 
-    // Puts a frame for another process at this address down in memory, where that one reads it; `false` where it does not.
+    // Writes a frame for another process at this address to shared memory. Returns `false` if that process does not read
+    // there.
     #[inline]
     fn put(&self, frame: &Frame<'_, C::Header>, traffic_class: u8) -> bool {
         let Some(memory) = self.lease.memory() else {
@@ -335,8 +338,9 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    // Sends a connection manager's message between processes of this address through a local socket, so that the kernel can vouch for
-    // the sender's user. `false` if the frame is none. Such a message that arrives over the network is forged.
+    // Sends a message of the connection manager between processes of this address through a local socket, so that the
+    // kernel can vouch for the sender's user. Returns `false` if the frame is no such message. One that arrives over the
+    // network is forged.
     #[cold]
     fn hand_over(&self, frame: &Frame<'_, C::Header>, traffic_class: u8, from: SocketAddr) -> bool {
         let (mut room, length) = ([0; LONGEST_HEAD], frame.payload.len());
@@ -383,7 +387,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         let mut leaving = lock(&queue.leaving);
         queue.is_waiting.store(false, Ordering::Release);
         loop {
-            // What a full socket has left goes first.
+            // Datagrams that a full socket has left over go first.
             let is_last = leaving.is_empty();
             if is_last {
                 std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
@@ -400,20 +404,20 @@ impl<C: DatagramCodec> UdpLink<C> {
         }
     }
 
-    /// Waits until what another thread has begun to send has left. After [`flush`](Link::flush), which leaves that to it,
-    /// nothing of what was sent before is left, unless the socket is full.
+    /// Waits until datagrams that another thread has begun to send have left. [`flush`](Link::flush) leaves them to that
+    /// thread; after this call, nothing that was sent earlier is left, unless the socket is full.
     pub fn wait_for_departure(&self) {
         for queue in &self.queues {
             drop(lock(&queue.leaving));
         }
     }
 
-    // Of a socket that is not full nobody wants to know when it has room: that is after every datagram.
+    // The reactor watches a socket for room only while it is full: otherwise epoll would report room after every datagram.
     fn watch_room(&self, queue: &TxQueue, socket: &UdpSocket, is_full: bool) {
         if queue.is_blocked.load(Ordering::Relaxed) != is_full
             && queue.is_blocked.swap(is_full, Ordering::Relaxed) != is_full
         {
-            // Where it cannot be watched, what waits leaves with what comes next.
+            // If the socket cannot be watched, the waiting datagrams leave with the next ones.
             let _ = match is_full {
                 true => self.reactor.add(socket, ROOM, Source::Full),
                 false => self.reactor.remove(socket, Source::Full),
@@ -431,7 +435,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     ) {
         let to = SocketAddr::new(socket.local().ip(), socket.local().port());
         for _ in 0..ROUNDS {
-            // A socket that fails gives nothing; what is wrong with it will be told when something is sent.
+            // A socket that fails yields no datagrams; a later send reports the error.
             if socket.receive(batch).unwrap_or(0) == 0 {
                 return;
             }
@@ -447,14 +451,14 @@ impl<C: DatagramCodec> UdpLink<C> {
                     take(arrival, datagram);
                 }
             }
-            // Whoever waits for one message is not kept waiting for a look at an empty socket.
+            // Returns without another system call, so that a poller that waits for one message gets it at once.
             if !batch.is_full() {
                 return;
             }
         }
     }
 
-    // Whether something came to one.
+    // Returns whether a datagram arrived at a group's socket.
     #[inline(never)]
     fn read_groups(
         &self,
@@ -490,7 +494,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         };
         let frame = Frame {
             from: LinkAddress::Ip(arrival.from.ip()),
-            // Of a datagram to a group too: which device has joined it the header says.
+            // This holds for a datagram to a group, too: the header says which device has joined the group.
             to: LinkAddress::Ip(self.lease.address().ip()),
             header: opened.header,
             payload: Payload::Bytes(opened.payload),
@@ -500,7 +504,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             true => &self.counters.damaged,
             false => &self.counters.delivered,
         };
-        // By whoever has the turn.
+        // Only one thread at a time delivers: the one that drives the network.
         count_alone(counter, 1);
         network.deliver(frame, now);
     }
@@ -524,12 +528,12 @@ impl<C: DatagramCodec> UdpLink<C> {
             payload: Payload::Span(record.payload),
             damaged: record.meta.kind != 0,
         };
-        // By whoever has the turn.
+        // Only one thread at a time delivers: the one that drives the network.
         count_alone(&self.counters.delivered, 1);
         network.deliver(frame, now);
     }
 
-    // Whether there was something.
+    // Returns whether a datagram was delivered.
     fn deliver_aside(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         if !self.has_aside.load(Ordering::Acquire) {
             return false;
@@ -542,7 +546,7 @@ impl<C: DatagramCodec> UdpLink<C> {
         !aside.is_empty()
     }
 
-    // What a process gets that is meant for another.
+    // Forwards a datagram that this process received to the process for which it is meant.
     #[cold]
     fn hand_on(&self, range: QpnRange, arrival: &Arrival, datagram: &[u8]) {
         self.note_handed(&self.lease.hand_to_range(range, arrival, datagram));
@@ -555,12 +559,13 @@ impl<C: DatagramCodec> UdpLink<C> {
         });
     }
 
-    // A datagram to the common queue pair, found by this process: keeps it, or hands it to whom it is for.
+    // Takes a datagram to the common queue pair that this process received: keeps it, or forwards it to the process for
+    // which it is meant.
     #[cold]
     fn sort(&self, arrival: Arrival, datagram: &[u8], queue: &mut VecDeque<(Arrival, Vec<u8>)>) {
         let range = QpnRange::of_datagram(datagram);
         if range != QpnRange::COMMON {
-            // The kernel has joined it to one that was.
+            // The kernel has joined this datagram to one for the common queue pair.
             return match range == self.lease.range() {
                 true => self.keep(arrival, datagram, queue),
                 false => self.hand_on(range, &arrival, datagram),
@@ -581,7 +586,7 @@ impl<C: DatagramCodec> UdpLink<C> {
                 if !matches!(handed, Err(HandError::Nobody)) {
                     return self.note_handed(&handed);
                 }
-                // Nobody answers for it: then this process says so.
+                // No process serves this service: this process refuses the request.
             }
             _ => {}
         }
@@ -647,7 +652,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             return;
         }
         if frame.payload.len() > self.max_frame.octets() as usize {
-            // The process that would have taken it has gone.
+            // The process that would have read this frame from shared memory has gone.
             return count(&self.counters.too_long);
         }
         let queue = &self.queues[flow];
@@ -685,7 +690,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         } = &mut *inbound;
         let own = self.lease.range();
         if let Some(memory) = self.lease.memory() {
-            // What is put down now has to be flushed, as what comes of an arrival.
+            // Records that are written now must be flushed, like answers to received frames.
             delivered |= memory.waits() && memory.put_waiting(|_| {});
             let mut take = |record: &Record<'_>| self.deliver_record(record, now, network);
             let found = memory.receive(readers, &mut take);
@@ -698,7 +703,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
                 self.deliver(&arrival, datagram, now, network);
                 delivered = true;
             } else if range == QpnRange::COMMON {
-                // The kernel has joined it to one that was for this process, as the two below.
+                // The kernel has joined this datagram to one for this process, as it has those that are forwarded below.
                 self.sort(arrival, datagram, &mut lock(&self.aside).queue);
             } else {
                 self.hand_on(range, &arrival, datagram);
@@ -712,7 +717,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         if self.has_groups.load(Ordering::Acquire) {
             delivered |= self.read_groups(batch, now, network);
         }
-        // Whoever hears of these may look for more.
+        // The receiver of the datagrams that are delivered below may poll this link again.
         drop(inbound);
         delivered | self.deliver_aside(now, network)
     }
@@ -755,12 +760,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
 }
 
 impl<C: DatagramCodec> IoHandler for UdpLink<C> {
-    // Takes what came in by other ways, to be delivered with what arrives at the own socket.
+    // Takes datagrams from the rare sources. They are delivered with those that arrive at the process's own socket.
     fn attend(&self, token: u64) {
         let aside = &mut *lock(&self.aside);
         let (queue, batch) = (&mut aside.queue, &mut aside.batch);
         let mut take = |arrival, datagram: &[u8]| self.keep(arrival, datagram, queue);
-        // What cannot be read now will be told again.
+        // The reactor reports again what cannot be read now.
         match token {
             INBOX => drop(self.lease.attend(&mut take)),
             SERVICES => lock(&self.services)
@@ -775,7 +780,7 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
 
     fn set_polled(&self, is_polled: bool) {
         let socket = self.lease.socket();
-        // One that cannot be watched is read as long as somebody polls.
+        // If the socket cannot be watched again, it is read only while a thread polls.
         let _ = match is_polled {
             true => self.reactor.remove(socket, Source::Data),
             false => self.reactor.add(socket, DATA, Source::Data),
@@ -787,7 +792,7 @@ impl<C: DatagramCodec> IoHandler for UdpLink<C> {
         self.lease.memory().is_some_and(arm)
     }
 
-    // What has arrived is acknowledged, though the program ends when it has seen it.
+    // The peer then gets the acknowledges of the frames that this process has received, though the program ends at once.
     fn flush_on_exit(&self) {
         if let Some(network) = self.reactor.network() {
             network.flush();
@@ -802,7 +807,7 @@ impl<C: DatagramCodec> Drop for UdpLink<C> {
     }
 }
 
-// By who has the lock of what is leaving.
+// The caller holds the lock of `leaving`.
 fn note(counters: &Counters, outcome: SendOutcome) {
     let refused = match outcome.too_long {
         true => &counters.too_long,
@@ -814,7 +819,7 @@ fn note(counters: &Counters, outcome: SendOutcome) {
     }
 }
 
-/// The largest path MTU that fits IP packets of so many bytes, with headers and trailers of a codec.
+/// The largest path MTU that fits into IP packets of `ip_mtu` bytes together with a codec's headers and trailer.
 pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
     let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
     let most = (ip_mtu as usize).checked_sub(headers + overhead)?;
@@ -824,10 +829,10 @@ pub fn largest_frame(ip_mtu: u32, ip: IpAddr, overhead: usize) -> Option<Mtu> {
         .find(|mtu| mtu.octets() as usize <= most)
 }
 
-// A socket that joins needs large rooms, one that does not needs many.
+// A socket that joins datagrams needs large buffers, one that does not needs many.
 fn receive_batch(socket: &UdpSocket, datagram: usize) -> io::Result<ReceiveBatch> {
     if socket.joins() {
-        // Few: what lies in the processor's cache is read fastest.
+        // Only few, because memory that stays in the processor's cache is read fastest.
         ReceiveBatch::new(4, 65_535)
     } else {
         ReceiveBatch::new(32, datagram)
@@ -850,18 +855,19 @@ const INBOX: u64 = 3;
 const SERVICES: u64 = 4;
 const ROOM: u64 = 5;
 
-/// Records that wait for room in memory at most: many have no payload.
+/// The most records that wait for room in shared memory: many have no payload.
 const MOST_WAITING: usize = 4096;
-/// Bytes of a batch: a megabyte may wait in each queue, once filling and once leaving.
+/// Bytes of a batch. Each queue has two batches, one filling and one leaving, so that up to a megabyte waits in it.
 const BATCH: usize = 512 << 10;
-/// After so many looks that found nothing in memory each reads the socket again, and until then one of so many, where one that
-/// finds something counts as several: a look at memory is next to nothing beside one at the socket.
+/// After [`IDLE`] polls without a record in shared memory, every poll reads the socket. Until then one poll of [`EVERY`]
+/// does, where a poll that finds a record counts as [`FOUND`]: polling shared memory costs almost nothing compared with a
+/// system call.
 const IDLE: u32 = 1024;
 const EVERY: u32 = 1024;
 const FOUND: u32 = 4;
-/// Calls that one turn of reading makes at most, so that answers leave in between.
+/// The most system calls that one turn of reading makes, so that answers leave in between.
 const ROUNDS: usize = 8;
-/// Datagrams that wait aside at most.
+/// The most datagrams that wait in `aside`.
 const ASIDE: usize = 1024;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Several processes on one UDP port: they come, are killed, are stopped, and the others notice nothing.
+//! Several processes on one UDP port: processes join, are killed or stopped, and the others continue undisturbed.
 //!
-//! A member is this program again, told by its environment what to be. It answers each datagram with the number of its
-//! range, and hands on what is meant for others.
+//! A member is this program again, with environment variables that say what to do. It answers each datagram with the number
+//! of its range, and forwards datagrams that are meant for others.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -45,9 +45,9 @@ const COMMON: u64 = 2;
 const INBOX: u64 = 3;
 const REQUESTS: u64 = 4;
 
-/// Answers with a range that there is none of.
+/// The answer of a member if no process holds the range or serves the service.
 const NOBODY: u8 = 0xff;
-/// The service that is answered with whether strangers were refused.
+/// The service to which a member answers whether it has refused strangers.
 const STRANGERS: u64 = u64::MAX;
 
 struct Member {
@@ -88,7 +88,7 @@ fn member() {
             let child = libc::fork();
             if child == 0 {
                 libc::alarm(60);
-                // It has none of the sockets any more.
+                // The child has none of the sockets any longer.
                 libc::write(1, c"\nforked\n".as_ptr().cast(), 8);
                 loop {
                     libc::pause();
@@ -114,7 +114,7 @@ fn member() {
     add(&member.service, REQUESTS, Source::Rare);
     let handler = Arc::downgrade(&member);
     reactor.start(handler.clone(), handler).unwrap();
-    // Until the test is over, or has ended without a word.
+    // This returns when the test is over, or has ended without a message.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -195,11 +195,11 @@ impl Member {
     }
 }
 
-/// What the tests send: a BTH, and whom of those behind QP 1 it is for.
+/// A datagram of the tests: a BTH and, for QP 1, the communication or service for which it is meant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Probe {
     qpn: u32,
-    /// Makes probes differ that are alike otherwise.
+    /// A number that makes otherwise equal probes differ.
     number: u32,
     communication: u32,
     service: u64,
@@ -247,7 +247,7 @@ struct Process {
 struct As {
     user: Option<u32>,
     admits: Option<u32>,
-    /// It is refused where the others do not let it in soon.
+    /// The others do not admit it soon, so it gives up early.
     gives_up: bool,
 }
 
@@ -276,7 +276,7 @@ fn start(address: SocketAddr, service: u32, who: As) -> Child {
     command.spawn().unwrap()
 }
 
-/// What the member says: its range, or why it is none.
+/// Returns the member's first message: its range, or why it has none.
 fn word_of(child: &mut Child) -> Result<u8, String> {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     for line in lines.map_while(Result::ok) {
@@ -309,7 +309,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Stops it, and waits until it stands still.
+    /// Stops the process, and waits until it has stopped.
     fn stop(&self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).unwrap();
@@ -321,7 +321,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
-    /// A probe for its range, one for its service, one for a communication of its own.
+    /// Returns a probe for its range, one for its service, and one for a communication of its own.
     fn probes(&self) -> [Probe; 3] {
         let range = u32::from(self.range);
         let qpn = range << 18 | 0x17;
@@ -351,7 +351,7 @@ impl Drop for Process {
 struct Prober {
     socket: StdSocket,
     to: SocketAddr,
-    /// Of the last probe that was to be unlike all others.
+    /// The number of the last probe that had to differ from all others.
     number: Cell<u32>,
 }
 
@@ -375,7 +375,7 @@ impl Prober {
         Some((bytes[0], Probe::read(&bytes[1..length])?))
     }
 
-    /// Sends a probe until it is answered: by which range.
+    /// Sends a probe until it is answered. Returns the range that answered.
     fn ask(&self, probe: Probe) -> u8 {
         until_some(|| {
             self.send(probe);
@@ -384,7 +384,7 @@ impl Prober {
         })
     }
 
-    /// Sends each probe of these processes once: each is answered, by the process that it is for.
+    /// Sends each probe of these processes once. The process for which a probe is meant must answer it.
     fn ask_once<'p>(&self, processes: impl IntoIterator<Item = &'p Process>) {
         let mut asked = BTreeMap::new();
         for process in processes {
@@ -408,7 +408,7 @@ impl Prober {
         });
     }
 
-    /// These processes answer while `during` happens, and nothing is lost after it.
+    /// These processes must answer while `during` runs, and lose nothing after it.
     fn all_answer_during(&self, processes: &[Process], during: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let during = scope.spawn(during);
@@ -425,7 +425,7 @@ fn address(port: u16) -> SocketAddr {
 }
 
 fn eight(address: SocketAddr) -> Vec<Process> {
-    // All at once: several try to make the sockets.
+    // All start at once, so several try to make the sockets.
     let children: Vec<_> = (1..=8)
         .map(|service| (start(address, service, As::default()), service))
         .collect();
@@ -465,7 +465,7 @@ fn killing_any_disturbs_none_of_the_others() {
     for victim in 0..8 {
         let mut dying = processes.remove(victim);
         prober.all_answer_during(&processes, || dying.kill());
-        // The next one comes while the others are at work.
+        // The next process joins while the others answer.
         let next = Mutex::new(None);
         prober.all_answer_during(&processes, || {
             *next.lock().unwrap() = Some(Process::start(address, victim as u32 + 1));
@@ -476,14 +476,14 @@ fn killing_any_disturbs_none_of_the_others() {
 }
 
 #[test]
-fn one_that_is_stopped_holds_up_nobody() {
+fn a_stopped_process_holds_up_no_other() {
     let address = address(47_061);
     let mut processes: Vec<_> = (1..=3)
         .map(|service| Process::start(address, service))
         .collect();
     let prober = Prober::new(address);
     all_answer(&prober, &processes);
-    // The oldest is asked first by who joins, and first to be woken.
+    // A process that joins asks the oldest first, and the kernel wakes it first.
     let stopped = processes.remove(0);
     stopped.stop();
     for _ in 0..100 {
@@ -561,7 +561,7 @@ fn strays_of_one_call_reach_their_ranges() {
 
 #[test]
 #[ignore = "needs root: tests/foreign runs it"]
-fn another_user_is_let_in_where_he_is_named() {
+fn another_user_is_admitted_by_name() {
     let address = address(47_064);
     let named = As {
         user: Some(65_534),
@@ -589,7 +589,7 @@ fn another_user_is_let_in_where_he_is_named() {
 }
 
 #[test]
-fn whoever_answers_for_a_service_is_named() {
+fn an_error_names_the_process_that_serves_the_service() {
     let address = address(47_079);
     let member = Process::start(address, 7);
     let lease = Lease::join(GroupOptions::new(address)).unwrap();
@@ -609,7 +609,7 @@ fn whoever_answers_for_a_service_is_named() {
 const ATTACK: &str = "POLYVERBS_TEST_ATTACK";
 const STRANGER: u32 = 65_533;
 
-/// Holds names, or sends letters with as many descriptors as the kernel passes, in both forms that inboxes have had.
+/// Holds names, or sends messages with as many descriptors as the kernel passes, in both forms that inboxes have had.
 #[test]
 #[ignore = "a process of the other tests"]
 fn stranger() {
@@ -632,7 +632,7 @@ fn local(kind: SocketType) -> OwnedFd {
     socket_with(AddressFamily::UNIX, kind, SocketFlags::NONBLOCK, None).unwrap()
 }
 
-// How many messages came until the test has had enough.
+// Returns how many messages arrived until the test ended.
 fn hold(names: &[&str]) -> usize {
     let held = |kind| {
         names.iter().filter_map(move |name| {
@@ -685,7 +685,7 @@ fn flood(names: &[&str], letters: usize) {
     }
 }
 
-/// Of all threads of a process.
+/// Returns the processor time of all threads of a process.
 fn processor_time(process: &str) -> Duration {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let nanoseconds = tasks.map(|task| {
@@ -726,7 +726,7 @@ impl Stranger {
         said.expect("a stranger that said nothing")
     }
 
-    /// How many messages it got, or how many microseconds it worked.
+    /// Returns how many messages it received, or how many microseconds it worked.
     fn heard(mut self) -> u64 {
         drop(self.child.stdin.take());
         self.says("heard").parse().unwrap()
@@ -748,7 +748,7 @@ fn ranges_of(address: SocketAddr, which: impl Iterator<Item = u8>) -> Vec<String
 
 #[test]
 #[ignore = "needs root: tests/foreign runs it"]
-fn nothing_is_handed_to_a_stranger_who_holds_a_name() {
+fn no_datagram_is_forwarded_to_a_stranger_with_a_name() {
     let address = address(47_065);
     let member = Process::start(address, 1);
     let mut names = ranges_of(address, 1..=63);
@@ -765,7 +765,7 @@ fn nothing_is_handed_to_a_stranger_who_holds_a_name() {
         assert_eq!(prober.ask(communication), NOBODY, "{range}");
     }
     all_answer(&prober, std::slice::from_ref(&member));
-    // Who comes now finds no range, and is told why; and nobody else answers for the service.
+    // A process that joins now gets no range and an error that says why, and no other process serves the service.
     let refused = word_of(&mut start(address, 2, As::default())).unwrap_err();
     assert!(refused.contains("is held by user 65533: "), "{refused}");
     assert_eq!(stranger.heard(), 0);
@@ -773,7 +773,7 @@ fn nothing_is_handed_to_a_stranger_who_holds_a_name() {
 
 #[test]
 #[ignore = "needs root: tests/foreign runs it"]
-fn ranges_that_a_stranger_holds_are_passed_over_at_once() {
+fn ranges_that_a_stranger_holds_are_skipped_at_once() {
     let address = address(47_066);
     let stranger = Stranger::start(&ranges_of(address, 1..=61), "hold");
     let processes = [1, 2].map(|service| Process::start(address, service));
@@ -803,7 +803,7 @@ fn a_stranger_who_holds_the_lock_of_an_address_is_named() {
 
 #[test]
 #[ignore = "needs root: tests/foreign runs it"]
-fn letters_of_a_stranger_cost_less_than_half_of_what_they_cost_the_stranger() {
+fn refusing_a_stranger_costs_less_than_half_of_its_time() {
     let address = address(47_068);
     let member = Process::start(address, 1);
     let names = ranges_of(address, std::iter::once(member.range));

@@ -21,7 +21,7 @@ impl Write for Shared {
 }
 
 impl Shared {
-    /// Each packet and the number of its interface.
+    /// Returns each packet with the number of its interface.
     fn packets(&self) -> Vec<(u32, Vec<u8>)> {
         let written = self.0.lock().unwrap();
         let mut reader = PcapNgReader::new(&written[..]).unwrap();
@@ -42,7 +42,7 @@ impl Shared {
     }
 }
 
-/// A disk that is full after so many bytes.
+/// A disk that is full after this many bytes.
 struct Full(usize);
 
 impl Write for Full {
@@ -67,7 +67,7 @@ fn envelope(from: &str, to: &str, identification: u16) -> Envelope {
 
 #[test]
 fn captures_that_append_to_one_file_are_one_capture() {
-    // Each flush is one write, as to a file that is appended to.
+    // Each flush is one write, as to a file to which several processes append.
     let shared = Shared::default();
     let buffered = || BufWriter::with_capacity(1 << 10, shared.clone());
     let first = OctetCapture::at_once(buffered()).unwrap();
@@ -84,7 +84,7 @@ fn captures_that_append_to_one_file_are_one_capture() {
 }
 
 #[test]
-fn datagrams_are_written_with_the_headers_that_they_have_on_the_wire() {
+fn datagrams_are_written_with_their_headers_on_the_wire() {
     let shared = Shared::default();
     let capture = OctetCapture::new(shared.clone()).unwrap();
     let four = envelope("192.168.0.7:50000", "192.168.0.8:4791", 3);
@@ -146,7 +146,7 @@ fn a_connection_is_written_as_its_segments() {
 }
 
 #[test]
-fn a_full_disk_is_told_whenever_somebody_asks() {
+fn a_full_disk_is_reported_by_each_flush() {
     let capture = OctetCapture::new(Full(200)).unwrap();
     let envelope = envelope("10.0.0.1:1", "10.0.0.2:2", 0xffff);
     for _ in 0..10 {

@@ -1,4 +1,4 @@
-//! Datagrams that one process hands to another.
+//! Datagrams that one process forwards to another.
 
 use std::io;
 
@@ -7,17 +7,17 @@ use thiserror::Error;
 use crate::Arrival;
 use crate::sockets::address::{self, LONGEST, Name};
 
-/// Why a datagram could not be handed over.
+/// Why a datagram could not be forwarded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum HandError {
-    /// Nobody is there who is let in.
+    /// No admitted process holds the range or serves the service.
     #[error("nobody is there")]
     Nobody,
-    /// Whoever is there does not keep up.
+    /// The process does not keep up.
     #[error("the process that it is meant for does not keep up")]
     Full,
-    /// Anything else.
+    /// Any other error of the system.
     #[error(transparent)]
     System(io::Error),
 }
@@ -37,10 +37,10 @@ impl From<io::Error> for HandError {
 
 const HEAD: usize = 2 + 2 * LONGEST;
 
-/// What goes before a datagram.
+/// Encodes the arrival of a datagram, to be sent before the datagram.
 pub(super) fn head(arrival: &Arrival) -> [u8; HEAD] {
     let mut head = [0; HEAD];
-    // The kernel joins no more than it cuts.
+    // The number of a segment fits, because the kernel joins at most as many datagrams as it cuts.
     [head[0], head[1]] = [arrival.traffic_class, arrival.segment as u8];
     let names = [arrival.from, arrival.to].map(Name::of);
     for (name, into) in names.iter().zip(head[2..].chunks_mut(LONGEST)) {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_datagram_is_read_as_it_was_handed_over() {
+    fn a_forwarded_datagram_is_read_as_it_was_sent() {
         for (from, to) in [
             ("10.0.0.1:50000", "10.0.0.2:4791"),
             ("[fe80::1%2]:5", "[fe80::2]:4791"),

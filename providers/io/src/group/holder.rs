@@ -1,4 +1,4 @@
-//! Who holds a port that cannot be joined, as far as the system tells.
+//! The holder of a port that cannot be joined, as far as the system reports it.
 
 use std::fmt;
 use std::fs;
@@ -8,13 +8,13 @@ use rustix::process::geteuid;
 
 use super::{GroupOptions, local};
 
-/// Who holds a port.
+/// The holder of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Holder {
     /// Programs of this user.
     User(u32),
-    /// A program of this one's own user, or nobody knows who.
+    /// A program of this process's own user, or an unknown one.
     Somebody,
 }
 
@@ -51,7 +51,8 @@ impl fmt::Display for Holder {
     }
 }
 
-// The user of the socket there, in a table of the system's: `sl local remote state queues timer retransmit uid …`.
+// Finds the user of the socket at an address, in a table of the system: `sl local remote state queues timer retransmit uid
+// …`.
 fn user_at(table: &str, address: SocketAddr) -> Option<u32> {
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
@@ -62,7 +63,7 @@ fn user_at(table: &str, address: SocketAddr) -> Option<u32> {
     })
 }
 
-// Words of 32 bits, each as the machine has it.
+// Parses words of 32 bits, each in the machine's byte order.
 fn ip_of(digits: &str) -> Option<IpAddr> {
     let word = |at: usize| u32::from_str_radix(digits.get(at..at + 8)?, 16).ok();
     if digits.len() == 8 {
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_it_and_what_to_do_is_told() {
+    fn a_holder_is_named_with_the_remedy() {
         let told = Holder::User(1000).to_string();
         assert!(
             told.starts_with("user 1000: an address is one user's at a time"),

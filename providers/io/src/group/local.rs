@@ -1,8 +1,8 @@
 //! Messages between the processes of one machine, over connections to a name.
 //!
 //! A name is that of an abstract unix socket. It exists once in a network namespace and vanishes with the process that
-//! holds it, however that ends: so holding a name is a lease that needs no keeper. Any user may take any name. So both ends
-//! of a connection ask the kernel for the other's user before they send or read anything.
+//! holds it, however that ends, so a name is a lease that needs no keeper. Any user may take any name, so both ends of a
+//! connection ask the kernel for the other's user before they send or read anything.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -31,7 +31,7 @@ mod presence;
 
 pub use presence::{Name, Presence, Witness};
 
-/// Whose messages are read, and who is sent any: the own user, root, and the users that are named.
+/// The users that may exchange messages with a process: its own user, root, and those that are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
     /// Numbers of further users.
@@ -50,17 +50,17 @@ impl Admission {
 pub(crate) struct Connection(Unshared);
 
 impl Connection {
-    /// To whoever holds this name, without waiting.
+    /// Connects to the holder of this name, without waiting.
     ///
     /// # Errors
-    /// Nobody holds it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), its holder is not admitted
+    /// No process holds it ([`ConnectionRefused`](io::ErrorKind::ConnectionRefused)), its holder is not admitted
     /// ([`PermissionDenied`](io::ErrorKind::PermissionDenied)) or does not keep up
     /// ([`WouldBlock`](io::ErrorKind::WouldBlock)).
     pub(crate) fn to(name: &str, admission: &Admission) -> io::Result<Self> {
         Self::of(connected(name)?, admission)
     }
 
-    /// Both ends of a connection of this process's own.
+    /// Creates a connection of which this process has both ends.
     pub(super) fn pair() -> io::Result<[Self; 2]> {
         let (_, ends) = Unshared::several(|| {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -71,7 +71,7 @@ impl Connection {
         Ok(ends.map(Self))
     }
 
-    /// An end that another process passed.
+    /// Takes an end that another process passed.
     pub(super) fn passed(end: Unshared) -> Self {
         Self(end)
     }
@@ -104,24 +104,24 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, and how long it is: perhaps longer than there is room for. 0 if the other process has gone. There
-    /// is no room for descriptors: the kernel drops what comes along.
+    /// Receives the next message, and returns its length, which may be greater than the room. Returns 0 if the other
+    /// process has gone. There is no room for descriptors: the kernel drops those that accompany the message.
     fn receive(&self, into: &mut [u8]) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         Ok(recv(&self.0, into, flags)?.1)
     }
 
-    /// Whether the other end, which sends nothing, has gone.
+    /// Returns whether the other end has gone. It must be one that sends nothing.
     pub(crate) fn has_gone(&self) -> bool {
         !self.receive(&mut []).is_err_and(|error| is_passing(&error))
     }
 
-    /// The next message, which is to have descriptors.
+    /// Receives the next message, with descriptors.
     pub(crate) fn receive_descriptors(&self) -> io::Result<([u8; 2], Vec<Unshared>)> {
         Unshared::several(|| self.receive_open(RecvFlags::empty()))
     }
 
-    /// The descriptors of the message after so many of one byte each. All of them stay queued.
+    /// Returns the descriptors of the message after `at` others of one byte each. All of them stay queued.
     pub(super) fn peek_descriptors(&self, at: usize) -> io::Result<Vec<Unshared>> {
         let at = libc::c_int::try_from(at).map_err(io::Error::other)?;
         sys::set_number(self.0.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, at)?;
@@ -144,7 +144,7 @@ impl Connection {
         Ok((bytes, descriptors))
     }
 
-    /// Waits until something can be read from one of several, so long at most.
+    /// Waits for at most `time` until one of several connections is readable.
     pub(crate) fn wait(several: &[Self], time: Duration) -> io::Result<()> {
         let fds = several.iter().map(|one| PollFd::new(&one.0, PollFlags::IN));
         let time = Timespec::try_from(time).ok();
@@ -161,7 +161,7 @@ impl AsFd for Connection {
     }
 }
 
-/// The process that holds a name, if any does.
+/// Returns the process that holds a name, if any does.
 pub(super) fn holder(name: &str) -> Option<libc::ucred> {
     sys::peer(connected(name).ok()?.as_fd()).ok()
 }
@@ -195,10 +195,10 @@ fn unconnected() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// A name, and what others send to it.
+/// A name, and the messages that others send to it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// Of the listener and of the connections.
+    /// An epoll instance with the listener and the connections.
     ready: OwnedFd,
     listener: Unshared,
     accepted: Mutex<Accepted>,
@@ -206,7 +206,7 @@ pub(crate) struct Inbox {
 
 #[derive(Debug)]
 struct Accepted {
-    /// By their tokens, in the order in which they were made.
+    /// The connections by their tokens, in the order in which they were made.
     connections: BTreeMap<u64, Connection>,
     next: u64,
     bytes: Box<[u8]>,
@@ -216,7 +216,7 @@ impl Inbox {
     /// Takes a name.
     ///
     /// # Errors
-    /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
         let listener = Unshared::made(|| listening(name))?;
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
@@ -233,17 +233,17 @@ impl Inbox {
         })
     }
 
-    /// Has [`attend`](Self::attend) tell when the other end has gone of a connection that is only sent to.
+    /// Makes [`attend`](Self::attend) report when the other end of a connection that only sends has gone.
     pub(crate) fn watch(&self, connection: &Connection) -> io::Result<()> {
         let flags = EventFlags::RDHUP | EventFlags::ET;
         Ok(epoll::add(&self.ready, &connection.0, OTHER, flags)?)
     }
 
-    /// Gives messages to `take`, some of each connection. Closes connections of users who are not admitted, and counts them.
-    /// Answers whether somebody has gone who is [watched](Self::watch).
+    /// Gives messages to `take`, a limited number of each connection. Closes connections of users who are not admitted, and
+    /// counts them. Returns whether a [watched](Self::watch) process has gone.
     ///
     /// # Errors
-    /// The inbox is of no use any more.
+    /// The inbox does not work any longer.
     pub(crate) fn attend(
         &self,
         admission: &Admission,
@@ -277,7 +277,7 @@ impl Inbox {
         take: &mut dyn FnMut(&Connection, &[u8]),
     ) -> io::Result<()> {
         for _ in 0..AT_ONCE {
-            // Where the process has no descriptor left, it is tried again when the next one connects.
+            // A process that has no descriptor left tries again when the next one connects.
             let make = || Ok(accept_with(&self.listener, SocketFlags::CLOEXEC)?);
             let Ok(socket) = Unshared::made(make) else {
                 return Ok(());
@@ -300,10 +300,10 @@ impl Inbox {
             {
                 self.close(oldest, accepted);
             }
-            // Whoever connects has something to say.
+            // A process that connects sends a message at once.
             self.read(token, accepted, take);
         }
-        // There may be more: tells so once more.
+        // There may be more connections, so this makes epoll report the listener again.
         Ok(epoll::modify(
             &self.ready,
             &self.listener,
@@ -329,7 +329,8 @@ impl Inbox {
         }
     }
 
-    // Another process may have it for a moment, as a child that is about to execute a program: so it is taken out by itself.
+    // Another process may have the descriptor for a moment, as a child that is about to execute a program, so epoll must
+    // forget it explicitly.
     fn close(&self, token: u64, accepted: &mut Accepted) {
         if let Some(connection) = accepted.connections.remove(&token) {
             let _ = epoll::delete(&self.ready, &connection.0);
@@ -343,22 +344,23 @@ impl AsFd for Inbox {
     }
 }
 
-/// The most descriptors that a message has.
+/// The most descriptors of a message.
 pub(crate) const DESCRIPTORS: usize = 4;
-/// Bytes of the longest message: a datagram and what goes before it.
+/// Bytes of the longest message: a datagram and its arrival.
 const LONGEST: usize = 66_000;
-/// Connections that an inbox keeps: 63 other ranges have one each, and whoever joins or asks for a service has one for a moment.
+/// The most connections of an inbox: 63 other ranges have one each, and a process that joins or asks for a service has one
+/// for a moment.
 const MOST: usize = 128;
-/// Connections that are looked at, or made, before other things get their turn, and messages that are taken from each.
+/// The most connections that are handled, or accepted, in one turn, and the most messages of each.
 const AT_ONCE: usize = 16;
 const MESSAGES: usize = 64;
-/// Connections that wait to be looked at; the system may allow fewer.
+/// The most connections that wait to be accepted. The system may allow fewer.
 const BACKLOG: i32 = 4096;
 
 const LISTENER: EventData = EventData::new_u64(0);
-/// A connection that is only sent to.
+/// The token of connections that only send.
 const OTHER: EventData = EventData::new_u64(1);
-/// Told once: a process without a descriptor left is not told of the same connection for ever.
+/// This is edge-triggered: a process without a descriptor left would get the same connection reported for ever.
 const CONNECTING: EventFlags = EventFlags::IN.union(EventFlags::ET);
 const NO_EVENT: Event = Event {
     flags: EventFlags::empty(),

@@ -1,6 +1,6 @@
 //! Ranges of queue pair numbers.
 
-/// How many ranges a port has. The first is leased to nobody.
+/// The number of ranges of a port. The first is leased to no process.
 pub const RANGES: usize = 64;
 
 /// A sixty-fourth of the queue pair numbers: those with the same upper six bits.
@@ -8,13 +8,13 @@ pub const RANGES: usize = 64;
 pub struct QpnRange(u8);
 
 impl QpnRange {
-    /// Everybody's: datagrams to QP 1 fall into it.
+    /// The range of all processes: datagrams to QP 1 belong to it.
     pub const COMMON: Self = Self(0);
 
-    /// Bits of a number that do not tell its range.
+    /// The number of lower bits of a queue pair number that do not depend on its range.
     pub const SHIFT: u32 = 18;
 
-    /// Bits of a communication id that do not tell its range.
+    /// The number of lower bits of a communication id that do not depend on its range.
     pub const COMMUNICATION_SHIFT: u32 = 26;
 
     /// The range with this number.
@@ -22,12 +22,12 @@ impl QpnRange {
         (index < RANGES).then_some(Self(index as u8))
     }
 
-    /// The range that a number falls into.
+    /// The range of a queue pair number.
     pub const fn of_qpn(qpn: u32) -> Self {
         Self((qpn >> Self::SHIFT & 0x3f) as u8)
     }
 
-    /// The range that a datagram falls into: that of the queue pair in its BTH (IBTA 9.2).
+    /// The range of a datagram: that of the queue pair in its BTH (IBTA 9.2).
     pub fn of_datagram(datagram: &[u8]) -> Self {
         let word = datagram.get(4..).and_then(|rest| rest.first_chunk());
         word.map_or(Self::COMMON, |word| Self::of_qpn(u32::from_be_bytes(*word)))
@@ -53,13 +53,13 @@ impl QpnRange {
         (self.0 as u32) << Self::SHIFT
     }
 
-    /// The one behind the last. The last number of all is that of multicast, which no queue pair has.
+    /// The number after the last. The highest number of all is that of multicast, which no queue pair has.
     pub const fn end(self) -> u32 {
         let end = (self.0 as u32 + 1) << Self::SHIFT;
         if end > 0xff_ffff { 0xff_ffff } else { end }
     }
 
-    /// Every range that can be leased.
+    /// Returns every range that can be leased.
     pub(crate) fn leased() -> impl Iterator<Item = Self> {
         (1..RANGES as u8).map(Self)
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_falls_where_its_queue_pair_is() {
+    fn a_datagram_has_the_range_of_its_queue_pair() {
         let mut datagram = [0xff; 12];
         datagram[5..8].copy_from_slice(&[0x81, 0, 7]);
         assert_eq!(QpnRange::of_datagram(&datagram).index(), 0x20);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_communication_id_tells_who_made_it() {
+    fn a_communication_id_names_the_range_that_made_it() {
         let range = QpnRange(45);
         let id = range.communication(u32::MAX);
         assert_eq!(QpnRange::of_communication(id), range);

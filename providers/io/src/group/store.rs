@@ -1,4 +1,4 @@
-//! Where the sockets of a port are kept for all processes of its group.
+//! Keeps the sockets of a port for all processes of its group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ impl SocketStore {
         Self { inlet, outlet }
     }
 
-    /// The store that another process passed.
+    /// Takes the store that another process passed.
     pub(super) fn passed(inlet: Unshared, outlet: Unshared) -> Self {
         Self::of([inlet, outlet].map(Connection::passed))
     }
@@ -38,7 +38,7 @@ impl SocketStore {
         (self.inlet).send(&[io::IoSlice::new(&[0])], &[socket.as_fd()])
     }
 
-    /// Makes the sockets that are missing of so many.
+    /// Makes the missing ones of the first `count` sockets.
     pub(super) fn fill(
         &self,
         count: usize,
@@ -63,12 +63,12 @@ impl SocketStore {
             Err(error) if is_passing(&error) => return Ok(None),
             attached => attached?,
         };
-        // The kernel attaches no descriptor where the process is at its limit.
+        // The kernel attaches no descriptor if the process is at its limit.
         let attached = attached.pop().ok_or(rustix::io::Errno::MFILE)?;
         UdpSocket::passed(attached, options.address, &options.udp).map(Some)
     }
 
-    /// The two ends, to be passed to another process.
+    /// Returns the two ends, to be passed to another process.
     pub(super) fn ends(&self) -> [BorrowedFd<'_>; 2] {
         [self.inlet.as_fd(), self.outlet.as_fd()]
     }

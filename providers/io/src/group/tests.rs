@@ -10,7 +10,7 @@ fn options(port: u16) -> GroupOptions {
     }
 }
 
-/// As much of a BTH as steers.
+/// The part of a BTH that steers.
 fn bth(qpn: u32) -> [u8; 12] {
     let mut bth = [0; 12];
     bth[4..8].copy_from_slice(&(0xff00_0000 | qpn).to_be_bytes());
@@ -58,7 +58,7 @@ fn each_range_has_its_own_datagrams() {
 }
 
 #[test]
-fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
+fn datagrams_to_no_range_arrive_at_the_common_socket() {
     let lease = Lease::join(options(47_002)).unwrap();
     let flows = flows(&lease);
     for bytes in [&bth(1)[..], &bth(0x3_ffff), b"", b"short"] {
@@ -67,7 +67,7 @@ fn what_goes_to_nobody_in_particular_arrives_at_the_common_socket() {
     assert_eq!(arrivals(lease.common()).len(), 4);
 }
 
-/// A message of a class of management datagrams to QP 1, from one communication id to another.
+/// A management datagram of a class to QP 1, from one communication id to another.
 fn management(class: u8, attribute: u8, from: u32, to: u32) -> Vec<u8> {
     let mut datagram = [&bth(1)[..], &[0; 8 + 256]].concat();
     (datagram[21], datagram[37]) = (class, attribute);
@@ -77,7 +77,7 @@ fn management(class: u8, attribute: u8, from: u32, to: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_answers_a_process_lies_with_that_process_and_no_other() {
+fn answers_arrive_only_at_the_process_that_they_answer() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_011)).unwrap());
     let flows = flows(&one);
     let [mine, its] = [&one, &other].map(|lease| lease.range().communication(7));
@@ -86,7 +86,7 @@ fn what_answers_a_process_lies_with_that_process_and_no_other() {
         .into_iter()
         .chain([management(7, 0x18, its, mine)])
         .collect();
-    // Requests, another class, and an answer to nobody's.
+    // These are requests, another class, and an answer to no process's message.
     let others = [
         management(7, 0x10, mine, its),
         management(7, 0x17, its, mine),
@@ -117,7 +117,7 @@ fn a_range_begins_empty() {
 }
 
 #[test]
-fn a_port_that_something_else_holds_is_told() {
+fn joining_a_port_that_is_in_use_reports_its_holder() {
     let _open = no_child_starts();
     let options = options(47_004);
     let held = UdpSocket::bind(options.address, &UdpOptions::default()).unwrap();
@@ -131,7 +131,7 @@ fn a_port_that_something_else_holds_is_told() {
 }
 
 #[test]
-fn an_address_of_another_machine_is_told() {
+fn joining_at_another_machines_address_is_an_error() {
     let options = GroupOptions::new(([203, 0, 113, 1], 47_005).into());
     let error = Lease::join(options).unwrap_err();
     assert!(matches!(error, JoinError::System(..)), "{error}");
@@ -156,7 +156,7 @@ fn arrival_at(lease: &Lease) -> Arrival {
 }
 
 #[test]
-fn a_datagram_is_handed_to_a_range_or_to_a_service() {
+fn a_datagram_is_forwarded_to_a_range_or_to_a_service() {
     let _open = no_child_starts();
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_007)).unwrap());
     let (arrival, datagram) = (arrival_at(&one), [7; 60_000]);
@@ -183,7 +183,7 @@ fn a_datagram_is_handed_to_a_range_or_to_a_service() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_process_that_has_gone() {
+fn connections_to_a_process_that_has_gone_are_dropped() {
     let _open = no_child_starts();
     let [one, other, third] = [(); 3].map(|()| Lease::join(options(47_013)).unwrap());
     let arrival = arrival_at(&one);
@@ -199,7 +199,7 @@ fn nothing_is_kept_of_a_process_that_has_gone() {
 }
 
 #[test]
-fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
+fn a_slow_process_loses_datagrams_and_holds_up_no_other() {
     let [one, other] = [(); 2].map(|()| Lease::join(options(47_008)).unwrap());
     let (arrival, datagram) = (arrival_at(&one), [0; 4096]);
     let hand = || one.hand_to_range(other.range(), &arrival, &datagram);
@@ -208,7 +208,7 @@ fn who_does_not_keep_up_loses_datagrams_and_holds_up_nobody() {
 }
 
 #[test]
-fn nonsense_in_the_inbox_is_passed_over() {
+fn invalid_messages_in_the_inbox_are_ignored() {
     let options = options(47_009);
     let lease = Lease::join(options.clone()).unwrap();
     let name = options.range(lease.range());
@@ -227,7 +227,7 @@ fn nonsense_in_the_inbox_is_passed_over() {
 }
 
 #[test]
-fn descriptors_of_something_else_are_not_taken() {
+fn descriptors_of_the_wrong_kind_are_refused() {
     let options = options(47_010);
     let lease = Lease::join(options.clone()).unwrap();
     let duplicate = |of: BorrowedFd<'_>| Unshared::made(|| of.try_clone_to_owned()).unwrap();
@@ -250,9 +250,9 @@ fn descriptors_of_something_else_are_not_taken() {
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
 
-// As where a sandbox refuses the program that steers.
+// A sandbox may refuse the steering program.
 #[test]
-fn processes_share_one_socket_where_nothing_steers() {
+fn processes_share_one_socket_without_steering() {
     let options = options(47_015);
     let common = UdpSocket::bind(options.address, &options.udp).unwrap();
     let store = None;
@@ -300,7 +300,7 @@ fn a_port_has_as_many_sockets_as_its_highest_range_needs() {
     assert_eq!((again.range(), store(&again)), (range, 4));
 }
 
-/// Two processes that share memory only, each awake.
+/// Two processes that share only memory, both awake.
 fn with_memory() -> [Lease; 2] {
     let options = GroupOptions::without_sockets([127, 0, 3, 41].into());
     let leases = [(); 2].map(|()| Lease::join(options.clone()).unwrap());
@@ -341,11 +341,11 @@ fn each_sleep_rings_one_bell() {
 }
 
 #[test]
-fn who_was_killed_while_he_waited_for_room_keeps_nobody_awake() {
+fn a_killed_writer_that_waited_keeps_no_reader_awake() {
     let [one, other] = with_memory();
     while put(&one, &other) == Put::Taken {}
     assert!(!one.memory().unwrap().arm_bell(&mut Readers::default()));
-    // Killed: its inbox is gone, and its memory says nothing of that.
+    // The process was killed: its inbox is gone, but its memory does not show that.
     let Lease { inbox, memory, .. } = one;
     drop(inbox);
     let _killed = memory;
@@ -361,7 +361,7 @@ fn unread_records_of_a_killed_process_are_lost() {
     assert_eq!(put(&one, &other), Put::Taken);
     let unread = one.exchange(other.range()).unwrap();
     assert_eq!(unread.sent.wrapping_sub(unread.sent_read), 1);
-    // Killed: its inbox is gone, and its memory says nothing of that.
+    // The process was killed: its inbox is gone, but its memory does not show that.
     let Lease {
         inbox,
         memory,

@@ -1,20 +1,20 @@
-//! When pollers claim the input of a device, and when the reactor's thread takes it back. This file only decides, at the time
-//! that its caller passes; [`Reactor`](super::Reactor) reads the clock, calls the kernel and wakes threads.
+//! Decides when pollers claim the input of a device, and when the reactor's thread takes it back. This file only decides,
+//! at the time that its caller passes; [`Reactor`](super::Reactor) reads the clock, calls the kernel and wakes threads.
 
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
 
-/// When pollers may claim the input.
+/// Decides when pollers may claim the input.
 #[derive(Debug)]
 pub(super) struct Claims {
-    /// When a poller last looked at the clock.
+    /// When a poller last read the clock.
     looked: Time,
-    /// How many looks at the clock in a row came soon after one another.
+    /// How many readings of the clock in a row followed soon after the one before.
     soon: u32,
-    /// How many such looks make a claim.
+    /// How many such readings make a claim.
     needed: u32,
-    /// Until then nothing is claimed.
+    /// No poller may claim the input before this time.
     not_before: Time,
 }
 
@@ -28,7 +28,7 @@ impl Claims {
         }
     }
 
-    /// A poller looks at the clock, as one of [`POLLS`] does: whether it claims the input.
+    /// A poller reads the clock, as one of [`POLLS`] does. Returns whether it claims the input.
     pub(super) fn claims(&mut self, now: Time) -> bool {
         let last = std::mem::replace(&mut self.looked, now);
         if now > last.after(SOON) || now < self.not_before {
@@ -39,14 +39,14 @@ impl Claims {
         self.soon >= self.needed
     }
 
-    /// A poller that was about to sleep handed the input back.
+    /// A poller that was about to sleep has returned the input.
     pub(super) fn handed_back(&mut self) {
         self.soon = 0;
         self.needed = (self.needed / 2).max(1);
     }
 
-    /// The thread took the input back because no poller had come for long: whether the claim was right although it ended so,
-    /// and whether it left something unread.
+    /// The thread has taken the input back because no poller had polled for long. `was_worth_it` says whether the claim was
+    /// right although it ended so, and `left_unread` whether the pollers left input unread.
     pub(super) fn taken_back(
         &mut self,
         was_worth_it: bool,
@@ -58,30 +58,31 @@ impl Claims {
             return self.handed_back();
         }
         self.soon = 0;
-        // A program that does not poll while it waits for its peer does so for long as soon as that one is slow: so many polls
-        // alone would say nothing.
+        // A program that does not poll while it waits for its peer waits for long if the peer is slow, so the number of
+        // polls alone is no measure: claims are also forbidden for a time.
         self.needed = (self.needed * 4).min(MOST_NEEDED);
         self.not_before = now.after(patience * self.needed);
     }
 }
 
-/// Pollers that own the input, as the thread sees them.
+/// Pollers that own the input, as far as the thread knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pollers {
     /// The number of their claim.
     claim: u32,
     claimed: Time,
     polls: u32,
-    /// When the thread last saw that a poll had come.
+    /// When the thread last saw that a poller had polled.
     since: Time,
-    /// They still came a while after they had claimed the input.
+    /// They still polled a while after their claim.
     are_worth_it: bool,
 }
 
 impl Pollers {
-    /// Those of this claim, which have polled so often in all; `known` are those that the thread saw last.
+    /// Describes the pollers of a claim, which have polled `polls` times in all; `known` are those that the thread saw
+    /// last.
     pub(super) fn of(known: Option<Self>, claim: u32, polls: u32, now: Time) -> Self {
-        // They may have gone and come again since.
+        // Those pollers may have gone, and others may have claimed the input since.
         let known = known.filter(|pollers| pollers.claim == claim);
         known.unwrap_or(Self {
             claim,
@@ -92,7 +93,8 @@ impl Pollers {
         })
     }
 
-    /// Whether they have stayed away for too long: the thread looks again after [`time_left`](Self::time_left).
+    /// Returns whether they have not polled for too long. If not, the thread checks again after
+    /// [`time_left`](Self::time_left).
     pub(super) fn are_gone(&mut self, polls: u32, now: Time, patience: Duration) -> bool {
         if std::mem::replace(&mut self.polls, polls) != polls {
             self.since = now;
@@ -101,7 +103,7 @@ impl Pollers {
         self.time_left(now, patience).is_zero()
     }
 
-    /// How long they may still stay away.
+    /// Returns how long they may still stay away.
     pub(super) fn time_left(&self, now: Time, patience: Duration) -> Duration {
         let patience = match self.are_worth_it {
             true => patience,
@@ -111,26 +113,27 @@ impl Pollers {
         Duration::from_nanos(until.0.saturating_sub(now.0))
     }
 
-    /// A claim of such pollers was right, whatever they left unread.
+    /// Returns whether a claim of such pollers was right, whatever they left unread.
     pub(super) fn are_worth_it(&self) -> bool {
         self.are_worth_it
     }
 }
 
-/// How long the thread pauses after a turn: where it was refused, because another thread reads, that one may need this processor.
+/// How long the thread pauses after a turn. If it was refused because another thread reads, that thread may need this
+/// processor.
 pub(super) fn pause(was_refused: bool) -> Option<Duration> {
     was_refused.then_some(WAY)
 }
 
-/// How long a poller pauses that was refused so often before, because another thread reads; `None`: it only yields. Otherwise one
-/// that spins would keep the reader from its end. Yielding is not enough where the scheduler prefers the thread that yields:
-/// until the next tick, milliseconds, that thread comes back.
+/// How long a poller pauses after so many `refusals` because another thread reads; `None` if it only yields. A poller that
+/// spins would keep the reader from finishing. Yielding is not enough if the scheduler prefers the thread that yields: it
+/// runs that thread again until the next tick, for milliseconds.
 pub(super) fn pause_of_poller(refusals: u32) -> Option<Duration> {
     (refusals % YIELDS == YIELDS - 1).then_some(WAY)
 }
 
-/// How long pollers may stay away, on a machine where a system call that does next to nothing takes so long: a poll that brings
-/// something takes many calls, and under emulation a call takes a hundred times what it does on an ordinary machine.
+/// How long pollers may stay away, on a machine where a trivial system call takes `call`: a poll that finds something takes
+/// many calls, and under emulation a call takes a hundred times as long as on an ordinary machine.
 pub(super) fn patience(call: Duration) -> Duration {
     (call * CALLS).clamp(SHORTEST, LONGEST)
 }
@@ -139,16 +142,17 @@ const CALLS: u32 = 10_000;
 const SHORTEST: Duration = Duration::from_millis(2);
 const LONGEST: Duration = Duration::from_millis(8);
 
-/// So many polls within so short a time count as coming again and again.
+/// [`POLLS`] polls within [`SOON`] count as frequent polling.
 pub(super) const POLLS: u32 = 4;
 const SOON: Duration = Duration::from_micros(100);
-/// A claim takes so many times as many at most.
+/// The most readings of the clock that a claim may take.
 const MOST_NEEDED: u32 = 256;
-/// After so small a part of the patience the thread first looks whether pollers still come. A claim that lasts for longer was
+/// The thread first checks after this fraction of its patience whether pollers still poll. A claim that lasts longer was
 /// right, whatever is unread at its end.
 const FIRST: u32 = 8;
 
-/// How often a poller yields to the thread that reads before it sleeps, and how long it then sleeps, as the reactor's does.
+/// How often a poller yields to the thread that reads before it sleeps, and how long it then sleeps, as the reactor's
+/// thread does.
 const YIELDS: u32 = 100;
 pub(super) const WAY: Duration = Duration::from_micros(20);
 

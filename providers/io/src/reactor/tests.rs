@@ -6,12 +6,12 @@ use waiting::{PATIENCE, until};
 use super::*;
 use crate::sockets::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};
 
-/// Reads one socket, and counts what the reactor asks of it.
+/// Reads one socket, and counts the calls of the reactor.
 struct Reader {
     reactor: Arc<Reactor>,
     socket: UdpSocket,
     batch: Mutex<ReceiveBatch>,
-    /// The socket is watched by nobody while pollers own the input.
+    /// No epoll watches the socket while pollers own the input.
     is_left: bool,
     arrived: AtomicUsize,
     by_thread: AtomicUsize,
@@ -23,11 +23,11 @@ struct Reader {
 
 /// So long that the thread takes the input back from no poller while a test runs.
 const FOR_EVER: Duration = Duration::from_secs(3600 * 24);
-/// So long that it does soon.
+/// So short that the thread soon takes the input back.
 const SOON: Duration = Duration::from_millis(2);
 
 impl Reader {
-    /// With a thread, and pollers that may stay away for so long.
+    /// Starts a reactor with a thread and this patience.
     fn start(is_left: bool, patience: Duration) -> (Arc<Self>, mpsc::Receiver<u64>) {
         let (reader, told) = Self::new(is_left, patience);
         let handler = Arc::downgrade(&reader);
@@ -35,7 +35,7 @@ impl Reader {
         (reader, told)
     }
 
-    /// Without a thread: whatever happens, this thread does it.
+    /// Starts a reactor without a thread: the test's thread does everything.
     fn without_thread(is_left: bool) -> Arc<Self> {
         let (reader, _told) = Self::new(is_left, FOR_EVER);
         let handler = Arc::downgrade(&reader);
@@ -106,12 +106,12 @@ impl Reader {
         self.reactor.polled();
     }
 
-    /// Polls until that claims the input.
+    /// Polls until the polls claim the input.
     fn claim(&self) {
         until(|| self.claims_by_polls());
     }
 
-    /// Whether pollers own the input once they have come again and again for long, whatever the clock says.
+    /// Returns whether pollers own the input after they have polled frequently for long, whatever the clock says.
     fn claims_by_polls(&self) -> bool {
         (0..10_000).any(|_| {
             self.reactor.polled();
@@ -119,7 +119,7 @@ impl Reader {
         })
     }
 
-    /// Takes the bell's ring, as the thread does when it is woken.
+    /// Reads the ring of the bell, as the thread does when it is woken.
     fn hear_bell(&self) {
         let _ = read(&self.reactor.bell, &mut [0; 8]);
     }
@@ -174,7 +174,7 @@ fn is_ready(epoll: &OwnedFd) -> bool {
 }
 
 #[test]
-fn while_nobody_polls_the_thread_reads() {
+fn the_thread_reads_while_no_thread_polls() {
     let (reader, _told) = Reader::start(false, SOON);
     for count in 1..=500 {
         reader.send();
@@ -184,13 +184,13 @@ fn while_nobody_polls_the_thread_reads() {
 }
 
 #[test]
-fn what_comes_while_pollers_own_the_input_does_not_wake_the_thread() {
+fn arrivals_do_not_wake_the_thread_while_pollers_own_the_input() {
     let reader = Reader::without_thread(false);
     let reactor = &reader.reactor;
     for round in 1..=20 {
         reader.claim();
         assert_eq!(reader.claimed.load(Ordering::SeqCst), round);
-        // The claim itself has.
+        // The claim itself has woken the thread.
         reader.hear_bell();
         assert!(!is_ready(&reactor.all));
         reader.send();
@@ -225,7 +225,7 @@ fn pollers_that_stay_read_everything_themselves() {
 }
 
 #[test]
-fn when_pollers_are_gone_the_thread_reads() {
+fn the_thread_reads_after_pollers_are_gone() {
     for is_left in [false, true] {
         let (reader, _told) = Reader::start(is_left, SOON);
         for count in 1..=10 {
@@ -238,7 +238,7 @@ fn when_pollers_are_gone_the_thread_reads() {
 }
 
 #[test]
-fn when_pollers_are_gone_the_thread_reads_though_it_is_woken_all_the_time() {
+fn wake_ups_do_not_keep_the_thread_from_taking_over() {
     let (reader, told) = Reader::start(false, SOON * 10);
     reader.claim();
     reader.send();
@@ -251,7 +251,7 @@ fn when_pollers_are_gone_the_thread_reads_though_it_is_woken_all_the_time() {
 }
 
 #[test]
-fn a_poller_that_hands_back_is_replaced_at_once() {
+fn a_poller_that_returns_the_input_is_replaced_at_once() {
     let (reader, _told) = Reader::start(false, FOR_EVER);
     for count in 1..=100 {
         reader.claim();
@@ -263,7 +263,7 @@ fn a_poller_that_hands_back_is_replaced_at_once() {
 }
 
 #[test]
-fn what_lies_there_when_a_poller_hands_back_is_read() {
+fn unread_input_is_read_when_a_poller_returns_it() {
     let (reader, _told) = Reader::start(true, FOR_EVER);
     for count in 1..=100 {
         reader.claim();
@@ -295,7 +295,7 @@ fn only_a_short_claim_that_left_data_unread_is_not_repeated() {
 }
 
 #[test]
-fn what_is_rare_is_attended_whoever_polls() {
+fn rare_sources_are_attended_while_pollers_own_the_input() {
     let (reader, told) = Reader::start(false, FOR_EVER);
     for is_polled in [true, false] {
         match is_polled {
@@ -310,13 +310,13 @@ fn what_is_rare_is_attended_whoever_polls() {
     }
 }
 
-/// Does as it is told, and counts how often.
+/// Behaves as its fields say, and counts its calls.
 #[derive(Default)]
 struct Told {
-    /// Answers so often that another thread is at it.
+    /// The number of further calls that it refuses, as if another thread were reading.
     refusals: AtomicUsize,
     panics: AtomicBool,
-    /// Something has come in by another way than a descriptor.
+    /// Input has arrived without a descriptor.
     has_some: AtomicBool,
     calls: AtomicUsize,
 }
@@ -376,7 +376,7 @@ fn a_handler_that_panics_does_not_end_the_thread() {
 }
 
 #[test]
-fn where_another_thread_reads_the_thread_tries_again() {
+fn the_thread_tries_again_if_another_thread_reads() {
     let (reactor, handler) = Told::default().start();
     handler.refusals.store(10, Ordering::SeqCst);
     reactor.ring();
@@ -385,7 +385,7 @@ fn where_another_thread_reads_the_thread_tries_again() {
 }
 
 #[test]
-fn what_has_come_by_another_way_before_the_thread_sleeps_is_read() {
+fn input_without_a_descriptor_is_read_before_the_thread_sleeps() {
     let told = Told {
         has_some: AtomicBool::new(true),
         ..Told::default()
@@ -396,7 +396,7 @@ fn what_has_come_by_another_way_before_the_thread_sleeps_is_read() {
 }
 
 #[test]
-fn a_poller_that_is_refused_is_there_as_well() {
+fn a_refused_poll_counts_as_a_poll() {
     let reader = Reader::without_thread(false);
     let before = reader.reactor.polls.load(Ordering::SeqCst);
     (0..200).for_each(|_| reader.reactor.give_way());

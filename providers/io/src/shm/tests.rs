@@ -53,7 +53,7 @@ fn port(shm: &Arc<Shm>, index: usize) -> End {
     }
 }
 
-/// Those of ranges 1, who writes, and 2, who reads.
+/// The processes of range 1, which writes, and range 2, which reads.
 fn pair() -> (Arc<Shm>, [End; 2]) {
     let shm = memory();
     let ports = [1, 2].map(|index| port(&shm, index));
@@ -70,7 +70,7 @@ fn put_number(port: &End, number: u32, length: usize) -> Put {
     put(port, &number.to_ne_bytes(), &vec![number as u8; length])
 }
 
-/// One look.
+/// Polls once.
 fn look(port: &End) -> Vec<Found> {
     let mut found = Vec::new();
     let any = port.receive(&mut |record| {
@@ -87,7 +87,7 @@ fn look(port: &End) -> Vec<Found> {
     found
 }
 
-/// Everything.
+/// Polls until nothing is left.
 fn look_long(port: &End) -> Vec<Found> {
     let looks = repeat_with(|| look(port));
     looks
@@ -105,7 +105,7 @@ fn numbers(found: &[Found]) -> Vec<u32> {
     found.iter().map(number).collect()
 }
 
-/// Puts records down until there is no room: how many there are.
+/// Writes records until there is no room. Returns how many records there are.
 fn fill(port: &End, length: usize) -> u32 {
     let is_taken = |number: &u32| put_number(port, *number, length) == Put::Taken;
     (0..).take_while(is_taken).count() as u32
@@ -116,7 +116,7 @@ fn bells(port: &End) -> Vec<(usize, u32)> {
     bells.map(|(to, sleep)| (to.index(), sleep)).collect()
 }
 
-/// Rings them, as a lease does.
+/// Rings the bells, as a lease does.
 fn ring(port: &End) -> Vec<usize> {
     let bells = bells(port);
     (bells.iter()).for_each(|(to, sleep)| port.rung(range(*to), *sleep));
@@ -166,7 +166,7 @@ fn records_of_every_shape_arrive_in_order() {
 }
 
 #[test]
-fn what_nobody_reads_or_is_too_long_is_not_taken() {
+fn a_record_that_is_too_long_or_has_no_reader_is_not_taken() {
     let (_, [writer, reader]) = pair();
     assert_eq!(put(&writer, &[0; LONGEST_HEAD + 1], &[]), Put::Nobody);
     assert_eq!(put(&writer, &[], &[0; LONGEST_PAYLOAD + 1]), Put::Nobody);
@@ -224,8 +224,8 @@ fn each_sender_has_its_turn_and_keeps_its_order() {
 }
 
 #[test]
-fn what_finds_no_room_is_put_down_in_order_when_there_is_some() {
-    // By elements, by bytes, by bytes of lines that are not full.
+fn records_that_wait_for_room_are_written_in_order() {
+    // The ring is full of elements, of bytes, or of bytes in lines that are not full.
     for (length, room) in [
         (10, ELEMENTS),
         (LONGEST_PAYLOAD, ROOM / LONGEST_PAYLOAD),
@@ -247,7 +247,7 @@ fn what_finds_no_room_is_put_down_in_order_when_there_is_some() {
         assert_eq!(writer.waiting(range(2)).1, 2 * room * length);
         assert!(!writer.put_waiting(|_| panic!("no room yet")));
         let mut found = look(&reader);
-        // What comes now goes behind what waits.
+        // A later record must wait after those that wait already.
         assert_eq!(put_number(&writer, next, length), Put::Full);
         let mut told = 0;
         while told == 0 {
@@ -266,7 +266,7 @@ fn what_finds_no_room_is_put_down_in_order_when_there_is_some() {
 }
 
 #[test]
-fn room_is_told_when_there_is_much() {
+fn room_is_reported_when_there_is_much() {
     let (_, [writer, reader]) = pair();
     let full = fill(&writer, 0);
     let mut read = 0;
@@ -295,18 +295,18 @@ fn a_sleeping_reader_is_rung_once() {
     assert!(!writer.may_have_bells());
     put_number(&writer, 2, 0);
     assert_eq!(bells(&writer), []);
-    // It may not sleep before it has looked.
+    // The reader must not sleep before it has polled.
     assert!(reader.arm_bell());
     assert_eq!(numbers(&look(&reader)), [0, 1, 2]);
     assert!(!reader.arm_bell());
     put_number(&writer, 3, 0);
-    // A bell for the last sleep is none for this one.
+    // A bell for the last sleep does not end this one.
     writer.rung(range(2), first[0].1);
     assert_eq!(ring(&writer), [2]);
 }
 
 #[test]
-fn a_reader_that_leaves_something_unread_for_long_is_reminded_once() {
+fn a_reader_that_leaves_records_unread_is_reminded_once() {
     let (_, [writer, reader]) = pair();
     let reminded = || -> Vec<_> {
         let reminders = writer.take_reminders();
@@ -321,7 +321,7 @@ fn a_reader_that_leaves_something_unread_for_long_is_reminded_once() {
     assert_eq!(reminded(), [2]);
     (0..2 * REMINDED).for_each(|_| assert!(look(&writer).is_empty()));
     assert_eq!(reminded(), []);
-    // One that has read what there was need not be.
+    // A reader that has read all records needs no reminder.
     put_number(&writer, 1, 0);
     assert_eq!(numbers(&look(&reader)), [0, 1]);
     (0..2 * REMINDED).for_each(|_| assert!(look(&writer).is_empty()));
@@ -334,7 +334,7 @@ fn a_writer_that_waits_for_room_is_rung_when_it_sleeps() {
     let full = fill(&writer, 0);
     ring(&writer);
     assert_eq!(look(&reader).len(), AT_ONCE);
-    // Nobody sleeps who has looked since.
+    // A writer that has polled since does not sleep.
     writer.rung(range(1), bells(&reader).first().map_or(0, |bell| bell.1));
     assert_eq!(ring(&reader), []);
     assert!(!writer.arm_bell());
@@ -352,7 +352,7 @@ fn a_writer_that_waits_for_room_is_rung_when_it_sleeps() {
 }
 
 #[test]
-fn a_reader_does_not_sleep_while_somebody_is_to_be_told_of_room() {
+fn a_reader_does_not_sleep_while_a_writer_awaits_a_bell() {
     let (_, [writer, reader]) = pair();
     fill(&writer, 0);
     look_long(&reader);
@@ -364,7 +364,7 @@ fn a_reader_does_not_sleep_while_somebody_is_to_be_told_of_room() {
 }
 
 #[test]
-fn what_is_put_down_late_says_so() {
+fn a_record_that_waited_sets_the_writers_bit() {
     let (_, [writer, reader]) = pair();
     fill(&writer, 0);
     assert!(!writer.put_waiting(|_| {}));
@@ -379,7 +379,7 @@ fn what_is_put_down_late_says_so() {
 }
 
 #[test]
-fn a_sender_that_was_silent_for_long_is_seen_when_it_speaks() {
+fn a_sender_that_was_silent_for_long_is_read_again() {
     let shm = memory();
     let reader = port(&shm, 2);
     let [silent, other] = [1, 3].map(|index| port(&shm, index));
@@ -393,7 +393,7 @@ fn a_sender_that_was_silent_for_long_is_seen_when_it_speaks() {
     assert!(!is_looked_at());
     put_number(&silent, 1, 0);
     assert_eq!(numbers(&look(&reader)), [1]);
-    // It is looked away from at the moment that it speaks.
+    // The reader clears the sender's bit at the moment of the write.
     put_number(&silent, 2, 0);
     (shm.door(range(2)).writers).fetch_and(!(1 << 1), Ordering::SeqCst);
     assert_eq!(look(&reader), []);
@@ -402,7 +402,7 @@ fn a_sender_that_was_silent_for_long_is_seen_when_it_speaks() {
 }
 
 #[test]
-fn a_successor_of_a_killed_writer_goes_on_where_it_stopped() {
+fn a_successor_of_a_killed_writer_continues_where_it_stopped() {
     for unread in [0, 5, ELEMENTS as u32] {
         let (shm, [writer, reader]) = pair();
         for number in 0..10 {
@@ -412,7 +412,7 @@ fn a_successor_of_a_killed_writer_goes_on_where_it_stopped() {
         for number in 10..10 + unread {
             assert_eq!(put_number(&writer, number, 3000), Put::Taken);
         }
-        // In the middle of another record.
+        // The writer is killed in the middle of another record.
         let tail = writer.writer(range(2)).unwrap().tail as usize;
         let ring = shm.ring(range(1), range(2)).unwrap();
         if unread < ELEMENTS as u32 {
@@ -439,7 +439,7 @@ fn a_successor_of_a_killed_writer_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_successor_of_a_killed_reader_finds_nothing_old() {
+fn a_successor_of_a_killed_reader_gets_no_old_record() {
     for length in [0, 3000] {
         let (shm, [writer, reader]) = pair();
         let next = fill(&writer, length);
@@ -454,7 +454,7 @@ fn a_successor_of_a_killed_reader_finds_nothing_old() {
         later();
         assert_eq!(look(&reader), []);
         assert!(writer.put_waiting(|_| {}));
-        // Only what was said since.
+        // The reader finds only the record that was written since.
         assert_eq!(numbers(&look(&reader)).len(), 1);
         for number in next..next + 1000 {
             assert_eq!(put_number(&writer, number, length), Put::Taken);
@@ -464,7 +464,7 @@ fn a_successor_of_a_killed_reader_finds_nothing_old() {
 }
 
 #[test]
-fn what_waits_for_somebody_who_has_gone_is_lost() {
+fn records_that_wait_for_a_process_that_has_gone_are_lost() {
     let (_, [writer, reader]) = pair();
     fill(&writer, 0);
     writer.put_later(range(2), RecordMeta::default(), &[0; 4], vec![0; 10]);
@@ -478,7 +478,7 @@ fn what_waits_for_somebody_who_has_gone_is_lost() {
 }
 
 #[test]
-fn a_successor_waits_for_no_room_that_its_predecessor_waited_for() {
+fn a_successor_does_not_wait_for_its_predecessors_room() {
     let (shm, [writer, reader]) = pair();
     fill(&writer, 0);
     let _killed = writer;
@@ -494,11 +494,11 @@ fn a_successor_waits_for_no_room_that_its_predecessor_waited_for() {
 const LENGTH: usize = 1;
 const PLACE: usize = 2;
 const GENERATION: usize = 3;
-/// With kind and class.
+/// The head's length shares its word with kind and class.
 const HEAD_LENGTH: usize = 5;
 
 #[test]
-fn a_record_that_makes_no_sense_is_passed_over() {
+fn an_invalid_record_is_ignored() {
     let (long, room) = (LONGEST_PAYLOAD as u32, ROOM as u32);
     for (field, nonsense) in [
         (LENGTH, vec![long + 1, room, room + 1, u32::MAX, 1 << 31]),
@@ -523,7 +523,7 @@ fn a_record_that_makes_no_sense_is_passed_over() {
 }
 
 #[test]
-fn a_record_is_there_when_its_number_says_so() {
+fn a_record_is_published_by_its_number() {
     let (shm, [writer, reader]) = pair();
     let ring = shm.ring(range(1), range(2)).unwrap();
     put_number(&writer, 0, 0);
@@ -537,7 +537,7 @@ fn a_record_is_there_when_its_number_says_so() {
 }
 
 #[test]
-fn a_reader_that_lies_gets_no_more_room_than_there_is() {
+fn a_reader_that_lies_makes_no_room() {
     let (shm, [writer, _reader]) = pair();
     let head = || {
         let ring = shm.ring(range(1), range(2)).unwrap();
@@ -558,7 +558,7 @@ enum Step {
         head: usize,
         payload: usize,
     },
-    /// A word of an element, counted from the one that is read next.
+    /// A word of an element, counted from the element that is read next.
     Element {
         element: u32,
         word: usize,
@@ -573,7 +573,7 @@ enum Step {
         value: u32,
     },
     Look,
-    /// Who writes, or reads, begins anew.
+    /// The writer, or the reader, is replaced by a new process.
     Anew(bool),
 }
 
@@ -604,9 +604,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    // What arrives may be nonsense then, but never more of it than a record may have, nor from somebody else.
+    // A record that arrives may be nonsense then, but never longer than a record may be, nor from another range.
     #[test]
-    fn whatever_is_written_over_memory_is_borne(steps in prop::collection::vec(step(), 1..120)) {
+    fn random_writes_to_the_memory_are_tolerated(steps in prop::collection::vec(step(), 1..120)) {
         let (shm, [mut writer, mut reader]) = pair();
         let ring = shm.ring(range(1), range(2)).unwrap();
         for step in steps {
@@ -637,7 +637,7 @@ proptest! {
             reader.arm_bell();
             writer.arm_bell();
         }
-        // And who begins anew is as good as new.
+        // A process that begins anew works as in new memory.
         let (writer, reader) = (port(&shm, 1), port(&shm, 2));
         look_long(&reader);
         for number in 0..1000 {
@@ -683,7 +683,7 @@ fn a_connection_is_found_by_its_other_end_until_it_is_withdrawn() {
 }
 
 #[test]
-fn of_two_connections_with_one_place_the_first_has_it() {
+fn the_first_of_two_connections_gets_their_place() {
     let (shm, [one, other]) = pair();
     let at = |ports| shm.connection(range(1), ports).as_ptr();
     let first = (5000, 6000);
@@ -706,7 +706,7 @@ fn of_two_connections_with_one_place_the_first_has_it() {
 }
 
 #[test]
-fn what_a_process_that_is_gone_has_announced_nobody_finds() {
+fn announcements_of_a_process_that_is_gone_are_not_found() {
     let (shm, [one, other]) = pair();
     one.announce(connection((5000, 6000)));
     drop(one);
@@ -714,7 +714,7 @@ fn what_a_process_that_is_gone_has_announced_nobody_finds() {
     let one = port(&shm, 1);
     assert_eq!(other.announced((6000, 5000)), None);
     one.announce(connection((5000, 6000)));
-    // Killed: whoever has its range next says so.
+    // The process was killed; the next holder of its range marks that.
     let _killed = one;
     shm.leave(range(1));
     assert_eq!(other.announced((6000, 5000)), None);
@@ -725,12 +725,12 @@ fn what_a_process_that_is_gone_has_announced_nobody_finds() {
 // ---- two at once
 
 #[test]
-fn while_one_writes_another_reads_every_byte() {
-    // Under a checker of memory all is some thirty times slower.
+fn a_concurrent_reader_gets_every_byte() {
+    // A memory checker makes this about thirty times slower.
     let is_checked = std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some();
     let count: u32 = if is_checked { 2_000 } else { 100_000 };
     let (_, [writer, reader]) = pair();
-    // What is sent are pieces of this.
+    // The payloads are pieces of this.
     let mut state = 1_u32;
     let mut random = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -1,4 +1,4 @@
-//! Addresses in the kernel's form.
+//! Addresses in the kernel's format.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -39,7 +39,7 @@ impl Name {
     }
 }
 
-/// The address in a `sockaddr`; `None` where it is of another family or cut off.
+/// Parses a `sockaddr`; `None` if it is of another family or cut off.
 pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
     fn field<const N: usize>(name: &[u8], at: usize) -> Option<[u8; N]> {
         name.get(at..)?.first_chunk().copied()
@@ -60,7 +60,7 @@ pub(crate) fn read(name: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// `address` with the scope of `from`, where it needs one and has none.
+/// Returns `address` with the scope of `from`, if it needs one and has none.
 pub(crate) fn scoped(address: SocketAddr, from: SocketAddr) -> SocketAddr {
     match (address, from) {
         (SocketAddr::V6(to), SocketAddr::V6(from))
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_scope_gets_that_of_the_sender() {
+    fn an_address_that_needs_a_scope_gets_the_senders() {
         let from: SocketAddr = "[fe80::1%7]:1".parse().unwrap();
         let of = |text: &str| scoped(text.parse().unwrap(), from).to_string();
         assert_eq!(of("[fe80::2]:5"), "[fe80::2%7]:5");

@@ -1,12 +1,12 @@
-//! Control messages: what goes along with a datagram, one after another, each behind a `cmsghdr`.
+//! Control messages: data that accompany a datagram. Each message begins with a `cmsghdr`.
 
 use arrayvec::ArrayVec;
 
-/// Control messages to be sent, of so many bytes.
+/// Control messages to be sent, with room for `ROOM` bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Control<const ROOM: usize>(ArrayVec<u8, ROOM>);
 
-/// Bytes that a message with so many bytes of data takes.
+/// Bytes that a message with `data` bytes of data takes.
 pub(crate) const fn space(data: usize) -> usize {
     aligned(aligned(HEADER) + data)
 }
@@ -19,14 +19,14 @@ const fn aligned(length: usize) -> usize {
 }
 
 impl<const ROOM: usize> Control<ROOM> {
-    /// Adds a message. One that does not fit is left out, and that is a mistake of this crate.
+    /// Adds a message. One that does not fit is left out; that is a mistake of this crate.
     pub(crate) fn push(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
         let length = aligned(HEADER) + data.len();
         debug_assert!(aligned(length) <= self.0.remaining_capacity());
         if aligned(length) > self.0.remaining_capacity() {
             return;
         }
-        // The header's fields in their order, which is that of every Linux.
+        // The fields of the header have this order on every Linux.
         self.put(&length.to_ne_bytes());
         self.put(&level.to_ne_bytes());
         self.put(&kind.to_ne_bytes());
@@ -34,7 +34,7 @@ impl<const ROOM: usize> Control<ROOM> {
         self.put(&[0; size_of::<usize>()][..aligned(length) - length]);
     }
 
-    // There is room: `push` has looked.
+    // `push` has checked that there is room.
     fn put(&mut self, bytes: &[u8]) {
         let _ = self.0.try_extend_from_slice(bytes);
     }
@@ -54,7 +54,7 @@ impl<const ROOM: usize> Control<ROOM> {
     }
 }
 
-/// The control messages in `bytes`: level, type and data of each.
+/// Returns the level, type and data of each control message in `bytes`.
 pub(crate) fn messages(bytes: &[u8]) -> impl Iterator<Item = (libc::c_int, libc::c_int, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -72,7 +72,7 @@ pub(crate) fn messages(bytes: &[u8]) -> impl Iterator<Item = (libc::c_int, libc:
     })
 }
 
-/// The number at the beginning of `data`.
+/// Returns the number at the beginning of `data`.
 pub(crate) fn number(data: &[u8]) -> Option<u32> {
     data.first_chunk().copied().map(u32::from_ne_bytes)
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_pushed_is_found_again() {
+    fn pushed_control_messages_are_found_again() {
         let mut control = Control::<72>::default();
         control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &4156_u16.to_ne_bytes());
         control.push_number(libc::IPPROTO_IP, libc::IP_TOS, 0x2a);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn no_length_makes_the_reader_go_wrong() {
+    fn no_length_makes_the_parser_fail() {
         let mut control = Control::<72>::default();
         control.push_number(libc::IPPROTO_IP, libc::IP_TOS, 1);
         let bytes = control.bytes();

@@ -1,4 +1,4 @@
-//! Sockets that only send, each from a port of its own.
+//! Sockets that only send, each from its own port.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 
 use crate::sockets::udp::{UdpOptions, UdpSocket, send_groups_by};
 
-/// The first of the source ports that are left to what distinguishes flows; they go up to 65,535.
+/// The first of the source ports that RoCEv2 leaves to flows; they end at 65,535.
 pub(crate) const FIRST_PORT: u16 = 0xc000;
 
-/// A few sockets on one address, bound when first used. Routers that spread flows by their ports keep the order of each.
+/// Some sockets on one address, bound when they are first used. Routers that spread flows by their ports keep the order of
+/// each flow.
 #[derive(Debug)]
 pub struct FlowSockets {
     local: SocketAddr,
@@ -19,10 +20,10 @@ pub struct FlowSockets {
 }
 
 impl FlowSockets {
-    /// So many sockets on the address of `local`, whose port says nothing.
+    /// Creates `count` sockets on the address of `local`, whose port is ignored.
     pub fn new(local: SocketAddr, count: usize, options: UdpOptions) -> Self {
         let options = UdpOptions {
-            // Nothing is meant to arrive: as little as the kernel allows.
+            // These sockets receive nothing, so the kernel's minimum is enough.
             receive_buffer: 0,
             ..options
         };
@@ -33,7 +34,7 @@ impl FlowSockets {
         }
     }
 
-    /// The socket of a flow: the same for the same number.
+    /// Returns the socket of a flow, always the same for one number.
     ///
     /// # Errors
     /// No port is free.
@@ -43,14 +44,14 @@ impl FlowSockets {
         if let Some(socket) = self.sockets[slot].get() {
             return Ok(socket);
         }
-        // Another thread may be faster: then this one's is closed again.
+        // If another thread was faster, this thread's socket is closed again.
         let bound = self.bind(slot)?;
         Ok(self.sockets[slot].get_or_init(|| bound))
     }
 
     #[cold]
     fn bind(&self, slot: usize) -> io::Result<UdpSocket> {
-        // Processes begin at different ports, so that they seldom meet.
+        // Processes begin at different ports, so that they rarely try the same one.
         let begin = (std::process::id() as usize)
             .wrapping_mul(0x9e37)
             .wrapping_add(slot * 61);
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_keeps_its_port_and_others_have_other_ones() {
+    fn each_flow_keeps_a_port_of_its_own() {
         let options = UdpOptions::default();
         let flows = FlowSockets::new("127.0.3.9:4791".parse().unwrap(), 4, options);
         let port = |flow| flows.of(flow).unwrap().local().port();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_passed_over() {
+    fn a_port_that_is_in_use_is_skipped() {
         let options = UdpOptions::default();
         let local = "127.0.3.10:0".parse().unwrap();
         let [one, other] = [(); 2].map(|()| FlowSockets::new(local, 1, options));

@@ -1,9 +1,10 @@
-//! Which interface has an address.
+//! Finds the interface that has an address.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::{fs, io};
 
-/// Index of the interface that has this IPv6 address: its scope, or what the kernel lists. 0 for others, which is any.
+/// Returns the index of the interface that has this IPv6 address: its scope, or the index that the kernel lists. 0 for
+/// IPv4, which means any.
 pub(crate) fn interface_of(address: SocketAddr) -> io::Result<u32> {
     let SocketAddr::V6(v6) = address else {
         return Ok(0);
@@ -25,7 +26,7 @@ fn find(list: &str, ip: Ipv6Addr) -> Option<u32> {
     })
 }
 
-/// An IPv6 address that is not loopback's.
+/// Returns an IPv6 address that is not loopback's.
 #[cfg(test)]
 pub(crate) fn outside() -> Option<SocketAddr> {
     let list = fs::read_to_string("/proc/net/if_inet6").ok()?;

@@ -1,4 +1,4 @@
-//! Multicast groups: datagrams to the address of a group, as many receivers as have joined it.
+//! Multicast groups: every member of a group receives a copy of a datagram to the group's address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,12 +10,11 @@ use crate::sockets::interface::interface_of;
 use crate::sockets::sys;
 use crate::sockets::udp::{UdpOptions, UdpSocket};
 
-/// Joins `group`, with its port, on the interface that has the address of `local`: a socket bound to the group's address.
-/// Whoever is a member, in whatever process, gets a copy of each datagram. A membership ends with its socket.
+/// Joins `group`, with its port, on the interface that has the address of `local`, with a socket bound to the group's
+/// address. Every member, in any process, gets a copy of each datagram. The membership ends with the socket.
 ///
 /// # Errors
-/// `group` is no multicast address, is of another family than `local`, or the port is held by a socket that does not
-/// share it.
+/// `group` is no multicast address or is of another family than `local`, or a socket that does not share the port holds it.
 pub fn join_group(
     group: SocketAddr,
     local: SocketAddr,
@@ -31,7 +30,7 @@ pub fn join_group(
     }
     let socket = UdpSocket::bind_group(bound, options)?;
     let fd = socket.as_fd();
-    // Without this, memberships of other sockets of the machine count for this one as well.
+    // Without this, memberships of other sockets of the machine apply to this one, too.
     let only_own = |level, option| sys::set_number(fd, level, option, 0);
     match (group.ip(), local.ip()) {
         (IpAddr::V4(group), IpAddr::V4(local)) => {
@@ -73,7 +72,7 @@ mod tests {
         members_get_copies("127.0.3.20:0".parse().unwrap(), groups);
     }
 
-    // The kernel routes no IPv6 group over loopback: this needs an interface with an address.
+    // The kernel routes no IPv6 group over loopback, so this needs another interface with an address.
     #[test]
     fn every_member_of_an_ipv6_group_gets_a_copy() {
         let Some(local) = crate::sockets::interface::outside() else {
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_group_is_refused() {
+    fn an_address_that_is_no_group_is_refused() {
         let join = |group: &str, local: &str| {
             let (group, local) = (group.parse().unwrap(), local.parse().unwrap());
             join_group(group, local, &UdpOptions::default())

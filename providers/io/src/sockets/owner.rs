@@ -38,12 +38,12 @@ fn question(from: SocketAddr, to: SocketAddr) -> [u8; QUESTION] {
     bytes[26..28].copy_from_slice(&to.port().to_be_bytes());
     bytes[28..44].copy_from_slice(&octets(from.ip()).1);
     bytes[44..60].copy_from_slice(&octets(to.ip()).1);
-    // No cookie.
+    // The cookie is not used.
     bytes[64..72].fill(0xff);
     bytes
 }
 
-/// The address family, and the address at the beginning of 16 bytes, as `inet_diag_sockid` has it.
+/// Returns the address family, and the address at the beginning of 16 bytes, as in `inet_diag_sockid`.
 fn octets(ip: IpAddr) -> (u8, [u8; 16]) {
     match ip {
         IpAddr::V4(ip) => {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_whose_socket_it_is() {
+    fn the_kernel_reports_the_owner_of_a_socket() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(at).unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Where datagrams arrive.
+//! Buffers for received datagrams.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,16 +10,16 @@ use crate::sockets::sys::{AT_ONCE, Filled, Incoming, receive_many, receive_one};
 use crate::sockets::{address, control};
 use crate::zeroed;
 
-/// Room for several messages, used again and again. A message is a datagram, or several that the kernel has joined (GRO).
+/// Room for several messages, which is reused. A message is a datagram, or several that the kernel has joined (GRO).
 pub struct ReceiveBatch {
     rooms: Box<[Room]>,
     bytes: Box<[u8]>,
     /// Bytes of each room.
     each: usize,
     received: usize,
-    /// How many messages the next call asks for: one that finds nothing more is wasted.
+    /// How many messages the next call asks for. A call that finds nothing more is wasted.
     wanted: usize,
-    /// The last call brought as many.
+    /// The last call returned as many messages as it asked for.
     was_full: bool,
 }
 
@@ -27,14 +27,14 @@ pub struct ReceiveBatch {
 struct Room {
     name: [u8; address::LONGEST],
     control: [u8; CONTROL],
-    /// How much was used.
+    /// How much of the room was used.
     filled: Filled,
 }
 
-/// Room for the control messages that a socket is asked to give: TOS, size of a segment.
+/// Room for the control messages that a socket requests: traffic class, and size of a segment.
 const CONTROL: usize = 2 * control::space(size_of::<libc::c_int>());
 
-/// A message that arrived.
+/// A received message.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Message<'b> {
@@ -44,12 +44,12 @@ pub struct Message<'b> {
     pub traffic_class: u8,
     /// Bytes of each datagram but the last, which may be shorter.
     pub segment: usize,
-    /// All bytes.
+    /// The bytes of all datagrams.
     pub bytes: &'b [u8],
 }
 
 impl<'b> Message<'b> {
-    /// The datagrams, in order. One without bytes is one.
+    /// Returns the datagrams in order. An empty message is one datagram without bytes.
     pub fn datagrams(&self) -> impl Iterator<Item = &'b [u8]> + use<'b> {
         let empty = self.bytes.is_empty().then_some(self.bytes);
         empty
@@ -59,10 +59,10 @@ impl<'b> Message<'b> {
 }
 
 impl ReceiveBatch {
-    /// Room for so many messages of so many bytes each. A socket that joins datagrams gives up to 65,535.
+    /// Creates room for messages of at most `bytes` bytes each. A socket that joins datagrams delivers up to 65,535.
     ///
     /// # Errors
-    /// Memory for them cannot be had.
+    /// The memory cannot be allocated.
     pub fn new(messages: usize, bytes: usize) -> io::Result<Self> {
         let messages = messages.clamp(1, AT_ONCE);
         let room = Room {
@@ -80,7 +80,7 @@ impl ReceiveBatch {
         })
     }
 
-    /// What arrived last. Messages that did not fit, or came from nowhere, are left out.
+    /// Returns the messages of the last call, without those that did not fit or have no sender.
     pub fn messages(&self) -> impl Iterator<Item = Message<'_>> {
         let rooms = self.rooms[..self.received].iter();
         rooms
@@ -88,24 +88,24 @@ impl ReceiveBatch {
             .filter_map(|(room, bytes)| room.message(bytes))
     }
 
-    /// Whether there was room for no more messages, so that there may be more.
+    /// Returns whether all rooms are full, so that the socket may have more messages.
     pub fn is_full(&self) -> bool {
         self.received == self.rooms.len()
     }
 
-    /// How many of the last messages did not fit.
+    /// Returns how many messages of the last call did not fit.
     pub fn truncated(&self) -> usize {
         let rooms = self.rooms[..self.received].iter();
         rooms.filter(|room| room.filled.truncated).count()
     }
 
-    /// Receives what there is, as much as there is room for; answers how many messages.
+    /// Receives available messages, as many as there is room for. Returns how many.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.received = 0;
         let received = self.receive(fd);
         let count = *received.as_ref().unwrap_or(&0);
         self.received = count;
-        // One may be all that comes for now, as in a conversation: more are asked for where the next call is full too.
+        // A conversation has one message at a time, so a call asks for more only if the last one was full, too.
         let is_full = count == self.wanted;
         self.wanted = match (is_full, self.was_full) {
             (true, true) => (count * 2).min(self.rooms.len()),
@@ -117,7 +117,7 @@ impl ReceiveBatch {
     }
 
     fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
-        // A poller looks again and again, and mostly at nothing: the room for many is not laid out for one.
+        // A poller calls this often and mostly finds nothing, so this path does not set up room for many messages.
         if let (1, Some(room)) = (self.wanted, self.rooms.first_mut()) {
             receive_one(fd, &mut room.incoming(&mut self.bytes[..self.each]))?;
             return Ok(1);

@@ -1,11 +1,11 @@
-//! What a refusal of the system means, where its own text does not say what to do.
+//! Explains errors of the system whose own text does not say what to do.
 
 use std::io;
 use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-/// Adds to an error of a call about an address of this machine what the cause is, and what to do.
+/// Adds the cause, and what to do, to an error of a call about an address of this machine.
 pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
     let cause = match Errno::from_io_error(&error) {
         Some(Errno::NETUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL) if about.is_loopback() => {

@@ -1,9 +1,9 @@
-//! The system calls that the safe libraries do not have: messages with control messages of UDP, several at once; the
-//! program that steers a group; the user at the other end of a connection.
+//! The system calls that the safe libraries lack: UDP messages with control messages, several at once; the program that
+//! steers a group; the user at the other end of a connection.
 //!
-//! What is called for each message that arrives goes to the kernel past the C library's function, where a thread can be
-//! cancelled: to tell that to the library costs two locked operations a call, and none of these waits.
-// Pointers are handed to the kernel, which keeps none of them.
+//! Calls for each received message bypass the C library's function, which is a cancellation point: notifying the library of
+//! that costs two locked operations a call, and none of these calls waits.
+// The kernel gets pointers, and keeps none of them.
 #![allow(unsafe_code)]
 
 use std::io::{self, IoSlice};
@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use crate::sockets::address::Name;
 use crate::sockets::control::Control;
 
-/// How many messages one call sends or receives at most.
+/// The most messages that one call sends or receives.
 pub(crate) const AT_ONCE: usize = 32;
 
 /// A message to be sent.
@@ -31,7 +31,7 @@ impl<const ROOM: usize> Outgoing<'_, ROOM> {
         let name = self.to.bytes();
         header.msg_name = name.as_ptr().cast_mut().cast();
         header.msg_namelen = name.len() as libc::socklen_t;
-        // An `IoSlice` is an `iovec`.
+        // An `IoSlice` has the layout of an `iovec`.
         header.msg_iov = (&raw const self.bytes).cast_mut().cast();
         header.msg_iovlen = 1;
         let control = self.control.bytes();
@@ -43,7 +43,7 @@ impl<const ROOM: usize> Outgoing<'_, ROOM> {
     }
 }
 
-/// Sends as many of `messages` as can be without waiting, [`AT_ONCE`] at most; an error is that of the first.
+/// Sends as many of `messages` as possible without waiting, at most [`AT_ONCE`]. An error is that of the first message.
 pub(crate) fn send_many<const ROOM: usize>(
     fd: BorrowedFd<'_>,
     messages: &[Outgoing<'_, ROOM>],
@@ -54,7 +54,7 @@ pub(crate) fn send_many<const ROOM: usize>(
     for (header, message) in headers.iter_mut().zip(messages) {
         header.msg_hdr = message.header();
     }
-    // SAFETY: the first `count` headers point to what `messages` borrow. The kernel only reads that, despite the type.
+    // SAFETY: the first `count` headers point to memory that `messages` borrow. The kernel only reads it, despite the type.
     let sent = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
@@ -66,7 +66,7 @@ pub(crate) fn send_many<const ROOM: usize>(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Room for a message, and what of it was used.
+/// Room for a message, and how much of it was used.
 pub(crate) struct Incoming<'a> {
     pub(crate) name: &'a mut [u8],
     pub(crate) payload: &'a mut [u8],
@@ -109,8 +109,8 @@ pub(crate) struct Filled {
     pub(crate) truncated: bool,
 }
 
-/// Receives as many messages as there are without waiting, [`AT_ONCE`] at most. Not from sockets by which descriptors may
-/// come: those would stay open.
+/// Receives as many messages as there are without waiting, at most [`AT_ONCE`]. The socket must not carry descriptors: they
+/// would stay open.
 pub(crate) fn receive_many(fd: BorrowedFd<'_>, messages: &mut [Incoming<'_>]) -> io::Result<usize> {
     let count = messages.len().min(AT_ONCE);
     // SAFETY: headers and pieces of zeros name no memory.
@@ -167,7 +167,7 @@ pub(crate) fn set_number(
     set_option(fd, level, option, &value)
 }
 
-// `value` is what the kernel reads for this option.
+// `value` has the type that the kernel reads for this option.
 fn set_option<T>(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
@@ -175,7 +175,8 @@ fn set_option<T>(
     value: &T,
 ) -> io::Result<()> {
     let (value, length) = (std::ptr::from_ref(value), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the kernel reads `length` bytes of `value`, and the instructions that a program names: they are there as long.
+    // SAFETY: the kernel reads `length` bytes of `value`, and the instructions that a program points to, which exist during
+    // the call.
     done(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.cast(), length) })
 }
 
@@ -188,8 +189,8 @@ pub(crate) fn number(
     read_option(fd, level, option, 0)
 }
 
-/// The process at the other end of a connection between processes of this machine, and its user: who has
-/// connected, or was listening, when it was made.
+/// The process at the other end of a connection within this machine, and its user: the one that connected or listened when
+/// the connection was made.
 pub(crate) fn peer(fd: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let nobody = libc::ucred {
         pid: 0,
@@ -199,7 +200,7 @@ pub(crate) fn peer(fd: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     read_option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, nobody)
 }
 
-// `T` is what the kernel writes for this option: numbers.
+// `T` is the type that the kernel writes for this option, which consists of numbers.
 fn read_option<T>(
     fd: BorrowedFd<'_>,
     level: libc::c_int,
@@ -220,7 +221,7 @@ fn read_option<T>(
     done(answer).map(|()| value)
 }
 
-/// A `sock_fprog`, with what lies between its fields: the kernel reads that as well.
+/// A `sock_fprog` with explicit padding between its fields, because the kernel reads the padding, too.
 #[repr(C)]
 struct Program {
     length: u16,
@@ -230,7 +231,7 @@ struct Program {
 
 const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 
-/// Has `program` choose the socket of the group that this one belongs to (`SO_ATTACH_REUSEPORT_CBPF`).
+/// Makes `program` choose the socket of the group to which this one belongs (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
     let named = Program {
         length: program.len() as u16,
@@ -250,8 +251,8 @@ fn done(answer: libc::c_int) -> io::Result<()> {
 
 const RECEIVE_FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
 
-/// Asks the scheduler for short turns of the calling thread: it then comes sooner when it is woken on a processor that
-/// another thread keeps busy. A kernel that knows no such thing (before 6.12) changes nothing.
+/// Asks the scheduler for short turns of the calling thread: after a wake-up it then runs sooner on a processor that
+/// another thread keeps busy. A kernel without this feature (before 6.12) ignores the request.
 pub(crate) fn set_turn(nanoseconds: u64, nice: i32) {
     // SAFETY: attributes of zeros are valid.
     let mut attributes: libc::sched_attr = unsafe { zeroed() };

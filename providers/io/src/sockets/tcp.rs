@@ -1,7 +1,7 @@
 //! TCP sockets that never wait.
 //!
-//! A [`TcpSocket`] is made by [`TcpSocket::connect`] or by a [`TcpListener`]. Every one sends at once what it is given
-//! (`TCP_NODELAY`), and gives up peers that vanished.
+//! [`TcpSocket::connect`] or a [`TcpListener`] makes a [`TcpSocket`]. Every socket sends at once (`TCP_NODELAY`), and gives
+//! up peers that vanished.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,11 +26,11 @@ mod tap;
 use tap::Tapped;
 pub use tap::{Ends, Passed, TcpTap, Way};
 
-/// How a connection ended, or why there is none.
+/// How a connection ended, or why it was not made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// Nobody listens there.
+    /// No process listens at the peer's address.
     #[error("nobody listens there")]
     Refused,
     /// The peer reset the connection, or this end had closed it.
@@ -39,10 +39,10 @@ pub enum StreamError {
     /// The peer gave no answer in time.
     #[error("the peer does not answer")]
     TimedOut,
-    /// There is no way to the peer, or none that is allowed.
+    /// There is no route to the peer, or none that is allowed.
     #[error("the peer cannot be reached: {0}")]
     Unreachable(io::Error),
-    /// Anything else.
+    /// Any other error of the system.
     #[error(transparent)]
     Other(io::Error),
 }
@@ -84,14 +84,14 @@ impl From<StreamError> for io::Error {
     }
 }
 
-/// What was received.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
-    /// None for now.
+    /// There is nothing for now.
     Nothing,
-    /// The peer sends no more; what was sent before has been received.
+    /// The peer has ended its direction, and everything that it sent before has been received.
     End,
 }
 
@@ -103,14 +103,14 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Begins to connect. When it is writable, [`connected`](Self::connected) tells what became of it.
+    /// Begins to connect. When the socket is writable, [`connected`](Self::connected) reports the result.
     ///
     /// # Errors
-    /// It cannot even begin.
+    /// The connection cannot even begin.
     pub fn connect(local: SocketAddr, to: SocketAddr) -> Result<Self, StreamError> {
         let socket = Self::new(to)?;
         if local.port() != 0 {
-            // A connection that has ended keeps its port for a minute, from this peer only.
+            // A connection that has ended keeps its port for a minute, but only for the same peer.
             sockopt::set_socket_reuseaddr(&socket.descriptor, true)?;
         }
         bind(&socket.descriptor, &local)?;
@@ -148,18 +148,18 @@ impl TcpSocket {
         })
     }
 
-    /// Whether a listener gave it.
+    /// Returns whether a listener made this socket.
     pub const fn is_accepted(&self) -> bool {
         self.is_accepted
     }
 
-    /// Whether somebody is told of what passes.
+    /// Returns whether a tap sees the traffic of this socket.
     pub const fn is_tapped(&self) -> bool {
         self.tap.is_some()
     }
 
-    /// Has `tap` told of what passes from now on, beginning with the request for the connection with `peer`, which went
-    /// this `way`. Where the socket is of no use any more, nothing passes.
+    /// Reports the traffic of the socket to `tap` from now on, beginning with the request for the connection with `peer`,
+    /// which went this `way`. If the socket does not work any longer, nothing is reported.
     #[must_use]
     pub fn tapped(mut self, tap: Arc<dyn TcpTap>, way: Way, peer: SocketAddr) -> Self {
         self.tap = Tapped::of(tap, &self, peer);
@@ -174,10 +174,10 @@ impl TcpSocket {
         }
     }
 
-    /// Whether the connection has been made.
+    /// Returns whether the connection has been made.
     ///
     /// # Errors
-    /// Why there will be none.
+    /// The reason why the connection cannot be made.
     pub fn connected(&self) -> Result<bool, StreamError> {
         sockopt::socket_error(&self.descriptor)??;
         Ok(getpeername(&self.descriptor).is_ok_and(|peer| peer.is_some()))
@@ -186,7 +186,7 @@ impl TcpSocket {
     /// This end's address.
     ///
     /// # Errors
-    /// The socket is of no use any more.
+    /// The socket does not work any longer.
     pub fn local(&self) -> io::Result<SocketAddr> {
         Ok(getsockname(&self.descriptor)?.try_into()?)
     }
@@ -194,23 +194,24 @@ impl TcpSocket {
     /// The other end's address.
     ///
     /// # Errors
-    /// It is not connected.
+    /// The socket is not connected.
     pub fn peer(&self) -> io::Result<SocketAddr> {
         let peer = getpeername(&self.descriptor)?;
         let peer = peer.ok_or(io::ErrorKind::NotConnected)?;
         Ok(peer.try_into()?)
     }
 
-    /// Bytes of a segment of this path, TCP's header not counted (`TCP_MAXSEG`): changes while connected.
+    /// Bytes of a segment of this path without TCP's header (`TCP_MAXSEG`). The value may change while the socket is
+    /// connected.
     ///
     /// # Errors
-    /// The socket is of no use any more.
+    /// The socket does not work any longer.
     pub fn segment_size(&self) -> io::Result<usize> {
         let size = sys::number(self.as_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
         Ok(usize::try_from(size).unwrap_or_default())
     }
 
-    /// Sends what the socket takes now; answers how many bytes, 0 if it takes none.
+    /// Sends as many bytes as the socket takes now, and returns how many; 0 if it takes none.
     ///
     /// # Errors
     /// The connection has ended.
@@ -223,18 +224,18 @@ impl TcpSocket {
         Ok(sent)
     }
 
-    /// Sends what fits the buffer of a new connection; where it does not, the connection is over. What is lost with the
-    /// connection is told as its end.
+    /// Sends bytes that fit into the buffer of a new connection. If they do not fit, this aborts the connection. An error
+    /// is reported later, as the connection's end.
     pub fn send_first(&self, bytes: &[u8]) {
         if self.send(bytes).is_ok_and(|sent| sent < bytes.len()) {
             self.abort();
         }
     }
 
-    /// Receives what is there.
+    /// Receives available bytes.
     ///
     /// # Errors
-    /// The connection has ended without an end of what the peer sent.
+    /// The connection has ended before the peer ended its direction.
     pub fn receive(&self, into: &mut [u8]) -> Result<Received, StreamError> {
         match recv(&self.descriptor, &mut *into, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => {
@@ -250,7 +251,7 @@ impl TcpSocket {
         }
     }
 
-    /// Sends no more: the peer receives an end behind what was sent. Receiving goes on.
+    /// Ends this direction: the peer receives an end after everything that was sent. Receiving continues.
     ///
     /// # Errors
     /// The connection has ended.
@@ -260,11 +261,10 @@ impl TcpSocket {
         Ok(())
     }
 
-    /// Ends the connection at once, whoever else has the socket: the peer is told by a reset, and what was under way is
-    /// lost.
+    /// Resets the connection at once, also if other values own the socket. Bytes that have not arrived are lost.
     pub fn abort(&self) {
-        // A linger of no time is how TCP is asked for a reset, when the socket is closed or loses its peer. Where that
-        // fails there is nobody to tell.
+        // A linger of no time makes TCP send a reset when the socket is closed or loses its peer. If this fails, there is
+        // no peer to reset.
         let _ = sockopt::set_socket_linger(&self.descriptor, Some(Duration::ZERO));
         if connect_unspec(&self.descriptor).is_ok() {
             self.note(Way::Out, Passed::Reset);
@@ -278,20 +278,20 @@ impl AsFd for TcpSocket {
     }
 }
 
-/// A socket that others connect to.
+/// A socket to which others connect.
 pub struct TcpListener {
     socket: TcpSocket,
     local: SocketAddr,
 }
 
 impl TcpListener {
-    /// Listens on `local`; port 0 is any. Up to `backlog` connections wait to be accepted.
+    /// Listens on `local`; port 0 stands for any. Up to `backlog` connections wait to be accepted.
     ///
     /// # Errors
-    /// The address is not this machine's, or another listens there.
+    /// The address is not this machine's, or another socket listens there.
     pub fn listen(local: SocketAddr, backlog: u32) -> io::Result<Self> {
         let socket = TcpSocket::new(local)?;
-        // A port whose last connections have not been forgotten yet can be listened on; one that has a listener cannot.
+        // This allows a port whose last connections the system still remembers, but not one that has a listener.
         sockopt::set_socket_reuseaddr(&socket.descriptor, true)?;
         bind(&socket.descriptor, &local)?;
         listen(
@@ -304,15 +304,15 @@ impl TcpListener {
         })
     }
 
-    /// The address listened on.
+    /// The address on which this listens.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The next connection, and who it is with; `None` where nobody waits.
+    /// Returns the next connection and its peer's address; `None` if no connection waits.
     ///
     /// # Errors
-    /// The process or the system has no descriptor or no memory left: the connection waits.
+    /// The process or the system has no descriptor or no memory left. The connection waits.
     pub fn accept(&self) -> io::Result<Option<(TcpSocket, SocketAddr)>> {
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -348,9 +348,9 @@ impl AsFd for TcpListener {
     }
 }
 
-/// Milliseconds that what was sent may be without an answer before the connection is given up.
+/// Milliseconds that sent bytes may be unacknowledged before the connection is given up.
 const USER_TIMEOUT: u32 = 30_000;
-/// A silent peer is asked after a minute, three times, whether it is there: seldom enough for thousands of idle connections.
+/// A silent peer is probed after a minute, three times: rarely enough for thousands of idle connections.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;

@@ -1,8 +1,8 @@
 //! UDP sockets that send and receive in batches.
 //!
-//! A socket is never connected and sends with `IP_PMTUDISC_DO`: so the kernel sets DF and puts 0 into the identification
-//! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can
-//! be computed beforehand.
+//! A socket is never connected and sends with `IP_PMTUDISC_DO`. So the kernel sets DF and writes 0 into the identification
+//! of each datagram, and k into that of segment k of a call with segmentation. A checksum that covers the IP header can be
+//! computed in advance.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -29,35 +29,35 @@ use crate::sockets::receive::ReceiveBatch;
 use crate::sockets::refusal::explained;
 use crate::sockets::sys::{self, AT_ONCE, Outgoing};
 
-/// Datagrams of one call with segmentation.
+/// The most datagrams of one call with segmentation.
 pub(crate) const MAX_SEGMENTS: usize = 64;
-/// Bytes of one call, with or without segmentation, IP and UDP headers not counted.
+/// The most bytes of one call, with or without segmentation, without IP and UDP headers.
 pub(crate) const MAX_BYTES: usize = 65_507;
 
-/// Time to live, or hop limit, of what is sent to one host without another: what systems begin with.
+/// The default time to live, or hop limit, of datagrams to one host, as in most systems.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// Groups of a link that everybody is in.
+/// Link-local groups to which every host belongs.
 const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const DISCARD: u16 = 9;
 
-// Three numbers.
+// Room for three numbers.
 const CONTROL: usize = 3 * control::space(size_of::<libc::c_int>());
 
-/// What a socket is made with.
+/// Options of a UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Bytes that wait to be read, as the kernel counts them; it allows no more than `net.core.rmem_max`.
+    /// Bytes that may wait to be read, as the kernel counts them; it allows at most `net.core.rmem_max`.
     pub receive_buffer: usize,
-    /// Bytes that wait to leave; no more than `net.core.wmem_max`.
+    /// Bytes that may wait to leave; the kernel allows at most `net.core.wmem_max`.
     pub send_buffer: usize,
-    /// What the kernel is asked to do for us.
+    /// The offloads that the socket asks the kernel for.
     pub offload: Offload,
 }
 
 impl Default for UdpOptions {
-    /// 4 MiB each way, and every offload that there is.
+    /// 4 MiB for each direction, and every offload.
     fn default() -> Self {
         Self {
             receive_buffer: 4 << 20,
@@ -67,17 +67,17 @@ impl Default for UdpOptions {
     }
 }
 
-/// What the kernel does for a socket where it can.
+/// Work that the kernel does for a socket if it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// Cuts what is sent into datagrams (GSO).
+    /// The kernel cuts long messages into datagrams when it sends them (GSO).
     pub segmentation: bool,
-    /// Joins datagrams that arrive (GRO).
+    /// The kernel joins datagrams that arrive (GRO).
     pub joining: bool,
 }
 
 impl Offload {
-    /// Neither.
+    /// No offload.
     pub const NONE: Self = Self {
         segmentation: false,
         joining: false,
@@ -100,27 +100,28 @@ pub struct UdpSocket {
     local: SocketAddr,
     segments: AtomicBool,
     joins: bool,
-    /// The first traffic class that was asked for becomes the socket's own: who says it with each datagram pays for that.
+    /// The first traffic class that was requested becomes the socket's own, because passing one with each datagram costs
+    /// time.
     class: OnceLock<u8>,
 }
 
-/// What goes out with one call: a datagram, or several of one length that the kernel cuts apart.
+/// The datagrams of one call: one, or several of equal length that the kernel cuts apart.
 #[derive(Clone, Copy)]
 pub struct Transmit<'a> {
-    /// Where to.
+    /// The destination.
     pub to: SocketAddr,
     /// TOS or traffic class.
     pub traffic_class: u8,
-    /// Time to live, or hop limit; the socket's own if 0: 64, or 1 to a group.
+    /// Time to live, or hop limit; 0 for the socket's own: 64, or 1 to a group.
     pub hop_limit: u8,
-    /// Bytes of each datagram but the last, which may be shorter; one datagram if 0.
+    /// Bytes of each datagram but the last, which may be shorter; 0 for a single datagram.
     pub segment: u16,
-    /// The bytes.
+    /// The bytes of all datagrams.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Transmit<'a> {
-    /// One datagram with nothing special.
+    /// Creates a single datagram with default values.
     pub const fn new(to: SocketAddr, bytes: &'a [u8]) -> Self {
         Self {
             to,
@@ -131,12 +132,12 @@ impl<'a> Transmit<'a> {
         }
     }
 
-    /// Whether the kernel is to cut it.
+    /// Returns whether the kernel must cut it.
     fn is_cut(&self) -> bool {
         self.segment != 0 && self.bytes.len() > usize::from(self.segment)
     }
 
-    // What is to be said of it to a socket of this traffic class.
+    // Returns the control messages that a socket with this traffic class needs for it.
     fn control(&self, own_class: u8) -> Control<CONTROL> {
         let mut control = Control::default();
         let (level, class, hops) = match self.to {
@@ -146,7 +147,7 @@ impl<'a> Transmit<'a> {
         if self.traffic_class != own_class {
             control.push_number(level, class, self.traffic_class.into());
         }
-        // What goes to a group has a limit of its own.
+        // The socket has another hop limit for groups.
         let is_usual = self.hop_limit == HOP_LIMIT && !self.to.ip().is_multicast();
         if self.hop_limit != 0 && !is_usual {
             control.push_number(level, hops, self.hop_limit.into());
@@ -162,27 +163,27 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// Why nothing was sent.
+/// Why no datagram was sent.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The socket takes no more for now: wait until it is writable.
+    /// The socket is full for now. Wait until it is writable.
     #[error("the socket is full")]
     Full,
-    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] says so from now on. What depends on the
-    /// number of a segment has to be computed anew.
+    /// The kernel does not cut datagrams on this route; [`UdpSocket::can_segment`] returns `false` from now on. Fields that
+    /// depend on the number of a segment must be computed again.
     #[error("no segmentation on this route")]
     NoSegmentation,
-    /// Longer than the path carries.
+    /// The datagram is longer than the path carries.
     #[error("longer than the path carries")]
     TooLong,
-    /// Anything else.
+    /// Any other error of the system.
     #[error(transparent)]
     Other(io::Error),
 }
 
 impl UdpSocket {
-    /// A socket of its own on `local`. The port is 0 for any.
+    /// Binds a socket to `local`. Port 0 stands for any.
     ///
     /// # Errors
     /// The address is not this machine's, or the port is taken.
@@ -190,13 +191,13 @@ impl UdpSocket {
         Self::bind_as(local, options, |_| Ok(()))
     }
 
-    /// The first of a group of sockets on one address and port (`SO_REUSEPORT`).
+    /// Binds the first of a group of sockets on one address and port (`SO_REUSEPORT`).
     pub(crate) fn bind_shared(local: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_as(local, options, |fd| sockopt::set_socket_reuseport(fd, true))
     }
 
-    /// The next of the group that this socket belongs to. The kernel lets only sockets of one user into a group, so root gives
-    /// the new one to the owner of the first.
+    /// Binds another socket of the group to which this one belongs. The kernel admits only sockets of one user to a group,
+    /// so root gives the new one to the owner of the first.
     pub(crate) fn bind_next(&self, options: &UdpOptions) -> io::Result<Self> {
         let owner = Uid::from_raw(fstat(&self.descriptor)?.st_uid);
         Self::bind_as(self.local, options, |fd| {
@@ -207,7 +208,7 @@ impl UdpSocket {
         })
     }
 
-    /// A socket on the address of a multicast group, which any number may be bound to: each gets a copy.
+    /// Binds a socket to the address of a multicast group. Any number of sockets may do so: each gets a copy.
     pub(crate) fn bind_group(group: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
         Self::bind_as(group, options, |fd| sockopt::set_socket_reuseaddr(fd, true))
     }
@@ -243,10 +244,10 @@ impl UdpSocket {
         self.local
     }
 
-    /// The socket at this address that another process passed.
+    /// Takes the socket at this address that another process passed.
     ///
     /// # Errors
-    /// The descriptor is that of something else ([`InvalidData`](io::ErrorKind::InvalidData)).
+    /// The descriptor is not such a socket ([`InvalidData`](io::ErrorKind::InvalidData)).
     pub(crate) fn passed(
         descriptor: Unshared,
         local: SocketAddr,
@@ -260,7 +261,7 @@ impl UdpSocket {
         })
     }
 
-    /// Another descriptor of the same socket.
+    /// Duplicates the descriptor of the socket.
     pub(crate) fn duplicate(&self, options: &UdpOptions) -> io::Result<Self> {
         let copy = Unshared::made(|| self.as_fd().try_clone_to_owned())?;
         Self::of(copy, options)
@@ -272,29 +273,29 @@ impl UdpSocket {
         kind == Ok(SocketType::DGRAM) && protocol == Ok(Some(ipproto::UDP))
     }
 
-    /// Whether the kernel cuts what is sent, as far as is known.
+    /// Returns whether the kernel cuts datagrams, as far as is known.
     pub fn can_segment(&self) -> bool {
         self.segments.load(Ordering::Relaxed)
     }
 
-    /// Whether the kernel may join what arrives: a message then has up to 65,535 bytes.
+    /// Returns whether the kernel may join received datagrams: a message then has up to 65,535 bytes.
     pub fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Bytes that wait to be read at most, with what the kernel itself needs for them.
+    /// Bytes that may wait to be read, including the kernel's own overhead.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not report the value.
     pub fn receive_buffer(&self) -> io::Result<usize> {
-        // Linux says twice what it was told (socket(7)).
+        // Linux reports twice the value that was set (socket(7)).
         Ok(sockopt::socket_recv_buffer_size(self.as_fd())? / 2)
     }
 
-    /// Sends without waiting; answers how many of `transmits` went out, at least one.
+    /// Sends without waiting. Returns how many of `transmits` were sent, at least one.
     ///
     /// # Errors
-    /// Why the first one did not.
+    /// The reason why the first one was not sent.
     pub fn send(&self, transmits: &[Transmit<'_>]) -> Result<usize, SendError> {
         let mut sent = 0;
         while sent < transmits.len() {
@@ -308,7 +309,7 @@ impl UdpSocket {
     }
 
     fn send_some(&self, transmits: &[Transmit<'_>]) -> io::Result<usize> {
-        // Less for the kernel to read.
+        // The kernel has less to read with this call.
         if let [transmit] = transmits
             && self.control(transmit).bytes().is_empty()
         {
@@ -337,7 +338,7 @@ impl UdpSocket {
         transmit.control(self.own_class(transmit.traffic_class))
     }
 
-    // The traffic class of what is sent without a word of it; `first` where none has been asked for yet.
+    // Returns the traffic class of datagrams without a control message. If none has been set yet, this sets `first`.
     #[inline]
     fn own_class(&self, first: u8) -> u8 {
         *self.class.get_or_init(|| {
@@ -362,11 +363,10 @@ impl UdpSocket {
         }
     }
 
-    /// Receives what there is without waiting, as much as there is room for; answers how many messages, 0 where there are
-    /// none.
+    /// Receives available messages without waiting, as many as there is room for. Returns how many, 0 if there are none.
     ///
     /// # Errors
-    /// The socket is of no use any more.
+    /// The socket does not work any longer.
     pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         match batch.fill(self.as_fd()) {
             Err(error) if is_passing(&error) => Ok(0),
@@ -381,13 +381,13 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// The largest IP packet that the interface with this address carries, in bytes, headers included.
+/// The largest IP packet that the interface with this address carries, in bytes, including headers.
 ///
 /// # Errors
-/// No interface has it.
+/// No interface has the address.
 pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
-    // The way to one's own address leads over loopback. What goes to a group of the link leaves by the interface; of IPv6
-    // over loopback nothing does.
+    // The route to one's own address leads over loopback, so this connects to a group of the link: such datagrams leave by
+    // the interface, except for IPv6 over loopback, where none do.
     let socket = connected_to_group(local).or_else(|_| connected_to(local));
     let socket = socket.map_err(|error| explained(error, local.ip()))?;
     Ok(match local {
@@ -396,7 +396,7 @@ pub fn interface_mtu(local: SocketAddr) -> io::Result<u32> {
     })
 }
 
-// Nothing is sent.
+// Connecting sends no datagram.
 fn connected_to_group(local: SocketAddr) -> io::Result<OwnedFd> {
     let socket = new_socket(local.ip())?;
     let interface = send_groups_by(socket.as_fd(), local)?;
@@ -415,7 +415,8 @@ fn connected_to(local: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What goes to a group leaves by the interface that has the address of `local`: its index, as [`interface_of`] gives it.
+/// Makes datagrams to a group leave by the interface that has the address of `local`. Returns its index as [`interface_of`]
+/// does.
 pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Result<u32> {
     let interface = interface_of(local)?;
     match local.ip() {
@@ -425,13 +426,13 @@ pub(crate) fn send_groups_by(fd: BorrowedFd<'_>, local: SocketAddr) -> io::Resul
     Ok(interface)
 }
 
-/// The address of this machine from which another is reached: that of the route which the kernel would take.
+/// The address of this machine from which `to` is reached: that of the route which the kernel would take.
 ///
 /// # Errors
-/// There is no way there.
+/// There is no route.
 pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
     let socket = new_socket(to.ip())?;
-    // Nothing is sent.
+    // Connecting sends no datagram.
     connect(&socket, &to).map_err(|error| explained(error.into(), to.ip()))?;
     Ok(SocketAddr::try_from(getsockname(&socket)?)?.ip())
 }
@@ -464,13 +465,13 @@ fn unbound(ip: IpAddr, options: &UdpOptions) -> io::Result<Unshared> {
         }
     }
     if options.offload.joining {
-        // A kernel without it gives each datagram by itself.
+        // A kernel without this feature delivers each datagram by itself.
         let _ = sys::set_number(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     Ok(socket)
 }
 
-/// Whether a call may simply be made again later.
+/// Returns whether a call may simply be repeated later.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.kind(),

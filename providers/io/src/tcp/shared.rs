@@ -1,10 +1,10 @@
-//! Streams between processes at one address: their frames go through memory, as header values and payloads.
+//! Streams between processes at one address: their frames go through shared memory, as header values and payloads.
 //!
-//! That is settled while a connection is made. The end that connected *announces* the connection in memory before it sends its
-//! first byte; the end that accepted finds that before it sends its own first byte, and announces the connection too where it
-//! agrees; the end that connected finds that when it is [attached](super::TcpLink::attach). From their first frame on
-//! both directions are in memory, in the rings of the two processes. The TCP connection stays and carries nothing: it tells
-//! when the other process is gone.
+//! The two processes settle this while they make the connection. The end that connected *announces* the connection in
+//! shared memory before it sends its first byte; the end that accepted finds the announcement before it sends its own first
+//! byte, and announces the connection too if it agrees; the end that connected finds that when it is
+//! [attached](super::TcpLink::attach). From their first frame on both directions are in memory, in the rings of the two
+//! processes. The TCP connection stays and carries nothing: its end reports that the other process is gone.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use verbs_api::memory::Span;
 
 use super::*;
 
-/// A connection that may have its frames in memory, as long as this is there.
+/// Keeps a connection announced, so that its frames may go through shared memory.
 pub struct Announcement {
     lease: Arc<Lease>,
     own: Connection,
-    /// The process that has the other end, and what it calls the stream, once that is known.
+    /// The process that has the other end, and that end's announcement, once they are known.
     with: Option<(QpnRange, Connection)>,
 }
 
 impl Announcement {
-    // Of a connection whose first byte is still to be sent.
+    // Announces a connection whose first byte has not been sent yet.
     fn of(lease: &Arc<Lease>, socket: &TcpSocket, stream: u32) -> Option<Self> {
         let memory = lease.memory()?;
         let (local, peer) = (socket.local().ok()?, socket.peer().ok()?);
@@ -51,7 +51,7 @@ impl Drop for Announcement {
     fn drop(&mut self) {
         if let Some(memory) = self.lease.memory() {
             memory.withdraw(self.lease.range(), self.own);
-            // A process that was killed takes nothing back.
+            // A process that was killed does not withdraw its announcement.
             if let Some((with, other)) = self.with {
                 memory.withdraw(with, other);
             }
@@ -59,12 +59,12 @@ impl Drop for Announcement {
     }
 }
 
-/// Where the frames of a stream go.
+/// The two rings through which the frames of a stream go.
 pub(super) struct Channel {
     to: QpnRange,
-    /// What the records carry that are sent.
+    /// The number that records to the peer carry.
     sends: u32,
-    /// Who sends those that are received, and what they carry.
+    /// The range that sends the records of this stream, and the number that they carry.
     pub(super) receives: ChannelKey,
     _announcement: Announcement,
 }
@@ -93,12 +93,12 @@ impl Channel {
 }
 
 impl<C: StreamCodec> TcpLink<C> {
-    /// The memory of the processes at an address, where this one takes part.
+    /// The lease for the shared memory of the processes at an address, if this process takes part.
     pub(super) fn lease(address: IpAddr, options: &TcpLinkOptions) -> Option<Arc<Lease>> {
         if !options.memory || !options.faults.is_none() {
             return None;
         }
-        // Where there is no memory, or where too many share it, all goes by TCP.
+        // If there is no shared memory, or too many processes share it, everything goes through TCP.
         let lease = Lease::join(GroupOptions::without_sockets(address)).ok()?;
         lease.open_memory().then(|| Arc::new(lease))
     }
@@ -107,7 +107,8 @@ impl<C: StreamCodec> TcpLink<C> {
         self.lease.as_ref()?.memory()
     }
 
-    /// Whether the other end of a connection is that of a user who is let in at this address, and on this machine.
+    /// Returns whether the other end of a connection is on this machine and belongs to a user who is admitted at this
+    /// address.
     pub fn admits(&self, socket: &TcpSocket) -> bool {
         let ends = socket.peer().and_then(|peer| Ok((peer, socket.local()?)));
         let user = ends.and_then(|(peer, own)| owner(peer, own));
@@ -117,8 +118,9 @@ impl<C: StreamCodec> TcpLink<C> {
         })
     }
 
-    /// Says that the frames of a connection may go by memory. To be called before its first byte is sent, and to be given to
-    /// [`attach`](Self::attach); `None` where they may not.
+    /// Announces that the frames of a connection may go through shared memory. The caller does this before it sends the
+    /// connection's first byte, and passes the result to [`attach`](Self::attach). Returns `None` if the frames must go
+    /// through TCP.
     pub fn announce(&self, socket: &TcpSocket) -> Option<Announcement> {
         let stream = self.announced.fetch_add(1, Ordering::Relaxed);
         Announcement::of(self.lease.as_ref()?, socket, stream)
@@ -126,7 +128,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- out
 
-    // With the outgoing half locked; `false` where there is no room.
+    // Returns `false` if there is no room. The caller holds the lock of the outgoing half.
     pub(super) fn put(
         &self,
         channel: &Channel,
@@ -144,7 +146,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let Some(headers) = headers.map(|headers| headers.len()) else {
             return true;
         };
-        // What is short is taken apart with the header.
+        // A short payload is parsed together with the header.
         let length = frame.payload.len();
         let with_head = if length <= WITH_HEAD { length } else { 0 };
         let head = &mut room[..headers + with_head];
@@ -155,7 +157,7 @@ impl<C: StreamCodec> TcpLink<C> {
         match memory.put(channel.to, meta, head, payload.len(), write) {
             Put::Full if admit == Admit::IfRoom => return false,
             Put::Full => memory.put_later(channel.to, meta, head, payload.to_vec()),
-            // What is for a process that is gone is lost with the connection.
+            // Frames for a process that is gone are lost with the connection.
             Put::Taken | Put::Nobody => {}
         }
         self.codec.sent(&mut outgoing.sender, &frame.header);
@@ -163,7 +165,7 @@ impl<C: StreamCodec> TcpLink<C> {
         true
     }
 
-    // Behind the last frame.
+    // Reports the end of this direction, after the last frame.
     pub(super) fn put_end(&self, channel: &Channel) {
         let meta = channel.meta(END);
         if let Some(memory) = self.memory()
@@ -173,7 +175,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    /// Whether something of a stream waits for room in memory.
+    /// Returns whether a record of a stream waits for room in shared memory.
     pub(super) fn waits_for_room(&self, stream: &Stream<C>) -> bool {
         let both = stream.channel.as_ref().zip(self.memory());
         both.is_some_and(|(channel, memory)| memory.waiting(channel.to).0 > 0)
@@ -181,7 +183,7 @@ impl<C: StreamCodec> TcpLink<C> {
 
     // ---- in
 
-    // What is to be done for streams that were attached, or are gone.
+    // Registers streams that were attached, and forgets those that are gone.
     fn settle(&self, inbound: &mut Inbound<C>) {
         while let Some(stream) = self.changed.pop() {
             let Some(channel) = &stream.channel else {
@@ -195,7 +197,7 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // Whether there was something.
+    // Returns whether a record was read or written.
     pub(super) fn look_at_memory(
         &self,
         inbound: &mut Inbound<C>,
@@ -206,7 +208,7 @@ impl<C: StreamCodec> TcpLink<C> {
         let Some(memory) = self.memory() else {
             return false;
         };
-        // What is put down now has to be flushed, as what comes of an arrival.
+        // Records that are written now must be flushed, like answers to received frames.
         let has_put = self.put_waiting();
         let mut readers = std::mem::take(&mut inbound.readers);
         let mut take = |record: &Record<'_>| self.deliver_record(inbound, record, now, network);
@@ -215,13 +217,13 @@ impl<C: StreamCodec> TcpLink<C> {
         has_some || has_put
     }
 
-    /// Puts down what waits for room, as far as there is some; whether that was any.
+    /// Writes records that wait for room, as far as there is some. Returns whether that was any.
     pub(super) fn put_waiting(&self) -> bool {
         let put = |to: &ShmPort| to.waits() && to.put_waiting(|range| self.has_room(range));
         self.memory().is_some_and(put)
     }
 
-    // There is room again where these streams go, also those that no look has seen yet.
+    // Reports room to the streams that send to this range, also to those that `settle` has not registered yet.
     fn has_room(&self, range: QpnRange) {
         let goes_there = |channel: &Channel| channel.to == range;
         let streams = self.streams();
@@ -250,7 +252,7 @@ impl<C: StreamCodec> TcpLink<C> {
         if !inbound.by_memory.contains_key(&key) {
             self.settle(inbound);
         }
-        // Nobody sends before the other end has attached the stream: what else there is is for one that has gone.
+        // No peer sends before the other end has attached the stream, so other records are for a stream that is gone.
         let Some(stream) = inbound.by_memory.get(&key) else {
             return count(&self.counters.homeless);
         };
@@ -300,8 +302,8 @@ impl<C: StreamCodec> TcpLink<C> {
         }
     }
 
-    // The socket of a stream in memory has something: the other process is gone, or has ended the connection. Whether anything
-    // came of it.
+    // Reads the socket of a stream in shared memory: it has something because the other process is gone or has ended the
+    // connection. Returns whether this ended the stream.
     pub(super) fn read_end(
         &self,
         stream: &Arc<Stream<C>>,
@@ -312,10 +314,10 @@ impl<C: StreamCodec> TcpLink<C> {
         let error = match stream.socket.receive(&mut [0; 64]) {
             Ok(Received::Nothing) => return false,
             Err(error) => error,
-            // Nothing is sent there.
+            // No peer sends on this socket.
             Ok(Received::End | Received::Bytes(_)) => StreamError::Reset,
         };
-        // What it had put down before comes first, and no more: others may go on for ever.
+        // Records that the peer wrote before come first, and only those: other peers may go on for ever.
         for _ in 0..=LOOKS_FOR_ALL {
             if !self.look_at_memory(inbound, now, network) {
                 break;
@@ -330,10 +332,10 @@ impl<C: StreamCodec> TcpLink<C> {
     }
 }
 
-/// Bytes of a payload that goes with the header, as immediate data does.
+/// Bytes of a payload that is stored with the header, as immediate data is.
 const WITH_HEAD: usize = 8;
 /// Bytes of the longest headers.
 pub(super) const HEADERS: usize = LONGEST_HEAD - WITH_HEAD;
-/// Kinds of records.
+/// The kinds of records.
 const FRAME: u8 = 0;
 const END: u8 = 1;

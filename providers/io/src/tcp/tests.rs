@@ -15,7 +15,7 @@ use polyverbs_sim::fault::{Between, Rate, Stall};
 
 mod shared;
 
-/// A format with a length, a number and a sum.
+/// A format with a length, a number and a checksum.
 struct Toy;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Header {
     Broken(u64),
 }
 
-/// Which stream, and how many frames have come.
+/// The receiving half: the key of its stream, and how many frames have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiver {
     key: u64,
@@ -43,7 +43,7 @@ impl Receiver {
 }
 
 const HEAD: usize = 4 + 4;
-/// By memory every seventh header is as long as can be.
+/// In shared memory every seventh header has the greatest length.
 const LONG_HEAD: usize = super::shared::HEADERS;
 
 fn head_length(number: u32) -> usize {
@@ -56,7 +56,7 @@ fn sum(bytes: &[u8]) -> u8 {
 
 impl StreamCodec for Toy {
     type Header = Header;
-    /// Frames sent, as a check that the state is kept.
+    /// Counts the frames that were sent, to show that the state is kept.
     type Sender = u32;
     type Receiver = Receiver;
     const LONGEST: usize = HEAD + 70_000 + 1;
@@ -215,7 +215,7 @@ impl Sink {
             .collect()
     }
 
-    /// Until it has so many frames, driven by this thread.
+    /// Polls on the test's thread until `count` frames have arrived.
     fn drive(&self, count: usize) -> Vec<OwnedFrame<Header>> {
         self.drive_with(count, || {})
     }
@@ -229,7 +229,7 @@ impl Sink {
         std::mem::take(&mut *lock(&self.frames))
     }
 
-    /// The same, brought by the link's thread.
+    /// Waits until the link's thread has delivered `count` frames.
     fn brought(&self, count: usize) -> Vec<OwnedFrame<Header>> {
         until(|| lock(&self.frames).len() >= count);
         std::mem::take(&mut *lock(&self.frames))
@@ -246,7 +246,7 @@ impl Sink {
         self.link.send(frame, self.now());
     }
 
-    // Whether there was room.
+    // Returns whether there was room.
     fn offer(&self, key: u64, number: u32, payload: &[u8]) -> bool {
         let frame = Frame {
             from: ONE,
@@ -298,7 +298,7 @@ impl Progress for Sink {
 }
 
 impl Sink {
-    /// One look, as of a thread that polls.
+    /// Polls once, as a thread of a program does.
     fn poll(&self) {
         self.progress();
         self.link.reactor.polled();
@@ -310,7 +310,7 @@ fn connect() -> [Arc<TcpSocket>; 2] {
     connect_by((at, at))
 }
 
-/// The same, from one of these to the other.
+/// Connects from the first of these addresses to the second.
 fn connect_by((from, to): (SocketAddr, SocketAddr)) -> [Arc<TcpSocket>; 2] {
     let listener = TcpListener::listen(to, 8).unwrap();
     let one = TcpSocket::connect(from, listener.local()).unwrap();
@@ -354,7 +354,7 @@ fn attach_and_say(
     sink.link.attach(attachment).unwrap();
 }
 
-/// Two links with a connection of key 1 at the one and 2 at the other.
+/// Two links with one connection, of key 1 at the first link and key 2 at the second.
 fn pair_with(options: TcpLinkOptions) -> [Arc<Sink>; 2] {
     let sinks = [Sink::new(options), Sink::new(TcpLinkOptions::default())];
     let [one, other] = connect();
@@ -407,7 +407,7 @@ fn frames_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn chunks_change_nothing_but_the_pieces() {
+fn chunks_change_only_the_pieces() {
     let [one, other] = pair_with(faulty(FaultSpec {
         chunk: Some(Between::new(1, 700)),
         ..FaultSpec::default()
@@ -418,7 +418,7 @@ fn chunks_change_nothing_but_the_pieces() {
     }
     one.link.flush();
     other.link.flush();
-    // The one reads in pieces as well.
+    // The first link reads in pieces as well.
     for sink in [&other, &one] {
         let frames = sink.drive(100);
         assert!(numbers(&frames).into_iter().eq(0..100));
@@ -431,13 +431,13 @@ fn chunks_change_nothing_but_the_pieces() {
 }
 
 #[test]
-fn what_the_last_read_of_a_turn_brings_is_delivered() {
+fn frames_of_the_last_read_of_a_turn_are_delivered() {
     for reads in 2..=ROUNDS + 1 {
         let [one, other] = pair_with(faulty(FaultSpec {
             chunk: Some(Between::new(10, 10)),
             ..FaultSpec::default()
         }));
-        // The last of them is not filled: nobody looks for more until the peer sends again.
+        // The last read is not full, so the link does not read again until the peer sends again.
         other.send(2, 0, &vec![3; reads * 10 - 5 - HEAD - 1]);
         other.link.flush();
         assert_eq!(numbers(&one.drive(1)), [0], "{reads}");
@@ -445,7 +445,7 @@ fn what_the_last_read_of_a_turn_brings_is_delivered() {
 }
 
 #[test]
-fn a_stream_that_is_full_says_so_and_tells_when_it_is_not() {
+fn a_full_stream_refuses_frames_and_reports_room_later() {
     let [one, other] = pair_with(TcpLinkOptions {
         max_frame: 60_000,
         ..TcpLinkOptions::default()
@@ -462,12 +462,12 @@ fn a_stream_that_is_full_says_so_and_tells_when_it_is_not() {
     assert!(numbers(&arrived).into_iter().eq(0..number));
     assert_eq!(one.drive(1)[0].header, Header::Room(1));
     assert!(one.offer(1, number, &payload));
-    // Nobody waits for room on a stream that is not there.
+    // A frame for a stream that does not exist does not wait for room.
     assert!(one.offer(99, 0, &payload));
 }
 
 #[test]
-fn a_graceful_end_is_told_behind_the_last_frame() {
+fn a_graceful_end_is_reported_after_the_last_frame() {
     let [one, other] = pair();
     one.send(1, 0, &[5; 1000]);
     one.say(Header::Close(1));
@@ -476,7 +476,7 @@ fn a_graceful_end_is_told_behind_the_last_frame() {
     the_other_direction_goes_on(&one, &other);
 }
 
-/// One has ended its direction: the other one carries a frame and its end, and then the stream is gone.
+/// `one` has ended its direction. The other direction carries a frame and its end, and then the stream is gone.
 fn the_other_direction_goes_on(one: &Sink, other: &Sink) {
     other.send(2, 0, b"the other direction goes on");
     other.say(Header::Close(2));
@@ -496,7 +496,8 @@ fn has_unwritten(sink: &Sink, stream: &Stream<Toy>) -> bool {
     sink.link.has_unwritten(stream, &lock(&stream.outgoing))
 }
 
-/// A link with a thread, whose stream has taken far more than its socket, and the peer, who has read nothing of it.
+/// Returns a link with a thread, whose stream has taken far more than its socket, and the peer, which has read nothing of
+/// it.
 fn full_stream() -> ([Arc<Sink>; 2], u32) {
     let sinks = [(); 2].map(|()| Sink::new(TcpLinkOptions::default()));
     let sockets = connect();
@@ -511,7 +512,7 @@ fn full_stream() -> ([Arc<Sink>; 2], u32) {
     let network = Arc::clone(one) as Arc<dyn Progress>;
     one.link.start(Arc::downgrade(&network), |_| {}).unwrap();
     let payload = vec![1; 60_000];
-    // The kernel takes little of this, also where it takes more some time after it has refused.
+    // The kernel takes little of this, even if it takes more some time after it has refused.
     for number in 0..100 {
         one.send(1, number, &payload);
         one.link.flush();
@@ -531,7 +532,7 @@ fn no_time() -> Duration {
 #[test]
 fn drain_waits_until_an_ended_stream_is_written() {
     let ([one, other], taken) = full_stream();
-    // A stream that goes on is not waited for.
+    // A drain does not wait for a stream that continues.
     one.link.drain();
     let stream = one.link.stream(1).unwrap();
     assert!(has_unwritten(&one, &stream));
@@ -546,7 +547,8 @@ fn drain_waits_until_an_ended_stream_is_written() {
     );
 }
 
-/// Drains a link whose peer reads nothing, in virtual time: the drain must wait for [`DRAIN`], and end with the first look after.
+/// Drains a link whose peer reads nothing, in virtual time: the drain must wait for [`DRAIN`], and end with the first
+/// reading of the clock after that.
 fn drain_gives_up(sink: &Sink) {
     let looks = RefCell::new(Vec::new());
     sink.link.drain_while(&|| {
@@ -556,7 +558,7 @@ fn drain_gives_up(sink: &Sink) {
     });
     let looks = looks.into_inner();
     let is_over = |waited: &&Duration| **waited >= DRAIN;
-    // One look ends the drain, and one more says how long the next drains may take.
+    // One reading of the clock ends the drain, and one more determines how long the next drains may take.
     assert_eq!(looks.iter().filter(is_over).count(), 2, "{looks:?}");
 }
 
@@ -566,7 +568,7 @@ fn drain_gives_up_on_a_peer_that_reads_nothing() {
     one.say(Header::Close(1));
     drain_gives_up(&one);
     assert!(has_unwritten(&one, &one.link.stream(1).unwrap()));
-    // Nor are others waited for until one has been written, or that one again.
+    // Later drains do not wait for other streams until one has been written, nor for this stream again.
     assert_eq!(*lock(&one.link.patience), Duration::ZERO);
     one.link.drain();
     assert_eq!(*lock(&one.link.patience), Duration::ZERO);
@@ -584,7 +586,7 @@ fn a_process_that_ends_writes_what_its_streams_took() {
 #[test]
 fn a_process_that_ends_does_not_wait_for_a_peer_that_is_gone() {
     let ([one, other], _) = full_stream();
-    // Nobody else finds out.
+    // No other thread may detect that the peer is gone.
     one.link.reactor.stop();
     assert_eq!(Arc::strong_count(&other), 1);
     drop(other);
@@ -597,7 +599,7 @@ fn a_process_that_ends_does_not_wait_for_a_peer_that_is_gone() {
 }
 
 #[test]
-fn an_abortive_end_is_told_to_the_peer() {
+fn an_abortive_end_is_reported_to_the_peer() {
     let [one, other] = pair();
     one.say(Header::Reset(1));
     assert_eq!(one.link.connections(), 0);
@@ -609,7 +611,7 @@ fn an_abortive_end_is_told_to_the_peer() {
 }
 
 #[test]
-fn a_connection_that_is_forgotten_is_lost_to_the_peer() {
+fn a_detached_connection_is_lost_to_the_peer() {
     let [one, other] = pair();
     one.link.detach(1);
     one.link.detach(1);
@@ -617,7 +619,7 @@ fn a_connection_that_is_forgotten_is_lost_to_the_peer() {
 }
 
 #[test]
-fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
+fn a_broken_stream_is_reported_as_damaged_and_read_no_further() {
     let [one, other] = pair_with(faulty(FaultSpec {
         flip: Rate::ALWAYS,
         ..FaultSpec::default()
@@ -626,7 +628,7 @@ fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
         one.send(1, number, &[0; 64]);
     }
     one.link.flush();
-    // A flipped bit of the length may make the frame wait for more than there is.
+    // A flipped bit of the length may make the frame wait for more bytes than there are.
     for number in 3..2000 {
         one.send(1, number, &[0; 64]);
     }
@@ -640,7 +642,7 @@ fn what_cannot_be_read_on_is_told_as_damaged_and_ends_the_reading() {
     assert!(other.headers().is_empty());
     assert_eq!(other.link.counts().broken, 1);
     assert_eq!(one.link.counts().flipped, 2000);
-    // The driver says its last words and is done.
+    // The driver sends its last frame and ends the stream.
     other.say(Header::Close(2));
     assert_eq!(one.drive(1)[0].header, Header::Ended(1));
 }
@@ -662,7 +664,7 @@ fn a_connection_is_reset_after_so_many_frames() {
 }
 
 #[test]
-fn a_stream_that_stands_still_goes_on_in_time() {
+fn a_stalled_stream_continues_in_time() {
     let time = Duration::from_millis(30);
     let rate = Rate::ALWAYS;
     for faults in [
@@ -692,7 +694,7 @@ fn a_stream_that_stands_still_goes_on_in_time() {
 }
 
 #[test]
-fn what_came_with_the_handshake_is_delivered_and_what_waits_is_sent() {
+fn frames_of_the_handshake_are_delivered_and_held_ones_sent() {
     let [one, other] = connect();
     let (left, right) = (
         Sink::new(TcpLinkOptions::default()),
@@ -741,7 +743,7 @@ fn a_key_is_in_use_once() {
 }
 
 #[test]
-fn while_nobody_polls_the_thread_delivers() {
+fn the_thread_delivers_while_no_thread_polls() {
     let sinks = pair();
     let networks = sinks
         .each_ref()
@@ -766,7 +768,7 @@ fn claim(sink: &Sink) {
 }
 
 #[test]
-fn when_pollers_are_gone_the_thread_delivers_again() {
+fn the_thread_delivers_after_pollers_are_gone() {
     let [one, other] = pair();
     let network = Arc::clone(&other) as Arc<dyn Progress>;
     other.link.start(Arc::downgrade(&network), |_| {}).unwrap();
@@ -778,7 +780,7 @@ fn when_pollers_are_gone_the_thread_delivers_again() {
         one.send(1, number, b"woken");
         one.link.flush();
         until(|| {
-            // Who sends is no poller.
+            // Sending is not polling.
             other.link.flush();
             lock(&other.frames).len() > number as usize
         });
@@ -787,7 +789,7 @@ fn when_pollers_are_gone_the_thread_delivers_again() {
 }
 
 #[test]
-fn a_stream_that_pollers_filled_tells_them_when_it_has_room() {
+fn a_stream_that_pollers_filled_reports_room_to_them() {
     let options = TcpLinkOptions {
         max_frame: 60_000,
         ..TcpLinkOptions::default()
@@ -811,14 +813,14 @@ fn a_stream_that_pollers_filled_tells_them_when_it_has_room() {
 }
 
 #[test]
-fn among_many_streams_none_is_forgotten() {
+fn every_one_of_many_streams_is_read() {
     let [one, other] = [(); 2].map(|()| Sink::new(TcpLinkOptions::default()));
     for key in 1..=50 {
         let [left, right] = connect();
         attach(&one, key, left);
         attach(&other, key, right);
     }
-    // More on each than is read in a turn.
+    // Each stream has more bytes than a turn reads.
     let payload = vec![3; 40_000];
     let mut sent = [0; 51];
     let mut arrived = 0;
@@ -837,8 +839,8 @@ fn among_many_streams_none_is_forgotten() {
 }
 
 #[test]
-fn what_a_look_leaves_of_a_stream_the_thread_reads() {
-    // What is read in a turn is less than what has come.
+fn the_thread_reads_the_bytes_that_a_poll_leaves() {
+    // A turn reads fewer bytes than have arrived.
     let options = faulty(FaultSpec {
         chunk: Some(Between::new(1000, 1000)),
         ..FaultSpec::default()

@@ -6,7 +6,7 @@ use waiting::{PATIENCE, WatchedThread, until};
 use super::*;
 use crate::fork::tests::in_a_child;
 
-/// Notes when what was due was done.
+/// Records when each due job was done.
 struct Alarms {
     host: Arc<RealHost>,
     due: Mutex<Vec<Time>>,
@@ -42,7 +42,7 @@ impl Alarms {
         self.host.now().after(delay)
     }
 
-    /// Waits until `count` alarms have rung.
+    /// Waits until `count` alarms have gone off.
     fn wait(&self, count: usize) -> Vec<(Time, Time)> {
         let done = self.done.lock().unwrap();
         let missing = |done: &mut Vec<_>| done.len() < count;
@@ -75,7 +75,7 @@ fn drive<N: Progress + 'static>(host: &RealHost, network: &Arc<N>) {
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Does in virtual time what the timer thread does, from `now` to `end`: at which moments it called the network.
+/// Does in virtual time, from `now` to `end`, what the timer thread does. Returns at which times it called the network.
 fn attend_until(era: &Era, network: &dyn Progress, mut now: Time, end: Time) -> Vec<Time> {
     let mut looks = Vec::new();
     loop {
@@ -88,7 +88,7 @@ fn attend_until(era: &Era, network: &dyn Progress, mut now: Time, end: Time) -> 
     }
 }
 
-/// Alarms that only the test rings: their host has no network.
+/// Alarms that only the test triggers: their host has no network.
 fn alarms_without_thread() -> Alarms {
     Alarms::of(RealHost::new(), false)
 }
@@ -99,10 +99,10 @@ fn soon_is_about_now() {
     let mut latest = Time::default();
     for _ in 0..1000 {
         let before = host.now();
-        // The kernel notes the time at a tick, which may come late on a machine that is loaded.
+        // The kernel notes the time at a tick, which may come late on a loaded machine.
         until(|| host.soon() >= before);
         let soon = host.soon();
-        // Less than a tick is left until the next one.
+        // The next tick is less than a tick away.
         assert!(soon.0 <= host.now().0 + host.clock.tick, "{soon:?}");
         assert!(soon >= latest);
         latest = soon;
@@ -141,7 +141,7 @@ fn an_earlier_moment_shortens_the_wait() {
 }
 
 #[test]
-fn the_thread_looks_only_when_something_is_due() {
+fn the_thread_drives_the_network_only_when_a_job_is_due() {
     let alarms = alarms_without_thread();
     let due = [20, 40, 60].map(Time);
     due.iter().rev().for_each(|at| alarms.set(*at));
@@ -151,7 +151,7 @@ fn the_thread_looks_only_when_something_is_due() {
 }
 
 #[test]
-fn what_another_thread_is_at_is_left_alone() {
+fn a_job_of_another_thread_is_left_alone() {
     struct Busy;
     impl Progress for Busy {
         fn next_timeout(&self) -> Option<Time> {
@@ -188,7 +188,7 @@ fn no_wake_up_is_lost() {
         thread.join().unwrap();
     }
     assert!(alarms.wait(8000).iter().all(|(due, done)| due <= done));
-    // One at a time: each finds the thread asleep, or about to be.
+    // The alarms come one at a time, so each finds the thread asleep, or about to sleep.
     for turn in 1..=2000 {
         alarms.set(alarms.after(Duration::from_nanos(turn % 3 * 500)));
         alarms.wait(8000 + turn as usize);
@@ -196,11 +196,11 @@ fn no_wake_up_is_lost() {
 }
 
 #[test]
-fn nobody_is_woken_between_looking_and_sleeping() {
+fn no_wake_up_is_sent_between_checking_and_sleeping() {
     let alarms = Alarms::new(false);
     alarms.set(Time::default());
     alarms.wait(1);
-    // As the thread does, which has looked and will sleep: a wake-up now would not be heard.
+    // The thread has checked and is about to sleep, so it would miss a wake-up now.
     let sleeper = lock(&alarms.host.era.sleeper);
     let (tell, told) = mpsc::channel();
     let waker = {

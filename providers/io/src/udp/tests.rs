@@ -8,7 +8,7 @@ use waiting::{PATIENCE, until};
 use super::*;
 use crate::{Opened, TxMeta};
 
-/// A format with a queue pair where RoCEv2 has it, a number, and a checksum over everything and the envelope.
+/// A format with a queue pair where RoCEv2 has it, a number, and a checksum over the datagram and its envelope.
 #[derive(Clone, Debug)]
 struct Toy;
 
@@ -98,7 +98,7 @@ impl DatagramCodec for Toy {
     }
 }
 
-/// Keeps what is delivered, and delivers when it is called: a network of one device.
+/// A network of one device, which keeps delivered frames and delivers when it is called.
 #[derive(Default)]
 struct Sink {
     frames: Mutex<Vec<OwnedFrame<Header>>>,
@@ -119,7 +119,7 @@ impl Sink {
             .collect()
     }
 
-    /// One look, as of a thread that polls.
+    /// Polls once, as a thread of a program does.
     fn poll(&self) {
         self.progress();
         if let Some(link) = lock(&self.link).upgrade() {
@@ -207,7 +207,7 @@ fn frames_arrive_as_they_were_sent() {
             link(one, 47_080),
             link(other, 47_081 - u16::from(one != "::1")),
         );
-        // IPv6 has one address on loopback, and so no two devices that meet on one port.
+        // IPv6 has one address on loopback, so two devices cannot share a port there.
         let to = if address(&one) == address(&other) {
             &one
         } else {
@@ -235,7 +235,7 @@ fn frames_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn a_long_message_goes_with_segmentation_or_without() {
+fn a_long_message_arrives_with_and_without_segmentation() {
     let (one, other) = (link("127.0.3.82", 47_080), link("127.0.3.83", 47_080));
     let options = UdpLinkOptions {
         udp: UdpOptions {
@@ -262,7 +262,7 @@ fn a_long_message_goes_with_segmentation_or_without() {
 }
 
 #[test]
-fn a_damaged_frame_arrives_as_one() {
+fn a_damaged_frame_arrives_as_damaged() {
     let (one, other) = (link("127.0.3.85", 47_080), link("127.0.3.86", 47_080));
     for (number, damaged) in [(1, false), (2, true), (3, false)] {
         let frame = Frame {
@@ -281,7 +281,7 @@ fn a_damaged_frame_arrives_as_one() {
 }
 
 #[test]
-fn what_cannot_be_said_or_sent_is_counted() {
+fn frames_that_cannot_be_encoded_or_sent_are_counted() {
     let one = link("127.0.3.87", 47_080);
     one.send(frame(&one, &one, UNSPEAKABLE, b""), NOW);
     for to in [
@@ -310,7 +310,7 @@ fn what_cannot_be_said_or_sent_is_counted() {
 }
 
 #[test]
-fn nonsense_is_counted_and_dropped() {
+fn malformed_datagrams_are_counted_and_dropped() {
     let one = link("127.0.3.88", 47_080);
     let from = UdpSocket::bind("127.0.3.88:0".parse().unwrap(), &UdpOptions::default()).unwrap();
     let steered = (0xff00_0000 | one.lease().range().first()).to_be_bytes();
@@ -326,7 +326,7 @@ fn nonsense_is_counted_and_dropped() {
 }
 
 #[test]
-fn while_nobody_polls_the_thread_delivers() {
+fn the_thread_delivers_while_no_thread_polls() {
     let (one, other) = (link("127.0.3.89", 47_080), link("127.0.3.90", 47_080));
     let sink = Sink::of(&other);
     let network: Arc<dyn Progress> = Arc::clone(&sink) as _;
@@ -362,7 +362,7 @@ fn at_one_address_frames_go_through_memory_and_without_a_checksum() {
 }
 
 #[test]
-fn who_wants_no_memory_is_sent_to_by_sockets_and_sends_by_them() {
+fn a_process_without_shared_memory_uses_sockets_both_ways() {
     let options = UdpLinkOptions {
         memory: false,
         ..UdpLinkOptions::default()
@@ -378,7 +378,7 @@ fn who_wants_no_memory_is_sent_to_by_sockets_and_sends_by_them() {
 }
 
 #[test]
-fn a_damaged_frame_arrives_as_one_by_memory_too() {
+fn a_damaged_record_arrives_as_damaged() {
     let (one, other) = (link("127.0.3.167", 47_080), link("127.0.3.167", 47_080));
     let damaged = Frame {
         damaged: true,
@@ -391,7 +391,7 @@ fn a_damaged_frame_arrives_as_one_by_memory_too() {
 }
 
 #[test]
-fn while_nobody_polls_the_thread_reads_the_memory() {
+fn the_thread_reads_memory_while_no_thread_polls() {
     let Processes {
         links: [one, other],
         sinks,
@@ -408,7 +408,7 @@ fn while_nobody_polls_the_thread_reads_the_memory() {
 }
 
 #[test]
-fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
+fn the_thread_delivers_records_after_a_poller_has_left() {
     let Processes {
         links: [one, other],
         sinks,
@@ -416,7 +416,7 @@ fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
     for number in 0..3000 {
         one.send(frame(&one, &other, number, b"called"), NOW);
         one.flush();
-        // A few looks, as of a program that then waits for what a peer writes.
+        // The program polls some times, and then waits for memory that a peer writes.
         for _ in 0..number % 40 {
             sinks[1].poll();
         }
@@ -425,7 +425,7 @@ fn who_is_called_while_somebody_polls_is_there_when_he_polls_no_more() {
 }
 
 #[test]
-fn what_finds_no_room_in_memory_waits_some_time_and_the_rest_is_counted() {
+fn frames_wait_for_room_in_memory_up_to_a_limit() {
     let (one, other) = (link("127.0.3.169", 47_080), link("127.0.3.169", 47_080));
     let payload = vec![1; 4096];
     let most = 3000;
@@ -468,7 +468,7 @@ impl Processes {
 }
 
 #[test]
-fn what_another_process_gets_comes_to_the_one_it_is_for() {
+fn a_datagram_reaches_its_process_whichever_one_reads_it() {
     let processes = Processes::at("127.0.3.91");
     let ([one, other], sinks) = (&processes.links, &processes.sinks);
     let from = link("127.0.3.92", 47_080);
@@ -485,14 +485,14 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
             ..frame(&from, one, 0, b"request")
         }
     };
-    // Whichever of the two is woken. On a busy machine some may be lost, as datagrams may.
+    // The kernel wakes one of the two. On a busy machine some datagrams may be lost, as datagrams may.
     until(|| {
         from.send(of(5), NOW);
         from.flush();
         lock(&sinks[1].frames).len() >= 20
     });
     assert!(sinks[0].numbers().is_empty());
-    // Nobody answers for it: whoever is woken does.
+    // No process serves this service, so the process that is woken delivers the datagram.
     from.send(of(6), NOW);
     from.flush();
     until(|| sinks.iter().any(|sink| sink.numbers().contains(&6)));
@@ -504,7 +504,7 @@ fn what_another_process_gets_comes_to_the_one_it_is_for() {
 }
 
 #[test]
-fn cm_messages_from_the_own_address_come_by_local_sockets() {
+fn cm_messages_within_an_address_use_local_sockets() {
     let processes = Processes::at("127.0.3.93");
     let ([one, other], sinks) = (&processes.links, &processes.sinks);
     other.serve(5).unwrap();
@@ -548,7 +548,7 @@ fn frame_of(to: &Arc<UdpLink<Toy>>, header: Header) -> Frame<'static, Header> {
 }
 
 #[test]
-fn many_requests_wait_for_a_process_that_reads_none_and_hold_up_nobody() {
+fn many_requests_wait_for_a_process_that_reads_none() {
     let [one, other] = [(); 2].map(|()| link("127.0.3.165", 47_081));
     let from = link("127.0.3.166", 47_081);
     other.serve(5).unwrap();
@@ -577,7 +577,7 @@ fn many_requests_wait_for_a_process_that_reads_none_and_hold_up_nobody() {
 }
 
 #[test]
-fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
+fn datagrams_that_the_kernel_joins_reach_their_processes() {
     let processes = Processes::at("127.0.3.163");
     let ([one, other], sinks) = (&processes.links, &processes.sinks);
     other.serve(5).unwrap();
@@ -595,7 +595,7 @@ fn what_the_kernel_joins_is_taken_apart_and_comes_to_whom_it_is_for() {
         Toy.seal(&envelope, HEAD, &mut bytes);
         bytes
     };
-    // A message to the common queue pair behind others, and others behind it.
+    // A message to the common queue pair follows other datagrams, and others follow it.
     let (mine, its) = ((of(one), 0), (of(other), 0));
     for call in [
         [mine, (1, 5), its],
@@ -652,7 +652,7 @@ fn a_group_is_joined_and_left() {
     assert!(one.join(IpAddr::from([10, 0, 0, 1]).into()).is_err());
 }
 
-/// Has somebody else leave a group while something is delivered, and waits until that is done.
+/// Makes another thread leave a group during a delivery, and waits until it has left.
 struct Leaver {
     link: Arc<UdpLink<Toy>>,
     group: IpAddr,
@@ -672,7 +672,7 @@ impl Deliver<Header> for Leaver {
 }
 
 #[test]
-fn a_group_is_left_while_something_is_delivered_to_it() {
+fn a_group_is_left_during_a_delivery_to_it() {
     let (one, other) = (link("127.0.3.95", 47_080), link("127.0.3.96", 47_080));
     let group: IpAddr = "239.255.47.96".parse().unwrap();
     other.join(group.into()).unwrap();
@@ -728,7 +728,7 @@ fn a_tap_sees_both_ends() {
 }
 
 #[test]
-fn a_link_without_a_wire_is_tapped_where_its_frames_are_datagrams() {
+fn a_tap_sees_the_datagrams_of_a_link_without_a_wire() {
     let (notes, sink) = (Arc::new(Notes::default()), Sink::default());
     let model = polyverbs_sim::DatagramLink::new(None, "corrupt=100%".parse().unwrap());
     let tap = Arc::clone(&notes) as _;
@@ -774,7 +774,7 @@ fn the_largest_frame_is_what_the_interface_carries() {
 }
 
 #[test]
-fn flows_keep_their_order_whoever_sends() {
+fn flows_keep_their_order_with_many_senders() {
     let (one, other) = (link("127.0.3.98", 47_080), link("127.0.3.99", 47_080));
     thread::scope(|scope| {
         for thread in 0..4_u32 {

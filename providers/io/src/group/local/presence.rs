@@ -22,11 +22,11 @@ pub struct Name {
 }
 
 impl Name {
-    /// Takes a name. A child that was just forked may still hold a name that its parent has given up: waits for that child for up to
-    /// `patience`.
+    /// Takes a name. A child that was just forked may still hold a name that its parent has given up, so this waits for
+    /// that child for up to `patience`.
     ///
     /// # Errors
-    /// Another has it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
+    /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub fn take(name: &str, patience: Duration) -> io::Result<Self> {
         let begun = Instant::now();
         loop {
@@ -40,7 +40,8 @@ impl Name {
         }
     }
 
-    /// Whether a process of the own user or of root holds a name. Also true if its backlog is full, so that the user cannot be determined.
+    /// Returns whether a process of the own user or of root holds a name. Also true if its backlog is full, so that the
+    /// user cannot be determined.
     pub fn is_taken(name: &str) -> bool {
         match Connection::to(name, &Admission::default()) {
             Ok(_) => true,
@@ -51,29 +52,30 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // A child that was just forked may have the listener open until its fork handler has run. The shutdown marks the name as given up.
+        // A child that was just forked may have the listener open until its fork handler has run. The shutdown marks the
+        // name as given up.
         let _ = shutdown(&self.listener, Shutdown::Both);
     }
 }
 
-/// Whether a name is taken and no process listens at it.
+/// Returns whether a name is taken and no process listens at it.
 fn is_given_up(name: &str) -> bool {
     let connection = Connection::to(name, &Admission::default());
     connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Holds a name, to which [witnesses](Witness) connect, until it is dropped or the process ends. Its thread closes connections of other
-/// users, so that they cannot fill the backlog.
+/// Holds a name, to which [witnesses](Witness) connect, until it is dropped or the process ends. Its thread closes
+/// connections of other users, so that they cannot fill the backlog.
 #[derive(Debug)]
 pub struct Presence {
     stop: Arc<Unshared>,
 }
 
 impl Presence {
-    /// Under this name.
+    /// Takes this name.
     ///
     /// # Errors
-    /// Another has the name, or there is no descriptor or no thread left.
+    /// Another process holds the name, or there is no descriptor or no thread left.
     pub fn named(name: &str) -> io::Result<Self> {
         let inbox = Inbox::named(name)?;
         let make = || Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

@@ -8,7 +8,7 @@ fn name(of: &str) -> String {
     format!("polyverbs-test/{}/{of}", std::process::id())
 }
 
-/// What an inbox has.
+/// Returns the messages of an inbox.
 fn messages(inbox: &Inbox, admission: &Admission) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     let mut take = |_: &Connection, bytes: &[u8]| all.push(bytes.to_vec());
@@ -23,7 +23,7 @@ fn send(connection: &Connection, bytes: &[u8]) -> io::Result<()> {
 }
 
 #[test]
-fn a_name_is_held_by_one_and_free_when_he_is_gone() {
+fn a_name_has_one_holder_and_is_free_when_it_has_gone() {
     let _open = no_child_starts();
     let (name, admission) = (name("held"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
@@ -36,7 +36,7 @@ fn a_name_is_held_by_one_and_free_when_he_is_gone() {
     send(&connection, b"hello").unwrap();
     drop(inbox);
     let gone = send(&connection, b"hello").unwrap_err();
-    // With a message that nobody has read.
+    // The connection had a message that no process has read.
     assert_eq!(gone.kind(), io::ErrorKind::ConnectionReset);
     let gone = send(&connection, b"hello").unwrap_err();
     assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);
@@ -59,12 +59,12 @@ fn a_message_outlives_the_connection_that_it_came_by() {
 }
 
 #[test]
-fn descriptors_come_where_they_were_asked_for_and_nowhere_else() {
+fn only_requested_descriptors_arrive() {
     let _open = no_child_starts();
     let (name, admission) = (name("descriptors"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
     let asker = Connection::to(&name, &admission).unwrap();
-    // One that tells when nobody has it any more.
+    // The other end of this pair reports when no process has it any longer.
     let (mut told, unasked) = UnixStream::pair().unwrap();
     let passed = [unasked.as_fd()];
     asker.send(&[IoSlice::new(b"take")], &passed).unwrap();
@@ -100,7 +100,7 @@ fn others_are_admitted_by_name() {
 }
 
 #[test]
-fn an_inbox_keeps_no_more_connections_than_it_may() {
+fn an_inbox_closes_its_oldest_connections_at_its_limit() {
     let _open = no_child_starts();
     let (name, admission) = (name("most"), Admission::default());
     let inbox = Inbox::named(&name).unwrap();
@@ -108,7 +108,7 @@ fn an_inbox_keeps_no_more_connections_than_it_may() {
     let all: Vec<_> = (0..MOST + 5).map(|_| connect()).collect();
     while !messages(&inbox, &admission).is_empty() || is_ready(&inbox) {}
     assert_eq!(lock(&inbox.accepted).connections.len(), MOST);
-    // The oldest have gone, and the others are read.
+    // The oldest connections are closed, and the others are read.
     assert!(all[..5].iter().all(|gone| send(gone, b"!").is_err()));
     all[5..].iter().for_each(|kept| send(kept, b"!").unwrap());
     let mut read = 0;

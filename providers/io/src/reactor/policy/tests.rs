@@ -2,12 +2,12 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_millis(2);
 const FIRST_LOOK: Duration = Duration::from_micros(250);
-/// Between two looks at the clock that do not come soon after one another.
+/// A time between two readings of the clock that is too long for frequent polling.
 const LATE: Duration = Duration::from_nanos(100_001);
-/// Between two polls of a program that spins.
+/// The time between two polls of a program that spins.
 const TURN: Duration = Duration::from_nanos(100);
 
-/// A reactor in virtual time: one thread, and pollers that come when a test says so.
+/// A reactor in virtual time: one thread, and pollers that poll when a test says so.
 struct Model {
     now: Time,
     claims: Claims,
@@ -16,9 +16,9 @@ struct Model {
     /// How often the input was claimed, and whether pollers own it.
     claimed: u32,
     is_polled: bool,
-    /// Something has arrived that no poller has read.
+    /// Input has arrived that no poller has read.
     has_unread: bool,
-    /// What the thread knows of the pollers.
+    /// The pollers that the thread knows.
     known: Option<Pollers>,
 }
 
@@ -36,19 +36,19 @@ impl Model {
         }
     }
 
-    /// Some polls at one moment.
+    /// Polls some times at one moment.
     fn poll(&mut self, polls: u32) {
         for _ in 0..polls {
             (self.polls, self.last_poll) = (self.polls + 1, self.now);
             if self.polls.is_multiple_of(POLLS) && !self.is_polled && self.claims.claims(self.now) {
                 (self.claimed, self.is_polled) = (self.claimed + 1, true);
-                // A claim rings the thread.
+                // A claim wakes the thread.
                 self.wake();
             }
         }
     }
 
-    /// Polls, turn after turn, until that claims the input: how many polls it took.
+    /// Polls, turn after turn, until that claims the input. Returns how many polls it took.
     fn claim(&mut self) -> u32 {
         let (polls, claimed) = (self.polls, self.claimed);
         while self.claimed == claimed {
@@ -59,7 +59,7 @@ impl Model {
         self.polls - polls
     }
 
-    /// Something wakes the thread, or it has slept for as long as it may.
+    /// Wakes the thread, or ends its sleep.
     fn wake(&mut self) {
         self.known = self
             .is_polled
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// Time passes; the thread wakes when it must.
+    /// Advances the time. The thread wakes when it must.
     fn wait(&mut self, time: Duration) {
         let until = self.now.after(time);
         while let Some(pollers) = self.known.filter(|_| self.is_polled) {
@@ -87,7 +87,7 @@ impl Model {
         self.now = until;
     }
 
-    /// How long it takes until the thread owns the input again, if no poller comes.
+    /// Returns how long it takes until the thread owns the input again, if no poller polls.
     fn wait_until_taken_back(&mut self) -> Duration {
         let began = self.now;
         while let Some(pollers) = self.known.filter(|_| self.is_polled) {
@@ -96,7 +96,7 @@ impl Model {
         Duration::from_nanos(self.now.0 - began.0)
     }
 
-    /// Pollers come for so long, a poll each microsecond.
+    /// Polls for this time, once in each microsecond.
     fn keep_polling(&mut self, time: Duration) {
         let until = self.now.after(time);
         while self.now < until {
@@ -105,8 +105,8 @@ impl Model {
         }
     }
 
-    /// Claims the input, leaves it at once, with something unread or not, and answers what the next claim takes where this one
-    /// took so many looks.
+    /// Claims the input after `needed` readings of the clock and leaves it at once, with unread input if `has_unread`.
+    /// Returns how many readings the next claim takes.
     fn leave(&mut self, needed: u32, has_unread: bool) -> u32 {
         (self.claims.needed, self.claims.not_before) = (needed, Time::default());
         self.claim();
@@ -117,10 +117,10 @@ impl Model {
 }
 
 #[test]
-fn a_poll_now_and_then_claims_nothing() {
+fn rare_polls_claim_nothing() {
     let mut model = Model::new();
     for _ in 0..1000 {
-        // So far apart, however many at a time.
+        // All polls are this far apart, however many there are at a time.
         model.poll(POLLS - 1);
         model.wait(LATE);
         model.poll(1);
@@ -129,7 +129,7 @@ fn a_poll_now_and_then_claims_nothing() {
 }
 
 #[test]
-fn pollers_that_come_again_and_again_claim_the_input() {
+fn frequent_polls_claim_the_input() {
     let mut model = Model::new();
     model.poll(POLLS);
     assert_eq!(model.claimed, 0, "the last look at the clock was long ago");
@@ -147,7 +147,7 @@ fn pollers_that_stay_keep_the_input() {
     model.has_unread = true;
     model.keep_polling(PATIENCE * 1000);
     assert_eq!((model.claimed, model.is_polled), (1, true));
-    // Once the thread has seen them stay, they may come as seldom as each patience.
+    // Once the thread has seen that they stay, pollers may poll as rarely as once in each patience.
     for _ in 0..100 {
         model.wait(PATIENCE - Duration::from_micros(1));
         model.poll(1);
@@ -157,7 +157,7 @@ fn pollers_that_stay_keep_the_input() {
 
 #[test]
 fn the_thread_takes_over_a_patience_after_the_last_poll() {
-    // When the thread last saw that a poll had come decides, and it looks once in each patience.
+    // The time at which the thread last saw a poll decides, and it checks once in each patience.
     for polled in [PATIENCE, PATIENCE * 3, PATIENCE * 3 + FIRST_LOOK] {
         let mut model = Model::new();
         model.claim();
@@ -186,7 +186,7 @@ fn being_woken_does_not_delay_the_take_over() {
 }
 
 #[test]
-fn when_pollers_do_not_come_again_the_thread_takes_over_sooner() {
+fn the_thread_takes_over_sooner_from_pollers_that_left() {
     let mut model = Model::new();
     model.poll(POLLS);
     model.poll(POLLS);
@@ -195,10 +195,10 @@ fn when_pollers_do_not_come_again_the_thread_takes_over_sooner() {
 }
 
 #[test]
-fn the_thread_that_takes_over_late_looks_once_more_first() {
+fn a_late_thread_checks_again_before_it_takes_over() {
     let mut model = Model::new();
     model.claim();
-    // The thread does not get to run, but pollers do.
+    // The thread does not run, but pollers do.
     model.now = model.now.after(PATIENCE * 10);
     model.poll(1);
     model.wake();
@@ -210,7 +210,7 @@ fn pollers_of_the_next_claim_are_new_ones() {
     let mut model = Model::new();
     model.claim();
     model.keep_polling(PATIENCE * 3);
-    // A poller returns the input and pollers claim it anew before the thread looks.
+    // A poller returns the input, and pollers claim it again before the thread checks.
     model.is_polled = false;
     model.claims.handed_back();
     model.claim();
@@ -219,7 +219,7 @@ fn pollers_of_the_next_claim_are_new_ones() {
 }
 
 #[test]
-fn unread_data_makes_the_next_claim_four_times_as_dear() {
+fn unread_data_makes_the_next_claim_four_times_as_expensive() {
     let mut model = Model::new();
     for (needed, more) in [
         (1, 4),
@@ -255,7 +255,7 @@ fn a_claim_takes_as_many_polls_as_are_needed() {
 }
 
 #[test]
-fn one_look_at_the_clock_that_comes_late_begins_a_claim_anew() {
+fn one_late_reading_of_the_clock_restarts_a_claim() {
     let mut model = Model::new();
     model.claims.needed = 8;
     model.poll(POLLS * 8);
@@ -297,7 +297,7 @@ fn a_refused_thread_pauses_for_the_reader() {
 }
 
 #[test]
-fn a_machine_whose_calls_take_long_is_given_longer() {
+fn patience_grows_with_the_duration_of_a_system_call() {
     let [quick, usual, slow] = [200, 500, 1000].map(|nanos| patience(Duration::from_nanos(nanos)));
     assert_eq!((quick, slow), (SHORTEST, LONGEST));
     assert_eq!(usual, Duration::from_millis(5));

@@ -1,48 +1,48 @@
-//! Who is told of what passes through sockets.
+//! Taps of sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::TcpSocket;
 
-/// Is told of what a socket sends and receives, in the order of each direction.
+/// Sees what a socket sends and receives, in the order of each direction.
 pub trait TcpTap: Send + Sync {
-    /// Something has passed. Called with locks of queue pairs held.
+    /// Reports an event. The socket calls this with locks of queue pairs held.
     fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>);
 }
 
-/// Which way something passes.
+/// The direction of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// It was sent.
+    /// This socket sent it.
     Out,
-    /// It was received.
+    /// This socket received it.
     In,
 }
 
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ends {
-    /// This socket's.
+    /// This socket's address.
     pub local: SocketAddr,
-    /// The other.
+    /// The peer's address.
     pub peer: SocketAddr,
 }
 
-/// What has passed.
+/// An event of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed<'o> {
     /// The request for a connection.
     Request,
     /// Bytes.
     Bytes(&'o [u8]),
-    /// An end behind the last bytes.
+    /// The end of a direction, after its last bytes.
     End,
     /// A reset.
     Reset,
 }
 
-/// A tap at a socket.
+/// A tap of a socket.
 pub(super) struct Tapped {
     tap: Arc<dyn TcpTap>,
     ends: Ends,

@@ -66,7 +66,7 @@ fn both_ends_receive_what_the_other_sends() {
 }
 
 #[test]
-fn a_full_socket_takes_nothing_and_an_end_comes_behind_what_it_took() {
+fn a_full_socket_takes_nothing_and_its_end_follows_its_bytes() {
     let (one, other) = pair();
     let (bytes, mut taken) = (vec![7; 3_000_000], 0);
     loop {
@@ -101,14 +101,14 @@ fn an_abortive_end_is_a_reset_at_once() {
     assert!(matches!(sent, StreamError::Reset), "{sent}");
 }
 
-/// Whether something has arrived that is not read yet.
+/// Returns whether something has arrived that was not read yet.
 fn has_something(socket: &TcpSocket) -> bool {
     let mut asked = [PollFd::new(socket, PollFlags::IN)];
     poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
 }
 
 #[test]
-fn what_nobody_reads_any_more_is_answered_with_a_reset() {
+fn closing_a_socket_with_unread_bytes_resets_it() {
     let (one, other) = pair();
     assert_eq!(one.send(b"unread").unwrap(), 6);
     until(|| has_something(&other));
@@ -117,7 +117,7 @@ fn what_nobody_reads_any_more_is_answered_with_a_reset() {
 }
 
 #[test]
-fn where_nobody_listens_a_connection_is_refused() {
+fn a_connection_without_a_listener_is_refused() {
     let gone = listener(V4).local();
     let refused = match TcpSocket::connect(V4.parse().unwrap(), gone) {
         Ok(socket) => until_some(|| socket.connected().err()),
@@ -134,19 +134,19 @@ fn a_port_has_one_listener_and_can_have_the_next_at_once() {
     assert_eq!(second.kind(), ErrorKind::AddrInUse);
     let one = connect(&first);
     let (other, _) = until_some(|| first.accept().unwrap());
-    // Its end of the connection remembers the port for a while.
+    // The system remembers the port of this end for a while.
     other.finish().unwrap();
     drop((other, one, first));
     TcpListener::listen(local, 1).unwrap();
 }
 
 #[test]
-fn nobody_waiting_is_no_error() {
+fn an_accept_without_a_connection_is_no_error() {
     assert!(listener(V4).accept().unwrap().is_none());
 }
 
 #[test]
-fn who_connected_and_left_is_still_told_apart() {
+fn an_aborted_connection_is_accepted_and_reads_as_reset() {
     let listener = listener(V4);
     for _ in 0..3 {
         let socket = connect(&listener);
@@ -185,7 +185,7 @@ fn the_segment_size_is_known() {
 }
 
 #[test]
-fn what_a_socket_was_made_with_holds_for_accepted_ones_too() {
+fn accepted_sockets_have_the_same_options() {
     let (one, other) = pair();
     for socket in [&one, &other] {
         assert_eq!(sockopt::tcp_user_timeout(socket), Ok(30_000));

@@ -22,7 +22,7 @@ fn with(local: &str, offload: Offload) -> UdpSocket {
     UdpSocket::bind(local.parse().unwrap(), &options).unwrap()
 }
 
-/// Receives until `enough`, and gives each datagram with its message to `each`.
+/// Receives `count` datagrams, and calls `each` with each datagram and its message.
 fn receive(socket: &UdpSocket, count: usize, mut each: impl FnMut(&Message<'_>, &[u8])) {
     let mut batch = ReceiveBatch::new(4, 65_535).unwrap();
     let mut seen = 0;
@@ -80,7 +80,7 @@ fn the_traffic_class_arrives_whichever_came_first() {
 }
 
 #[test]
-fn what_is_cut_by_the_kernel_arrives_datagram_by_datagram() {
+fn segments_cut_by_the_kernel_arrive_as_datagrams() {
     let bytes: Vec<u8> = (0..60_004_u32).map(|at| (at % 251) as u8).collect();
     for local in [V4, V6] {
         for offload in [Offload::default(), Offload::NONE] {
@@ -128,7 +128,7 @@ fn an_empty_socket_answers_at_once() {
 }
 
 #[test]
-fn what_does_not_fit_is_left_out_and_counted() {
+fn messages_that_do_not_fit_are_left_out_and_counted() {
     let (from, to) = (socket(V4), with(V4, Offload::NONE));
     for bytes in [&[1; 10][..], &[2; 11], &[3; 10]] {
         from.send(&[transmit(&to, bytes)]).unwrap();
@@ -143,7 +143,7 @@ fn what_does_not_fit_is_left_out_and_counted() {
 }
 
 #[test]
-fn longer_than_a_datagram_can_be_is_refused() {
+fn a_datagram_that_is_too_long_is_refused() {
     let (from, to) = (socket(V4), socket(V4));
     let bytes = vec![0; MAX_BYTES + 1];
     assert!(matches!(
@@ -154,7 +154,7 @@ fn longer_than_a_datagram_can_be_is_refused() {
 }
 
 #[test]
-fn a_refusal_tells_what_was_sent_before_it() {
+fn a_refusal_reports_how_many_were_sent_before_it() {
     let (from, to) = (socket(V4), socket(V4));
     let bytes = vec![0; MAX_BYTES + 1];
     let transmits = [
@@ -166,11 +166,11 @@ fn a_refusal_tells_what_was_sent_before_it() {
 }
 
 #[test]
-fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
+fn an_impossible_segment_is_refused_and_nothing_is_sent() {
     let (from, to) = (socket(V4), socket(V4));
     let bytes = vec![0; 60_000];
     let unusable = Transmit {
-        // 60,000 bytes in datagrams of 1: more than a call may have.
+        // 60,000 bytes in datagrams of 1 byte are more datagrams than a call may have.
         segment: 1,
         ..transmit(&to, &bytes[..])
     };
@@ -184,7 +184,7 @@ fn a_segment_that_the_path_does_not_carry_is_refused_and_nothing_is_sent() {
 }
 
 #[test]
-fn nobody_at_the_other_end_is_no_error() {
+fn a_missing_receiver_is_no_error() {
     let (from, gone) = (socket(V4), socket(V4).local());
     for _ in 0..5 {
         assert_eq!(from.send(&[Transmit::new(gone, b"x")]).unwrap(), 1);
@@ -203,13 +203,13 @@ fn an_address_of_another_machine_is_refused() {
 }
 
 #[test]
-fn what_loopback_carries_is_known() {
+fn the_mtu_of_loopback_is_known() {
     for local in [V4, V6] {
         assert!(interface_mtu(local.parse().unwrap()).unwrap() >= 16_384);
     }
 }
 
-/// An interface with an address of either kind, until it is dropped.
+/// An interface with an IPv4 and an IPv6 address, until it is dropped.
 struct Interface(String);
 
 impl Interface {
@@ -238,10 +238,10 @@ fn ip(arguments: &str) {
     assert!(status.unwrap().success(), "ip {arguments}");
 }
 
-// The way from the machine to itself has loopback's, whichever address it has.
+// The route from the machine to itself has the MTU of loopback, whatever the address.
 #[test]
 #[ignore = "needs root and ip: tests/foreign runs it"]
-fn what_an_interface_carries_is_not_what_loopback_does() {
+fn the_mtu_of_an_interface_is_not_that_of_loopback() {
     let addresses = ["198.18.77.1", "fd77::1"];
     let _interface = Interface::new(1500, addresses);
     for address in addresses {
@@ -250,7 +250,8 @@ fn what_an_interface_carries_is_not_what_loopback_does() {
     }
 }
 
-/// What a checksum over the IP header relies on. A dissector's view: it needs the right to open a raw socket.
+/// A checksum over the IP header relies on this. The test reads the packets as a dissector does, which needs the right to
+/// open a raw socket.
 #[test]
 #[ignore = "needs root: tests/foreign runs it"]
 fn the_identification_is_0_and_df_is_set() {
@@ -283,10 +284,10 @@ fn the_identification_is_0_and_df_is_set() {
 }
 
 #[test]
-fn the_way_to_an_address_of_this_machine_begins_at_it() {
+fn the_source_for_an_address_of_this_machine_is_the_address() {
     let source = |to: &str| source_of(to.parse().unwrap());
     assert_eq!(source("127.0.0.1:1").unwrap().to_string(), "127.0.0.1");
     assert_eq!(source("[::1]:1").unwrap().to_string(), "::1");
-    // An address of the documentation's: where there is a way at all, it does not begin there.
+    // This address is reserved for documentation: if there is a route at all, it does not begin there.
     assert!(source("192.0.2.1:1").map_or(true, |from| from.to_string() != "192.0.2.1"));
 }

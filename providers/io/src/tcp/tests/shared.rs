@@ -1,11 +1,11 @@
-//! Streams whose frames go by memory.
+//! Streams whose frames go through shared memory.
 
 use super::*;
 use crate::shm::LONGEST_PAYLOAD;
 
-/// A connection on both links, by memory.
+/// Makes a connection on both links whose frames go through shared memory.
 fn join(sinks: &[Arc<Sink>; 2], keys: [u64; 2]) {
-    // Now and then another one has its place.
+    // Sometimes another connection occupies its place, so this tries again.
     let both = |announced: &[(_, Option<Announcement>); 2]| {
         announced
             .iter()
@@ -27,7 +27,7 @@ fn attach_both(
     }
 }
 
-/// The same, not attached yet.
+/// Makes and announces a connection that is not attached yet.
 fn announce(sinks: &[Arc<Sink>; 2]) -> [(Arc<TcpSocket>, Option<Announcement>); 2] {
     announce_of(sinks, connect())
 }
@@ -36,7 +36,7 @@ fn announce_of(
     sinks: &[Arc<Sink>; 2],
     [left, right]: [Arc<TcpSocket>; 2],
 ) -> [(Arc<TcpSocket>, Option<Announcement>); 2] {
-    // Who connects does so first.
+    // The end that connects announces first.
     let one = sinks[0].link.announce(&left);
     let other = sinks[1].link.announce(&right);
     [(left, one), (right, other)]
@@ -58,7 +58,7 @@ fn start(sink: &Arc<Sink>) {
     sink.link.start(Arc::downgrade(&network), |_| {}).unwrap();
 }
 
-/// Offers frames from this number on until there is no room: the next number.
+/// Offers frames beginning with number `first` until there is no room. Returns the next number.
 fn fill(sink: &Sink, key: u64, first: u32, payload: &[u8]) -> u32 {
     let next = (first..first + 1000).find(|number| !sink.offer(key, *number, payload));
     next.unwrap()
@@ -118,7 +118,7 @@ fn a_frame_longer_than_a_record_is_refused() {
 }
 
 #[test]
-fn who_has_no_memory_is_talked_to_by_tcp() {
+fn a_peer_without_shared_memory_uses_tcp() {
     for memory in [[true, false], [false, true]] {
         let sinks = memory.map(|memory| {
             Sink::with_memory(TcpLinkOptions {
@@ -147,7 +147,7 @@ fn who_has_no_memory_is_talked_to_by_tcp() {
 }
 
 #[test]
-fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
+fn frames_sent_after_the_last_bytes_find_their_stream() {
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     let [(left, one), (right, other)] = announce(&sinks);
     attach_and_say(&sinks[1], 2, right, other, b"go on");
@@ -155,7 +155,7 @@ fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
     until(|| matches!(left.receive(&mut room), Ok(Received::Bytes(5))));
     assert_eq!(&room[..5], b"go on");
     attach_announced(&sinks[0], 1, left, one);
-    // Far more than may come before a stream is attached.
+    // These are far more frames than may arrive before a stream is attached.
     for number in 0..2000 {
         sinks[0].send(1, number, b"many");
     }
@@ -164,7 +164,7 @@ fn what_the_peer_sends_upon_the_last_word_finds_its_stream_attached() {
 }
 
 #[test]
-fn what_is_for_a_connection_that_has_gone_does_not_reach_the_next_one_of_its_ports() {
+fn late_records_do_not_reach_a_new_connection_of_their_ports() {
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     let announced = std::iter::repeat_with(|| announce(&sinks)).take(100);
     let mut announced = announced.filter(|ends| ends.iter().all(|(_, said)| said.is_some()));
@@ -190,9 +190,9 @@ fn what_is_for_a_connection_that_has_gone_does_not_reach_the_next_one_of_its_por
 }
 
 #[test]
-fn an_end_arrives_behind_the_last_frame_and_the_other_direction_goes_on() {
+fn an_end_follows_the_last_frame_and_ends_one_direction() {
     let [one, other] = pair_by_memory();
-    // More than there is room for.
+    // These frames need more room than there is.
     for number in 0..100 {
         one.send(1, number, &[5; UNIT]);
     }
@@ -205,10 +205,10 @@ fn an_end_arrives_behind_the_last_frame_and_the_other_direction_goes_on() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_told_behind_what_it_had_put_down() {
+fn the_loss_of_a_peer_is_reported_after_its_records() {
     type Leave = fn(Arc<Sink>);
     let resets: Leave = |sink| sink.say(Header::Reset(1));
-    // As where it was killed: the system closes its sockets.
+    // The process was killed: the system closes its sockets.
     let is_killed: Leave = drop;
     for leave in [resets, is_killed] {
         let [one, other] = pair_by_memory();
@@ -225,7 +225,7 @@ fn a_peer_that_is_gone_is_told_behind_what_it_had_put_down() {
 }
 
 #[test]
-fn a_full_ring_refuses_what_is_offered_and_takes_answers() {
+fn a_full_ring_refuses_offers_and_takes_answers() {
     let [one, other] = pair_by_memory();
     let payload = vec![1; UNIT];
     let full = fill(&one, 1, 0, &payload);
@@ -245,11 +245,11 @@ fn a_full_ring_refuses_what_is_offered_and_takes_answers() {
 }
 
 #[test]
-fn every_stream_that_was_refused_is_told_of_room() {
+fn room_is_reported_to_every_stream_that_was_refused() {
     let sinks = pair_by_memory();
     let payload = vec![1; UNIT];
     let full = fill(&sinks[0], 1, 0, &payload);
-    // One that no look has seen yet.
+    // No poll has registered this stream yet.
     join(&sinks, [3, 4]);
     sinks[0].link.flush();
     assert!(!sinks[0].offer(3, 0, &payload));
@@ -261,7 +261,7 @@ fn every_stream_that_was_refused_is_told_of_room() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told_as_damaged_and_ends_the_reading() {
+fn an_invalid_record_is_reported_as_damaged_and_ends_reading() {
     let [one, other] = pair_by_memory();
     {
         let stream = one.link.stream(1).unwrap();
@@ -281,7 +281,7 @@ fn what_makes_no_sense_is_told_as_damaged_and_ends_the_reading() {
 }
 
 #[test]
-fn who_sleeps_is_woken_by_what_is_put_down() {
+fn a_record_wakes_a_sleeping_process() {
     let sinks = pair_by_memory();
     sinks.iter().for_each(start);
     for number in 0..500 {
@@ -295,7 +295,7 @@ fn who_sleeps_is_woken_by_what_is_put_down() {
 }
 
 #[test]
-fn what_a_look_leaves_in_memory_the_thread_reads() {
+fn the_thread_reads_the_records_that_a_poll_leaves() {
     let sinks = pair_by_memory();
     for number in 0..200 {
         sinks[0].send(1, number, b"many");
@@ -308,7 +308,7 @@ fn what_a_look_leaves_in_memory_the_thread_reads() {
 }
 
 #[test]
-fn when_pollers_are_gone_the_thread_reads_memory() {
+fn the_thread_reads_memory_after_pollers_are_gone() {
     let sinks = pair_by_memory();
     sinks.iter().for_each(start);
     let [one, other] = &sinks;
@@ -324,7 +324,7 @@ fn when_pollers_are_gone_the_thread_reads_memory() {
 }
 
 #[test]
-fn ten_connections_at_once_keep_no_frame_for_themselves() {
+fn ten_connections_at_once_lose_no_frame() {
     const FRAMES: u32 = 300;
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     for key in 1..=10 {
@@ -360,7 +360,7 @@ fn ten_connections_at_once_keep_no_frame_for_themselves() {
 }
 
 #[test]
-fn offers_of_ten_connections_wait_for_room_and_are_told() {
+fn ten_connections_wait_for_room_and_get_it_reported() {
     const FRAMES: u32 = 100;
     let sinks = [(); 2].map(|()| Sink::with_memory(TcpLinkOptions::default()));
     for key in 1..=10 {
@@ -376,7 +376,7 @@ fn offers_of_ten_connections_wait_for_room_and_are_told() {
         sinks[0].link.flush();
     };
     (1..=10).for_each(|key| offer(key, &mut next[key as usize]));
-    // Nobody offers anything who was not told.
+    // The test offers a frame only on a stream that has been reported to have room.
     until(|| {
         for frame in std::mem::take(&mut *lock(&sinks[0].frames)) {
             let Header::Room(key) = frame.header else {
@@ -391,10 +391,10 @@ fn offers_of_ten_connections_wait_for_room_and_are_told() {
 }
 
 #[test]
-fn who_sleeps_is_woken_by_what_found_room_later() {
+fn a_record_that_waited_for_room_wakes_a_sleeper() {
     let sinks = pair_by_memory();
     let full = fill(&sinks[0], 1, 0, b"");
-    // Drivers who wait for room are told of it, which is something that has come.
+    // A driver that waits for room would be notified of it, which would count as an arrival.
     lock(&sinks[0].link.stream(1).unwrap().outgoing).wants_room = false;
     for number in full..full + 50 {
         sinks[0].send(1, number, b"");
@@ -407,7 +407,8 @@ fn who_sleeps_is_woken_by_what_found_room_later() {
     assert!(numbers(&frames).into_iter().eq(full..full + 50));
 }
 
-/// Runs this while the other link is read, until it has so many frames of the first stream and, where told so, an end.
+/// Calls `work` while the other link is read, until that link has `count` frames of the first stream and, if `ends`, its
+/// end.
 fn read_while(sinks: &[Arc<Sink>; 2], count: u32, ends: bool, work: impl FnOnce(&Sink)) {
     thread::scope(|scope| {
         let reader = scope.spawn(|| sinks[1].drive(count as usize + usize::from(ends)));
@@ -419,7 +420,7 @@ fn read_while(sinks: &[Arc<Sink>; 2], count: u32, ends: bool, work: impl FnOnce(
 }
 
 #[test]
-fn a_process_that_ends_puts_down_what_its_streams_took() {
+fn a_process_that_ends_writes_the_records_of_its_streams() {
     let sinks = pair_by_memory();
     for number in 0..100 {
         sinks[0].send(1, number, &[1; UNIT]);
@@ -430,12 +431,12 @@ fn a_process_that_ends_puts_down_what_its_streams_took() {
 }
 
 #[test]
-fn drain_waits_until_an_ended_stream_is_put_down() {
+fn drain_waits_until_an_ended_streams_records_are_written() {
     let sinks = pair_by_memory();
     for number in 0..100 {
         sinks[0].send(1, number, &[1; UNIT]);
     }
-    // A stream that goes on is not waited for.
+    // A drain does not wait for a stream that continues.
     sinks[0].link.drain();
     assert!(sinks[1].headers().is_empty());
     sinks[0].say(Header::Close(1));
@@ -452,6 +453,6 @@ fn drain_gives_up_on_a_peer_that_reads_no_memory() {
     drain_gives_up(&one);
 }
 
-/// As large as a frame may be in memory, and more records than one look takes of a sender.
+/// Bytes of a long payload, and the most records of a sender that one poll reads.
 const UNIT: usize = 32 << 10;
 const ROUND: u32 = 64;
