@@ -1,15 +1,14 @@
-//! How a header is declared: its fields in the order of the wire, each with its width in bits, as standards draw them.
+//! How a header is declared: its fields in the order of the wire, each with its width in bits, as the standards draw them.
 //!
-//! `header!` makes three things of a declaration: the owned form (a struct of plain numbers in this machine's order),
-//! the view (the octets themselves, read in place), and the conversions between them. Every bit belongs to a field, so
-//! that octets that are taken apart and put together again are the same octets. The compiler checks that the widths add
-//! up to the length.
+//! `header!` makes three things of a declaration: the owned form (a struct of plain numbers in this machine's byte order), the
+//! view (the bytes themselves, read in place), and the conversions between them. Every bit belongs to a field, so that a header
+//! that is decoded and encoded again has the same bytes. The compiler checks that the widths add up to the length.
 
 use core::fmt;
 
 /// A header in its owned form.
 pub trait Header: Copy + Default {
-    /// The octets, read in place.
+    /// The type that reads the header's bytes in place.
     type View: zerocopy::FromBytes
         + zerocopy::IntoBytes
         + zerocopy::KnownLayout
@@ -17,23 +16,23 @@ pub trait Header: Copy + Default {
         + zerocopy::Unaligned
         + 'static;
 
-    /// Octets on the wire.
+    /// Length of the header on the wire, in bytes.
     const LEN: usize;
 
-    /// What the octets say.
+    /// Decodes a view.
     fn of(view: &Self::View) -> Self;
 
-    /// The octets.
+    /// Encodes the header.
     fn to_view(&self) -> Self::View;
 
-    /// Takes the header off the front of `octets`; `None` where they are too short.
+    /// Decodes the header at the front of the input and returns the rest; `None` if the input is too short.
     #[inline]
     fn split(octets: &[u8]) -> Option<(Self, &[u8])> {
         let (view, rest) = view::<Self>(octets)?;
         Some((Self::of(view), rest))
     }
 
-    /// Puts the header at the front of `out` and answers the rest; `None` where there is no room.
+    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
     #[inline]
     fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         let (front, rest) = out.split_at_mut_checked(Self::LEN)?;
@@ -42,32 +41,33 @@ pub trait Header: Copy + Default {
     }
 }
 
-/// Looks at the header at the front of `octets` in place, and at what follows; `None` where they are too short.
+/// Reads the header at the front of the input in place and returns the bytes after it; `None` if the input is too short.
 #[inline]
 pub fn view<H: Header>(octets: &[u8]) -> Option<(&H::View, &[u8])> {
     <H::View as zerocopy::FromBytes>::ref_from_prefix(octets).ok()
 }
 
-/// What a field may be.
+/// A type that a field of a header may have.
 ///
-/// `WIDTHS` are the widths in bits that a field of this type may have. Values that do not fit lose their high bits.
+/// `WIDTHS` are the smallest and the largest width in bits that a field of this type may have. A value that does not fit loses
+/// its high bits.
 pub trait Field: Copy {
-    /// Fewest and most bits.
+    /// The smallest and the largest width, in bits.
     const WIDTHS: (usize, usize);
 
-    /// Reads the field at bit `start` of `octets`, counted from the most significant bit of the first octet.
+    /// Reads the field that begins at bit `start` of the header, counted from the most significant bit of the first byte.
     fn take(octets: &[u8], start: usize, width: usize) -> Self;
 
-    /// Writes it.
+    /// Writes the field.
     fn put(self, octets: &mut [u8], start: usize, width: usize);
 
-    /// Whether it may be left out of a text form: a reserved field that is zero.
+    /// Whether a text form may leave the field out: true of a reserved field that is zero.
     fn is_blank(&self) -> bool {
         false
     }
 }
 
-/// Bits that are to be sent as zero and ignored on receipt: kept, so that no octet is lost.
+/// Bits that senders set to zero and receivers ignore. The owned form keeps them, so that decoding loses nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -76,12 +76,12 @@ pub trait Field: Copy {
 )]
 pub struct Reserved(pub u32);
 
-/// Octets without a structure of their own.
+/// Bytes without further structure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Octets<const N: usize>(pub [u8; N]);
 
 impl<const N: usize> Octets<N> {
-    /// `octets`, filled up with zeros; `None` where they are too many.
+    /// The given bytes, followed by zeros; `None` if there are more than `N`.
     pub fn padded(octets: &[u8]) -> Option<Self> {
         let mut all = [0; N];
         all.get_mut(..octets.len())?.copy_from_slice(octets);
@@ -127,7 +127,7 @@ macro_rules! number_fields {
 
 number_fields!(u8, u16, u32, u64);
 
-/// Declares a field of so many bits that is a newtype over a number; [`Debug`](fmt::Debug) shows it in words too.
+/// Declares a field of a fixed width that is a newtype over a number; its [`Debug`](fmt::Debug) also prints the meaning in words.
 macro_rules! newtype_field {
     ($(#[$meta:meta])* $newtype:ident($number:ty) = $bits:literal) => {
         $(#[$meta])*
@@ -210,8 +210,8 @@ impl<const N: usize> Field for Octets<N> {
     }
 }
 
-// The bits lie within eight octets and within `octets`: `header!` has the compiler check it, where start and width are
-// constants. What is left of the loops is a load, a byte swap, a shift and a mask.
+// The bits of the field fit into eight bytes and into the header: `header!` has the compiler check both. Where `start` and
+// `width` are constants, the compiler reduces the loops to a load, a byte swap, a shift and a mask.
 #[inline(always)]
 fn take_bits(octets: &[u8], start: usize, width: usize) -> u64 {
     let (first, end) = (start / 8, (start + width).div_ceil(8));
@@ -234,7 +234,7 @@ fn put_bits(octets: &mut [u8], start: usize, width: usize, value: u64) {
     }
 }
 
-/// Where a field begins, in bits: for `header!`, which names it.
+/// The first bit of the field with this name. It is public because `header!` expands to calls of it.
 #[doc(hidden)]
 pub const fn start_of(fields: &[(&str, usize)], name: &str) -> usize {
     let (mut at, mut start) = (0, 0);
@@ -248,7 +248,7 @@ pub const fn start_of(fields: &[(&str, usize)], name: &str) -> usize {
     panic!("no such field")
 }
 
-/// The sum of all widths, each of which lies in eight octets or fills octets of its own.
+/// The sum of all widths. Each field must fit into eight bytes or fill whole bytes of its own.
 #[doc(hidden)]
 pub const fn total(fields: &[(&str, usize)]) -> usize {
     let (mut at, mut bits) = (0, 0);
@@ -296,7 +296,7 @@ macro_rules! header {
             )*
         }
 
-        #[doc = concat!("The octets of a [`", stringify!($name), "`], read in place.")]
+        #[doc = concat!("The bytes of a [`", stringify!($name), "`], read in place.")]
         #[derive(
             Clone,
             Copy,
@@ -314,7 +314,7 @@ macro_rules! header {
         impl $name {
             const FIELDS: &'static [(&'static str, usize)] = &[$((stringify!($field), $width)),*];
 
-            /// Octets on the wire.
+            /// Length of the header on the wire, in bytes.
             pub const LEN: usize = {
                 assert!(crate::layout::total(Self::FIELDS) == 8 * $octets);
                 $(
@@ -373,7 +373,7 @@ macro_rules! header {
 }
 pub(crate) use header;
 
-// As hexadecimal digits.
+// Text formats get the bytes as hexadecimal digits.
 #[cfg(feature = "serde")]
 impl<const N: usize> serde::Serialize for Octets<N> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -399,7 +399,7 @@ impl<'de, const N: usize> serde::Deserialize<'de> for Octets<N> {
 }
 
 #[cfg(test)]
-#[allow(unreachable_pub)] // Of what `header!` declares here.
+#[allow(unreachable_pub)] // `header!` makes the items that it declares here `pub`.
 mod tests {
     use super::*;
 
@@ -408,10 +408,10 @@ mod tests {
         Sample, SampleView: 16 octets {
             flag: bool = 1, "One bit.";
             reserved: Reserved = 2, "Reserved.";
-            across: u16 = 9, "Across an octet's end.";
+            across: u16 = 9, "Crosses a byte boundary.";
             low: u8 = 4, "The rest.";
             middle: u32 = 24, "24 bits.";
-            name: Octets<3> = 24, "Octets.";
+            name: Octets<3> = 24, "Bytes.";
             long: u64 = 64, "64 bits.";
         }
     }
@@ -421,7 +421,7 @@ mod tests {
     ];
 
     #[test]
-    fn fields_lie_where_their_widths_put_them() {
+    fn fields_begin_where_the_widths_before_them_end() {
         let (sample, rest) = Sample::split(&OCTETS).unwrap();
         assert!(rest.is_empty());
         assert!(sample.flag);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_covers_what_was_there() {
+    fn encoding_overwrites_exactly_the_bytes_of_the_header() {
         let (sample, _) = Sample::split(&OCTETS).unwrap();
         let mut out = [0xa5; 18];
         let rest = sample.put(&mut out).unwrap();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_octets_are_no_header_and_no_room() {
+    fn short_input_and_short_output_give_none() {
         let (sample, _) = Sample::split(&OCTETS).unwrap();
         for length in 0..16 {
             assert!(Sample::split(&OCTETS[..length]).is_none());
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_too_large_leaves_its_neighbours_alone() {
+    fn an_oversized_value_leaves_adjacent_fields_alone() {
         let sample = Sample {
             across: u16::MAX,
             low: u8::MAX,
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_are_filled_up_or_refused() {
+    fn short_byte_strings_are_padded_and_long_ones_refused() {
         assert_eq!(Octets::<4>::padded(&[1, 2]), Some(Octets([1, 2, 0, 0])));
         assert_eq!(Octets::<1>::padded(&[1, 2]), None);
     }

@@ -1,19 +1,20 @@
-//! RoCEv2 and iWARP on the wire: every header in two forms, the opcodes in one table for each protocol, the checksums.
+//! RoCEv2 and iWARP on the wire: each header in two forms, one table of opcodes for each protocol, and the checksums.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`roce`] | packets of the InfiniBand transport, and their invariant CRC |
 //! | [`mad`] | management datagrams; the messages of the connection manager |
-//! | [`iwarp`] | MPA, DDP, RDMAP: what a TCP stream carries |
-//! | [`net`] | the headers below: Ethernet, IP, UDP, TCP |
+//! | [`iwarp`] | MPA, DDP and RDMAP: the layers that iWARP puts on a TCP stream |
+//! | [`net`] | the headers below both protocols: Ethernet, IP, UDP, TCP |
 //! | [`layout`] | how a header is declared, read in place, and written |
 //!
-//! A *view* is the octets themselves, read in place; an *owned form* is a struct of plain numbers. Nothing here
-//! allocates, and nothing panics whatever the octets are: what is not of the protocol is a `Reject`, which says why and
-//! which code the protocol has for it. What only a queue pair can judge (sequence, rights, lengths against its path MTU)
-//! is the drivers'.
+//! A *view* is the bytes themselves, read in place; an *owned form* is a struct of plain numbers. This crate does not allocate,
+//! and it does not panic on any input: bytes that do not belong to the protocol give a `Reject`, which says why and which code
+//! the protocol has for the fault. The drivers check the rules that need a queue pair: sequence, rights, and lengths against the
+//! path MTU.
 //!
-//! With the feature `serde` the owned forms can be written and read as JSON and the like; octets are hexadecimal digits.
+//! With the feature `serde` the owned forms can be written and read as JSON and similar formats; byte strings become hexadecimal
+//! digits.
 #![forbid(unsafe_code)]
 
 pub mod iwarp;

@@ -1,14 +1,14 @@
-//! What carries the two protocols: Ethernet, IP, UDP and TCP headers.
+//! The headers below both protocols: Ethernet, IP, UDP and TCP.
 //!
-//! RoCEv2's checksum covers the IP and UDP headers, and captures hold all of them. Every bit is kept, so that a packet
-//! that is taken apart can be built again.
+//! RoCEv2's checksum covers the IP and UDP headers, and captures hold all of them. Every bit is kept, so that a packet that was
+//! decoded can be encoded again.
 
 use crate::layout::{Octets, Reserved, header};
 
 /// UDP's destination port of RoCEv2 (IBTA annex A17).
 pub const ROCE_PORT: u16 = 4791;
 
-/// Ethernet's types of what lies behind its header.
+/// Ethernet's types: which protocol follows an Ethernet header.
 pub mod ethertype {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
@@ -34,11 +34,11 @@ pub mod ethertype {
     pub const ERSPAN_3: u16 = 0x22eb;
     /// RoCE of the first version.
     pub const ROCE_V1: u16 = 0x8915;
-    /// The highest value that is a length, of a frame of IEEE 802.3, and no type.
+    /// The largest value that is the length of an IEEE 802.3 frame; larger values are types.
     pub const MAX_LENGTH: u16 = 0x05dc;
 }
 
-/// IP's numbers of what lies behind its header.
+/// IP's protocol numbers: which protocol follows an IP header.
 pub mod protocol {
     /// Hop-by-hop options, an extension header of IPv6.
     pub const HOP_BY_HOP: u8 = 0;
@@ -72,7 +72,7 @@ pub mod tunnel_port {
     pub const MPLS: u16 = 6635;
     /// VXLAN.
     pub const VXLAN: u16 = 4789;
-    /// VXLAN on the port that Linux takes where none is set.
+    /// VXLAN on the port that Linux uses by default.
     pub const VXLAN_LINUX: u16 = 8472;
 }
 
@@ -81,40 +81,40 @@ header! {
     Ethernet, EthernetView: 14 octets {
         destination: Octets<6> = 48, "The receiver.";
         source: Octets<6> = 48, "The sender.";
-        ethertype: u16 = 16, "What follows: see [`ethertype`].";
+        ethertype: u16 = 16, "The protocol that follows: see [`ethertype`].";
     }
 }
 
 header! {
-    /// A VLAN tag (IEEE 802.1Q), behind the addresses and the type that announces it.
+    /// A VLAN tag (IEEE 802.1Q), after the addresses and the type that announces it.
     Vlan, VlanView: 4 octets {
         priority: u8 = 3, "Priority.";
         drop_eligible: bool = 1, "May be dropped.";
         id: u16 = 12, "The VLAN.";
-        ethertype: u16 = 16, "What follows.";
+        ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
 
 header! {
     /// Linux's cooked capture, first version (LINKTYPE_LINUX_SLL).
     Sll, SllView: 16 octets {
-        packet_type: u16 = 16, "Whether the packet came, went, or passed.";
+        packet_type: u16 = 16, "Whether the device received, sent, or only saw the packet.";
         device_type: u16 = 16, "ARPHRD_ type of the device.";
-        address_length: u16 = 16, "Octets of the address that count.";
+        address_length: u16 = 16, "Length of the address, in bytes.";
         address: Octets<8> = 64, "The sender's link-layer address.";
-        protocol: u16 = 16, "What follows: an Ethernet type.";
+        protocol: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
 
 header! {
     /// Linux's cooked capture, second version (LINKTYPE_LINUX_SLL2).
     Sll2, Sll2View: 20 octets {
-        protocol: u16 = 16, "What follows: an Ethernet type.";
+        protocol: u16 = 16, "The protocol that follows, as an Ethernet type.";
         reserved: Reserved = 16, "Zero.";
         interface: u32 = 32, "The device.";
         device_type: u16 = 16, "ARPHRD_ type of the device.";
-        packet_type: u8 = 8, "Whether the packet came, went, or passed.";
-        address_length: u8 = 8, "Octets of the address that count.";
+        packet_type: u8 = 8, "Whether the device received, sent, or only saw the packet.";
+        address_length: u8 = 8, "Length of the address, in bytes.";
         address: Octets<8> = 64, "The sender's link-layer address.";
     }
 }
@@ -127,7 +127,7 @@ header! {
 }
 
 impl Loopback {
-    /// The Ethernet type of the packet that follows; `None` for an unknown address family.
+    /// The Ethernet type of the packet that follows; `None` if the address family is unknown.
     pub const fn ethertype(&self) -> Option<u16> {
         let family = u32::from_le_bytes(self.family.0);
         let family = if family < 0x1_0000 {
@@ -137,7 +137,7 @@ impl Loopback {
         };
         match family {
             2 => Some(ethertype::IPV4),
-            // Linux, NetBSD and OpenBSD, FreeBSD, macOS.
+            // The numbers of `AF_INET6` on Linux, NetBSD and OpenBSD, FreeBSD, and macOS.
             10 | 24 | 28 | 30 => Some(ethertype::IPV6),
             _ => None,
         }
@@ -150,8 +150,8 @@ header! {
         dsap: u8 = 8, "0xaa: SNAP follows.";
         ssap: u8 = 8, "0xaa: SNAP follows.";
         control: u8 = 8, "3: an unnumbered frame.";
-        oui: u32 = 24, "Whose types: 0 for those of Ethernet.";
-        ethertype: u16 = 16, "What follows.";
+        oui: u32 = 24, "The organisation that assigns the types: 0 for Ethernet's.";
+        ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
 
@@ -172,8 +172,8 @@ header! {
         kind: u8 = 4, "1.";
         code: u8 = 8, "0: data of a session.";
         session: u16 = 16, "The session.";
-        length: u16 = 16, "Octets of PPP, its protocol included.";
-        protocol: u16 = 16, "What follows: 0x21 for IPv4, 0x57 for IPv6.";
+        length: u16 = 16, "Length of the PPP packet in bytes, its protocol field included.";
+        protocol: u16 = 16, "The protocol that follows: 0x21 for IPv4, 0x57 for IPv6.";
     }
 }
 
@@ -186,7 +186,7 @@ header! {
         sequence: bool = 1, "A sequence number follows.";
         reserved: Reserved = 9, "Zero.";
         version: u8 = 3, "0.";
-        ethertype: u16 = 16, "What follows.";
+        ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
     }
 }
 
@@ -220,7 +220,7 @@ header! {
         hardware: u8 = 6, "The engine that mirrored it.";
         direction: bool = 1, "It left the port.";
         granularity: u8 = 2, "The unit of the timestamp.";
-        subheader: bool = 1, "Eight octets of a subheader follow.";
+        subheader: bool = 1, "A subheader of eight bytes follows.";
     }
 }
 
@@ -238,11 +238,11 @@ header! {
     /// Geneve without its options (RFC 8926).
     Geneve, GeneveView: 8 octets {
         version: u8 = 2, "0.";
-        option_words: u8 = 6, "Length of the options in words of four octets.";
+        option_words: u8 = 6, "Length of the options in words of four bytes.";
         control: bool = 1, "A control packet.";
         critical: bool = 1, "Some option must be understood.";
         reserved: Reserved = 6, "Zero.";
-        ethertype: u16 = 16, "What follows.";
+        ethertype: u16 = 16, "The protocol that follows, as an Ethernet type.";
         vni: u32 = 24, "The network.";
         reserved_too: Reserved = 8, "Zero.";
     }
@@ -252,17 +252,17 @@ header! {
     /// IPv4 without its options (RFC 791 section 3.1).
     Ipv4, Ipv4View: 20 octets {
         version: u8 = 4, "4.";
-        header_words: u8 = 4, "Length of the header in words of four octets, options included: 5 without any.";
+        header_words: u8 = 4, "Length of the header in words of four bytes, options included: 5 without any.";
         dscp: u8 = 6, "Differentiated services code point.";
         ecn: u8 = 2, "Explicit congestion notification.";
-        total_length: u16 = 16, "Octets of header and payload.";
-        identification: u16 = 16, "Tells the fragments of one packet from those of others.";
+        total_length: u16 = 16, "Length of header and payload, in bytes.";
+        identification: u16 = 16, "The same in all fragments of one packet.";
         reserved: Reserved = 1, "Zero.";
-        dont_fragment: bool = 1, "Not to be cut.";
+        dont_fragment: bool = 1, "Routers must not fragment the packet.";
         more_fragments: bool = 1, "Not the last fragment.";
-        fragment_offset: u16 = 13, "Where the fragment lies, in units of eight octets.";
+        fragment_offset: u16 = 13, "Offset of the fragment, in units of eight bytes.";
         time_to_live: u8 = 8, "Hops left.";
-        protocol: u8 = 8, "What follows: see [`protocol`].";
+        protocol: u8 = 8, "The protocol that follows: see [`protocol`].";
         checksum: u16 = 16, "Ones' complement sum over the header.";
         source: Octets<4> = 32, "The sender.";
         destination: Octets<4> = 32, "The receiver.";
@@ -275,8 +275,8 @@ header! {
         version: u8 = 4, "6.";
         traffic_class: u8 = 8, "Traffic class.";
         flow_label: u32 = 20, "Flow label.";
-        payload_length: u16 = 16, "Octets behind this header.";
-        next_header: u8 = 8, "What follows: see [`protocol`].";
+        payload_length: u16 = 16, "Bytes after this header.";
+        next_header: u8 = 8, "The protocol that follows: see [`protocol`].";
         hop_limit: u8 = 8, "Hops left.";
         source: Octets<16> = 128, "The sender.";
         destination: Octets<16> = 128, "The receiver.";
@@ -286,12 +286,12 @@ header! {
 header! {
     /// The front of an extension header of IPv6 (RFC 8200 section 4), read as a fragment header.
     Ipv6Extension, Ipv6ExtensionView: 8 octets {
-        next_header: u8 = 8, "What follows.";
-        length: u8 = 8, "Length in units of eight octets, without the first; reserved in a fragment header.";
-        fragment_offset: u16 = 13, "Where the fragment lies, in units of eight octets.";
+        next_header: u8 = 8, "The protocol that follows.";
+        length: u8 = 8, "Length in units of eight bytes, without the first eight; reserved in a fragment header.";
+        fragment_offset: u16 = 13, "Offset of the fragment, in units of eight bytes.";
         reserved: Reserved = 2, "Zero.";
         more_fragments: bool = 1, "Not the last fragment.";
-        identification: u32 = 32, "Tells the fragments of one packet from those of others.";
+        identification: u32 = 32, "The same in all fragments of one packet.";
     }
 }
 
@@ -300,7 +300,7 @@ header! {
     Udp, UdpView: 8 octets {
         source_port: u16 = 16, "The sender's port.";
         destination_port: u16 = 16, "The receiver's port.";
-        length: u16 = 16, "Octets of header and payload.";
+        length: u16 = 16, "Length of header and payload, in bytes.";
         checksum: u16 = 16, "Ones' complement sum, or 0 for none.";
     }
 }
@@ -310,19 +310,19 @@ header! {
     Tcp, TcpView: 20 octets {
         source_port: u16 = 16, "The sender's port.";
         destination_port: u16 = 16, "The receiver's port.";
-        sequence: u32 = 32, "Number of the first octet, or of the SYN.";
+        sequence: u32 = 32, "Number of the first byte, or of the SYN.";
         acknowledgment: u32 = 32, "The next number that the sender expects.";
-        header_words: u8 = 4, "Length of the header in words of four octets, options included: 5 without any.";
+        header_words: u8 = 4, "Length of the header in words of four bytes, options included: 5 without any.";
         reserved: Reserved = 4, "Zero.";
         cwr: bool = 1, "Congestion window reduced.";
         ece: bool = 1, "Congestion was met.";
         urg: bool = 1, "The urgent pointer counts.";
         ack: bool = 1, "The acknowledgment counts.";
-        psh: bool = 1, "To be handed on at once.";
-        rst: bool = 1, "The connection is gone.";
+        psh: bool = 1, "The receiver passes the data to the program at once.";
+        rst: bool = 1, "The sender aborts the connection.";
         syn: bool = 1, "The connection begins.";
-        fin: bool = 1, "The sender has no more.";
-        window: u16 = 16, "Octets that the sender takes.";
+        fin: bool = 1, "The sender has no more data.";
+        window: u16 = 16, "Bytes that the sender is ready to receive.";
         checksum: u16 = 16, "Ones' complement sum.";
         urgent: u16 = 16, "Where urgent data ends.";
     }
@@ -341,7 +341,7 @@ mod tests {
     );
 
     #[test]
-    fn headers_are_taken_apart_and_built_again() {
+    fn decoded_headers_encode_to_the_same_bytes() {
         let (ip, rest) = Ipv4::split(&CNP).unwrap();
         assert_eq!((ip.version, ip.header_words), (4, 5));
         assert_eq!((ip.dscp, ip.ecn), (0x30, 2));

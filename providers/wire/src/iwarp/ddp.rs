@@ -1,4 +1,4 @@
-//! DDP's segments (RFC 5041 section 4), with the octet of RDMAP's control that is in each (RFC 5040 section 4.1).
+//! DDP's segments (RFC 5041 section 4), each with the byte of RDMAP's control field (RFC 5040 section 4.1).
 //!
 //! ```text
 //! T L res DV | RV res opcode | STag, 4 octets | tagged offset, 8                          tagged
@@ -27,7 +27,7 @@ pub mod queue {
 }
 
 header! {
-    /// The header of a segment that says where its octets go (RFC 5041 section 4.2).
+    /// The header of a tagged segment, which names the place of its payload in the peer's memory (RFC 5041 section 4.2).
     Tagged, TaggedView: 14 octets {
         tagged: bool = 1, "T: set.";
         last: bool = 1, "L: the last segment of its message.";
@@ -37,12 +37,12 @@ header! {
         rdmap_reserved: Reserved = 2, "Zero.";
         opcode: Opcode = 4, "The message.";
         stag: u32 = 32, "The buffer.";
-        to: u64 = 64, "Tagged offset of the first octet.";
+        to: u64 = 64, "Tagged offset of the first byte.";
     }
 }
 
 header! {
-    /// The header of a segment for one of the peer's queues (RFC 5041 section 4.3).
+    /// The header of an untagged segment, which goes to one of the peer's queues (RFC 5041 section 4.3).
     Untagged, UntaggedView: 18 octets {
         tagged: bool = 1, "T: not set.";
         last: bool = 1, "L: the last segment of its message.";
@@ -54,12 +54,12 @@ header! {
         invalidate_stag: u32 = 32, "The key to invalidate, of messages that do; otherwise zero.";
         qn: u32 = 32, "Queue number: see [`queue`].";
         msn: u32 = 32, "Message sequence number: 1 for the first of each queue, modulo 2^32.";
-        mo: u32 = 32, "Message offset of the first octet.";
+        mo: u32 = 32, "Message offset of the first byte.";
     }
 }
 
 impl Tagged {
-    /// Of these versions.
+    /// A header with [`DDP_VERSION`] and [`RDMAP_VERSION`].
     pub fn new(opcode: Opcode, stag: u32, to: u64, last: bool) -> Self {
         Self {
             tagged: true,
@@ -75,7 +75,7 @@ impl Tagged {
 }
 
 impl Untagged {
-    /// Of these versions.
+    /// A header with [`DDP_VERSION`] and [`RDMAP_VERSION`], without a key to invalidate.
     pub fn new(opcode: Opcode, qn: u32, msn: u32, mo: u32, last: bool) -> Self {
         Self {
             last,
@@ -89,20 +89,20 @@ impl Untagged {
         }
     }
 
-    /// With a key to invalidate.
+    /// Sets the key to invalidate.
     #[must_use]
     pub const fn invalidating(mut self, stag: u32) -> Self {
         self.invalidate_stag = stag;
         self
     }
 
-    /// The key to invalidate, of messages that do.
+    /// The key to invalidate; `None` if the opcode invalidates none.
     pub fn invalidates(&self) -> Option<u32> {
         let facts = self.opcode.facts()?;
         facts.invalidates.then_some(self.invalidate_stag)
     }
 
-    /// Whether the message wants a solicited event.
+    /// Whether the message asks for a solicited event.
     pub fn solicits(&self) -> bool {
         self.opcode.facts().is_some_and(|facts| facts.solicits)
     }
@@ -116,14 +116,14 @@ impl Untagged {
     serde(rename_all = "snake_case")
 )]
 pub enum SegmentHeader {
-    /// Tagged.
+    /// The segment goes to memory of the peer that its header names.
     Tagged(Tagged),
-    /// Untagged.
+    /// The segment goes to one of the peer's queues.
     Untagged(Untagged),
 }
 
 impl SegmentHeader {
-    /// Takes the header off the front of a segment; `None` where it is too short.
+    /// Decodes the header at the front of a segment and returns the rest; `None` if the segment is too short.
     #[inline]
     pub fn split(octets: &[u8]) -> Option<(Self, &[u8])> {
         if octets.first()? & 0x80 != 0 {
@@ -135,7 +135,7 @@ impl SegmentHeader {
         }
     }
 
-    /// The message.
+    /// The opcode of the message that the segment belongs to.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::Tagged(header) => header.opcode,
@@ -143,7 +143,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Octets on the wire.
+    /// Length of the header on the wire, in bytes.
     pub const fn encoded_len(&self) -> usize {
         match self {
             Self::Tagged(_) => Tagged::LEN,
@@ -151,7 +151,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Puts the header at the front of `out` and answers the rest; `None` where there is no room.
+    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
     #[inline]
     pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         match self {

@@ -4,49 +4,49 @@
 //! ULPDU_Length, 2 octets | ULPDU | pad to a multiple of four | CRC, 4 octets
 //! ```
 //!
-//! Where the receiver asked for them, a marker of four octets stands in the stream after each 508 others, the first one
-//! before everything: it says how far back the frame began that it stands in. A marker between two frames belongs to
-//! the second, one between pad and CRC to its frame; the checksum covers those of its frame and is not divided by one.
+//! Where the receiver asked for markers, one of four bytes stands in the stream after each 508 other bytes, the first one before
+//! all of them: it says how far back its frame began. A marker between two frames belongs to the second, one between pad and CRC
+//! belongs to the frame that ends there. The checksum covers the markers of its frame and is not divided by one.
 //!
-//! A [`Direction`] makes frames or finds them in what has arrived, and [`Layout`] says where everything in a frame lies.
+//! A [`Direction`] makes frames, or finds them in the received bytes, and [`Layout`] gives the position of each part of a frame.
 
 use super::Reject;
 
-/// Octets of a marker.
+/// Length of a marker, in bytes.
 pub const MARKER_LEN: usize = 4;
 
-/// Octets of the stream from one marker to the next, one of them included.
+/// Bytes of the stream from one marker to the next, one marker included.
 pub const MARKER_INTERVAL: usize = 512;
 
-/// Octets of the checksum, which is there even where it is not used.
+/// Length of the checksum in bytes. The field is there even where no checksum is used.
 pub const CRC_LEN: usize = 4;
 
-/// Octets of the longest frame, with as many markers as may stand in it.
+/// Length of the longest frame in bytes, with as many markers as it can contain.
 pub const MAX_FRAME_LEN: usize = Layout::new(u16::MAX, 0, true).frame_len();
 
 const LENGTH_LEN: usize = 2;
 const BETWEEN_MARKERS: usize = MARKER_INTERVAL - MARKER_LEN;
 
-/// What one direction of a stream has agreed on: see [`Settings`](super::Settings).
+/// The framing that both sides agreed on for one direction of a stream: see [`Settings`](super::Settings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Framing {
-    /// Markers stand in the stream.
+    /// The sender puts markers into the stream.
     pub markers: bool,
-    /// The checksum counts.
+    /// The sender computes the checksum and the receiver checks it.
     pub crc: bool,
 }
 
-/// Where everything in a frame lies, in octets from the frame's first, a marker before its length included.
+/// The position of each part of a frame, in bytes from the frame's first byte, which may be that of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     ulpdu_len: u16,
-    /// Octets other than markers before the first marker; `None` where there are none.
+    /// Bytes other than markers before the first marker; `None` if the stream has no markers.
     first_marker: Option<usize>,
 }
 
 impl Layout {
-    /// Of a frame with this many octets of ULPDU that begins at this position of the stream: octets since full operation
-    /// began, markers included.
+    /// The layout of a frame with a ULPDU of this many bytes. `position` is where the frame begins: bytes of the stream since
+    /// full operation began, markers included.
     pub const fn new(ulpdu_len: u16, position: u64, markers: bool) -> Self {
         let first_marker = if markers {
             let since = (position % MARKER_INTERVAL as u64) as usize;
@@ -60,29 +60,29 @@ impl Layout {
         }
     }
 
-    /// Of the frame that these octets begin, as soon as its length is there.
+    /// The layout of the frame at the front of the input; `None` until its length has arrived.
     pub fn of(octets: &[u8], position: u64, markers: bool) -> Option<Self> {
         let none = Self::new(0, position, markers);
         let length = octets.get(none.begin()..)?.first_chunk()?;
         Some(Self::new(u16::from_be_bytes(*length), position, markers))
     }
 
-    /// Octets of ULPDU.
+    /// Length of the ULPDU, in bytes.
     pub const fn ulpdu_len(self) -> usize {
         self.ulpdu_len as usize
     }
 
-    /// Octets of pad.
+    /// Length of the pad, in bytes.
     pub const fn pad_len(self) -> usize {
         (LENGTH_LEN + self.ulpdu_len()).wrapping_neg() & 3
     }
 
-    /// Octets of the frame on the stream, all its markers included.
+    /// Length of the frame on the stream in bytes, all its markers included.
     pub const fn frame_len(self) -> usize {
         self.content_len() + MARKER_LEN * self.markers()
     }
 
-    /// How many markers stand in the frame.
+    /// Number of markers in the frame.
     pub const fn markers(self) -> usize {
         match self.first_marker {
             Some(first) if first < self.content_len() => {
@@ -92,7 +92,7 @@ impl Layout {
         }
     }
 
-    /// Where each marker lies, and the FPDUPTR that it should have.
+    /// The position of each marker, and the FPDUPTR that it should have.
     pub fn each_marker(self) -> impl Iterator<Item = (usize, u16)> {
         let first = self.first_marker.unwrap_or(0);
         (0..self.markers()).map(move |number| {
@@ -101,12 +101,12 @@ impl Layout {
         })
     }
 
-    /// Where the checksum lies: it covers everything before.
+    /// The position of the checksum, which covers everything before it.
     pub const fn crc_at(self) -> usize {
         self.frame_len() - CRC_LEN
     }
 
-    /// Where ULPDU_Length lies.
+    /// The position of ULPDU_Length.
     const fn begin(self) -> usize {
         match self.first_marker {
             Some(0) => MARKER_LEN,
@@ -114,7 +114,7 @@ impl Layout {
         }
     }
 
-    /// Octets other than markers.
+    /// Length of the frame in bytes, markers not counted.
     const fn content_len(self) -> usize {
         LENGTH_LEN + self.ulpdu_len() + self.pad_len() + CRC_LEN
     }
@@ -126,8 +126,8 @@ impl Layout {
         parts.is_some_and(|(covered, crc)| checksum(covered) == *crc)
     }
 
-    /// Whether the markers of a frame of this layout point at its beginning. The reserved half, and the two lowest bits,
-    /// are not looked at (RFC 5044 section 4.3).
+    /// Whether the markers of a frame of this layout point at its beginning. The reserved half and the two lowest bits are
+    /// ignored (RFC 5044 section 4.3).
     pub fn markers_fit(self, frame: &[u8]) -> bool {
         self.each_marker().all(|(at, pointer)| {
             let found = frame.get(at + 2..).and_then(|octets| octets.first_chunk());
@@ -135,7 +135,7 @@ impl Layout {
         })
     }
 
-    /// Moves what a frame has in one stretch apart, and puts its markers between.
+    /// Makes gaps in a frame that was written without markers, and writes the markers into the gaps.
     fn spread(self, frame: &mut [u8]) {
         for number in (0..self.markers()).rev() {
             let at = self.first_marker.unwrap_or(0) + MARKER_INTERVAL * number;
@@ -149,8 +149,7 @@ impl Layout {
         }
     }
 
-    /// Moves what lies between the markers of a frame together, and answers its ULPDU and its pad; `None` where the frame
-    /// is not whole.
+    /// Removes the markers from the frame in place and returns its ULPDU and its pad; `None` if the frame is incomplete.
     pub fn strip(self, frame: &mut [u8]) -> Option<(&[u8], &[u8])> {
         let frame = frame.get_mut(..self.frame_len())?;
         let mut to = self.each_marker().next().map_or(0, |(at, _)| at);
@@ -166,14 +165,14 @@ impl Layout {
     }
 }
 
-/// The checksum over what a frame has before it, as it goes out: least significant octet first.
+/// The checksum over the part of a frame before it, in its order on the wire: least significant byte first.
 pub fn checksum(covered: &[u8]) -> [u8; CRC_LEN] {
     crc32c::crc32c(covered).to_le_bytes()
 }
 
-/// Most octets of ULPDU that a frame may have to fit into a TCP segment (RFC 5044 section 4.5).
+/// The longest ULPDU, in bytes, with which a frame fits into a TCP segment (RFC 5044 section 4.5).
 ///
-/// `emss` is what a segment carries; at least 128 octets are promised to DDP whatever it is.
+/// `emss` is the payload of a TCP segment; DDP is promised at least 128 bytes, however small it is.
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let overhead = LENGTH_LEN + CRC_LEN + emss % 4;
     let overhead = if markers {
@@ -185,26 +184,26 @@ pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     if mulpdu < 128 { 128 } else { mulpdu }
 }
 
-/// One direction of a stream, at either end: how far it has come.
+/// One direction of a stream, at the sender or at the receiver, and the position that it has reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Direction {
-    /// What it has agreed on.
+    /// The framing that both sides agreed on.
     pub framing: Framing,
-    /// Octets of the frames so far, since full operation began.
+    /// Length in bytes of all frames since full operation began.
     pub position: u64,
 }
 
-/// A frame that has arrived.
+/// A received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpdu<'a> {
     /// The DDP segment in it.
     pub ulpdu: &'a [u8],
-    /// Octets of the stream that the frame takes.
+    /// Length of the frame on the stream, in bytes.
     pub frame_len: usize,
 }
 
 impl Direction {
-    /// A direction where full operation begins.
+    /// A direction at the beginning of full operation.
     pub const fn new(framing: Framing) -> Self {
         Self {
             framing,
@@ -212,7 +211,7 @@ impl Direction {
         }
     }
 
-    /// Makes a frame of a ULPDU of so many octets, which `fill` writes to the front of what it is given.
+    /// Makes a frame of the given layout. `fill` writes the ULPDU to the front of the slice that it gets.
     pub fn frame_with(&mut self, layout: Layout, frame: &mut [u8], fill: impl FnOnce(&mut [u8])) {
         let (length, rest) = frame.split_at_mut(LENGTH_LEN);
         length.copy_from_slice(&layout.ulpdu_len.to_be_bytes());
@@ -226,13 +225,13 @@ impl Direction {
         self.position += layout.frame_len() as u64;
     }
 
-    /// Where everything in the next frame will lie, if it has so many octets of ULPDU.
+    /// The layout of the next frame, if its ULPDU has this many bytes.
     pub const fn layout(&self, ulpdu_len: u16) -> Layout {
         Layout::new(ulpdu_len, self.position, self.framing.markers)
     }
 
-    /// Writes a whole frame to the front of `out`, and answers its length; `None` where there is no room, or too much to
-    /// be framed.
+    /// Writes a whole frame to the front of `out` and returns its length; `None` if `out` is too short, or the ULPDU too long for
+    /// a frame.
     pub fn frame(&mut self, ulpdu: &[&[u8]], out: &mut [u8]) -> Option<usize> {
         let len: usize = ulpdu.iter().map(|piece| piece.len()).sum();
         let layout = self.layout(len.try_into().ok()?);
@@ -247,11 +246,10 @@ impl Direction {
         Some(layout.frame_len())
     }
 
-    /// Takes the frame at the front of what has arrived; `None` while it is not all there. Markers are taken out of it in
-    /// place.
+    /// Returns the frame at the front of the received bytes; `None` while it is incomplete. Its markers are removed in place.
     ///
     /// # Errors
-    /// The reason to end the stream: there is no way to find the next frame.
+    /// The reason to end the stream: the next frame cannot be found.
     pub fn next<'a>(&mut self, octets: &'a mut [u8]) -> Result<Option<Fpdu<'a>>, Reject> {
         let Some(layout) = Layout::of(octets, self.position, self.framing.markers) else {
             return Ok(None);

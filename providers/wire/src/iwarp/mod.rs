@@ -1,4 +1,4 @@
-//! iWARP: what a TCP stream carries between two RDMA adapters.
+//! iWARP: the protocols that two RDMA adapters speak over a TCP stream.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -22,7 +22,7 @@ pub use rdmap::{
 pub use start::{Enhanced, Kind, Settings, Start, StartHeader};
 pub use terminate::{Terminate, TerminateCode, TerminateControl};
 
-/// Why what arrived is not to be carried out. The stream ends: [`code`](Self::code) is what its Terminate says.
+/// Why a segment is not carried out. The stream ends: [`code`](Self::code) goes into the Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
     /// The frame's checksum is wrong.
@@ -49,13 +49,13 @@ pub enum Reject {
     /// An unknown opcode, or one that does not belong on this queue or in a tagged segment.
     #[error("an unexpected opcode")]
     Opcode,
-    /// A message whose length its opcode prescribes has another one.
+    /// The message does not have the length that its opcode prescribes.
     #[error("another length than the opcode has")]
     Length,
 }
 
 impl Reject {
-    /// What the peer is told (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
+    /// The code that the Terminate reports to the peer (RFC 5044 section 8, RFC 5041 section 7, RFC 5040 section 4.8).
     pub const fn code(self) -> TerminateCode {
         match self {
             Self::Crc => TerminateCode::MPA_CRC,
@@ -65,7 +65,7 @@ impl Reject {
             Self::QueueNumber => TerminateCode::DDP_QUEUE,
             Self::RdmapVersion => TerminateCode::RDMAP_VERSION,
             Self::Opcode => TerminateCode::RDMAP_OPCODE,
-            // No RFC has a code for these: the nearest that blames the stream.
+            // No RFC has a code for these two: this is the nearest code that blames the stream.
             Self::Short | Self::Length => TerminateCode::RDMAP_STREAM,
         }
     }

@@ -8,20 +8,20 @@ use super::terminate::TerminateControl;
 use crate::layout::{Header, Reserved, header, newtype_field};
 
 newtype_field! {
-    /// An opcode as the wire has it, of 4 bits, known or not.
+    /// An opcode as it is on the wire, 4 bits, known or unknown.
     Opcode(u8) = 4
 }
 
-/// What is known of an opcode.
+/// The properties of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The message's name.
     pub name: &'static str,
-    /// The queues that the message may be for; none of a tagged message.
+    /// The queues that the message may go to; empty for a tagged message.
     pub queues: &'static [u32],
-    /// Whether it names a key to invalidate.
+    /// Whether the message names a key to invalidate.
     pub invalidates: bool,
-    /// Whether it wants a solicited event.
+    /// Whether the message asks for a solicited event.
     pub solicits: bool,
 }
 
@@ -40,7 +40,7 @@ impl Opcode {
     pub const ATOMIC_REQUEST: Self = Self(0xa);
     /// Atomic Response (RFC 7306).
     pub const ATOMIC_RESPONSE: Self = Self(0xb);
-    /// What all extensions without a standard encoding share: the last of those that nobody has assigned.
+    /// The opcode that all extensions without a standard encoding share: the last of those that no RFC has assigned.
     pub const EXTENSION: Self = Self(0xf);
 
     /// A Send in one of its four forms.
@@ -62,7 +62,7 @@ impl Opcode {
         }
     }
 
-    /// What is known of the opcode; `None` where it is not assigned.
+    /// The properties of the opcode; `None` if it is not assigned.
     #[inline]
     pub fn facts(self) -> Option<&'static Facts> {
         FACTS.get(usize::from(self.0))?.as_ref()
@@ -132,12 +132,12 @@ static FACTS: [Option<Facts>; 16] = {
 };
 
 header! {
-    /// What an RDMA Read Request asks for (RFC 5040 section 4.4).
+    /// The header of an RDMA Read Request (RFC 5040 section 4.4).
     ReadRequest, ReadRequestView: 28 octets {
-        sink_stag: u32 = 32, "Where the response goes, at the requester.";
+        sink_stag: u32 = 32, "The buffer at the requester that receives the response.";
         sink_to: u64 = 64, "Its tagged offset.";
-        length: u32 = 32, "Octets.";
-        source_stag: u32 = 32, "Where the octets come from, at the responder.";
+        length: u32 = 32, "Bytes to read.";
+        source_stag: u32 = 32, "The buffer at the responder that is read.";
         source_to: u64 = 64, "Its tagged offset.";
     }
 }
@@ -151,32 +151,32 @@ pub mod atomic {
 }
 
 header! {
-    /// What an Atomic Request asks for (RFC 7306 section 5.2).
+    /// The header of an Atomic Request (RFC 7306 section 5.2).
     AtomicRequest, AtomicRequestView: 52 octets {
         reserved: Reserved = 28, "Zero.";
         operation: u8 = 4, "See [`atomic`].";
-        request_id: u32 = 32, "Comes back in the response.";
+        request_id: u32 = 32, "The number that the response repeats.";
         stag: u32 = 32, "The buffer, at the responder.";
-        to: u64 = 64, "Tagged offset of the eight octets.";
+        to: u64 = 64, "Tagged offset of the eight bytes.";
         add_or_swap: u64 = 64, "What is added or swapped in.";
         add_or_swap_mask: u64 = 64, "Which bits of it count; of an addition, the highest bit of each field.";
-        compare: u64 = 64, "What is compared with.";
+        compare: u64 = 64, "The value to compare with.";
         compare_mask: u64 = 64, "Which bits of it count.";
     }
 }
 
 header! {
-    /// What an Atomic Response answers (RFC 7306 section 5.2). It has 12 octets, as the figure there shows; the text speaks
-    /// of 32, by mistake.
+    /// The header of an Atomic Response (RFC 7306 section 5.2). It has 12 bytes, as the figure there shows; the text says 32 by
+    /// mistake.
     AtomicResponse, AtomicResponseView: 12 octets {
         request_id: u32 = 32, "From the request.";
-        original: u64 = 64, "What was there before.";
+        original: u64 = 64, "The value before the operation.";
     }
 }
 
 header! {
-    /// What all extensions without a standard encoding share: which extension, which of its operations. What follows is the
-    /// extension's.
+    /// The header that all extensions without a standard encoding share: it names the extension and one of its operations. The
+    /// extension defines the bytes after it.
     ExtensionHeader, ExtensionHeaderView: 8 octets {
         extension: u32 = 32, "The extension: a number made of its name.";
         is_response: bool = 1, "Whether this answers a request; then it is on the queue of atomic responses.";
@@ -185,35 +185,35 @@ header! {
     }
 }
 
-/// A DDP segment with what RDMAP reads of it.
+/// A DDP segment, decoded up to its RDMAP header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Segment<'a> {
     /// DDP's header.
     pub header: SegmentHeader,
-    /// What the opcode means.
+    /// The properties of the opcode.
     pub facts: &'static Facts,
     /// RDMAP's header.
     pub body: Body,
-    /// What follows both: the program's octets, an extension's, or a [`Terminate`](super::Terminate).
+    /// The bytes after both headers: payload of the program, content of an extension, or a [`Terminate`](super::Terminate).
     pub payload: &'a [u8],
 }
 
-/// RDMAP's header of a message, which stands behind the segment's.
+/// The RDMAP header of a message, which follows the header of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// None: the program's octets follow.
+    /// No header: payload of the program follows.
     Data,
-    /// Of an Atomic Request.
+    /// The header of an Atomic Request.
     AtomicRequest(AtomicRequest),
-    /// Of an Atomic Response.
+    /// The header of an Atomic Response.
     AtomicResponse(AtomicResponse),
-    /// None: eight octets of the program's follow.
+    /// No header: eight bytes of immediate data follow.
     Immediate,
-    /// Of an RDMA Read Request.
+    /// The header of an RDMA Read Request.
     ReadRequest(ReadRequest),
-    /// None: a [`Terminate`](super::Terminate) follows.
+    /// No header: a [`Terminate`](super::Terminate) follows.
     Terminate,
-    /// Of an extension, whose octets follow.
+    /// The header of an extension, whose content follows.
     Extension(ExtensionHeader),
 }
 
@@ -230,7 +230,7 @@ impl Body {
         }
     }
 
-    /// Octets on the wire.
+    /// Length of the header on the wire, in bytes.
     #[inline]
     pub const fn encoded_len(&self) -> usize {
         match self {
@@ -242,7 +242,7 @@ impl Body {
         }
     }
 
-    /// Puts it at the front of `out` and answers the rest; `None` where there is no room.
+    /// Writes the header to the front of `out` and returns the rest; `None` if `out` is too short.
     #[inline]
     pub fn put<'o>(&self, out: &'o mut [u8]) -> Option<&'o mut [u8]> {
         match self {
@@ -255,12 +255,11 @@ impl Body {
     }
 }
 
-/// Takes a segment apart: the ULPDU of a frame.
+/// Decodes a segment: the ULPDU of a frame.
 ///
-/// What is looked at here, in this order: DDP's version (RFC 5041 section 7), whether there is such a queue, RDMAP's
-/// version, whether the opcode exists and belongs there (RFC 5040 section 7.2), and the length of a message whose opcode
-/// prescribes one. Such a message is never divided: whoever takes it sees to it that its offset is 0 and that it is
-/// the last segment.
+/// It checks in this order: DDP's version (RFC 5041 section 7), whether the queue exists, RDMAP's version, whether the opcode
+/// exists and belongs on the queue (RFC 5040 section 7.2), and the length of a message whose opcode prescribes one. Such a
+/// message is never divided: the caller checks that its offset is 0 and that it is the last segment.
 ///
 /// # Errors
 /// The reason to end the stream.
@@ -269,7 +268,7 @@ pub fn decode(ulpdu: &[u8]) -> Result<Segment<'_>, Reject> {
     decode_front(ulpdu, 0)
 }
 
-/// The same for the front of a segment, the last `behind` octets of whose payload are elsewhere.
+/// Does what [`decode`] does with the front of a segment; the last `behind` bytes of its payload are elsewhere.
 ///
 /// # Errors
 /// The reason to end the stream.
@@ -312,7 +311,7 @@ pub fn decode_front(ulpdu: &[u8], behind: usize) -> Result<Segment<'_>, Reject> 
     })
 }
 
-// The header of the message, and what follows; `None` where the length is not that of the message.
+// The RDMAP header and the bytes after it; `None` if the length is not the one that the opcode prescribes.
 #[inline]
 fn body(opcode: Opcode, content: &[u8], behind: usize) -> Option<(Body, &[u8])> {
     let length = content.len() + behind;

@@ -4,48 +4,48 @@
 //! key, 16 octets | M C R S res | revision | PD_Length | private data …
 //! ```
 //!
-//! With S of revision 2, the private data begins with the four octets of [`Enhanced`], which PD_Length counts.
+//! With S and revision 2, the private data begins with the four bytes of [`Enhanced`], which PD_Length counts.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 
-/// Most octets of private data, those of [`Enhanced`] included (RFC 5044 section 7.1).
+/// The most private data in bytes, [`Enhanced`] included (RFC 5044 section 7.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
 
-/// Octets of the longest request or reply.
+/// Length of the longest request or reply, in bytes.
 pub const MAX_START_LEN: usize = StartHeader::LEN + MAX_PRIVATE_DATA;
 
-/// An inbound or outbound read depth that says: leave it to the program (RFC 6581 section 9.1).
+/// An inbound or outbound read depth that leaves the choice to the program (RFC 6581 section 9.1).
 pub const LEFT_TO_PROGRAM: u16 = 0x3fff;
 
 header! {
-    /// What requests and replies begin with.
+    /// The header of requests and replies.
     StartHeader, StartHeaderView: 20 octets {
-        key: Octets<16> = 128, "Which of the two: see [`Kind`].";
+        key: Octets<16> = 128, "Request or reply: see [`Kind`].";
         markers: bool = 1, "M: the sender wants markers in what it receives.";
         crc: bool = 1, "C: the sender wants checksums, in both directions.";
         reject: bool = 1, "R: of a reply, there will be no connection. Without meaning in a request.";
         enhanced: bool = 1, "S: the private data begins with an [`Enhanced`] header.";
-        reserved: Reserved = 4, "Zero; not looked at.";
+        reserved: Reserved = 4, "Zero; receivers ignore it.";
         revision: u8 = 8, "Revision: 1 or 2.";
-        private_data_len: u16 = 16, "PD_Length: octets of private data.";
+        private_data_len: u16 = 16, "PD_Length: bytes of private data.";
     }
 }
 
 header! {
-    /// What a program of revision 2 says beyond private data (RFC 6581 section 6).
+    /// The header that revision 2 adds in front of the private data (RFC 6581 section 6).
     ///
-    /// The depths are the sender's own.
+    /// Both depths are those of the sender.
     Enhanced, EnhancedView: 4 octets {
         peer_to_peer: bool = 1, "A: the responder may send first, once a ready-to-receive indication has come.";
-        rtr_send: bool = 1, "B: the indication may be a SEND of no octets.";
+        rtr_send: bool = 1, "B: the indication may be a SEND without payload.";
         ird: u16 = 14, "IRD: reads that the sender serves at one time.";
-        rtr_write: bool = 1, "C: the indication may be an RDMA Write of no octets.";
-        rtr_read: bool = 1, "D: the indication may be an RDMA Read of no octets.";
+        rtr_write: bool = 1, "C: the indication may be an RDMA Write without payload.";
+        rtr_read: bool = 1, "D: the indication may be an RDMA Read of length zero.";
         ord: u16 = 14, "ORD: reads that the sender has outstanding at one time.";
     }
 }
 
-/// Which of the two frames.
+/// Request or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// From the initiator.
@@ -64,35 +64,35 @@ impl Kind {
     }
 }
 
-/// Why octets are no request or reply. The connection is closed without an answer (RFC 5044 section 7.1).
+/// Why the input is neither a request nor a reply. The connection is closed without an answer (RFC 5044 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
-    /// They begin with neither key.
+    /// The input begins with neither key.
     #[error("no key of MPA")]
     Key,
-    /// More private data than there may be.
+    /// The private data is longer than [`MAX_PRIVATE_DATA`].
     #[error("too much private data")]
     PrivateDataLength,
-    /// An enhanced header is announced, and there is no room for it.
+    /// The flags announce an enhanced header, but the private data is too short for it.
     #[error("no room for the enhanced header")]
     Enhanced,
 }
 
-/// A request or reply, looked at in place.
+/// A request or reply, read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start<'a> {
-    /// Which.
+    /// Request or reply.
     pub kind: Kind,
-    /// What it begins with.
+    /// The header of the frame.
     pub header: StartHeader,
-    /// With revision 2, where S is set.
+    /// The enhanced header; present with revision 2 where S is set.
     pub enhanced: Option<Enhanced>,
-    /// The program's.
+    /// The private data of the program.
     pub private_data: &'a [u8],
 }
 
-/// Takes a request or reply off the front of what has arrived; answers its length too, and `None` while it is not all
-/// there. What cannot become one is refused as soon as that shows.
+/// Decodes the request or reply at the front of the received bytes and returns its length too; `None` while it is incomplete.
+/// Bytes that cannot become one are refused as soon as that is certain.
 ///
 /// # Errors
 /// The reason to close the connection.
@@ -133,7 +133,7 @@ pub fn decode(octets: &[u8]) -> Result<Option<(Start<'_>, usize)>, Reject> {
 }
 
 impl<'a> Start<'a> {
-    /// A frame of revision 1, or with an enhanced header of revision 2, without any flag; `None` where the private data
+    /// A frame of revision 1, or of revision 2 where there is an enhanced header, with no flag but S; `None` if the private data
     /// is too long.
     pub fn new(kind: Kind, enhanced: Option<Enhanced>, private_data: &'a [u8]) -> Option<Self> {
         let len = private_data.len() + enhanced.map_or(0, |_| Enhanced::LEN);
@@ -151,7 +151,7 @@ impl<'a> Start<'a> {
         })
     }
 
-    /// Writes the frame to the front of `out` and answers its length; `None` where there is no room.
+    /// Writes the frame to the front of `out` and returns its length; `None` if `out` is too short.
     pub fn encode(&self, out: &mut [u8]) -> Option<usize> {
         let room = out.len();
         let mut rest = self.header.put(out)?;
@@ -164,19 +164,20 @@ impl<'a> Start<'a> {
     }
 }
 
-/// What a request and its reply come to (RFC 5044 section 7.1).
+/// The settings that a request and its reply lead to (RFC 5044 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Both sides put checksums into their frames and check them.
     pub crc: bool,
-    /// The initiator puts markers into what it sends.
+    /// The initiator puts markers into its frames.
     pub initiator_markers: bool,
-    /// The responder puts markers into what it sends.
+    /// The responder puts markers into its frames.
     pub responder_markers: bool,
 }
 
 impl Settings {
-    /// Each side asks for markers in what it *receives*; one of them is enough for checksums.
+    /// Combines both wishes: each side asks for markers in the direction that it *receives*; a wish of either side turns
+    /// checksums on.
     pub const fn of(request: &StartHeader, reply: &StartHeader) -> Self {
         Self {
             crc: request.crc || reply.crc,
@@ -198,7 +199,7 @@ mod tests {
 
     // concerns 7.30 7.37
     #[test]
-    fn a_request_says_what_its_sender_wants() {
+    fn a_request_carries_the_wishes_of_its_sender() {
         let (start, len) = decode(&REQUEST).unwrap().unwrap();
         assert_eq!((start.kind, len), (Kind::Request, 26));
         let header = start.header;
@@ -244,7 +245,7 @@ mod tests {
 
     // concerns 7.42
     #[test]
-    fn it_may_come_octet_by_octet_or_with_more_behind_it() {
+    fn a_request_may_arrive_in_pieces_or_with_frames_after_it() {
         for length in 0..REQUEST.len() {
             assert_eq!(decode(&REQUEST[..length]), Ok(None));
         }
@@ -255,7 +256,7 @@ mod tests {
 
     // concerns 7.34
     #[test]
-    fn what_is_no_start_is_refused_at_once() {
+    fn bytes_that_cannot_become_a_request_are_refused_at_once() {
         assert_eq!(decode(b"GET / HTTP/1.1"), Err(Reject::Key));
         assert_eq!(decode(b"MPA ID Rex"), Err(Reject::Key));
         let with = |at: usize, octet: u8| {
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enhanced_header_is_of_revision_2() {
+    fn only_revision_2_has_an_enhanced_header() {
         let mut octets = REQUEST;
         octets[17] = 1;
         let (start, _) = decode(&octets).unwrap().unwrap();
@@ -278,7 +279,7 @@ mod tests {
 
     // concerns 7.48
     #[test]
-    fn private_data_has_512_octets_less_what_is_enhanced() {
+    fn the_enhanced_header_counts_towards_512_private_bytes() {
         let data = [1; 513];
         let fits = |enhanced, len| Start::new(Kind::Request, enhanced, &data[..len]).is_some();
         assert!(fits(None, 512) && !fits(None, 513));
@@ -293,7 +294,7 @@ mod tests {
 
     // concerns 7.31 7.32
     #[test]
-    fn markers_are_for_what_one_receives_and_checksums_for_both() {
+    fn markers_hold_for_one_direction_and_checksums_for_both() {
         let header = |markers, crc| StartHeader {
             markers,
             crc,
@@ -309,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_octets_are_a_start_or_not(
+        fn any_input_decodes_or_is_refused(
             kind in prop_oneof![Just(Kind::Request), Just(Kind::Reply)],
             octets in proptest::collection::vec(any::<u8>(), 0..600),
         ) {

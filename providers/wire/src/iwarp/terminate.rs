@@ -7,17 +7,17 @@
 //! RDMAP header of the segment               where R
 //! ```
 //!
-//! Peers differ in how they lay out its bits, and nothing follows it: parts that the flags announce and that are missing are
-//! left out, not refused.
+//! Peers differ in how they lay out its bits, and nothing follows a Terminate in the stream: a part that the flags announce and
+//! that is missing is left out, and the Terminate is not refused.
 
 use super::ddp::{SegmentHeader, Tagged, Untagged};
 use super::rdmap::{AtomicRequest, Opcode, ReadRequest};
 use crate::layout::{Header, Reserved, header};
 
 header! {
-    /// What every Terminate begins with.
+    /// The control field at the front of every Terminate.
     TerminateControl, TerminateControlView: 4 octets {
-        layer: u8 = 4, "0 RDMAP, 1 DDP, 2 what is below.";
+        layer: u8 = 4, "0 RDMAP, 1 DDP, 2 the layer below DDP.";
         etype: u8 = 4, "Type of the error, by layer.";
         code: u8 = 8, "The error, by type.";
         has_length: bool = 1, "M: the length of the segment follows.";
@@ -27,10 +27,10 @@ header! {
     }
 }
 
-/// Which error.
+/// The error that a Terminate reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 what is below. 4 bits.
+    /// 0 RDMAP, 1 DDP, 2 the layer below DDP. 4 bits.
     pub layer: u8,
     /// Type of the error, by layer. 4 bits.
     pub etype: u8,
@@ -42,7 +42,7 @@ macro_rules! terminate_codes {
     ($($name:ident = $layer:literal $etype:literal $code:literal: $words:literal)*) => {
         /// The codes of RFC 5040 section 4.8, RFC 5041 section 7, RFC 5044 section 8 and RFC 6581 section 8.
         impl TerminateCode {
-            /// A code.
+            /// The code with these three numbers.
             pub const fn new(layer: u8, etype: u8, code: u8) -> Self {
                 Self { layer, etype, code }
             }
@@ -52,11 +52,11 @@ macro_rules! terminate_codes {
                 pub const $name: Self = Self::new($layer, $etype, $code);
             )*
 
-            /// In words; `None` where the code has no meaning.
+            /// The error in words; `None` if the numbers have no meaning.
             pub const fn name(self) -> Option<&'static str> {
                 Some(match (self.layer, self.etype, self.code) {
                     $(($layer, $etype, $code) => $words,)*
-                    // Of local errors the code says nothing.
+                    // For a local error the layer alone counts: the code has no meaning.
                     (layer @ (0 | 1), 0, _) => return Self::new(layer, 0, 0).name(),
                     _ => return None,
                 })
@@ -101,12 +101,12 @@ terminate_codes! {
     MPA_NO_COMMON_RTR = 2 0 0x07: "MPA: no ready-to-receive indication in common"
 }
 
-/// A Terminate.
+/// A Terminate, decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminate {
-    /// What it begins with.
+    /// The control field.
     pub control: TerminateControl,
-    /// Octets of the DDP segment that it is about.
+    /// Length in bytes of the DDP segment that caused the error.
     pub segment_len: Option<u16>,
     /// DDP's header of that segment.
     pub ddp: Option<SegmentHeader>,
@@ -114,7 +114,7 @@ pub struct Terminate {
     pub rdmap: Option<TerminatedRequest>,
 }
 
-/// RDMAP's header of a segment that was refused. Only these have one.
+/// The RDMAP header of a refused segment. Only these two kinds of segment have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -122,19 +122,19 @@ pub struct Terminate {
     serde(rename_all = "snake_case")
 )]
 pub enum TerminatedRequest {
-    /// Of an RDMA Read Request.
+    /// The header of an RDMA Read Request.
     Read(ReadRequest),
-    /// Of an Atomic Request.
+    /// The header of an Atomic Request.
     Atomic(AtomicRequest),
 }
 
-/// Octets of the longest Terminate.
+/// Length of the longest Terminate, in bytes.
 pub const MAX_LEN: usize = TerminateControl::LEN + 2 + Untagged::LEN + AtomicRequest::LEN;
 
 const _: () = assert!(Tagged::LEN < Untagged::LEN && ReadRequest::LEN < AtomicRequest::LEN);
 
 impl Terminate {
-    /// About no segment (RFC 5040 section 4.8).
+    /// A Terminate that names no segment (RFC 5040 section 4.8).
     pub fn new(code: TerminateCode) -> Self {
         Self {
             control: TerminateControl {
@@ -147,7 +147,7 @@ impl Terminate {
         }
     }
 
-    /// About a segment of this header and this many octets, and the request in it.
+    /// Adds the segment that caused the error: its header, its length in bytes, and the request in it.
     #[must_use]
     pub const fn about(
         mut self,
@@ -164,13 +164,13 @@ impl Terminate {
         self
     }
 
-    /// Which error.
+    /// The error.
     pub const fn code(&self) -> TerminateCode {
         let control = &self.control;
         TerminateCode::new(control.layer, control.etype, control.code)
     }
 
-    /// The octets of what is there, at the front of `out`.
+    /// Encodes the parts that are present to the front of `out`.
     pub fn encode<'o>(&self, out: &'o mut [u8; MAX_LEN]) -> &'o [u8] {
         let left = self.put(out).map_or(MAX_LEN, |rest| rest.len());
         &out[..MAX_LEN - left]
@@ -194,15 +194,15 @@ impl Terminate {
     }
 }
 
-/// Takes a Terminate apart, and answers what lies behind its headers: nothing, if all is well. `None` where not even its
-/// code is there.
+/// Decodes a Terminate and returns the bytes after its headers, of which a well-formed one has none. `None` if the input is too
+/// short for the code.
 pub fn decode(octets: &[u8]) -> Option<(Terminate, &[u8])> {
     let (control, mut rest) = TerminateControl::split(octets)?;
     let mut terminate = Terminate {
         control,
         ..Terminate::default()
     };
-    // Each part lies behind the one before it, and where one is missing nobody knows what follows.
+    // Each part follows the one before it. Where one is missing, the position of the next is unknown.
     let _ = parts(&mut terminate, &mut rest);
     Some((terminate, rest))
 }

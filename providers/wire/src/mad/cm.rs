@@ -1,14 +1,14 @@
 //! The messages of the connection manager (IBTA 12.6 to 12.8).
 //!
-//! Each fills the 232 octets behind the header of a management datagram, and ends with private data, whose size is the
-//! message's. A field of several bits that stands first in an octet has its high bits. [`Message`] is any of them.
+//! Each message fills the 232 bytes after the header of a management datagram and ends with private data, whose size depends on
+//! the message. A field of several bits that is declared first in a byte has the high bits. [`Message`] is any of them.
 //!
 //! In the names of fields, *local* is the sender of the message.
 
 use crate::layout::{Header as _, Octets, Reserved, header, view};
 use crate::mad::{CM_CLASS, DATA_LEN, Mad, MadHeader, Reject, SEND_METHOD};
 
-/// Version of the class that these are of.
+/// Version of the management class whose messages these are.
 pub const CLASS_VERSION: u8 = 2;
 
 header! {
@@ -71,7 +71,7 @@ header! {
 }
 
 header! {
-    /// Has been received, and an answer will take some time (IBTA 12.6.6).
+    /// Confirms that a message was received and announces that the answer will take some time (IBTA 12.6.6).
     Mra, MraView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -84,13 +84,13 @@ header! {
 }
 
 header! {
-    /// There will be no connection (IBTA 12.6.7).
+    /// Refuses a connection (IBTA 12.6.7).
     Rej, RejView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
         message: u8 = 2, "What is refused: 0 REQ, 1 REP, 2 something else.";
         reserved6: Reserved = 6, "Zero.";
-        info_length: u8 = 7, "Octets of `info` that count.";
+        info_length: u8 = 7, "Bytes of `info` that are used.";
         reserved1: Reserved = 1, "Zero.";
         reason: u16 = 16, "Why: see [`reason`].";
         info: Octets<72> = 576, "More about the reason.";
@@ -124,7 +124,7 @@ header! {
 }
 
 header! {
-    /// Ready to use: the connection is there (IBTA 12.6.9).
+    /// Ready to use: confirms that the connection is established (IBTA 12.6.9).
     Rtu, RtuView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -144,7 +144,7 @@ header! {
 }
 
 header! {
-    /// The connection has ended (IBTA 12.6.11).
+    /// Confirms that the connection has ended (IBTA 12.6.11).
     Drep, DrepView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -153,7 +153,7 @@ header! {
 }
 
 header! {
-    /// Loads an alternate path (IBTA 12.8.1).
+    /// Asks the peer to load an alternate path (IBTA 12.8.1).
     Lap, LapView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
@@ -186,7 +186,7 @@ header! {
     Apr, AprView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        info_length: u8 = 8, "Octets of `info` that count.";
+        info_length: u8 = 8, "Bytes of `info` that are used.";
         status: u8 = 8, "0 where the path was loaded.";
         reserved16: Reserved = 16, "Zero.";
         info: Octets<72> = 576, "More about the status.";
@@ -210,7 +210,7 @@ header! {
     SidrRep, SidrRepView: 232 octets {
         request_id: u32 = 32, "The number of the question.";
         status: u8 = 8, "0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.";
-        info_length: u8 = 8, "Octets of `info` that count.";
+        info_length: u8 = 8, "Bytes of `info` that are used.";
         reserved16: Reserved = 16, "Zero.";
         qpn: u32 = 24, "The queue pair: 24 bits.";
         reserved8: Reserved = 8, "Zero.";
@@ -238,7 +238,7 @@ macro_rules! messages {
         }
 
         impl Message {
-            /// The message whose attribute this is; `None` where there is none.
+            /// The message with this attribute; `None` if no message has it.
             pub fn of(attribute_id: u16, data: &[u8; DATA_LEN]) -> Option<Self> {
                 match attribute_id {
                     $($attribute => {
@@ -248,28 +248,28 @@ macro_rules! messages {
                 }
             }
 
-            /// Attribute of the message.
+            /// The attribute that identifies the message.
             pub const fn attribute_id(&self) -> u16 {
                 match self {
                     $(Self::$message(_) => $attribute,)*
                 }
             }
 
-            /// Name of the message.
+            /// The name of the message.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$message(_) => $name,)*
                 }
             }
 
-            /// The octets behind the header of the management datagram.
+            /// Encodes the part after the header of the management datagram.
             pub fn to_data(&self) -> [u8; DATA_LEN] {
                 match self {
                     $(Self::$message(message) => message.to_view().0,)*
                 }
             }
 
-            /// What the program said.
+            /// The private data of the program.
             pub fn private_data(&self) -> &[u8] {
                 match self {
                     $(Self::$message(message) => &message.private_data.0,)*
@@ -303,10 +303,10 @@ messages! {
     Apr = 0x1a, "APR";
 }
 
-/// Reads the message of a management datagram (IBTA 12.6, 13.4).
+/// Decodes the message of a management datagram (IBTA 12.6, 13.4).
 ///
 /// # Errors
-/// A datagram that is not the connection manager's.
+/// The datagram does not belong to the connection manager.
 pub fn decode(mad: &Mad<'_>) -> Result<Message, Reject> {
     let header = mad.header;
     if header.management_class() != CM_CLASS || header.class_version() != CLASS_VERSION {
@@ -340,7 +340,7 @@ macro_rules! reasons {
                 pub const $name: u16 = $number;
             )*
 
-            /// In words; `None` where the number has no meaning.
+            /// The reason in words; `None` if the number has no meaning.
             pub const fn name(reason: u16) -> Option<&'static str> {
                 Some(match reason {
                     $($name => $words,)*

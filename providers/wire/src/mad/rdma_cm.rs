@@ -1,6 +1,7 @@
-//! What the RDMA connection manager puts in front of its users' private data (IBTA annex A11).
+//! The header that the RDMA connection manager puts in front of the private data of programs (IBTA
+//! annex A11).
 //!
-//! It stands in REQ and in SIDR_REQ, and has the IP addresses and ports of the connection.
+//! REQ and SIDR_REQ carry it. It has the IP addresses and ports of the connection.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,16 +10,16 @@ use crate::layout::{Octets, Reserved, header};
 header! {
     /// The header of the RDMA connection manager.
     RdmaCm, RdmaCmView: 36 octets {
-        version: u8 = 8, "0: whatever else is refused.";
+        version: u8 = 8, "Version of the header: 0.";
         ip_version: u8 = 4, "4 or 6.";
         reserved: Reserved = 4, "Zero.";
         source_port: u16 = 16, "The sender's port.";
-        source: Octets<16> = 128, "The sender; of IPv4 the last four octets.";
-        destination: Octets<16> = 128, "The receiver; of IPv4 the last four octets.";
+        source: Octets<16> = 128, "The sender; an IPv4 address is in the last four bytes.";
+        destination: Octets<16> = 128, "The receiver; an IPv4 address is in the last four bytes.";
     }
 }
 
-/// The port space that a service is in, for its service id.
+/// The port spaces of services, which are part of their service ids.
 pub mod port_space {
     /// Connections.
     pub const TCP: u16 = 0x0106;
@@ -31,7 +32,8 @@ pub const fn service_id(port_space: u16, port: u16) -> u64 {
     (port_space as u64) << 16 | port as u64
 }
 
-/// Port space and port of a service id; `None` of one that is not the RDMA connection manager's.
+/// Port space and port of a service id; `None` if the service id is not one of the RDMA connection
+/// manager.
 pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
     let port_space = (service_id >> 16) as u16;
     let is_ours = matches!(port_space, port_space::TCP | port_space::UDP) && service_id >> 32 == 0;
@@ -43,7 +45,8 @@ pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
 }
 
 impl RdmaCm {
-    /// Of a connection between these; `None` where one address is of IPv4 and the other of IPv6.
+    /// The header of a connection between these addresses; `None` if one of them is IPv4 and the
+    /// other IPv6.
     pub fn new(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Self> {
         let ip_version = match (source, destination) {
             (IpAddr::V4(_), IpAddr::V4(_)) => 4,
@@ -59,7 +62,8 @@ impl RdmaCm {
         })
     }
 
-    /// Between whom; `None` where the version is not 0 or IP's is neither 4 nor 6.
+    /// The addresses of sender and receiver; `None` if the version is not 0, or that of IP neither
+    /// 4 nor 6.
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         if self.version != 0 {
             return None;
@@ -98,7 +102,7 @@ mod tests {
 
     // concerns 7.53
     #[test]
-    fn it_says_between_whom() {
+    fn the_header_carries_the_addresses_of_both_ends() {
         let octets = hex!(
             "00 40 8a92"
             "000000000000000000000000 0a4d0002"
@@ -118,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_says_nothing() {
+    fn other_versions_give_no_addresses() {
         let one: IpAddr = [10, 0, 0, 1].into();
         let mut header = RdmaCm::new(one, 7, one).unwrap();
         header.ip_version = 5;
@@ -129,7 +133,7 @@ mod tests {
 
     // concerns 7.17
     #[test]
-    fn a_service_is_a_port_space_and_a_port() {
+    fn a_service_id_combines_port_space_and_port() {
         assert_eq!(service_id(port_space::TCP, 4420), 0x0000_0000_0106_1144);
         assert_eq!(port_of(0x0106_1144), Some((port_space::TCP, 4420)));
         assert_eq!(port_of(0x0200_0000_0000_0000), None);

@@ -7,35 +7,35 @@ use crate::layout::{header, newtype_field};
 header! {
     /// Acknowledge extended transport header.
     Aeth, AethView: 4 octets {
-        syndrome: Syndrome = 8, "What is said.";
+        syndrome: Syndrome = 8, "ACK, RNR NAK or NAK, with its code.";
         msn: u32 = 24, "Messages that the responder has completed, a read when it was accepted (IBTA C9-148): 24 bits.";
     }
 }
 
 newtype_field! {
-    /// What an answer says, as the wire has it: see [`kind`](Self::kind).
+    /// The kind of acknowledge and its code, as they are on the wire: see [`kind`](Self::kind).
     Syndrome(u8) = 8
 }
 
-/// What a syndrome means.
+/// The meaning of a syndrome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyndromeKind {
-    /// Everything up to the PSN has arrived; with a credit code.
+    /// Everything up to the PSN has arrived. The number is a credit code.
     Ack(u8),
-    /// No receive was posted: the timer code says how long to wait.
+    /// The responder had no receive posted. The number is a timer code: how long the requester waits.
     RnrNak(u8),
-    /// Refused.
+    /// The responder refuses the request.
     Nak(Nak),
-    /// Without a meaning.
+    /// The syndrome has no meaning.
     Reserved,
 }
 
-/// Why a responder refuses: the code of a NAK, of 5 bits (IBTA 9.7.5.2.8).
+/// Why a responder refuses a request: the code of a NAK, 5 bits (IBTA 9.7.5.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nak(pub u8);
 
 impl Nak {
-    /// The packet is ahead of the expected one.
+    /// The PSN of the packet is ahead of the expected one.
     pub const SEQUENCE_ERROR: Self = Self(0);
     /// Invalid request.
     pub const INVALID_REQUEST: Self = Self(1);
@@ -43,13 +43,12 @@ impl Nak {
     pub const REMOTE_ACCESS: Self = Self(2);
     /// Remote operational error.
     pub const REMOTE_OPERATION: Self = Self(3);
-    /// Invalid RD request: of reliable datagrams, which no device here has.
+    /// Invalid RD request, for reliable datagrams, which no device here implements.
     pub const INVALID_RD_REQUEST: Self = Self(4);
 }
 
 impl Syndrome {
-    /// The credit code of an ACK that sets no limit: the responder's receives come from a shared queue, or it does not
-    /// count them.
+    /// The credit code of an ACK that sets no limit: the responder takes receives from a shared queue, or does not count them.
     pub const NO_LIMIT: u8 = 31;
 
     /// An ACK with this credit code, of 5 bits.
@@ -67,7 +66,7 @@ impl Syndrome {
         Self(0x60 | nak.0 & 0x1f)
     }
 
-    /// What it means (IBTA 9.7.5.2; the highest bit is zero).
+    /// The meaning of the syndrome (IBTA 9.7.5.2; the highest bit is zero).
     pub const fn kind(self) -> SyndromeKind {
         let code = self.0 & 0x1f;
         match self.0 >> 5 {
@@ -78,21 +77,20 @@ impl Syndrome {
         }
     }
 
-    /// Whether everything up to the PSN has arrived.
+    /// Whether the syndrome acknowledges everything up to the PSN.
     pub const fn is_ack(self) -> bool {
         self.0 >> 5 == 0
     }
 }
 
-/// Receives that a credit code stands for (IBTA 9.7.7.2); [`Syndrome::NO_LIMIT`] stands for any number.
+/// The number of receives for each credit code (IBTA 9.7.7.2); [`Syndrome::NO_LIMIT`] stands for any number.
 const CREDITS: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
 impl Aeth {
-    /// So many messages completed, and the largest credit code that promises no more than `receives`; `None` for no
-    /// limit.
+    /// An ACK after `msn` messages, with the largest credit code that promises at most `receives`; `None` promises any number.
     pub fn ack(msn: u32, receives: Option<usize>) -> Self {
         let credit = receives.map_or(Syndrome::NO_LIMIT, |receives| {
             CREDITS.partition_point(|&credits| credits as usize <= receives) as u8 - 1
@@ -103,7 +101,7 @@ impl Aeth {
         }
     }
 
-    /// Of an ACK: the number of the last message that may be sent, modulo 2^24; `None` where there is no limit.
+    /// In an ACK, the number of the last message that the requester may send, modulo 2^24; `None` if there is no limit.
     pub fn limit(self) -> Option<u32> {
         let credits = CREDITS.get(usize::from(self.syndrome.0))?;
         Some(self.msn.wrapping_add(*credits) & 0xff_ffff)
@@ -136,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_syndrome_has_one_meaning() {
+    fn every_syndrome_has_exactly_one_kind() {
         for octet in 0..=u8::MAX {
             let expected = match octet {
                 0x00..=0x1f => SyndromeKind::Ack(octet),

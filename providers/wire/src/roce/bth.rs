@@ -16,23 +16,23 @@ use crate::layout::{Reserved, header};
 header! {
     /// Base transport header.
     Bth, BthView: 12 octets {
-        opcode: Opcode = 8, "What the packet is.";
+        opcode: Opcode = 8, "The kind of packet.";
         solicited: bool = 1, "The sender asks for a solicited event at the receiver.";
         mig_req: bool = 1, "Migration state; to be ignored where there is no path migration.";
-        pad_count: u8 = 2, "Octets of zeros behind the payload, which fill it up to a multiple of four.";
+        pad_count: u8 = 2, "Bytes of zeros after the payload, which pad it to a multiple of four.";
         transport_version: u8 = 4, "Version of the transport: 0.";
         p_key: u16 = 16, "Partition; the highest bit says full member.";
         fecn: bool = 1, "Forward congestion notification.";
         becn: bool = 1, "Backward congestion notification.";
-        reserved6: Reserved = 6, "Zero; not covered by the ICRC, as the two bits before it.";
+        reserved6: Reserved = 6, "Zero; the ICRC covers neither these bits nor the two before them.";
         dest_qp: u32 = 24, "The queue pair that it goes to: 24 bits; [`MULTICAST_QP`] where it goes to a group.";
-        ack_req: bool = 1, "An acknowledge is wanted.";
+        ack_req: bool = 1, "The requester asks for an acknowledge.";
         reserved7: Reserved = 7, "Zero.";
         psn: u32 = 24, "Packet sequence number: 24 bits.";
     }
 }
 
-/// The destination of datagrams to groups.
+/// The destination QP of datagrams to multicast groups.
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
 /// The default partition, with full membership.
@@ -44,7 +44,7 @@ mod tests {
     use crate::layout::Header;
 
     #[test]
-    fn every_flag_has_its_bit() {
+    fn each_flag_sets_its_own_bit() {
         let set = |change: fn(&mut Bth)| {
             let mut bth = Bth::default();
             change(&mut bth);

@@ -1,13 +1,13 @@
-//! The headers behind BTH (IBTA 9.3 to 9.5; XRC annex A14; memory placement extensions annex A19).
+//! The headers after BTH (IBTA 9.3 to 9.5; XRC annex A14; memory placement extensions annex A19).
 //!
-//! Which of them a packet has is a matter of its opcode alone; where there are several they stand in the order of
+//! The opcode alone decides which of them a packet has. Where there are several, they follow each other in the order of
 //! [`HeaderSet`]'s bits.
 
 use super::aeth::{Aeth, Syndrome};
 use crate::layout::{Header, Octets, Reserved, header};
 
-/// The headers behind BTH, in the order in which they stand there: bit, set, field of
-/// [`Headers`](super::Headers), type, name. `$table` makes something of them.
+/// The headers after BTH in their order on the wire: bit, set, field of [`Headers`](super::Headers), type, name. The macro
+/// `$table` expands to the code for each row.
 macro_rules! for_extended_headers {
     ($table:ident) => {
         $table! {
@@ -27,16 +27,16 @@ macro_rules! for_extended_headers {
 }
 pub(super) use for_extended_headers;
 
-/// A header that stands behind BTH.
+/// A header after BTH.
 pub trait ExtendedHeader: Header {
-    /// Its bit.
+    /// Its bit in a set of headers.
     const SET: HeaderSet;
 }
 
 macro_rules! header_set {
     ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
         bitflags::bitflags! {
-            /// Headers behind BTH, in the order in which they stand there.
+            /// Headers after BTH, in their order on the wire.
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
             pub struct HeaderSet: u16 {
                 $(
@@ -58,11 +58,11 @@ macro_rules! header_set {
 }
 for_extended_headers!(header_set);
 
-/// Kinds of headers behind BTH.
+/// Number of kinds of headers after BTH.
 pub(super) const KINDS: usize = HeaderSet::all().bits().count_ones() as usize;
 
 impl HeaderSet {
-    /// Where each header of the set begins, and how long they are together.
+    /// The offset of each header of the set, and the length of all of them together.
     pub(super) const fn layout(self) -> ([u8; KINDS], usize) {
         let (mut offsets, mut at, mut length) = ([0; KINDS], 0, 0);
         while at < KINDS {
@@ -75,7 +75,7 @@ impl HeaderSet {
         (offsets, length)
     }
 
-    /// The names of the headers in the set, in their order.
+    /// The names of the headers in the set, in their order on the wire.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let has = move |(at, _): &(usize, &str)| self.bits() >> at & 1 == 1;
         NAMES
@@ -104,7 +104,7 @@ header! {
 }
 
 header! {
-    /// Flush extended transport header: what a FLUSH makes durable or visible.
+    /// Flush extended transport header: what a FLUSH makes visible or persistent.
     Feth, FethView: 4 octets {
         reserved: Reserved = 26, "Zero.";
         selectivity: u8 = 2, "0 a range, 1 the whole region.";
@@ -117,7 +117,7 @@ header! {
     Reth, RethView: 16 octets {
         va: u64 = 64, "Virtual address.";
         rkey: u32 = 32, "Remote key.";
-        dma_length: u32 = 32, "Octets of the whole message.";
+        dma_length: u32 = 32, "Length of the whole message, in bytes.";
     }
 }
 
@@ -126,22 +126,22 @@ header! {
     AtomicEth, AtomicEthView: 28 octets {
         va: u64 = 64, "Virtual address.";
         rkey: u32 = 32, "Remote key.";
-        swap_or_add: u64 = 64, "What is swapped in, or added.";
-        compare: u64 = 64, "What is compared with.";
+        swap_or_add: u64 = 64, "The value to swap in or to add.";
+        compare: u64 = 64, "The value to compare with.";
     }
 }
 
 header! {
     /// Atomic acknowledge extended transport header.
     AtomicAckEth, AtomicAckEthView: 8 octets {
-        original: u64 = 64, "What was there before.";
+        original: u64 = 64, "The value before the operation.";
     }
 }
 
 header! {
     /// Immediate data.
     ImmDt, ImmDtView: 4 octets {
-        immediate: Octets<4> = 32, "As the sender had them: four octets without an order.";
+        immediate: Octets<4> = 32, "Four bytes in the order in which the sender posted them.";
     }
 }
 
@@ -153,9 +153,10 @@ header! {
 }
 
 header! {
-    /// What all extensions without a standard encoding share: which extension, which of its operations.
+    /// The header that all extensions without a standard encoding share: it names the extension and one of its operations.
     ///
-    /// What follows is the extension's. An answer says what an acknowledge would; in a request that part is zero.
+    /// The extension defines the bytes after it. In an answer, `syndrome` and `msn` acknowledge as an [`Aeth`] does; in a request
+    /// they are zero.
     ExtensionEth, ExtensionEthView: 16 octets {
         extension: u32 = 32, "The extension: a number made of its name.";
         is_response: bool = 1, "Whether this is the answer to a request.";
@@ -169,7 +170,7 @@ header! {
 }
 
 header! {
-    /// What a congestion notification packet has behind BTH (IBTA annex A17).
+    /// The field that follows BTH in a congestion notification packet (IBTA annex A17).
     Cnp, CnpView: 16 octets {
         reserved: Octets<16> = 128, "Zero.";
     }
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_named_in_their_order() {
+    fn names_of_headers_follow_their_order_on_the_wire() {
         let set = HeaderSet::IMM_DT | HeaderSet::RETH | HeaderSet::XRCETH;
         assert!(set.names().eq(["XRCETH", "RETH", "ImmDt"]));
     }

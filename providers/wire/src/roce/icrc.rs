@@ -1,16 +1,16 @@
 //! The invariant CRC (IBTA 7.8; annex A17 for RoCEv2).
 //!
-//! CRC-32 as of Ethernet over eight octets of ones, which stand for the local route header that RoCE has not, then
-//! everything from the IP header to the pad, with what routers change forced to ones: traffic class, hop limit and
-//! checksum of IP, IPv6's flow label, UDP's checksum, and BTH's octet of congestion bits.
+//! It is the CRC-32 of Ethernet over eight bytes of ones, which replace the local route header that RoCE does not have, then over
+//! everything from the IP header to the pad. The fields that routers change count as ones: IP's traffic class, hop limit and
+//! checksum, IPv6's flow label, UDP's checksum, and BTH's byte of congestion bits.
 //!
-//! # Without seeing the IP header
+//! # Where the receiver cannot see the IP header
 //!
-//! A plain UDP socket neither sets nor shows IPv4's identification. A sender that is not connected and forbids
-//! fragmentation sends 0, or with segmentation offload the number of the segment, and knows all the rest. A receiver
-//! computes the ICRC for the identification that it expects; where that fails, [`Recovery`] tells whether any
-//! identification explains the ICRC, and which. That leaves 16 of the 32 bits as a check; [`step_is_plausible`] tells
-//! whether the identification is one that the peer may have come to.
+//! A plain UDP socket neither sets nor shows IPv4's identification. A sender whose socket is not connected and forbids
+//! fragmentation sends 0, or with segmentation offload the number of the segment, and knows all other fields. A receiver computes
+//! the ICRC for the identification that it expects. Where that fails, [`Recovery`] finds the identification that explains the
+//! ICRC, if there is one. That leaves 16 of the 32 bits as a check; [`step_is_plausible`] says whether the peer may have reached
+//! that identification.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -21,29 +21,29 @@ use super::route::{Grh, GrhView};
 use crate::layout::{Header, Octets};
 use crate::net::{Ipv4, Ipv4View, Ipv6, Ipv6View, Udp, UdpView, protocol};
 
-/// An ICRC in the making.
+/// An ICRC whose computation is in progress.
 #[derive(Clone, Debug)]
 pub struct Icrc(crc32fast::Hasher);
 
-/// What lies around a packet: the fields of IP and UDP that the ICRC covers and that two packets may differ in.
+/// The fields of IP and UDP that the ICRC covers and in which two packets may differ.
 ///
-/// The others are as every sender has them: no IP options, no fragments. The addresses are of one family.
+/// All other fields are fixed: no IP options, no fragments. Both addresses are of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The sender's address and UDP port.
     pub source: SocketAddr,
-    /// The receiver's; the port is that of RoCEv2, unless both have agreed on another.
+    /// The receiver's address and UDP port, which is that of RoCEv2 unless both sides agreed on another.
     pub destination: SocketAddr,
-    /// Identification of the IP packet, which IPv6 has not.
+    /// Identification of the IP packet; IPv6 has none.
     pub identification: u16,
 }
 
-// Behind eight octets of ones. What the processor can do is looked up once.
+// The CRC after the eight bytes of ones. It is a static because creating a hasher asks which instructions the processor has.
 static AFTER_LOCAL_ROUTE: LazyLock<crc32fast::Hasher> =
     LazyLock::new(|| crc32fast::Hasher::new_with_initial(0x2144_df1c));
 
 impl Icrc {
-    /// Goes over envelope and BTH of a UDP datagram of `datagram_len` octets, ICRC included. What is behind BTH comes next.
+    /// Covers envelope and BTH of a UDP datagram of `datagram_len` bytes, ICRC included. The bytes after BTH come next.
     #[inline(always)]
     pub fn new(envelope: &Envelope, datagram_len: usize, bth: &BthView) -> Self {
         let udp_len = Udp::LEN + datagram_len;
@@ -90,7 +90,7 @@ impl Icrc {
         Self::of_ipv6(&ip.to_view(), &[], udp, bth)
     }
 
-    /// Goes over these headers, as captured.
+    /// Covers these headers of a captured packet.
     #[inline(always)]
     pub fn of_ipv4(ip: &Ipv4View, options: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv4::LEN;
@@ -103,7 +103,7 @@ impl Icrc {
         Self::around(&octets, BEHIND_IP, options)
     }
 
-    /// Goes over these headers, as captured.
+    /// Covers these headers of a captured packet.
     #[inline]
     pub fn of_ipv6(ip: &Ipv6View, extensions: &[u8], udp: &UdpView, bth: &BthView) -> Self {
         const BEHIND_IP: usize = Ipv6::LEN;
@@ -116,7 +116,7 @@ impl Icrc {
         Self::around(&octets, BEHIND_IP, extensions)
     }
 
-    // Options and extension headers lie between the IP header and UDP's.
+    // Options and extension headers are between the IP header and the UDP header.
     #[inline(always)]
     fn around(octets: &[u8], behind_ip: usize, options: &[u8]) -> Self {
         let mut icrc = Self(AFTER_LOCAL_ROUTE.clone());
@@ -130,7 +130,7 @@ impl Icrc {
         icrc
     }
 
-    /// Goes over these headers of RoCEv1, as captured. The same fields are masked as in IPv6 and BTH.
+    /// Covers these headers of a captured packet of RoCEv1. It masks the same fields as in IPv6 and BTH.
     pub fn of_grh(grh: &GrhView, bth: &BthView) -> Self {
         const BEHIND_GRH: usize = Grh::LEN;
         let mut octets = [0; BEHIND_GRH + Bth::LEN];
@@ -143,13 +143,13 @@ impl Icrc {
         Self::around(&octets, BEHIND_GRH, &[])
     }
 
-    /// Goes over what follows: payload, in any pieces.
+    /// Covers the bytes that follow, in pieces of any size.
     #[inline]
     pub fn update(&mut self, octets: &[u8]) {
         self.0.update(octets);
     }
 
-    /// The octets on the wire: least significant first.
+    /// The ICRC as it is on the wire: least significant byte first.
     #[inline]
     pub fn finish(self) -> [u8; 4] {
         self.0.finalize().to_le_bytes()
@@ -164,41 +164,41 @@ fn masked(udp: &UdpView, bth: &BthView) -> [u8; COVERED_LEN] {
     octets[..Udp::LEN].copy_from_slice(&udp.0);
     octets[Udp::LEN..].copy_from_slice(&bth.0);
     octets[6..8].fill(0xff); // UDP's checksum.
-    octets[Udp::LEN + 4] = 0xff; // FECN, BECN, and what is reserved beside them.
+    octets[Udp::LEN + 4] = 0xff; // FECN, BECN, and the reserved bits of the same byte.
     octets
 }
 
 /// Finds the IPv4 identification that explains an ICRC, for datagrams of one length.
 ///
-/// The CRC is linear: an identification other than the one it was computed with changes it by the identification, as
-/// a polynomial, times a power of x that depends on how many octets lie behind. So the difference of two ICRCs times the
-/// inverse of that power is the difference of their identifications, and a polynomial of degree 16 or more is the sign of
-/// a damaged packet. To find the power takes some microseconds, and a look at a packet some tens of nanoseconds:
-/// receivers keep one of these for each length that they meet.
+/// The CRC is linear: with another identification it differs by the difference of both, as a polynomial, times a power of x that
+/// depends on how many bytes follow the identification. So the difference of two ICRCs times the inverse of that power is the
+/// difference of their identifications, and a product of degree 16 or more proves that the packet is damaged. To compute the
+/// power takes some microseconds, to check a packet some tens of nanoseconds: receivers keep one `Recovery` for each length of
+/// datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recovery(u32);
 
 impl Recovery {
-    /// For datagrams of this many octets, ICRC included.
+    /// For datagrams of this length in bytes, ICRC included.
     pub fn for_datagrams_of(datagram_len: usize) -> Self {
-        // From behind the identification to the end of the ICRC.
+        // Bytes from the end of the identification to the end of the ICRC.
         let behind = Ipv4::LEN - 6 + Udp::LEN + datagram_len;
         let power = (8 * behind as u64 % ORDER) as u32;
         Self(power_of_x(ORDER as u32 - power))
     }
 
-    /// The identification that makes `received` right, where `computed` is the ICRC for an identification of 0; `None`
-    /// where none does.
+    /// The identification with which `received` is right, where `computed` is the ICRC for an identification of 0; `None` if
+    /// there is no such identification.
     #[inline]
     pub fn identification(self, received: [u8; 4], computed: [u8; 4]) -> Option<u16> {
         let difference = u32::from_le_bytes(received) ^ u32::from_le_bytes(computed);
         let found = multiply(difference, self.0);
-        // Coefficients lie from the highest bit down, as the octets were sent: least significant bit first.
+        // The highest bit is the first coefficient, because bytes are sent with the least significant bit first.
         (found & 0xffff == 0).then_some(((found >> 16) as u16).swap_bytes())
     }
 }
 
-/// Whether a sender that counts its packets may have come from identification `last` to `now` in this time.
+/// Whether the identification of a sender that counts its packets may have moved from `last` to `now` in this time.
 ///
 /// Linux adds one for each packet, and after a pause a random step of at most one for each tick of its clock.
 pub fn step_is_plausible(last: u16, now: u16, pause: Duration) -> bool {
@@ -206,10 +206,10 @@ pub fn step_is_plausible(last: u16, now: u16, pause: Duration) -> bool {
     u128::from(now.wrapping_sub(last)) <= allowed
 }
 
-/// The polynomial, the coefficient of x^31 lowest.
+/// The polynomial; the lowest bit is the coefficient of x^31.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The polynomial is primitive: the powers of x repeat after this many.
+/// The period of the powers of x, because the polynomial is primitive.
 const ORDER: u64 = u32::MAX as u64;
 
 /// The product of two polynomials, modulo [`POLYNOMIAL`].

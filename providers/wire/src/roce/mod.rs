@@ -2,10 +2,10 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`opcode`] | the table: which headers, what payload, what it uses up |
+//! | [`opcode`] | the table of opcodes: which headers, which payload, which service and operation |
 //! | [`bth`], [`aeth`], [`extended`] | headers |
-//! | [`packet`] | a packet taken apart, and put together |
-//! | [`icrc`] | the invariant CRC, also where the IP header is not seen |
+//! | [`packet`] | decoding and encoding of a packet |
+//! | [`icrc`] | the invariant CRC, also where the IP header is not visible |
 //! | [`route`] | GRH |
 
 pub mod aeth;

@@ -1,7 +1,7 @@
 //! Opcodes of the base transport header, and the one table of what each means (IBTA 9.2.1; annexes A14, A17 and A19).
 //!
-//! The three high bits say which service an opcode belongs to, the five low bits which operation. Code asks
-//! [`Opcode::facts`] and knows no numbers.
+//! The three high bits are the service of an opcode, the five low bits its operation. Callers ask [`Opcode::facts`] and do not
+//! compare numbers.
 
 use core::fmt;
 
@@ -9,11 +9,11 @@ use super::extended::{HeaderSet, KINDS};
 use crate::layout::newtype_field;
 
 newtype_field! {
-    /// An opcode as the wire has it, known or not.
+    /// An opcode as it is on the wire, known or unknown.
     Opcode(u8) = 8
 }
 
-/// The service that an opcode belongs to: its three high bits.
+/// The service of an opcode: its three high bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -26,11 +26,11 @@ pub enum Service {
     Cnp,
     /// Extended reliable connection.
     Xrc,
-    /// Left to manufacturers: see [`Opcode::EXTENSION`].
+    /// Reserved for manufacturers: see [`Opcode::EXTENSION`].
     Manufacturer,
 }
 
-/// What a packet is about.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// SEND.
@@ -55,11 +55,11 @@ pub enum Operation {
     AtomicWrite,
     /// Congestion notification packet.
     CongestionNotification,
-    /// Of an extension without a standard encoding.
+    /// An operation of an extension without a standard encoding.
     Extension,
 }
 
-/// Where a packet stands in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// The first of several.
@@ -73,7 +73,7 @@ pub enum Position {
 }
 
 impl Position {
-    /// Where the packet stands that carries `length` of `total` octets from `offset` on.
+    /// The position of the packet that carries `length` of `total` bytes, beginning at `offset`.
     pub const fn of(offset: u64, length: u64, total: u64) -> Self {
         match (offset == 0, offset + length >= total) {
             (true, true) => Self::Only,
@@ -83,7 +83,7 @@ impl Position {
         }
     }
 
-    /// How many octets a packet of a SEND or a WRITE carries here (IBTA 9.7.4.1.6).
+    /// The payload that a packet of a SEND or a WRITE carries at this position (IBTA 9.7.4.1.6).
     pub const fn payload(self) -> PayloadRule {
         match self {
             Self::First | Self::Middle => PayloadRule::Full,
@@ -92,18 +92,18 @@ impl Position {
         }
     }
 
-    /// Whether a message begins here.
+    /// Whether a message begins with this packet.
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether a message ends here.
+    /// Whether a message ends with this packet.
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 }
 
-/// What the last packet of a SEND carries besides the message.
+/// What the last packet of a SEND carries in addition to the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendExtra {
     /// Nothing.
@@ -114,7 +114,7 @@ pub enum SendExtra {
     Invalidate,
 }
 
-/// How many octets of payload an opcode comes with, pad not counted (IBTA 9.2.1).
+/// The payload in bytes that an opcode requires, pad not counted (IBTA 9.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadRule {
     /// None.
@@ -125,12 +125,12 @@ pub enum PayloadRule {
     Some,
     /// At most the path MTU.
     Any,
-    /// This many.
+    /// Exactly this many.
     Exactly(usize),
 }
 
 impl PayloadRule {
-    /// Whether a payload of `length` octets keeps the rule on a path of this MTU.
+    /// Whether a payload of `length` bytes obeys the rule on a path of this MTU.
     pub const fn admits(self, length: usize, path_mtu: usize) -> bool {
         match self {
             Self::None => length == 0,
@@ -141,7 +141,7 @@ impl PayloadRule {
         }
     }
 
-    /// Whether a payload of `length` octets keeps the rule on some path: the MTUs are 256 to 4096, in powers of two.
+    /// Whether a payload of `length` bytes obeys the rule on some path: MTUs are powers of two from 256 to 4096.
     pub const fn admits_somewhere(self, length: usize) -> bool {
         match self {
             Self::Full => length.is_power_of_two() && length >= 256 && length <= 4096,
@@ -150,30 +150,30 @@ impl PayloadRule {
     }
 }
 
-/// What is known of an opcode.
+/// The properties of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The service.
     pub service: Service,
     /// The operation.
     pub operation: Operation,
-    /// Where the packet stands in its message.
+    /// The position of the packet in its message.
     pub position: Position,
     /// The operation's name.
     pub name: &'static str,
-    /// The headers behind BTH.
+    /// The headers after BTH.
     pub headers: HeaderSet,
-    /// Octets of payload.
+    /// The payload that the opcode requires.
     pub payload: PayloadRule,
     /// Whether a requester sends it to a responder.
     pub is_request: bool,
-    /// Octets of the headers behind BTH.
+    /// Length of the headers after BTH, in bytes.
     pub headers_len: usize,
     offsets: [u8; KINDS],
 }
 
 impl Facts {
-    /// Where a header begins, counted from behind BTH; `None` where this opcode has none of it.
+    /// Offset of a header from the end of BTH; `None` if this opcode does not have the header.
     #[inline]
     pub fn offset(&self, header: HeaderSet) -> Option<usize> {
         let kind = header.bits().trailing_zeros() as usize;
@@ -188,8 +188,8 @@ impl Facts {
 impl Opcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
-    /// What all extensions without a standard encoding share: the first of the opcodes left to manufacturers. An
-    /// [`ExtensionEth`](super::ExtensionEth) says which extension.
+    /// The opcode that all extensions without a standard encoding share: the first of those reserved for manufacturers. An
+    /// [`ExtensionEth`](super::ExtensionEth) names the extension.
     pub const EXTENSION: Self = Self(0xc0);
 
     /// A SEND.
@@ -207,7 +207,7 @@ impl Opcode {
         Self(service.bits() | operation)
     }
 
-    /// An RDMA WRITE; immediate data goes with its last packet.
+    /// An RDMA WRITE; its last packet carries the immediate data.
     pub const fn write(service: Service, position: Position, has_immediate: bool) -> Self {
         let operation = match (position, has_immediate) {
             (Position::First, _) => 0x06,
@@ -231,7 +231,7 @@ impl Opcode {
         Self(service.bits() | operation)
     }
 
-    /// An operation that is one packet; `None` for those that are several.
+    /// An operation of one packet; `None` for operations that may take several.
     pub const fn single(service: Service, operation: Operation) -> Option<Self> {
         let low = match operation {
             Operation::ReadRequest => 0x0c,
@@ -248,7 +248,7 @@ impl Opcode {
         Some(Self(service.bits() | low))
     }
 
-    /// What is known of the opcode; `None` where it is reserved, of reliable datagrams, or another manufacturer's.
+    /// The properties of the opcode; `None` if it is reserved, for reliable datagrams, or another manufacturer's.
     #[inline]
     pub fn facts(self) -> Option<&'static Facts> {
         FACTS[usize::from(self.0)].as_ref()
@@ -261,7 +261,7 @@ impl Opcode {
 }
 
 impl Service {
-    /// The high bits of the opcode.
+    /// The high bits of the service's opcodes.
     const fn bits(self) -> u8 {
         match self {
             Self::Rc => 0x00,
@@ -298,13 +298,13 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// A row of the table: an operation on the services that have it.
+/// A row of the table: an operation and the services that have it.
 struct Row {
     low: u8,
     operation: Operation,
     position: Position,
     name: &'static str,
-    /// XRCETH and DETH are the service's.
+    /// The headers other than XRCETH and DETH, which the service adds.
     headers: HeaderSet,
     payload: PayloadRule,
     services: &'static [Service],
@@ -422,7 +422,7 @@ mod tests {
     const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
 
     #[test]
-    fn each_service_has_its_operations() {
+    fn each_service_has_the_operations_of_the_standard() {
         let of = |service: Service| {
             Opcode::known()
                 .filter(|(_, f)| f.service == service)
@@ -430,9 +430,9 @@ mod tests {
         };
         assert_eq!(SERVICES.map(of), [25, 12, 2, 25]);
         assert_eq!(of(Service::Cnp) + of(Service::Manufacturer), 2);
-        // No opcode of unreliable connections invalidates, reads, or is an atomic.
+        // Unreliable connections have no opcode that invalidates or reads, and no atomics.
         assert!((0x2c..0x40).all(|code| Opcode(code).facts().is_none()));
-        // Reliable datagrams, and resync with them.
+        // These are for reliable datagrams; 0x15 is RESYNC.
         assert!(
             (0x40..0x60)
                 .chain([0x15])
@@ -440,7 +440,7 @@ mod tests {
         );
     }
 
-    // `headers` but for those of the service.
+    // Asserts that the table has these properties, where `headers` omits the headers that the service adds.
     fn check(
         opcode: Opcode,
         service: Service,
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_composed_is_what_the_table_says() {
+    fn composed_opcodes_have_the_properties_asked_for() {
         use Position::{First, Last, Middle, Only};
         for service in SERVICES {
             for position in [First, Middle, Last, Only] {
@@ -496,7 +496,7 @@ mod tests {
 
     // covers 9.07
     #[test]
-    fn headers_stand_in_their_order() {
+    fn offsets_follow_the_order_of_headers() {
         let offsets = |opcode: Opcode, headers: &[HeaderSet]| {
             let facts = opcode.facts().unwrap();
             let offsets = headers.iter().map(|&header| facts.offset(header));
@@ -519,14 +519,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_xrc_name_no_shared_receive_queue() {
+    fn xrc_answers_carry_no_xrceth() {
         for (_, facts) in Opcode::known().filter(|(_, f)| f.service == Service::Xrc) {
             assert_eq!(facts.headers.contains(HeaderSet::XRCETH), facts.is_request);
         }
     }
 
     #[test]
-    fn payloads_are_as_long_as_their_place_demands() {
+    fn the_position_decides_the_length_of_the_payload() {
         let rule = |low: u8| Opcode(low).facts().unwrap().payload;
         let admitted = |low: u8| [0, 1, 255, 256, 257].map(|n| rule(low).admits(n, 256));
         assert_eq!(admitted(0x00), [false, false, false, true, false]);
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn opcodes_have_names() {
+    fn opcodes_display_their_service_and_operation() {
         assert_eq!(Opcode(0x64).to_string(), "UD SEND Only");
         assert_eq!(
             Opcode(0x0b).to_string(),

@@ -1,10 +1,10 @@
-//! A packet of the InfiniBand transport: what a UDP datagram to port 4791 carries.
+//! A packet of the InfiniBand transport: the payload of a UDP datagram to port 4791.
 //!
 //! ```text
-//! BTH | headers behind it, by the opcode | payload | pad | ICRC
+//! BTH | headers after it, by the opcode | payload | pad | ICRC
 //! ```
 //!
-//! [`decode`] takes one apart in place; [`Headers`] are what a sender fills.
+//! [`decode`] reads a packet in place; a sender fills in [`Headers`].
 
 use super::aeth::Aeth;
 use super::bth::{Bth, BthView};
@@ -16,42 +16,42 @@ use super::icrc::{Envelope, Icrc};
 use super::opcode::Facts;
 use crate::layout::{Header, view};
 
-/// Octets of the ICRC.
+/// Length of the ICRC, in bytes.
 pub const ICRC_LEN: usize = 4;
 
-/// Octets of the longest run of headers: an atomic's through XRC.
+/// Length of the longest sequence of headers in bytes: those of an atomic through XRC.
 pub const MAX_HEADER_LEN: usize = Bth::LEN + Xrceth::LEN + AtomicEth::LEN;
 
-/// Octets that follow the longest payload of a packet: pad and ICRC.
+/// The most bytes that follow a payload: pad and ICRC.
 pub const MAX_TRAILER_LEN: usize = 3 + ICRC_LEN;
 
-/// Why octets are no packet. None of these is answered: the packet is dropped and counted (IBTA 9.6.1).
+/// Why the input is not a packet. A responder answers none of these: it drops and counts the packet (IBTA 9.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Reject {
-    /// The octets end within the headers or the ICRC.
+    /// The input ends within the headers or the ICRC.
     #[error("too short for its headers")]
     Short,
     /// The version of the transport is not 0.
     #[error("another version of the transport")]
     TransportVersion,
-    /// The opcode is reserved, or of a service that nobody here has.
+    /// The opcode is reserved, or of a service that no device here implements.
     #[error("an unknown opcode")]
     Opcode,
-    /// More pad than there is payload, or payload and pad are no multiple of four.
+    /// The pad is longer than the payload, or payload and pad are not a multiple of four bytes.
     #[error("a pad count that does not fit the length")]
     Pad,
 }
 
-/// A packet, looked at in place.
+/// A packet, read in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// The base transport header.
     pub bth: &'a BthView,
-    /// What its opcode means.
+    /// The properties of its opcode.
     pub facts: &'static Facts,
     /// The payload, without its pad.
     pub payload: &'a [u8],
-    /// What fills it up to a multiple of four. Should be zero, and is not checked.
+    /// The bytes that pad the payload to a multiple of four. They should be zero, which is not checked.
     pub pad: &'a [u8],
     /// The invariant CRC, as received.
     pub icrc: [u8; ICRC_LEN],
@@ -59,10 +59,10 @@ pub struct Packet<'a> {
     covered: &'a [u8],
 }
 
-/// Takes a packet apart: the payload of a UDP datagram, ICRC included. The ICRC is not looked at here.
+/// Decodes a packet: the payload of a UDP datagram, ICRC included. It does not check the ICRC.
 ///
 /// # Errors
-/// The reason to drop it.
+/// The reason to drop the packet.
 #[inline]
 pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     let (covered, &icrc) = octets.split_last_chunk().ok_or(Reject::Short)?;
@@ -81,10 +81,10 @@ pub fn decode(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     })
 }
 
-/// Takes headers apart that travel without pad and ICRC. What follows them is the payload.
+/// Decodes headers that travel without pad and ICRC. All bytes after them are payload.
 ///
 /// # Errors
-/// The reason to drop them.
+/// The reason to drop the frame.
 #[inline]
 pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     let packet = decode_front(octets)?;
@@ -94,7 +94,7 @@ pub fn decode_headers(octets: &[u8]) -> Result<Packet<'_>, Reject> {
     Ok(packet)
 }
 
-/// Takes the front of a packet apart that is cut somewhere after BTH. Headers that are not complete are absent.
+/// Decodes the front of a packet that was cut somewhere after BTH. Headers that are incomplete are absent.
 ///
 /// # Errors
 /// The reason to drop the packet.
@@ -118,7 +118,7 @@ pub fn decode_front(octets: &[u8]) -> Result<Packet<'_>, Reject> {
 }
 
 impl<'a> Packet<'a> {
-    /// A header behind BTH; `None` where the opcode has none of it.
+    /// A header after BTH; `None` if the opcode does not have it.
     #[inline]
     pub fn get<H: ExtendedHeader>(&self) -> Option<&'a H::View> {
         let offset = self.facts.offset(H::SET)?;
@@ -137,7 +137,7 @@ impl<'a> Packet<'a> {
         self.finish(Icrc::new(envelope, self.covered.len() + ICRC_LEN, self.bth))
     }
 
-    /// The ICRC that the packet should have, where `icrc` has gone over its envelope and BTH.
+    /// The ICRC that the packet should have, where `icrc` already covers its envelope and BTH.
     #[inline]
     pub fn finish(&self, mut icrc: Icrc) -> [u8; ICRC_LEN] {
         icrc.update(&self.covered[Bth::LEN..]);
@@ -145,7 +145,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Octets of zeros that a payload of this length is followed by.
+/// The number of zero bytes that pad a payload of this length.
 #[inline]
 pub const fn pad_count(payload_len: usize) -> u8 {
     (payload_len.wrapping_neg() & 3) as u8
@@ -153,7 +153,7 @@ pub const fn pad_count(payload_len: usize) -> u8 {
 
 macro_rules! owned_headers {
     ($($bit:literal $set:ident $field:ident $header:ident $name:literal;)*) => {
-        /// The headers of a packet in their owned form: those that its opcode asks for, the others `None`.
+        /// The headers of a packet in their owned form. Those that its opcode does not require are `None`.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[cfg_attr(
             feature = "serde",
@@ -184,15 +184,15 @@ macro_rules! owned_headers {
         }
 
         impl Headers {
-            /// Puts those that are there at the front of `room`: how many octets. `None` where they are not those that the
-            /// opcode asks for, or there is no room.
+            /// Writes the headers that are present to the front of `room` and returns their length. `None` if they are not those
+            /// that the opcode requires, or `room` is too short.
             #[inline]
             pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
                 let (has, len) = self.put(room)?;
                 (has == self.bth.opcode.facts()?.headers).then_some(len)
             }
 
-            /// Does what [`encode`](Self::encode) does with the headers of a packet that is cut, of which some may be missing.
+            /// Does what [`encode`](Self::encode) does with the headers of a truncated packet, some of which may be missing.
             pub fn encode_front(&self, room: &mut [u8]) -> Option<usize> {
                 self.put(room).map(|(_, len)| len)
             }

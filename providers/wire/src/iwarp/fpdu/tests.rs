@@ -12,21 +12,21 @@ const CRC: Framing = Framing {
     crc: true,
 };
 
-// RFC 5044 figure 5: the first frame, with a marker before it.
+// The first frame of the example in RFC 5044, figure 5, with a marker before it.
 const FIRST: [u8; 52] = hex!(
     "00000000"
     "002a4143000000000000000000000001" "00000000"
     "000000000000000000000000000000000000000000000000"
     "52239983"
 );
-// Figure 6: a later frame, with a marker 20 octets behind its beginning.
+// A later frame, figure 6, with a marker 20 bytes after its beginning.
 const LATER: [u8; 52] = hex!(
     "002a4143000000000000000000000002" "00000000"
     "00000014"
     "000000000000000000000000000000000000000000000000"
     "84925898"
 );
-// Where figure 6 begins in the stream.
+// The position of the frame of figure 6 in the stream.
 const LATER_AT: u64 = 512 - 20;
 
 const fn at(framing: Framing, position: u64) -> Direction {
@@ -43,7 +43,7 @@ fn framed(sender: &mut Direction, ulpdu: &[u8]) -> Vec<u8> {
 
 // covers 9.20
 #[test]
-fn the_first_frame_of_the_standard() {
+fn the_first_frame_of_the_standard_is_reproduced() {
     let ulpdu = &FIRST[6..48];
     assert_eq!(framed(&mut Direction::new(MARKERS_AND_CRC), ulpdu), FIRST);
     let mut octets = FIRST;
@@ -55,7 +55,7 @@ fn the_first_frame_of_the_standard() {
 
 // covers 9.21
 #[test]
-fn the_same_frame_without_markers() {
+fn a_frame_without_markers_is_the_plain_content() {
     let ulpdu = &FIRST[6..48];
     let frame = framed(&mut Direction::new(CRC), ulpdu);
     assert_eq!(frame.len(), 48);
@@ -67,7 +67,7 @@ fn the_same_frame_without_markers() {
 
 // covers 9.22
 #[test]
-fn a_marker_within_a_frame() {
+fn a_marker_within_a_frame_is_inserted_and_removed() {
     let ulpdu = [&LATER[2..20], &LATER[24..48]].concat();
     assert_eq!(framed(&mut at(MARKERS_AND_CRC, LATER_AT), &ulpdu), LATER);
     let mut octets = LATER;
@@ -77,14 +77,14 @@ fn a_marker_within_a_frame() {
 
 // covers 9.23 9.24
 #[test]
-fn the_checksum_is_castagnolis() {
+fn the_checksum_is_crc32c() {
     assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
     assert_eq!(crc32c::crc32c(&[0; 32]).to_le_bytes(), hex!("aa36918a"));
 }
 
 // covers 9.25
 #[test]
-fn frames_of_every_size_arrive_octet_by_octet() {
+fn frames_of_every_size_may_arrive_byte_by_byte() {
     for markers in [false, true] {
         let framing = Framing { markers, crc: true };
         let (mut sender, mut receiver) = (Direction::new(framing), Direction::new(framing));
@@ -112,9 +112,9 @@ fn frames_of_every_size_arrive_octet_by_octet() {
 
 // covers 9.26
 #[test]
-fn a_bit_that_is_wrong_is_found() {
+fn a_single_flipped_bit_is_detected() {
     for bit in 0..8 * LATER.len() {
-        // What a longer frame would take in follows.
+        // The frame is followed by as many bytes as a longer frame would take in.
         let mut octets = [&LATER[..], &[0; 70_000]].concat();
         octets[bit / 8] ^= 0x80 >> (bit % 8);
         let reject = at(MARKERS_AND_CRC, LATER_AT).next(&mut octets).unwrap_err();
@@ -124,7 +124,7 @@ fn a_bit_that_is_wrong_is_found() {
     }
 }
 
-// Frames that arrive before the stream breaks off, and whether it does.
+// The frames that arrive before the stream breaks, and the reason for which it breaks, if it does.
 fn taken(framing: Framing, octets: &mut [u8]) -> (Vec<Vec<u8>>, Option<Reject>) {
     let (mut receiver, mut at, mut all) = (Direction::new(framing), 0, Vec::new());
     loop {
@@ -140,10 +140,10 @@ fn taken(framing: Framing, octets: &mut [u8]) -> (Vec<Vec<u8>>, Option<Reject>) 
 }
 
 #[test]
-fn a_length_that_lies_is_found_where_its_checksum_is_not() {
+fn a_wrong_length_is_detected_by_its_checksum() {
     let frame = framed(&mut Direction::new(CRC), &[0x5a; 1000]);
     for lie in [0, 1, 3, 996, 999, 1001, 1004, 1 << 15, u16::MAX] {
-        // The next frames, as many as a longer one would take in.
+        // The frame is followed by as many other frames as a longer frame would take in.
         let mut octets = [&frame[..], &frame.repeat(80)].concat();
         octets[..2].copy_from_slice(&lie.to_be_bytes());
         assert_eq!(
@@ -155,18 +155,18 @@ fn a_length_that_lies_is_found_where_its_checksum_is_not() {
 }
 
 #[test]
-fn a_length_that_lies_without_checksums_ends_with_the_stream() {
+fn without_checksums_a_wrong_length_takes_in_more_bytes() {
     let plain = Framing::default();
     let mut octets = framed(&mut Direction::new(plain), &[0x5a; 1000]);
     octets[..2].copy_from_slice(&u16::MAX.to_be_bytes());
-    // It is waited for, and there is never more of it than the longest frame has.
+    // The receiver waits for the rest of the frame, which is never longer than the longest frame.
     assert_eq!(taken(plain, &mut octets), (vec![], None));
     octets.resize(MAX_FRAME_LEN, 0);
     assert_eq!(taken(plain, &mut octets).0[0].len(), usize::from(u16::MAX));
 }
 
 #[test]
-fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
+fn a_missing_or_an_extra_byte_breaks_the_stream() {
     for framing in [CRC, MARKERS_AND_CRC] {
         let mut sender = Direction::new(framing);
         let frames: Vec<_> = (0..3).map(|at| framed(&mut sender, &[at; 180])).collect();
@@ -184,7 +184,7 @@ fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
             for octets in [&mut without, &mut with] {
                 octets.extend([0; 70_000]);
                 let (before, reject) = taken(framing, octets);
-                // Where two neighbours are the same it does not matter which of them is missing.
+                // If two neighbouring bytes are equal, removing either gives the same stream.
                 assert!((whole..=whole + 1).contains(&before.len()), "octet {at}");
                 let expected = [Some(Reject::Crc), Some(Reject::Marker)];
                 assert!(expected.contains(&reject), "octet {at}: {reject:?}");
@@ -194,7 +194,7 @@ fn an_octet_that_is_missing_or_too_many_breaks_the_stream() {
 }
 
 #[test]
-fn a_frame_that_is_cut_short_is_waited_for() {
+fn an_incomplete_frame_is_waited_for() {
     for framing in [CRC, MARKERS_AND_CRC] {
         let frame = framed(&mut Direction::new(framing), &[1; 1200]);
         for length in 0..frame.len() {
@@ -206,7 +206,7 @@ fn a_frame_that_is_cut_short_is_waited_for() {
 }
 
 #[test]
-fn what_is_not_looked_at_may_be_anything() {
+fn reserved_bits_and_unused_checksums_are_ignored() {
     let mut octets = LATER;
     octets[20..24].copy_from_slice(&hex!("dead0017"));
     let framing = Framing {
@@ -223,16 +223,17 @@ fn what_is_not_looked_at_may_be_anything() {
 }
 
 #[test]
-fn a_marker_that_is_off_by_one_word_ends_the_stream() {
+fn a_marker_off_by_one_word_ends_the_stream() {
     let mut octets = LATER;
     octets[23] = 0x18;
     let mut receiver = at(MARKERS_AND_CRC, LATER_AT);
     assert_eq!(receiver.next(&mut octets), Err(Reject::Marker));
 }
 
-// Each place of a marker in a frame: before it, within, before the checksum; behind it, it is the next frame's.
+// Each position of a marker in a frame: before it, within it, before the checksum. After the checksum, the marker belongs to the
+// next frame.
 #[test]
-fn a_marker_belongs_to_the_frame_that_it_stands_in() {
+fn a_marker_between_frames_belongs_to_the_second() {
     let position = |distance: u64| 512 - distance;
     let markers = |distance| {
         let layout = Layout::new(6, position(distance), true);
@@ -244,7 +245,7 @@ fn a_marker_belongs_to_the_frame_that_it_stands_in() {
     assert_eq!(markers(8), [(8, 8)]);
     assert_eq!(markers(12), []);
 
-    // Behind a marker of its own, the second counts from the length.
+    // In a frame that begins with a marker, the second marker counts from the length field.
     let long = Layout::new(1000, 512, true);
     assert_eq!(long.each_marker().collect::<Vec<_>>(), [(0, 0), (512, 508)]);
     assert_eq!(long.crc_at() + CRC_LEN, long.frame_len());
@@ -275,7 +276,7 @@ fn a_frame_fits_into_a_segment() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_framed() {
+fn an_oversized_ulpdu_is_not_framed() {
     let mut sender = Direction::new(CRC);
     assert_eq!(sender.frame(&[b"hello"], &mut [0; 11]), None);
     assert_eq!(
@@ -287,7 +288,7 @@ fn what_does_not_fit_is_not_framed() {
 
 proptest! {
     #[test]
-    fn any_octets_are_frames_or_not(
+    fn any_input_gives_frames_or_a_reason(
         mut octets in proptest::collection::vec(any::<u8>(), 0..2000),
         words in 0..1000_u64,
         markers: bool,
@@ -302,7 +303,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_framed_arrives(
+    fn framed_segments_arrive_unchanged(
         messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..1200), 1..6),
         cut in any::<proptest::sample::Index>(),
         words in 0..1000_u64,

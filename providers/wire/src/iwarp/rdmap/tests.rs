@@ -31,7 +31,7 @@ fn message(header: &SegmentHeader, body: &Body, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-// The content that each opcode prescribes, in zeros.
+// The content that each opcode prescribes, filled with zeros.
 fn content(opcode: Opcode) -> &'static [u8] {
     const ZEROS: [u8; 52] = [0; 52];
     &ZEROS[..match opcode.0 {
@@ -45,7 +45,7 @@ fn content(opcode: Opcode) -> &'static [u8] {
 }
 
 #[test]
-fn headers_are_those_of_the_standard() {
+fn headers_have_the_bytes_of_the_standard() {
     let write = hex!("c140 00001a05 0000000000001000");
     assert_eq!(segment(&tagged(Opcode::WRITE), b""), write);
     let send = SegmentHeader::Untagged(
@@ -67,7 +67,7 @@ fn headers_are_those_of_the_standard() {
 }
 
 #[test]
-fn requests_are_those_of_the_standard() {
+fn requests_have_the_bytes_of_the_standard() {
     let read = ReadRequest {
         sink_stag: 1,
         sink_to: 2,
@@ -118,7 +118,7 @@ fn same_both_ways(header: &SegmentHeader, body: Body, octets: &[u8]) {
 }
 
 #[test]
-fn an_extension_names_itself() {
+fn an_extension_header_names_its_extension() {
     let extension = ExtensionHeader {
         extension: 0x1234_5678,
         operation: 3,
@@ -134,7 +134,7 @@ fn an_extension_names_itself() {
 
 // covers 9.49
 #[test]
-fn other_versions_are_refused_by_their_layer() {
+fn each_layer_refuses_other_versions_of_itself() {
     let with = |header: SegmentHeader, octet: usize, bits: u8| {
         let mut octets = segment(&header, content(header.opcode()));
         octets[octet] ^= bits;
@@ -153,7 +153,7 @@ fn other_versions_are_refused_by_their_layer() {
 
 // covers 9.50
 #[test]
-fn an_opcode_belongs_on_its_queue_or_in_a_tagged_segment() {
+fn an_opcode_on_the_wrong_queue_is_refused() {
     for code in 0..16 {
         let opcode = Opcode(code);
         let facts = opcode.facts();
@@ -185,7 +185,7 @@ fn an_opcode_belongs_on_its_queue_or_in_a_tagged_segment() {
 
 // covers 9.53
 #[test]
-fn a_message_has_the_length_that_its_opcode_prescribes() {
+fn lengths_that_the_opcode_does_not_prescribe_are_refused() {
     for (opcode, facts) in known() {
         let Some(&qn) = facts.queues.first() else {
             continue;
@@ -216,7 +216,7 @@ fn a_message_has_the_length_that_its_opcode_prescribes() {
 }
 
 #[test]
-fn what_ends_within_its_header_is_refused() {
+fn a_segment_that_ends_within_its_header_is_refused() {
     for header in [
         tagged(Opcode::WRITE),
         untagged(Opcode::send(false, false), 0),
@@ -230,7 +230,7 @@ fn what_ends_within_its_header_is_refused() {
 }
 
 #[test]
-fn what_a_message_does_is_in_the_table() {
+fn the_table_has_what_each_opcode_does() {
     let facts = |opcode: Opcode| opcode.facts().unwrap();
     for solicited in [false, true] {
         for invalidates in [false, true] {
@@ -254,9 +254,9 @@ fn octets_of(said: &Terminate) -> Vec<u8> {
     message(&header, &Body::Terminate, &payload)
 }
 
-// RFC 5040 section 4.8.
+// The example in RFC 5040 section 4.8.
 #[test]
-fn a_terminate_about_nothing_has_no_headers() {
+fn a_terminate_without_a_segment_has_no_headers() {
     let said = Terminate::new(TerminateCode::new(0, 0, 0));
     let octets = hex!("4147 00000000 00000002 00000001 00000000" "00000000");
     assert_eq!(octets_of(&said), octets);
@@ -264,7 +264,7 @@ fn a_terminate_about_nothing_has_no_headers() {
 }
 
 #[test]
-fn a_terminate_shows_the_headers_that_it_is_about() {
+fn a_terminate_carries_the_headers_of_its_segment() {
     let about = tagged(Opcode::WRITE);
     let said = Terminate::new(TerminateCode::new(1, 1, 0)).about(64, about, None);
     let octets = hex!(
@@ -299,7 +299,7 @@ fn a_terminate_shows_the_headers_that_it_is_about() {
 }
 
 #[test]
-fn a_terminate_that_promises_too_much_still_says_why() {
+fn a_truncated_terminate_still_has_its_code() {
     let octets = hex!("4147 00000000 00000002 00000001 00000000" "2002e000" "00");
     let said = terminate(&octets);
     assert_eq!(said.code(), TerminateCode::new(2, 0, 2));
@@ -310,12 +310,12 @@ fn a_terminate_that_promises_too_much_still_says_why() {
 
 proptest! {
     #[test]
-    fn any_octets_are_a_segment_or_not(octets in proptest::collection::vec(any::<u8>(), 0..120)) {
+    fn any_input_decodes_or_is_refused(octets in proptest::collection::vec(any::<u8>(), 0..120)) {
         prop_assert!(same(&octets));
     }
 
     #[test]
-    fn any_segment_of_a_known_opcode_comes_back(
+    fn segments_of_known_opcodes_encode_to_the_same_bytes(
         code in 0..16_u8,
         qn in 0..4_u32,
         flags in any::<u8>(),
@@ -333,7 +333,7 @@ proptest! {
     }
 }
 
-// Whether the octets are no segment, or one that is built again to the same octets.
+// Whether the input is refused, or decodes to a segment that encodes to the same bytes.
 fn same(octets: &[u8]) -> bool {
     let Ok(segment) = decode(octets) else {
         return true;

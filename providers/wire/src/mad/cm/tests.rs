@@ -6,7 +6,7 @@ use crate::layout::Octets;
 use crate::mad::rdma_cm::RdmaCm;
 use crate::mad::{self, MAD_LEN, encode};
 
-// Messages of Linux's connection manager, without the zeros at their ends.
+// Messages that Linux's connection manager sent, without the zeros at their ends.
 const REQ: &[u8] = &hex!(
     "0107020300000000 0000000295ebf999 0010000000000000"
     "99f9eb95 00000000 0000000001061c06 505400fffe000002 00000000 00000000"
@@ -32,7 +32,7 @@ fn message(front: &[u8]) -> Message {
 }
 
 #[test]
-fn a_request_is_what_linux_sends() {
+fn a_request_of_linux_is_decoded() {
     let Message::Req(req) = message(REQ) else {
         panic!("not a REQ");
     };
@@ -72,7 +72,7 @@ fn a_request_is_what_linux_sends() {
 }
 
 #[test]
-fn answers_are_what_linux_sends() {
+fn answers_of_linux_are_decoded() {
     let Message::Rep(rep) = message(REP) else {
         panic!("not a REP");
     };
@@ -99,9 +99,10 @@ fn answers_are_what_linux_sends() {
     assert_eq!(rej.reason, reason::INVALID_SERVICE_ID);
 }
 
-// Octets from the end of the management datagram's header, each with what one bit there means.
+// Each line has a position after the header of the management datagram and the meaning of one bit
+// there.
 #[test]
-fn fields_lie_where_the_standard_has_them() {
+fn fields_are_at_the_positions_of_the_standard() {
     let fields = |attribute: u16, at: usize, octet: u8| {
         let mut data = [0; DATA_LEN];
         data[at] = octet;
@@ -151,7 +152,7 @@ fn fields_lie_where_the_standard_has_them() {
 }
 
 #[test]
-fn private_data_has_the_size_of_its_message() {
+fn private_data_has_the_size_that_its_message_prescribes() {
     let sizes = [
         (0x10, 92),
         (0x11, 222),
@@ -169,7 +170,7 @@ fn private_data_has_the_size_of_its_message() {
         let message = Message::of(attribute, &[0; DATA_LEN]).unwrap();
         assert_eq!(message.private_data().len(), size, "{}", message.name());
         assert_eq!(message.attribute_id(), attribute);
-        // It is what a message ends with.
+        // Private data is the last field of each message.
         let mut data = [0; DATA_LEN];
         data[DATA_LEN - size] = 0xa5;
         data[DATA_LEN - 1] = 0x5a;
@@ -180,7 +181,7 @@ fn private_data_has_the_size_of_its_message() {
 }
 
 #[test]
-fn what_is_no_message_is_dropped_with_a_reason() {
+fn a_datagram_that_is_no_cm_message_is_refused() {
     let good = whole(REQ);
     let with = |at: usize, octet: u8| {
         let mut octets = good;
@@ -205,7 +206,7 @@ fn what_is_no_message_is_dropped_with_a_reason() {
 
 proptest! {
     #[test]
-    fn every_bit_of_every_message_comes_back(
+    fn every_message_encodes_to_the_bytes_it_came_from(
         attribute in 0x10_u16..=0x1a,
         data in proptest::collection::vec(any::<u8>(), DATA_LEN),
     ) {
@@ -216,7 +217,7 @@ proptest! {
     }
 
     #[test]
-    fn any_octets_are_a_datagram_or_not(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn any_input_decodes_or_is_refused(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(mad) = mad::decode(&octets) {
             let _ = decode(&mad);
         }

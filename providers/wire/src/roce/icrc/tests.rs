@@ -7,20 +7,20 @@ use crate::layout::view;
 use crate::roce::packet::decode;
 use crate::roce::{Bth, Reject};
 
-// UC SEND Only over IPv4, with a UDP checksum: from IP header to ICRC.
+// A UC SEND Only over IPv4 with a UDP checksum, from the IP header to the ICRC.
 const SEND_V4: [u8; 64] = hex!(
     "45010040047840004011b4d5c0a80007c0a80007c00012b7002caca22460ffff000000d300cf17104630818be28935d90e9a95505401be885e500000"
     "78f353f3"
 );
 
-// A CNP that a ConnectX-4 sent: BECN and traffic class are not zero.
+// A CNP that a ConnectX-4 sent. It has BECN set and a traffic class other than zero.
 const CNP_V4: [u8; 60] = hex!(
     "45c2003c718c4000401191610a0011010a001201000012b7002800008100ffff4000011800000000"
     "00000000000000000000000000000000"
     "82fd002a"
 );
 
-// RC SEND Only over IPv6.
+// An RC SEND Only over IPv6.
 const SEND_V6: [u8; 68] = hex!(
     "60000000001c1140fe80000000000000000000000000000afe80000000000000000000000000000bc12312b7001c00000400ffff000000118000012361626364"
     "9f1a775e"
@@ -41,7 +41,7 @@ fn is_intact_v6(octets: &[u8]) -> bool {
 }
 
 #[test]
-fn golden_vectors() {
+fn captured_packets_have_the_computed_icrc() {
     for octets in [&SEND_V4[..], &CNP_V4] {
         assert!(is_intact_v4(octets));
     }
@@ -49,7 +49,7 @@ fn golden_vectors() {
 }
 
 #[test]
-fn what_routers_change_is_not_covered() {
+fn fields_that_routers_change_are_not_covered() {
     let changed = |at: usize, bits: u8| {
         let mut octets = SEND_V4;
         octets[at] ^= bits;
@@ -103,7 +103,7 @@ const ENVELOPE_V4: Envelope = Envelope {
 };
 
 #[test]
-fn it_comes_to_the_same_in_any_pieces() {
+fn the_icrc_does_not_depend_on_how_the_payload_is_divided() {
     let datagram = &SEND_V4[28..];
     let packet = decode(datagram).unwrap();
     let covered = &datagram[Bth::LEN..datagram.len() - 4];
@@ -116,7 +116,7 @@ fn it_comes_to_the_same_in_any_pieces() {
 }
 
 #[test]
-fn an_envelope_is_what_a_socket_knows() {
+fn an_envelope_suffices_to_check_the_icrc() {
     assert!(decode(&SEND_V4[28..]).unwrap().is_intact(&ENVELOPE_V4));
     let envelope = Envelope {
         source: "[fe80::a]:49443".parse().unwrap(),
@@ -139,7 +139,7 @@ fn finished(identification: u16, datagram: &[u8]) -> [u8; 4] {
 }
 
 #[test]
-fn an_identification_that_is_not_seen_is_found() {
+fn an_unseen_identification_is_recovered() {
     for length in [12, 16, 60, 268, 1068, 4140, 65_000] {
         let datagram: Vec<u8> = (0..length).map(|at| (at * 7) as u8).collect();
         let recovery = Recovery::for_datagrams_of(length + 4);
@@ -155,7 +155,7 @@ fn an_identification_that_is_not_seen_is_found() {
 }
 
 #[test]
-fn a_damaged_packet_is_explained_by_no_identification() {
+fn no_identification_explains_a_damaged_packet() {
     let mut datagram: Vec<u8> = (0..300).map(|at| (at * 5) as u8).collect();
     let recovery = Recovery::for_datagrams_of(304);
     let received = finished(0x4711, &datagram);
@@ -172,7 +172,7 @@ fn a_damaged_packet_is_explained_by_no_identification() {
 }
 
 #[test]
-fn a_counter_steps_little_in_little_time() {
+fn plausible_steps_grow_with_the_pause() {
     let pause = Duration::from_millis;
     assert!(step_is_plausible(7, 8, pause(0)));
     assert!(step_is_plausible(0xffff, 3, pause(0)));
@@ -184,7 +184,7 @@ fn a_counter_steps_little_in_little_time() {
 }
 
 #[test]
-fn cut_packets_are_dropped() {
+fn truncated_packets_are_refused() {
     let datagram = &SEND_V4[28..];
     for length in 0..datagram.len() {
         match decode(&datagram[..length]) {

@@ -58,7 +58,7 @@ fn write_only(payload: &[u8]) -> Headers {
 
 // covers 9.01
 #[test]
-fn payload_is_filled_up_with_zeros_that_the_icrc_covers() {
+fn the_icrc_covers_the_zeros_that_pad_the_payload() {
     for length in 0..=8 {
         let payload = vec![0xa5; length];
         let octets = encode(&write_only(&payload), &payload);
@@ -76,7 +76,7 @@ fn payload_is_filled_up_with_zeros_that_the_icrc_covers() {
 }
 
 #[test]
-fn headers_are_found_by_the_opcode() {
+fn the_opcode_decides_which_headers_are_present() {
     let octets = encode(&write_only(b"hello"), b"hello");
     let packet = decode(&octets).unwrap();
     assert_eq!(packet.get::<Reth>().map(|reth| reth.dma_length()), Some(5));
@@ -89,7 +89,7 @@ fn headers_are_found_by_the_opcode() {
 
 // concerns 3.59
 #[test]
-fn what_is_no_packet_is_dropped_with_a_reason() {
+fn malformed_packets_are_refused_with_a_reason() {
     let good = encode(&write_only(b"12345"), b"12345");
     let with = |at: usize, octet: u8| {
         let mut octets = good.clone();
@@ -110,7 +110,7 @@ fn what_is_no_packet_is_dropped_with_a_reason() {
 }
 
 #[test]
-fn headers_that_the_opcode_does_not_ask_for_are_not_encoded() {
+fn headers_that_the_opcode_does_not_have_are_not_encoded() {
     let mut headers = decode(&encode(&write_only(b""), b"")).unwrap().headers();
     assert!(octets_of(&headers).is_some());
     headers.imm_dt = None;
@@ -124,7 +124,7 @@ fn headers_that_the_opcode_does_not_ask_for_are_not_encoded() {
 }
 
 #[test]
-fn congestion_is_notified_as_a_connectx_does() {
+fn a_congestion_notification_equals_a_connectxs() {
     let bth = Bth {
         opcode: Opcode::CNP,
         p_key: 0xffff,
@@ -142,18 +142,18 @@ fn congestion_is_notified_as_a_connectx_does() {
 }
 
 #[test]
-fn there_is_room_for_the_headers_of_every_opcode() {
+fn no_opcode_has_more_headers_than_the_longest() {
     let longest = Opcode::known().map(|(_, facts)| Bth::LEN + facts.headers_len);
     assert_eq!(longest.max(), Some(MAX_HEADER_LEN));
 }
 
 #[test]
-fn every_opcode_keeps_every_bit() {
+fn every_opcode_encodes_to_the_bytes_it_came_from() {
     for (opcode, facts) in Opcode::known() {
         let mut octets = [0xa5; MAX_HEADER_LEN + 12];
         let octets = &mut octets[..Bth::LEN + facts.headers_len + 8 + ICRC_LEN];
         octets[0] = opcode.0;
-        octets[1] = 0xe0; // Every flag, two octets of pad, version 0.
+        octets[1] = 0xe0; // Every flag is set, the pad has two bytes, and the version is 0.
         let packet = decode(octets).unwrap();
         assert_eq!(packet.payload.len(), 6);
         let again = octets_of(&packet.headers()).unwrap();
@@ -163,7 +163,7 @@ fn every_opcode_keeps_every_bit() {
 
 proptest! {
     #[test]
-    fn any_octets_are_a_packet_or_not(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn any_input_decodes_or_is_refused(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
         if let Ok(packet) = decode(&octets) {
             let _ = packet.is_intact(&ENVELOPE);
             let headers = octets_of(&packet.headers()).unwrap();
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn any_packet_of_a_known_opcode_comes_back(
+    fn packets_of_known_opcodes_encode_to_the_same_bytes(
         code in any::<proptest::sample::Index>(),
         bits in any::<[u8; MAX_HEADER_LEN]>(),
         payload in proptest::collection::vec(any::<u8>(), 0..64),
