@@ -1,5 +1,5 @@
-//! Connections of a node's paths: asked for, accepted, and ended. What the protocol has to do differently over one transport or the
-//! other is decided by [`FlowControl`](crate::protocol::FlowControl) where a node starts, and nowhere else.
+//! Requests, accepts and ends the connections of a node's paths. The protocol differs between transports only by
+//! [`FlowControl`](crate::protocol::FlowControl), which a node sets when it starts.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,24 +17,24 @@ use crate::node::{Link, Made, Node, Purpose, post_receives};
 use crate::pool::Slot;
 use crate::protocol::{Answer, ArrivalId, PathId, Process};
 
-/// Requests for connections that wait to be answered.
+/// Connection requests that may wait for an answer.
 const BACKLOG: usize = 128;
 
-/// What a peer is told that is refused: Linux's number for it.
+/// Private data of a refusal: the number that Linux sends.
 const REFUSED: [u8; 4] = 1_u32.to_ne_bytes();
 
-/// Where a host listens.
+/// The address and port where a host listens.
 fn port_at(at: SocketAddr) -> SocketAddr {
     let port = if at.is_ipv6() { PORT_V6 } else { PORT };
     SocketAddr::new(at.ip(), port)
 }
 
-/// Listens where peers ask: the one process that does is the leader.
+/// Listens on the port that peers connect to. The one process that succeeds is the leader.
 pub(crate) fn listen(connector: &Connector, at: SocketAddr) -> Result<Listener, ConnectError> {
     connector.listen(port_at(at), BACKLOG)
 }
 
-/// Listens where the leader asks, as a member.
+/// Listens as a member, on a port of its own, for connections from the leader.
 pub(crate) fn listen_as_member(
     connector: &Connector,
     at: SocketAddr,
@@ -42,7 +42,7 @@ pub(crate) fn listen_as_member(
     connector.listen(SocketAddr::new(at.ip(), 0), BACKLOG)
 }
 
-/// Answers peers that ask for connections, for as long as the node listens.
+/// Answers the connection requests of peers for as long as the node listens.
 pub(crate) async fn accept_all(node: Weak<Node>) {
     loop {
         let next = match node.upgrade() {
@@ -63,7 +63,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
         Some(asked) if from == Some(node.at) && incoming.is_admitted() => {
             node.with(|state| state.host.handle_request_of_process(asked))
         }
-        // What a peer says of its address has to be where it comes from.
+        // The address that a peer states has to be the one that its request comes from.
         Some(asked) if from.is_none_or(|from| from == asked.source) => {
             node.with(|state| state.host.handle_request(asked))
         }
@@ -74,7 +74,7 @@ fn answer(node: &Arc<Node>, incoming: Incoming) {
             let task = accept(Arc::downgrade(node), incoming, arrival, asked, data);
             node.spawn_accepting(arrival, task);
         }
-        // One that has gone hears it no more.
+        // A peer that has gone does not receive the refusal.
         _ => drop(incoming.reject(&REFUSED)),
     }
 }
@@ -104,11 +104,12 @@ async fn accept(
     }
 }
 
-/// Asks a peer for a connection.
+/// Requests a connection from a peer.
 pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: ConnectData) {
     let Some(strong) = node.upgrade() else { return };
     if whom == Process::Leader && strong.lead() {
-        // The one that there was has gone. What this path was for is asked of the peer itself.
+        // The previous leader has gone, and this node leads now: the path fails, so that the host requests a connection from the
+        // peer itself.
         return failed(&strong, made, None);
     }
     let to = match whom {
@@ -132,7 +133,7 @@ pub(crate) async fn connect(node: Weak<Node>, made: Made, whom: Process, data: C
         Err(error) => {
             let Some(node) = node.upgrade() else { return };
             match error {
-                // The host that is asked would have said why.
+                // No process listens at the host. A host that refuses the request gives another reason.
                 ConnectError::Refused {
                     reason: Refusal::NoListener,
                     ..
@@ -162,7 +163,7 @@ async fn complete(
     Ok((accepted.complete().await?, told))
 }
 
-/// A queue pair, with its first receives posted.
+/// Creates a queue pair and posts its first receives.
 async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> {
     let limits = *node.lock().host.limits();
     let entries = limits.send_requests + limits.receives;
@@ -217,19 +218,19 @@ fn connected(node: &Weak<Node>, made: Made, qp: &Qp, connection: Connection, tol
     }
 }
 
-/// Tells the host when a connection has ended.
+/// Reports the end of a connection to the host.
 async fn watch(node: Weak<Node>, qp: Qp, ended: Started<(), ConnectError>) {
-    // However it ended.
+    // The reason for which the connection ended does not matter.
     let _ = ended.await;
     if let Some(node) = node.upgrade()
-        // What arrived before the end is taken in.
+        // The poll takes in everything that arrived before the end.
         && let Some(arrival) = node.poll_with(|state| state.lost(&qp))
     {
         node.withdraw(arrival);
     }
 }
 
-/// No connection was made with this queue pair, if there was one.
+/// Reports that no connection was made, if the attempt and its queue pair are still wanted.
 fn failed(node: &Arc<Node>, made: Made, qp: Option<&Qp>) {
     node.with(|state| {
         if state.is_wanted(made, qp) {
@@ -250,13 +251,13 @@ pub(crate) async fn end(node: Weak<Node>, path: PathId, link: Link) {
 /// Ends a connection that belongs to no path, and destroys its queue pair.
 pub(crate) async fn discard(node: Weak<Node>, mut link: Link) {
     let Some(strong) = node.upgrade() else { return };
-    // The peer is told, and not waited for: it may be gone.
+    // Starts the disconnect without waiting for the peer, which may be gone.
     drop(link.take_connection());
     let flushed = flush(&strong.context, &link.qp);
     drop(strong);
-    // One that cannot be flushed is destroyed all the same.
+    // A queue pair that cannot be flushed is destroyed nevertheless.
     let _ = flushed.await;
-    // What became of its requests is known before the rest is given up.
+    // The poll takes in the completions of the requests before their queue pair is forgotten.
     if let Some(node) = node.upgrade() {
         node.poll_with(|state| state.forget(&link.qp));
     }

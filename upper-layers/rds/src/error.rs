@@ -1,4 +1,4 @@
-//! What goes wrong, each with the error number that Linux has for it.
+//! The errors of sockets, each with the error number that Linux has for it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,81 +15,81 @@ use crate::protocol::PortError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RdsError {
-    /// `EINVAL`: the address is a wildcard, broadcast or multicast one, or lacks its scope.
+    /// `EINVAL`: the address is a wildcard, a broadcast or a multicast address, or lacks its scope.
     #[error("{0} is no address of one host")]
     Address(SocketAddr),
-    /// `EDESTADDRREQ`: a wildcard is no destination.
+    /// `EDESTADDRREQ`: the destination is a wildcard.
     #[error("{0} is no destination")]
     Destination(SocketAddr),
-    /// `EINVAL`: the socket has an address.
+    /// `EINVAL`: the socket already has an address.
     #[error("the socket is bound to {0} already")]
     Bound(SocketAddr),
-    /// `ENOTCONN`: nothing was bound, or there is no destination.
+    /// `ENOTCONN`: the socket is not bound, or the message has no destination.
     #[error("{0}")]
     NotConnected(&'static str),
-    /// `EADDRINUSE`, or `EINVAL` for the port that is reserved.
+    /// `EADDRINUSE`: the port is in use; or `EINVAL`: the port is reserved.
     #[error("{at}: {error}")]
     Port {
-        /// Where.
+        /// The address and the port.
         at: SocketAddr,
-        /// Why.
+        /// Why the port cannot be bound.
         error: PortError,
     },
-    /// `EADDRNOTAVAIL`: no device is at the address, and none can be.
+    /// `EADDRNOTAVAIL`: there is no device at the address, and none can be made there.
     #[error("no device for {at}: {error}")]
     NoDevice {
-        /// Where.
+        /// The address.
         at: SocketAddr,
-        /// Why.
+        /// Why there is no device.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// `ENOPROTOOPT`: the transport that was chosen does not have the address.
+    /// `ENOPROTOOPT`: the chosen transport has no device at the address.
     #[error("the transport that was chosen does not have {0}")]
     WrongTransport(SocketAddr),
-    /// `EOPNOTSUPP`: a transport was chosen already.
+    /// `EOPNOTSUPP`: the socket already has a transport.
     #[error("the socket has a transport already")]
     TransportChosen,
     /// `ENOPROTOOPT`: RDS over TCP is another protocol.
     #[error("there is no RDS over this transport")]
     NoTransport,
-    /// `EOPNOTSUPP`: an IPv4 address and an IPv6 address.
+    /// `EOPNOTSUPP`: one address is IPv4 and the other IPv6.
     #[error("{from} and {to} are of different families")]
     Family {
-        /// The socket's.
+        /// The socket's address.
         from: SocketAddr,
         /// The destination.
         to: SocketAddr,
     },
-    /// `EMSGSIZE`: longer than a message may be, or than the send buffer.
+    /// `EMSGSIZE`: the message is longer than the protocol or the send buffer allows.
     #[error("a message of {length} bytes, where there may be {most}")]
     TooLong {
-        /// Its length.
+        /// Length of the message, in bytes.
         length: usize,
-        /// What the socket takes.
+        /// The longest message that the socket takes, in bytes.
         most: usize,
     },
-    /// `EAGAIN`: there is no room in the send buffer, or nothing to receive.
+    /// `EAGAIN`: the send buffer is full, or there is nothing to receive.
     #[error("not now")]
     WouldBlock,
-    /// `ENOBUFS`: the receiver has more waiting than its receive buffer.
+    /// `ENOBUFS`: more bytes wait at the receiver than its receive buffer allows.
     #[error("the destination is congested")]
     Congested,
-    /// `ETIMEDOUT`.
+    /// `ETIMEDOUT`: the deadline has passed.
     #[error("the time is over")]
     TimedOut,
-    /// `ECONNRESET`: the leader of the own address, which passed on the socket's messages, has ended, and may have passed on this number of
-    /// unacknowledged messages or not. They are not sent again; later messages are sent.
+    /// `ECONNRESET`: the leader of the own address, which forwarded the socket's messages, has ended. It may or may not have
+    /// forwarded this number of unacknowledged messages. They are not sent again; later messages are sent.
     #[error("{0} messages may not have arrived: the process that passed them on has ended")]
     Undelivered(u64),
-    /// `EINVAL`, `EFAULT` and others: what was asked for of remote memory makes no sense.
+    /// `EINVAL`, `EFAULT` and others: the operation on remote memory is invalid.
     #[error("{what}")]
     Rdma {
-        /// What is wrong.
+        /// What is wrong with the operation.
         what: &'static str,
-        /// The number.
+        /// The error number.
         errno: i32,
     },
-    /// `ENOMEM`, or what the device says.
+    /// `ENOMEM`, or the error of the device.
     #[error(transparent)]
     Verb(#[from] VerbError),
 }

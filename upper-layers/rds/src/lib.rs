@@ -1,7 +1,8 @@
 //! Reliable datagram sockets over verbs: the protocol of Linux's `rds_rdma`, also where there is no RDMA device.
 //!
-//! [`RdsSocket`] is what a program has. A socket sends whole messages to any address and port, reliably and in order; one connection of
-//! queue pairs for each pair of hosts carries those of all sockets. [`protocol`] is the protocol alone, sans-IO.
+//! [`RdsSocket`] is the type that programs use. A socket sends whole messages to any address and port, reliably and in order; one
+//! connection of queue pairs for each pair of hosts carries the messages of all sockets. [`protocol`] is the protocol alone,
+//! sans-IO.
 #![deny(unsafe_code)]
 
 mod connect;

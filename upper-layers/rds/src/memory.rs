@@ -1,11 +1,12 @@
-//! Memory that a program hands to RDMA operations: its own, or borrowed by a C program's rules. The only unsafe code of this crate.
+//! Memory that a program gives to RDMA operations: Rust's own, or borrowed by the rules of a C program. This is the only unsafe
+//! code of the crate.
 #![allow(unsafe_code)]
 
 use polyverbs::memory::MemoryRange;
 use polyverbs::{Mr, MrOptions, Pd, Started};
 use rustix::mm::{Advice, madvise};
 
-/// A page: cookies count from the beginning of one.
+/// The page size that cookies use: the offset in a cookie is counted from the beginning of a page.
 pub(crate) const PAGE: u64 = 4096;
 
 /// Memory of this program.
@@ -25,17 +26,17 @@ impl From<MemoryRange> for LocalMemory {
 }
 
 impl LocalMemory {
-    /// `length` bytes from `address`.
+    /// Borrows `length` bytes from `address`.
     ///
     /// # Safety
-    /// They stay mapped, readable and writable for as long as an operation or a cookie names them, and the program reads and writes them
-    /// only as it would memory that another program may change at any time.
+    /// The bytes stay mapped, readable and writable for as long as an operation or a cookie names them, and the program accesses
+    /// them only as it would access memory that another program may change at any time.
     pub unsafe fn borrowed(address: *mut u8, length: usize) -> Self {
         let address = address.expose_provenance();
         Self(Kind::Borrowed { address, length })
     }
 
-    /// Where it begins.
+    /// The first address.
     pub(crate) fn address(&self) -> u64 {
         match &self.0 {
             Kind::Owned(range) => range.address(),
@@ -43,7 +44,7 @@ impl LocalMemory {
         }
     }
 
-    /// How long it is.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         match &self.0 {
             Kind::Owned(range) => range.len(),
@@ -51,8 +52,8 @@ impl LocalMemory {
         }
     }
 
-    /// Whether the memory is mapped, and readable or, if `is_written`, writable. A later access on behalf of a peer could report no error
-    /// and would end the process.
+    /// Whether the memory is mapped, and readable or, if `is_written`, writable. Without this check an access on behalf of a peer
+    /// could not report an error and would end the process.
     pub(crate) fn is_there(&self, is_written: bool) -> bool {
         let Kind::Borrowed { address, length } = self.0 else {
             return true;
@@ -67,10 +68,11 @@ impl LocalMemory {
         };
         let populate = |begin: usize, end: usize| {
             let begin = std::ptr::with_exposed_provenance_mut(begin);
-            // SAFETY: the advice faults pages in, as an access would, and changes no byte.
+            // SAFETY: the advice faults pages in as an access would, and changes no byte.
             unsafe { madvise(begin, end - begin.addr(), advice) }
         };
-        // Kernels before 5.14 reject this advice for any memory, also for a page of the stack: then the memory counts as usable.
+        // Kernels before 5.14 reject this advice for any memory. If they reject it for a page of the stack too, the memory counts
+        // as usable.
         let own = (&raw const begin).expose_provenance() & !(PAGE as usize - 1);
         populate(begin, end).is_ok() || populate(own, own + 1).is_err()
     }
@@ -80,8 +82,8 @@ impl LocalMemory {
             Kind::Owned(range) => pd.register_with(range.clone(), options),
             Kind::Borrowed { address, length } => {
                 let address = std::ptr::with_exposed_provenance_mut(*address);
-                // SAFETY: whoever made this promised it for as long as operations and cookies name the memory; the region is
-                // deregistered with the last of them.
+                // SAFETY: the caller of `borrowed` promised it for as long as operations and cookies name the memory; the region
+                // is deregistered with the last of them.
                 unsafe { pd.register_borrowed(address, *length, options) }
             }
         }

@@ -1,5 +1,5 @@
-//! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while no
-//! program's thread does.
+//! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while
+//! no thread of the program does.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -39,30 +39,30 @@ use crate::shared::Shared;
 use crate::socket::RdsTransport;
 use crate::spin::SPIN_TIME;
 
-/// The bit that marks a receive's `wr_id`; below it sends have their request's number.
+/// The bit that marks the `wr_id` of a receive; the `wr_id` of a send is the number of its request.
 const RECEIVE: u64 = 1 << 62;
 
-/// Completions that one poll takes.
+/// The most completions that one poll takes.
 const POLLED: usize = 32;
 
-/// Receives are posted again when so many are missing, or a quarter of those that there are to be.
+/// The node posts receives again when this many are missing, or a quarter of the wanted number.
 const REFILLED: usize = 16;
 
-/// Bytes of what nobody has read yet, from which on the memory of more is saved at the price of a copy.
+/// Unread bytes from which on further messages are copied into shorter slots, which saves memory.
 const UNREAD: usize = 1 << 20;
 
-/// While programs poll, the thread looks after this time whether they still do.
-const LOOK: Duration = Duration::from_millis(1);
+/// While programs poll, the thread checks after this time whether they still do.
+const POLL_CHECK: Duration = Duration::from_millis(1);
 
-/// How long a node that ends waits for each peer to confirm.
+/// How long a node that closes waits for each peer to confirm the disconnect.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// Entries of the completion queue before there are paths.
+/// Entries of the completion queue while there are no paths.
 const FIRST_ENTRIES: u32 = 4096;
 
 pub(crate) type NodeHost = Host<Slot, Posted>;
 
-/// A path, and the attempt by which its connection is made.
+/// A path and the attempt to connect it.
 pub(crate) type Made = (PathId, u32);
 
 /// The connection that a queue pair is created for.
@@ -81,7 +81,7 @@ enum Owner {
     Arrival(ArrivalId),
 }
 
-/// See the [module](self).
+/// A node: see the [module](self).
 pub(crate) struct Node {
     pub(crate) at: IpAddr,
     pub(crate) context: Context,
@@ -92,47 +92,47 @@ pub(crate) struct Node {
     state: Mutex<State>,
     sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
     listener: Mutex<Option<Listener>>,
-    /// Of a leader; none of its own where no name could be had.
+    /// Set while this process is the leader; the inner value is `None` if the leader's name could not be taken.
     presence: Mutex<Option<Option<Presence>>>,
-    /// Of a member: its leader, whose end a thread waits for.
+    /// Set while this process is a member: the leader, whose end a thread waits for.
     followed: Mutex<Option<(u16, Followed)>>,
     tasks: Arc<Executor<'static>>,
     thread: OnceLock<Thread>,
-    /// Looks of programs at the completion queue, and how many there had been when one of them last armed it.
+    /// Counts the polls of programs. `armed_after` is its value when a program last armed the completion queue.
     polls: AtomicU64,
     armed_after: AtomicU64,
     /// The thread leaves the completion queue to programs that poll.
     is_left_to_polls: AtomicBool,
-    /// A thread that polled was notified by what it found itself.
+    /// A completion notification was consumed by a thread that polled, so that the queue is no longer armed.
     is_notified: AtomicBool,
     began: Instant,
 }
 
-/// Who looks at what completes.
-enum Looks {
-    /// A program, which polls.
+/// The poller of the completion queue.
+enum Poller {
+    /// A program polls.
     Program,
-    /// The thread, for a program that has polled and sleeps now.
+    /// The thread polls for a program that has polled and sleeps now.
     ForProgram,
-    /// The thread.
+    /// The thread polls.
     Thread,
 }
 
-/// What a node's lock protects.
+/// The data that a node's lock protects.
 pub(crate) struct State {
     pub(crate) host: NodeHost,
-    /// By number of the path.
+    /// Indexed by the number of the path.
     links: Vec<Option<Link>>,
-    /// Accepted requests whose connections belong to no path yet.
+    /// Accepted requests whose connections do not belong to a path yet.
     arrivals: FxHashMap<ArrivalId, Arrival>,
     owners: FxHashMap<Qpn, Owner>,
-    /// Paths that miss receives.
+    /// Paths that need further receives.
     short: Vec<PathId>,
     slots: [Completion; POLLED],
     batch: Batch<'static>,
 }
 
-/// An accepted request whose connection belongs to no path yet. Dropping it stops the task that accepts.
+/// An accepted request whose connection does not belong to a path yet. Dropping it stops the task that accepts.
 struct Arrival {
     link: Option<Link>,
     _accepting: Task<()>,
@@ -142,13 +142,13 @@ struct Arrival {
 pub(crate) struct Link {
     pub(crate) qp: Qp,
     connection: Option<Connection>,
-    /// The number of receives that are kept posted.
+    /// The number of receives that the node keeps posted.
     wanted: usize,
-    /// In the order in which they are posted.
+    /// In the order in which they were posted.
     receives: VecDeque<Slot>,
-    /// What arrived before the connection was known to be there.
+    /// Fragments that arrived before the connection was known to be established.
     early: Vec<(Slot, usize)>,
-    /// Headers without a fragment of a message, until their requests are complete.
+    /// Headers of messages without payload, kept until their requests are complete.
     headers: VecDeque<(u64, Slot)>,
 }
 
@@ -157,13 +157,13 @@ thread_local! {
     static POLLED_NODE: Cell<*const Node> = const { Cell::new(ptr::null()) };
 }
 
-/// The nodes of a process, each with the number of its sockets.
+/// The nodes of a process, each with its number of sockets.
 #[derive(Default)]
 struct Nodes {
     all: Vec<(Arc<Node>, usize)>,
 }
 
-/// A child of a fork has none: the threads and connections of its parent's do not exist there.
+/// Empty in a child of a fork, because the threads and connections of its parent do not exist there.
 static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
 
 fn nodes() -> MutexGuard<'static, Nodes> {
@@ -171,33 +171,33 @@ fn nodes() -> MutexGuard<'static, Nodes> {
     nodes.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Threads of the program that sleep.
+/// The number of threads of the program that sleep.
 static SLEEPING: AtomicUsize = AtomicUsize::new(0);
 
-/// A thread that sleeps until something changes at a socket, or is about to, in a call of its own, as in `poll`.
+/// A thread that sleeps, or is about to sleep, until something changes at a socket, in a call of its own such as `poll`.
 ///
-/// While programs poll, the threads of nodes leave the completion queues to them, and look only now and then whether they still do. As
-/// long as there is one of these, each change is told at once ([`RdsSocket::on_change`](crate::RdsSocket::on_change)). Making one takes
-/// no lock, so that a signal handler may.
+/// While programs poll, the threads of nodes leave the completion queues to them and check only occasionally whether they still
+/// do. As long as there is a `Sleeping`, each change is reported at once ([`RdsSocket::on_change`](crate::RdsSocket::on_change)).
+/// Creating one takes no lock, so that a signal handler may do it.
 #[derive(Debug)]
-#[must_use = "changes are told at once as long as it is there"]
+#[must_use = "changes are reported at once only while it exists"]
 pub struct Sleeping(());
 
 impl Sleeping {
-    /// Before the last look: what changes after it is told.
-    #[expect(clippy::new_without_default, reason = "making one has an effect")]
+    /// To be called before the last check of the socket: each later change is reported.
+    #[expect(clippy::new_without_default, reason = "creating one has an effect")]
     pub fn new() -> Self {
         SLEEPING.fetch_add(1, Ordering::SeqCst);
-        look_at_once();
+        reclaim_polling();
         Self(())
     }
 
-    /// Ends one that was forgotten ([`std::mem::forget`]): for those who can keep none.
+    /// Ends one `Sleeping` that was forgotten ([`std::mem::forget`]), for callers that cannot store it.
     pub fn forgotten_is_over() {
         drop(Self(()));
     }
 
-    /// Whether there is one in this process.
+    /// Whether a thread of this process sleeps.
     pub(crate) fn is_any() -> bool {
         SLEEPING.load(Ordering::SeqCst) > 0
     }
@@ -209,9 +209,9 @@ impl Drop for Sleeping {
     }
 }
 
-/// Has the threads of nodes look at what completes that have left it to programs. Those that are made or closed at this moment look
-/// soon in any case.
-fn look_at_once() {
+/// Wakes the threads of nodes that have left the completion queue to programs. A node that is being created or closed at this
+/// moment polls soon in any case.
+fn reclaim_polling() {
     let Some(nodes) = NODES.made() else {
         return;
     };
@@ -228,7 +228,7 @@ fn look_at_once() {
 }
 
 impl Node {
-    /// The node of an address, for one socket more: the one that there is in this process, or a new one over this device.
+    /// The node of an address, for one further socket: the one that this process has, or a new one over this device.
     pub(crate) fn acquire(
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
@@ -244,7 +244,7 @@ impl Node {
         Ok(node)
     }
 
-    /// For one socket less: without any, a node ends its connections, and is gone when this returns.
+    /// Releases the node for one socket. After the last socket a node ends its connections, and is gone when this returns.
     pub(crate) fn release(self: &Arc<Self>) {
         let mut nodes = nodes();
         let Some(place) = nodes
@@ -276,7 +276,7 @@ impl Node {
                 .unwrap_or_else(PoisonError::into_inner)
                 .take(),
         );
-        // Peers keep what they do not know to have arrived.
+        // Peers keep each message until it is acknowledged.
         self.poll_with(|state| state.host.acknowledge_all());
         let links = self.lock().take_links();
         let ends = links.iter().filter_map(|link| {
@@ -284,7 +284,7 @@ impl Node {
             Some(connection.disconnect(&self.context, &link.qp))
         });
         for mut end in ends.collect::<Vec<_>>() {
-            // A peer that does not answer finds out by itself.
+            // A peer that does not answer detects the end by itself.
             let _ = end.wait_for(FAREWELL);
         }
         self.kick();
@@ -295,7 +295,7 @@ impl Node {
         let context = device.open(&Requirements::everything_of(&device.attributes()));
         let context = context.map_err(|error| failed(error.into()))?;
         let flow_control = match context.attributes().transport {
-            // A message that finds no receive ends the connection.
+            // On iWARP a message that finds no receive ends the connection.
             Transport::Iwarp => FlowControl::Required,
             _ => FlowControl::Accepted,
         };
@@ -306,7 +306,7 @@ impl Node {
         let pd = context.alloc_pd().wait()?;
         let connector = Connector::of(&context).map_err(|error| failed(error.into()))?;
         let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
-        // Higher than those of who had the address before.
+        // Sequence numbers begin above those of earlier processes at this address.
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         host.number_from(since.as_micros() as u64 + 1);
         let node = Arc::new(Self {
@@ -346,7 +346,7 @@ impl Node {
         let _ = node.thread.set(thread);
         node.cq
             .on_completion(move |_| match POLLED_NODE.get() == weak.as_ptr() {
-                // It has the lock, which the thread would only wait for.
+                // This thread polls and has the lock, for which the node's thread would only wait.
                 true => {
                     if let Some(node) = weak.upgrade() {
                         node.is_notified.store(true, Ordering::Relaxed);
@@ -365,7 +365,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Makes this process the one that peers reach, unless another is.
+    /// Makes this process the leader, which peers connect to, unless another process is.
     pub(crate) fn lead(self: &Arc<Self>) -> bool {
         let presence = self.presence.lock();
         let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
@@ -381,13 +381,13 @@ impl Node {
         self.lock().host.set_role(Role::Leader);
         *self.listener() = Some(listener);
         drop(presence);
-        // What comes of it calls programs, which may close the node.
+        // The actions of the host call programs, which may close the node: they run without the lock of `presence`.
         self.with(|_| ());
         self.spawn(connect::accept_all(Arc::downgrade(self)));
         true
     }
 
-    /// Has a thread wait for the end of the leader that has told this, unless one does already.
+    /// Starts a thread that waits for the end of the leader that sent `told`, unless there is one already.
     pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
         let leader = told.member;
         let followed = self.followed.lock();
@@ -395,7 +395,7 @@ impl Node {
         if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
             return;
         }
-        // Without the thread the end is noticed later, by silence.
+        // Without the thread, liveness probes find the end later.
         let Ok((ours, waits)) = Followed::leader(self.at, told.incarnation) else {
             return;
         };
@@ -409,7 +409,7 @@ impl Node {
         });
     }
 
-    /// Whether peers reach this process.
+    /// Whether peers connect to this process.
     pub(crate) fn is_leader(&self) -> bool {
         self.lock().host.role() == Role::Leader
     }
@@ -431,7 +431,7 @@ impl Node {
     ) {
         let mut state = self.lock();
         if state.host.is_awaited(arrival) {
-            // The task cannot look for its entry before the lock is released.
+            // The task needs the lock to find its entry, which is inserted before the lock is released.
             let (link, _accepting) = (None, self.tasks.spawn(task));
             state.arrivals.insert(arrival, Arrival { link, _accepting });
             self.kick();
@@ -452,7 +452,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the socket is told what concerns it.
+    /// Reports changes to this socket from now on.
     pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
         self.sockets().insert(socket, Arc::clone(shared));
     }
@@ -465,7 +465,7 @@ impl Node {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what has completed and posts what can be posted, then does `work` under the same lock and what it leads to.
+    /// Runs `work` under the lock, posts what the host wants to send, and runs the actions that follow from both.
     pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let outcome = work(&mut state);
@@ -474,7 +474,7 @@ impl Node {
         outcome
     }
 
-    /// The same, after a look at what has completed.
+    /// Does what [`with`](Self::with) does, after it has polled the completion queue.
     pub(crate) fn poll_with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let mut state = self.lock();
@@ -484,7 +484,8 @@ impl Node {
         outcome
     }
 
-    /// The same for what may be possible without that look, which then comes behind it: a message does not wait for it.
+    /// Does what [`poll_with`](Self::poll_with) does, but polls after `work`, so that a message need not wait for the poll. If
+    /// `work` would block and the poll finds completions, `work` runs again.
     pub(crate) fn attempt<R>(
         self: &Arc<Self>,
         mut work: impl FnMut(&mut State) -> Result<R, RdsError>,
@@ -504,7 +505,7 @@ impl Node {
     fn finish_poll<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
         state.transmit(self);
         self.finish(state);
-        // What was armed is not any more.
+        // The notification that this thread consumed has disarmed the completion queue: the node's thread arms it again.
         if self.is_notified.load(Ordering::Relaxed)
             && self.is_notified.swap(false, Ordering::Relaxed)
             && !self.is_left_to_polls.load(Ordering::SeqCst)
@@ -513,13 +514,13 @@ impl Node {
         }
     }
 
-    /// Gives the lock back and does what the host asks for. Whether a socket was told of something.
+    /// Releases the lock and runs the actions of the host. Returns whether a socket was notified.
     fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
         let mut has_told = false;
         while let Some(action) = state.host.poll_action() {
             if let Action::Wake(socket) = action {
                 has_told = true;
-                // Where nobody waits there is nothing to give the lock back for.
+                // If no thread or task waits for the socket, the lock need not be released.
                 let sockets = self.sockets();
                 let is_watched = sockets
                     .get(&socket)
@@ -535,12 +536,12 @@ impl Node {
         has_told
     }
 
-    /// Has the thread look when something completes: to be called before a program stops looking itself. Whether something has completed
-    /// already.
+    /// Arms the completion queue, so that the thread takes over: to be called before a program stops polling. Returns whether
+    /// something has completed already.
     pub(crate) fn arm(&self) -> bool {
         self.armed_after
             .store(self.polls.load(Ordering::SeqCst), Ordering::SeqCst);
-        // Without a device there is nothing to wait for.
+        // A device that has gone sends no completions to wait for.
         self.cq.arm(Notify::Next).unwrap_or(false)
     }
 
@@ -592,7 +593,7 @@ impl Node {
         }
     }
 
-    /// Gives up an accepted request, and destroys its queue pair.
+    /// Abandons an accepted request and destroys its queue pair.
     pub(crate) fn withdraw(self: &Arc<Self>, arrival: ArrivalId) {
         let mut state = self.lock();
         state.host.handle_withdrawn(arrival);
@@ -610,7 +611,7 @@ impl Node {
                 drop(state);
                 self.spawn(connect::end(Arc::downgrade(self), path, link));
             }
-            // Nothing was made for it yet: what is being made finds no link, and is dropped.
+            // No queue pair was made for the path yet: the task that makes one finds no link and drops it.
             None => {
                 let now = self.now();
                 state.host.handle_gone(now, path);
@@ -619,7 +620,8 @@ impl Node {
         }
     }
 
-    /// Waits until these requests are complete. The host ends a connection whose peer takes longer than the socket's patience.
+    /// Waits until these requests are complete. The host ends a connection whose peer takes longer than the patience of the
+    /// socket.
     pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
         for &(path, request) in pending {
             let is_completed = |state: &mut State| {
@@ -632,7 +634,7 @@ impl Node {
         }
     }
 
-    /// A turn of the thread: how long it may sleep.
+    /// One turn of the thread. Returns how long it may sleep; `None` if until it is woken.
     fn turn(self: &Arc<Self>, polls: &mut u64, busy_until: &mut Duration) -> Option<Duration> {
         let mut state = self.lock();
         let now = self.now();
@@ -642,13 +644,13 @@ impl Node {
         let due = state.host.next_due();
         let has_told = self.finish(state);
         let due = due.map(|due| due.saturating_sub(now));
-        match self.who_looks(polls) {
-            Looks::Program => return Some(due.map_or(LOOK, |due| due.min(LOOK))),
-            // It may be answered for less than it costs to wake the thread.
-            Looks::ForProgram => *busy_until = now + *SPIN_TIME,
-            Looks::Thread => {}
+        match self.next_poller(polls) {
+            Poller::Program => return Some(due.map_or(POLL_CHECK, |due| due.min(POLL_CHECK))),
+            // The answer may arrive in less time than it takes to wake the thread.
+            Poller::ForProgram => *busy_until = now + *SPIN_TIME,
+            Poller::Thread => {}
         }
-        // A part of a message is followed by more, which is found for less than it costs to be woken for it.
+        // More fragments follow a part of a message, and polling finds them in less time than it takes to wake the thread.
         if has_told {
             *busy_until = now;
         } else if has_found {
@@ -663,25 +665,25 @@ impl Node {
         }
     }
 
-    /// Who looks at what completes next, by whether programs have polled since the last time.
-    fn who_looks(&self, polls: &mut u64) -> Looks {
+    /// Decides who polls the completion queue next, by whether programs have polled since the last turn.
+    fn next_poller(&self, polls: &mut u64) -> Poller {
         let found = self.polls.load(Ordering::SeqCst);
         let have_polled = std::mem::replace(polls, found) != found;
         let is_armed = self.armed_after.load(Ordering::SeqCst) == found;
         let is_left = have_polled && !is_armed;
         self.is_left_to_polls.store(is_left, Ordering::SeqCst);
-        // One that begins to sleep from here on sees that the queue is left to it, and wakes the thread.
+        // A program that begins to sleep after this store sees that the queue is left to programs, and wakes the thread.
         match is_left {
             true if Sleeping::is_any() => {
                 self.is_left_to_polls.store(false, Ordering::SeqCst);
-                Looks::ForProgram
+                Poller::ForProgram
             }
-            true => Looks::Program,
-            false => Looks::Thread,
+            true => Poller::Program,
+            false => Poller::Thread,
         }
     }
 
-    /// The transport, for those who ask.
+    /// The transport of the node's device.
     pub(crate) fn transport(&self) -> Transport {
         self.context.attributes().transport
     }
@@ -692,13 +694,13 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// Has the thread see that it is over.
+    /// Wakes the thread, which then sees that the node is gone.
     fn drop(&mut self) {
         self.kick();
     }
 }
 
-/// The thread of a node. It ends with the node.
+/// The main loop of a node's thread. It ends with the node.
 fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -725,18 +727,18 @@ fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
     }
 }
 
-/// Where nodes look for a device first: at an address there is one, or it cannot be made, or neither.
+/// A function that nodes ask for the device of an address first. It returns `None` if it is not responsible for the address.
 pub type DeviceSource = fn(IpAddr) -> Option<Result<Device, EmulatedDeviceError>>;
 
 static SOURCE: MadeOnce<DeviceSource> = MadeOnce::new();
 
-/// Has the sockets of this process look for their devices here first. Only the first call counts.
+/// Sets the source that the sockets of this process ask for devices first. Only the first call has an effect.
 pub fn look_first_at(source: DeviceSource) {
     SOURCE.get_or_make(|| source);
 }
 
-/// The device at an address: that of the source, a registered one, of the wanted transport if there is one, or an emulated one that
-/// is made there.
+/// The device at an address. It comes from the source; else from the registry, of the wanted transport if possible; else an
+/// emulated device is made there.
 pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
     if let Some(found) = SOURCE.made().and_then(|source| source(at)) {
         return Ok(found?);
@@ -794,7 +796,8 @@ impl State {
         &mut self.links[path.index()]
     }
 
-    /// The peer has completed the connection that it requested: gives the connection to the path, unless the path has another.
+    /// The peer has completed the connection that it requested: gives the connection to the path, unless the path already has
+    /// one.
     pub(crate) fn accepted(
         &mut self,
         node: &Node,
@@ -816,7 +819,7 @@ impl State {
     fn adopt(&mut self, node: &Node, path: PathId, arrival: ArrivalId) {
         let of = self.arrivals.remove(&arrival);
         let Some(link) = of.and_then(|of| of.link) else {
-            // The peer has gone meanwhile.
+            // The peer has gone in the meantime.
             return self.host.handle_lost(path);
         };
         self.owners.insert(link.qp.qp_num(), Owner::Path(path));
@@ -834,12 +837,12 @@ impl State {
         None
     }
 
-    /// Whether an attempt is still wanted, and what it was made with, if there is that yet.
+    /// Whether the attempt is still wanted and, if `qp` is given, the path still has that queue pair.
     pub(crate) fn is_wanted(&self, (path, attempt): Made, qp: Option<&Qp>) -> bool {
         self.host.attempt(path) == Some(attempt) && qp.is_none_or(|qp| self.has_link(path, qp))
     }
 
-    /// How many queue pairs there are.
+    /// The number of queue pairs.
     pub(crate) fn links(&self) -> usize {
         self.owners.len()
     }
@@ -859,12 +862,12 @@ impl State {
         self.links.get_mut(path.index())?.take()
     }
 
-    /// Nothing more completes on this queue pair.
+    /// Forgets the owner of a queue pair, on which nothing completes from now on.
     pub(crate) fn forget(&mut self, qp: &Qp) {
         self.owners.remove(&qp.qp_num());
     }
 
-    /// The connection of a path is there: what arrived before is taken in, and receives are posted in its place.
+    /// The connection of a path is established: takes in the fragments that arrived before and posts receives in their place.
     pub(crate) fn connected(&mut self, node: &Node, path: PathId, connection: Connection) {
         if let Some(Some(link)) = self.links.get_mut(path.index()) {
             link.connection = Some(connection);
@@ -884,7 +887,7 @@ impl State {
         self.refill(node);
     }
 
-    /// Takes in what has completed; whether there was any.
+    /// Takes in all completions. Returns whether there was one.
     fn poll(&mut self, node: &Node) -> bool {
         let mut found = false;
         loop {
@@ -914,7 +917,7 @@ impl State {
         }
     }
 
-    /// Keeps what the peer sends before its RTU arrives.
+    /// Keeps the fragments that the peer sends before its RTU arrives.
     fn completed_early(&mut self, arrival: ArrivalId, status: WcStatus, length: usize) {
         let of = self.arrivals.get_mut(&arrival);
         let Some(link) = of.and_then(|of| of.link.as_mut()) else {
@@ -928,7 +931,7 @@ impl State {
     }
 
     fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
-        // None: its connection has ended, and what is told is what became of its requests.
+        // `None` if the connection of the path has ended: these completions only report the outcome of its requests.
         let link = self.links.get_mut(path.index()).and_then(Option::as_mut);
         if wr_id & RECEIVE != 0 {
             let Some(link) = link else { return };
@@ -967,14 +970,15 @@ impl State {
         }
     }
 
-    /// Posts receives again in the place of those that are used.
+    /// Posts receives in place of those that were used.
     fn refill(&mut self, node: &Node) {
         let most = self.host.limits().receives as usize;
         while let Some(path) = self.short.pop() {
             let Some(Some(link)) = self.links.get_mut(path.index()) else {
                 continue;
             };
-            // Those of a queue pair in ERR would complete at once, and a peer is told of no receives before the connection is there.
+            // Receives of a queue pair in ERR would complete at once, and a host advertises receives to a peer only after it is
+            // connected.
             if link.connection.is_none() || !self.host.is_connected(path) {
                 continue;
             }
@@ -988,7 +992,7 @@ impl State {
         }
     }
 
-    /// Posts what the host wants posted.
+    /// Posts the requests that the host wants to send.
     fn transmit(&mut self, node: &Node) {
         while let Some(path) = self.host.next_ready() {
             if let Some(Some(link)) = self.links.get_mut(path.index())
@@ -1010,7 +1014,7 @@ impl Link {
 
     /// Destroys the queue pair; only then is the memory of its requests free.
     pub(crate) async fn destroy(self) {
-        // One that is busy is destroyed when it no longer is.
+        // The device destroys a busy queue pair later, when nothing uses it.
         let _ = self.qp.destroy().await;
     }
 }
@@ -1023,11 +1027,11 @@ fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize)
         true => slot.shortened(length),
         false => slot,
     };
-    // What is wrong ends the connection, which is what the peer sees of it.
+    // A malformed fragment ends the connection, and the peer sees no more than that.
     let _ = host.handle_fragment(path, header, length, slot);
 }
 
-/// Posts so many receives; how many were.
+/// Posts up to this number of receives. Returns how many were posted.
 pub(crate) fn post_receives(
     node: &Node,
     qp: &Qp,
@@ -1051,7 +1055,7 @@ pub(crate) fn post_receives(
     posted
 }
 
-/// Posts all that a path wants posted, with one doorbell where there is no operation in between.
+/// Posts all requests of a path, with one doorbell for each run of requests without an operation in between.
 fn post_all(
     node: &Node,
     host: &mut NodeHost,

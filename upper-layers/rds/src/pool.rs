@@ -1,4 +1,4 @@
-//! Registered memory in slots of one fragment with its header, or of less, for what the paths of a node send and receive.
+//! Registered memory for sends and receives of all paths of a node, in slots of one fragment with its header, or shorter ones.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,24 +9,24 @@ use polyverbs_rds_wire::{FRAGMENT, HEADER};
 
 use crate::protocol::Fragment;
 
-/// Slots that are registered at one time.
+/// Slots that are registered together.
 const CHUNK: usize = 64;
 
-/// Bytes behind the header that a short slot has: with it, four cache lines.
+/// Payload bytes of a short slot: with its header it has four cache lines.
 const SHORT: usize = 256 - HEADER;
 
-/// See the [module](self).
+/// A pool: see the [module](self).
 pub(crate) struct Pool {
     pd: Pd,
     free: Mutex<Vec<Place>>,
     short: Mutex<Vec<Place>>,
 }
 
-/// Slots of one length.
+/// Memory for slots of one length.
 struct Chunk {
     memory: Memory,
     region: Mr,
-    /// Bytes behind the header.
+    /// Payload bytes of each slot.
     room: usize,
     /// The number of slots in use.
     used: AtomicUsize,
@@ -37,7 +37,7 @@ struct Place {
     offset: usize,
 }
 
-/// A slot that somebody has; dropped, it is free again.
+/// A slot that is in use. Dropping it returns it to the pool.
 pub(crate) struct Slot {
     place: Option<Place>,
     pool: Arc<Pool>,
@@ -52,10 +52,10 @@ impl Pool {
         })
     }
 
-    /// A free slot for so many bytes behind the header, a fragment at most; where there is none, memory is registered.
+    /// A free slot for `length` bytes of payload, one fragment at most. If there is none, memory is registered.
     ///
     /// # Errors
-    /// There is no memory, or it cannot be registered.
+    /// There is no memory, or the device cannot register it.
     pub(crate) fn take(self: &Arc<Self>, length: usize) -> Result<Slot, VerbError> {
         let room = match length <= SHORT {
             true => SHORT,
@@ -73,7 +73,7 @@ impl Pool {
     }
 
     fn grow(&self, room: usize) -> Result<Place, VerbError> {
-        // Whole cache lines.
+        // Each slot begins at a cache line.
         let stride = (HEADER + room).next_multiple_of(64);
         let memory = Memory::zeroed(CHUNK * stride).map_err(|_| VerbError::Resources("memory"))?;
         let region = self.pd.register(&memory, Access::LOCAL_WRITE).wait()?;
@@ -110,18 +110,19 @@ impl Place {
 
 impl Slot {
     fn place(&self) -> &Place {
-        self.place.as_ref().expect("it is taken when it is dropped")
+        self.place
+            .as_ref()
+            .expect("only `drop` takes the place of a slot")
     }
 
-    /// The whole slot, to be received into.
+    /// The whole slot, for a receive.
     pub(crate) fn room(&self) -> Sge {
         self.sge(self.place().chunk.room)
     }
 
-    /// The header and so many bytes behind it in a slot that is no longer than it must be: many that wait take no more memory than
-    /// what they say.
+    /// Moves header and payload into a short slot if they fit, so that messages that wait need no more memory than their length.
     pub(crate) fn shortened(self, length: usize) -> Self {
-        // Of a header only nothing is kept.
+        // The payload of a header alone is empty: nothing of it is kept.
         if !(1..=SHORT).contains(&length) {
             return self;
         }
@@ -135,12 +136,12 @@ impl Slot {
         short
     }
 
-    /// The header and so many bytes behind it.
+    /// The header and `length` bytes of payload.
     pub(crate) fn sge(&self, length: usize) -> Sge {
         let place = self.place();
         let length = (HEADER + length) as u32;
         let sge = place.chunk.region.sge(place.offset, length);
-        sge.expect("a slot is as long as a header and a fragment")
+        sge.expect("header and payload fit into a slot")
     }
 
     pub(crate) fn write_header(&self, header: &[u8; HEADER]) {
@@ -153,12 +154,12 @@ impl Slot {
         header
     }
 
-    /// Bytes behind the header, from this one on.
+    /// Writes payload bytes, beginning at this offset.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         self.write_at(HEADER + offset, bytes);
     }
 
-    /// Bytes behind the header, from this one on.
+    /// Reads payload bytes, beginning at this offset.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         self.read_at(HEADER + offset, into);
     }
@@ -166,13 +167,13 @@ impl Slot {
     fn write_at(&self, offset: usize, bytes: &[u8]) {
         let place = self.place();
         let written = place.chunk.memory.write(place.offset + offset, bytes);
-        written.expect("no more than a slot has");
+        written.expect("the range lies within the slot");
     }
 
     fn read_at(&self, offset: usize, into: &mut [u8]) {
         let place = self.place();
         let read = place.chunk.memory.read(place.offset + offset, into);
-        read.expect("no more than a slot has");
+        read.expect("the range lies within the slot");
     }
 }
 
@@ -183,7 +184,8 @@ impl Drop for Slot {
         };
         let is_unused = place.chunk.used.fetch_sub(1, Ordering::Relaxed) == 1;
         let mut free = self.pool.free(place.chunk.room);
-        // Where enough others are free, all of its slots go, and with them its memory: here, when the lock has been given back.
+        // If many other slots are free, all slots of this chunk are removed, which frees its memory. `gone` is dropped last,
+        // after the lock is released.
         let gone: Vec<_> = match is_unused && free.len() >= 4 * CHUNK {
             true => {
                 let chunk = &place.chunk;

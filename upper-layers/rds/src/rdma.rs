@@ -1,4 +1,4 @@
-//! Remote memory: regions behind cookies, and operations on those of peers.
+//! Remote memory: the regions of a socket, which cookies name, and operations on the regions of peers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,31 +18,31 @@ use crate::error::RdsError;
 use crate::memory::{LocalMemory, PAGE};
 use crate::protocol::{Attached, Notify, Operation};
 
-/// Stretches of local memory that one operation takes.
+/// The most pieces of local memory that one operation takes.
 const MOST_PIECES: usize = 128;
 
 bitflags! {
-    /// Flags of operations and of memory, with Linux's numbers.
+    /// Flags of operations and of memory, with the values that Linux uses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RdmaFlags: u64 {
-        /// An operation writes to the peer's memory; without, it reads.
+        /// The operation writes to the peer's memory; without the flag it reads.
         const READWRITE = 0x01;
-        /// The message waits until the operation is done.
+        /// The message waits until the operation is complete.
         const FENCE = 0x02;
-        /// Memory cannot be reached any more when it is given up, not at some later time.
+        /// Peers lose access to the memory as soon as it is freed, not at some later time.
         const INVALIDATE = 0x04;
-        /// Memory is given up when a peer has told that it has used it.
+        /// The memory is freed when a peer reports that it has used it.
         const USE_ONCE = 0x08;
-        /// Accepted, without effect.
+        /// Accepted without effect.
         const DONTWAIT = 0x10;
-        /// What became of an operation is told.
+        /// The program gets a status when the operation ends.
         const NOTIFY_ME = 0x20;
-        /// Without data, no message goes with the operation.
+        /// No message goes with the operation if there is no payload.
         const SILENT = 0x40;
     }
 }
 
-/// Memory of a socket, as it is told to peers: a key, and the offset of the first byte in its page.
+/// The name of a socket's memory for peers: a key, and the offset of the first byte in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cookie(pub u64);
 
@@ -51,83 +51,83 @@ impl Cookie {
         Self(u64::from(rkey) | u64::from(offset) << 32)
     }
 
-    /// The key.
+    /// The key of the region.
     pub const fn rkey(self) -> u32 {
         self.0 as u32
     }
 
-    /// The offset.
+    /// The offset of the first byte in its page.
     pub const fn offset(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// What goes with a message beside its bytes.
+/// An operation or memory that goes with a message.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Control {
-    /// Nothing.
+    /// The message carries data only.
     #[default]
     None,
-    /// Own memory that the peer is told of.
+    /// The message carries the cookie of own memory to the peer.
     Destination(Cookie),
-    /// Memory that is registered with the message, and the peer told of.
+    /// Memory that is registered with the message, which carries its cookie to the peer.
     Map(LocalMemory, RdmaFlags),
-    /// Bytes are written to or read from the peer's memory, before the message.
+    /// Writes to or reads from the peer's memory before the message.
     Rdma(RdmaRequest),
-    /// Eight bytes of the peer's memory are changed, before the message.
+    /// Changes eight bytes of the peer's memory before the message.
     Atomic(AtomicRequest),
 }
 
-/// A write to, or a read of, the peer's memory.
+/// A write to the peer's memory, or a read of it.
 #[derive(Clone, Debug)]
 pub struct RdmaRequest {
-    /// What the peer told of its memory.
+    /// The cookie that the peer sent.
     pub cookie: Cookie,
-    /// Where in that memory.
+    /// Offset in the peer's memory, in bytes.
     pub remote_offset: u64,
-    /// How many bytes of it at most.
+    /// The most bytes of the peer's memory that the operation may access.
     pub remote_length: u64,
-    /// Where the bytes come from or go to.
+    /// The memory that is written to the peer, or that the read fills.
     pub local: Vec<LocalMemory>,
-    /// What is done.
+    /// Flags of the operation.
     pub flags: RdmaFlags,
-    /// The name of the operation, when what became of it is told.
+    /// Identifies the operation in its status.
     pub user_token: u64,
 }
 
 /// An atomic operation on the peer's memory.
 #[derive(Clone, Debug)]
 pub struct AtomicRequest {
-    /// What the peer told of its memory.
+    /// The cookie that the peer sent.
     pub cookie: Cookie,
-    /// Where in that memory.
+    /// Offset in the peer's memory, in bytes.
     pub remote_offset: u64,
-    /// Eight bytes for the value that was there.
+    /// Eight bytes that receive the previous value.
     pub local: LocalMemory,
-    /// What is done.
+    /// The operation.
     pub operation: AtomicOperation,
-    /// What is told.
+    /// Flags of the operation.
     pub flags: RdmaFlags,
-    /// The name of the operation, when what became of it is told.
+    /// Identifies the operation in its status.
     pub user_token: u64,
 }
 
-/// What an atomic operation does.
+/// The atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Adds.
+    /// Adds to the value.
     FetchAdd {
-        /// What.
+        /// The summand.
         add: u64,
-        /// The highest bits of fields that no carry crosses; 0: one field.
+        /// The highest bit of each field, which no carry crosses; 0 for one field of 64 bits.
         nocarry_mask: u64,
     },
-    /// Swaps if equal.
+    /// Replaces the value if it is equal.
     CompareSwap {
-        /// What is compared.
+        /// The value to compare with.
         compare: u64,
-        /// What replaces it.
+        /// The value that replaces it.
         swap: u64,
         /// The bits that are compared.
         compare_mask: u64,
@@ -137,7 +137,7 @@ pub enum AtomicOperation {
 }
 
 impl AtomicOperation {
-    /// A plain one: all bits.
+    /// Whether the masks select all bits, so that an unmasked atomic does the same.
     const fn is_plain(self) -> bool {
         match self {
             Self::FetchAdd { nocarry_mask, .. } => nocarry_mask == 0,
@@ -150,12 +150,12 @@ impl AtomicOperation {
     }
 }
 
-/// The regions of a socket, by key.
+/// The regions of a socket, by their keys.
 #[derive(Default)]
 pub(crate) struct Keys(Mutex<HashMap<u32, Key>>);
 
 struct Key {
-    /// Deregistered when it is dropped.
+    /// The region is deregistered when this is dropped.
     _region: Mr,
     is_used_once: bool,
 }
@@ -201,7 +201,7 @@ impl Keys {
         self.lock().contains_key(&cookie.rkey())
     }
 
-    /// Gives a region up.
+    /// Frees a region.
     pub(crate) fn free(&self, cookie: Cookie) -> Result<(), RdsError> {
         let freed = self.lock().remove(&cookie.rkey());
         freed
@@ -209,7 +209,7 @@ impl Keys {
             .ok_or(rdma("no memory has this cookie", libc::EINVAL))
     }
 
-    /// A peer has used a region.
+    /// A peer reports that it has used a region: frees it if it was registered for one use.
     pub(crate) fn used(&self, rkey: u32) {
         let mut keys = self.lock();
         let is_over = keys.get(&rkey).is_some_and(|key| key.is_used_once);
@@ -248,12 +248,12 @@ fn check_there(memory: &LocalMemory, is_written: bool) -> Result<(), RdsError> {
     }
 }
 
-/// An operation whose local memory is registered.
+/// An operation with its registered local memory.
 pub(crate) struct Posted {
     kind: Kind,
-    /// Its completion shows that the peer has carried it out.
+    /// Whether the completion shows that the peer has carried the operation out.
     is_shown: bool,
-    /// The local memory, for as long as the operation may touch it.
+    /// Keeps the local memory registered for as long as the operation may access it.
     _regions: Vec<Mr>,
 }
 
@@ -264,7 +264,7 @@ enum Kind {
         result: Sge,
         remote: RemoteAddress,
         operation: AtomicOperation,
-        /// Posted as a masked one, as Linux does, also where the masks are of all bits.
+        /// Linux posts masked atomics even if the masks select all bits, and so does this crate where the device has them.
         is_masked: bool,
     },
 }
@@ -328,7 +328,7 @@ impl AtomicRequest {
         check_there(&self.local, true)?;
         let options = MrOptions::new(Access::LOCAL_WRITE);
         let region = self.local.register(pd, options).wait()?;
-        let result = region.sge(0, 8).expect("it has eight bytes");
+        let result = region.sge(0, 8).expect("the length was checked above");
         let remote = remote(self.cookie, self.remote_offset);
         Ok(Posted {
             kind: Kind::Atomic {
@@ -348,7 +348,7 @@ fn remote(cookie: Cookie, offset: u64) -> RemoteAddress {
     RemoteAddress::new(address, RKey::new(cookie.rkey()))
 }
 
-/// What a path needs to know of an operation.
+/// The operation as a path needs it.
 pub(crate) fn attached(
     operation: Posted,
     rkey: Option<u32>,
@@ -372,7 +372,8 @@ pub(crate) fn attached(
 }
 
 impl Posted {
-    /// Posts its requests; the last one is signaled with this number, which the ones before it count up to.
+    /// Posts the requests of the operation. The last one is signaled and has the number `last`; the ones before it have the
+    /// numbers directly below it.
     pub(crate) fn post(&self, qp: &Qp, last: u64) -> Result<(), PostError> {
         let first = last + 1 - u64::from(self.requests());
         let pieces = match &self.kind {
@@ -463,7 +464,7 @@ mod tests {
 
     // covers 4.29
     #[test]
-    fn atomics_are_posted_as_masked_ones() {
+    fn atomics_are_posted_as_masked_atomics() {
         for name in ["ib0", "iw0"] {
             let device = emulated::device(name, &EmulatedOptions::default()).unwrap();
             let all = Requirements::everything_of(&device.attributes());

@@ -1,10 +1,10 @@
-//! What a socket and its node both have of it.
+//! The parts of a socket that its node uses too.
 
 use crate::rdma::Keys;
 use crate::spin::Spin;
 use crate::watch::Watch;
 
-/// See the [module](self).
+/// The shared part of a socket: see the [module](self).
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) watch: Watch,

@@ -1,4 +1,4 @@
-//! What a program has: sockets.
+//! Sockets: the API of this crate for programs.
 
 use std::future::poll_fn;
 use std::hint;
@@ -24,36 +24,36 @@ use crate::protocol::{
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
 
-/// How long the process that peers reach may take to learn of a socket.
+/// How long the leader, which peers connect to, may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
 
-/// How long a child of a fork may take to close the descriptors of its parent.
+/// How long a child of a fork may take to close the descriptors that it inherits.
 const CHILD_CLOSES: Duration = Duration::from_secs(1);
 
-/// How often a port is chosen before there is none.
+/// How many ports are tried before the bind fails.
 const CHOICES: usize = 1000;
 
-/// How long a call waits.
+/// How long a call may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// The call does not block.
     No,
-    /// For as long as it would take to sleep and to be woken, without that.
+    /// The call polls for about as long as a sleep and a wake-up would take, and does not sleep.
     Briefly,
-    /// Until then.
+    /// The call blocks until this time.
     Until(Instant),
-    /// Until it is done.
+    /// The call blocks until it succeeds.
     Forever,
 }
 
-/// What carries a socket's messages.
+/// The transport of a socket's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdsTransport {
     /// InfiniBand or RoCE.
     InfiniBand,
     /// iWARP.
     Iwarp,
-    /// Another protocol, which this crate does not have.
+    /// RDS over TCP, another protocol, which this crate does not implement.
     Tcp,
 }
 
@@ -66,42 +66,42 @@ impl RdsTransport {
     }
 }
 
-/// A message to be sent.
+/// A message to send.
 #[derive(Clone, Debug, Default)]
 pub struct Outgoing<'a> {
-    /// Its bytes.
+    /// The payload.
     pub data: &'a [IoSlice<'a>],
-    /// Where to; `None`: to where the socket is connected.
+    /// The destination; `None` for the destination that the socket is connected to.
     pub to: Option<SocketAddr>,
-    /// What goes with it.
+    /// The operation or memory that goes with the message.
     pub control: Control,
 }
 
-/// What a receiving call got: a message, or, without one, what became of operations or which ports are free.
+/// The result of a receive call: a message or, if there is none, the outcome of operations or the ports that became free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes that were copied.
+    /// Bytes copied to the caller.
     pub length: usize,
-    /// Bytes that the message had; those beyond `length` are lost.
+    /// Length of the message in bytes; the bytes beyond `length` are lost.
     pub full_length: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: Option<SocketAddr>,
-    /// Memory of the sender.
+    /// The cookie of memory of the sender.
     pub cookie: Option<Cookie>,
-    /// What became of operations.
+    /// The outcome of operations.
     pub statuses: Vec<RdmaStatus>,
-    /// Groups of ports (port modulo 64) that were congested and are free, of a socket with a congestion monitor.
+    /// Groups of ports (port modulo 64) that were congested and became free; only for a socket with a congestion monitor.
     pub congestion: Option<u64>,
 }
 
 impl Received {
-    /// Whether the room was shorter than the message.
+    /// Whether the message was longer than the buffer of the caller.
     pub const fn is_truncated(&self) -> bool {
         self.length < self.full_length
     }
 }
 
-/// A socket of reliable datagrams. Clones are the same socket, which is closed with the last of them.
+/// A reliable datagram socket. All clones are the same socket, which is closed when the last of them is dropped.
 ///
 /// ```no_run
 /// use polyverbs_rds::RdsSocket;
@@ -123,7 +123,7 @@ struct Inner {
     shared: Arc<Shared>,
 }
 
-/// What is known of a socket beside its host.
+/// The state of a socket that does not depend on a node, so that it exists before the bind.
 struct Before {
     options: SocketOptions,
     peer: Option<SocketAddr>,
@@ -154,7 +154,7 @@ impl Default for RdsSocket {
 }
 
 impl RdsSocket {
-    /// A socket without an address; no device is touched.
+    /// A socket without an address. It opens no device yet.
     pub fn new() -> Self {
         let before = Before {
             options: SocketOptions::default(),
@@ -170,30 +170,31 @@ impl RdsSocket {
         }
     }
 
-    /// A socket at this address; for port 0 one is chosen.
+    /// A socket at this address. For port 0 a free port is chosen.
     ///
     /// # Errors
-    /// As [`bind_to`](Self::bind_to).
+    /// Those of [`bind_to`](Self::bind_to).
     pub fn bind(at: SocketAddr) -> Result<Self, RdsError> {
         let socket = Self::new();
         socket.bind_to(at)?;
         Ok(socket)
     }
 
-    /// Gives the socket its address; for port 0 a port is chosen.
+    /// Gives the socket its address. For port 0 a free port is chosen.
     ///
     /// # Errors
-    /// No address of one host, no device for it, or a port that is in use or reserved; the socket has an address.
+    /// The address is not that of one host, there is no device for it, or the port is in use or reserved; or the socket already
+    /// has an address.
     pub fn bind_to(&self, at: SocketAddr) -> Result<(), RdsError> {
         let transport = self.before().transport;
         self.bind_over(at, || device_of(at.ip(), transport))
     }
 
-    /// A socket at this address over this device, unless this process has sockets at the address over another one already; for port 0
-    /// one is chosen.
+    /// A socket at this address over this device. If this process already has sockets at the address, their device is used
+    /// instead. For port 0 a free port is chosen.
     ///
     /// # Errors
-    /// As [`bind_to`](Self::bind_to).
+    /// Those of [`bind_to`](Self::bind_to).
     pub fn bind_on(device: &Device, at: SocketAddr) -> Result<Self, RdsError> {
         let socket = Self::new();
         socket.bind_over(at, || Ok(device.clone()))?;
@@ -240,7 +241,7 @@ impl RdsSocket {
                 false => Err(RdsError::WouldBlock),
             },
         )?;
-        // `before` is locked: nobody else binds.
+        // The lock of `before` keeps other threads from binding the socket at the same time.
         let _ = self.inner.bound.set(bound);
         Ok(())
     }
@@ -255,10 +256,10 @@ impl RdsSocket {
         bound.ok_or(RdsError::NotConnected("the socket has no address"))
     }
 
-    /// Where messages go that name no destination. Nothing is sent.
+    /// Sets the destination of messages that name none. Nothing is sent.
     ///
     /// # Errors
-    /// No address of one host.
+    /// The address is not that of one host.
     pub fn connect(&self, to: SocketAddr) -> Result<(), RdsError> {
         if to.ip().is_unspecified() {
             return Err(RdsError::Destination(to));
@@ -275,23 +276,23 @@ impl RdsSocket {
         Some(self.inner.bound.get()?.at)
     }
 
-    /// Where messages go that name no destination.
+    /// The destination of messages that name none.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.before().peer
     }
 
-    /// What carries its messages: that of its address, or what was chosen.
+    /// The transport of the socket's messages: that of its address, or the chosen one.
     pub fn transport(&self) -> Option<RdsTransport> {
         let bound = self.inner.bound.get();
         let has = bound.map(|bound| RdsTransport::of(bound.node.transport()));
         has.or_else(|| self.before().transport)
     }
 
-    /// Chooses what carries its messages, before it has an address. Where no device is at the address, an emulated one of this
-    /// transport is made there.
+    /// Chooses the transport of the socket's messages before the socket has an address. If no device is at the address, an
+    /// emulated one of this transport is made there.
     ///
     /// # Errors
-    /// There is no such transport, or the socket has one.
+    /// There is no such transport, or the socket already has one.
     pub fn set_transport(&self, transport: RdsTransport) -> Result<(), RdsError> {
         if self.transport().is_some() {
             return Err(RdsError::TransportChosen);
@@ -303,12 +304,12 @@ impl RdsSocket {
         Ok(())
     }
 
-    /// Its options.
+    /// The options of the socket.
     pub fn options(&self) -> SocketOptions {
         self.before().options
     }
 
-    /// Changes its options.
+    /// Changes the options of the socket.
     pub fn set_options(&self, change: impl FnOnce(&mut SocketOptions)) {
         let mut before = self.before();
         change(&mut before.options);
@@ -322,26 +323,26 @@ impl RdsSocket {
         }
     }
 
-    /// Sends a message, and waits for room in the send buffer and for a destination that is not congested.
+    /// Sends a message. Blocks while the send buffer is full or the destination is congested.
     ///
     /// # Errors
-    /// As [`send_message`](Self::send_message).
+    /// Those of [`send_message`](Self::send_message).
     pub fn send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
         self.send_for(data, to, Wait::Forever)
     }
 
-    /// Sends a message at once, or not at all.
+    /// Sends a message if that is possible without blocking.
     ///
     /// # Errors
-    /// As [`send_message`](Self::send_message).
+    /// Those of [`send_message`](Self::send_message).
     pub fn try_send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
         self.send_for(data, to, Wait::No)
     }
 
-    /// Sends a message by this time.
+    /// Sends a message. Blocks until `deadline` at most.
     ///
     /// # Errors
-    /// As [`send_message`](Self::send_message).
+    /// Those of [`send_message`](Self::send_message).
     pub fn send_to_until(
         &self,
         data: &[u8],
@@ -361,19 +362,20 @@ impl RdsSocket {
         self.send_message(message, wait)
     }
 
-    /// Sends a message whole. It is acknowledged later: a socket that is closed before gives up what it has sent, see
-    /// [`flush`](Self::flush).
+    /// Sends a whole message. The peer acknowledges it later: a socket that is closed earlier gives up the messages that it has
+    /// sent, see [`flush`](Self::flush).
     ///
     /// # Errors
-    /// No address or no destination, a message that is too long, or, where it may not wait, no room or congestion. Once
-    /// [`Undelivered`](RdsError::Undelivered) where earlier messages were given up; this one is not sent then.
+    /// The socket has no address or the message no destination, the message is too long, or the call would have to block longer
+    /// than `wait` allows. If earlier messages were given up, one call returns [`Undelivered`](RdsError::Undelivered) and does
+    /// not send its message.
     pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
         let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
             try_send(state, bound.id, &mut outbound)
         });
-        // Nobody has been told of what was registered for a message that is not sent.
+        // The peer does not know the memory that was registered for a message that is not sent.
         if let Control::Map(..) = message.control
             && let Some(cookie) = outbound.and_then(|outbound| outbound.cookie)
         {
@@ -382,10 +384,10 @@ impl RdsSocket {
         outcome.map(|()| length)
     }
 
-    /// [`send_to`](Self::send_to), to be awaited.
+    /// Sends a message as [`send_to`](Self::send_to) does, without blocking the thread.
     ///
     /// # Errors
-    /// As [`send_message`](Self::send_message).
+    /// Those of [`send_message`](Self::send_message).
     pub async fn send_to_async(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
         let data = [IoSlice::new(data)];
         let message = Outgoing {
@@ -463,10 +465,10 @@ impl RdsSocket {
         })
     }
 
-    /// Registers memory for peers, which are told of it by its cookie.
+    /// Registers memory for peers, which use it by the returned cookie.
     ///
     /// # Errors
-    /// It has no address, or memory is of no length or too long.
+    /// The socket has no address, or the memory is empty or too long.
     pub fn get_mr(
         &self,
         memory: impl Into<LocalMemory>,
@@ -477,10 +479,11 @@ impl RdsSocket {
         keys.map(&node.context, &node.pd, &memory.into(), flags)
     }
 
-    /// Gives up memory that was registered. No peer reaches it any more.
+    /// Frees memory that was registered. From now on peers cannot access it.
     ///
     /// # Errors
-    /// No memory has this cookie; one of 0 means all that nobody uses any more, which is given up in any case.
+    /// No memory has this cookie. Cookie 0 means all memory that peers no longer use; it is accepted without effect, because such
+    /// memory is freed in any case.
     pub fn free_mr(&self, cookie: Cookie) -> Result<(), RdsError> {
         self.bound()?;
         match cookie {
@@ -510,26 +513,26 @@ impl RdsSocket {
         Ok((bound, to, length))
     }
 
-    /// Receives a message, and waits for one.
+    /// Receives a message. Blocks until there is one.
     ///
     /// # Errors
-    /// As [`receive_message`](Self::receive_message).
+    /// Those of [`receive_message`](Self::receive_message).
     pub fn recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         self.receive_message(&mut [IoSliceMut::new(room)], Wait::Forever, false)
     }
 
-    /// Receives a message that is there.
+    /// Receives a message if there is one.
     ///
     /// # Errors
-    /// As [`receive_message`](Self::receive_message).
+    /// Those of [`receive_message`](Self::receive_message).
     pub fn try_recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         self.receive_message(&mut [IoSliceMut::new(room)], Wait::No, false)
     }
 
-    /// Receives a message by this time.
+    /// Receives a message. Blocks until `deadline` at most.
     ///
     /// # Errors
-    /// As [`receive_message`](Self::receive_message).
+    /// Those of [`receive_message`](Self::receive_message).
     pub fn recv_from_until(
         &self,
         room: &mut [u8],
@@ -538,12 +541,12 @@ impl RdsSocket {
         self.receive_message(&mut [IoSliceMut::new(room)], Wait::Until(deadline), false)
     }
 
-    /// Receives a message, or what became of operations, or which ports are free; the latter come first. What does not fit into `room` is
-    /// lost. With `peek` a message stays.
+    /// Receives a message, the outcome of operations, or the ports that became free; messages come last. Bytes that do not fit
+    /// into `room` are lost. With `peek` only messages are returned, and they stay in the queue.
     ///
     /// # Errors
-    /// No address, or nothing to receive where it may not wait. Once [`Undelivered`](RdsError::Undelivered) where messages that it has
-    /// sent were given up.
+    /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait` allows. If
+    /// messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
     pub fn receive_message(
         &self,
         room: &mut [IoSliceMut<'_>],
@@ -565,17 +568,17 @@ impl RdsSocket {
         Ok(received(inbound, room))
     }
 
-    /// [`recv_from`](Self::recv_from), to be awaited.
+    /// Receives a message as [`recv_from`](Self::recv_from) does, without blocking the thread.
     ///
     /// # Errors
-    /// As [`receive_message`](Self::receive_message).
+    /// Those of [`receive_message`](Self::receive_message).
     pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         let bound = self.bound()?;
         let inbound = self.until(bound, |state| try_receive(state, bound.id));
         Ok(received(inbound.await?, &mut [IoSliceMut::new(room)]))
     }
 
-    /// Attempts this at each wake-up.
+    /// Runs `attempt` at each wake-up until it succeeds.
     async fn until<R>(
         &self,
         bound: &Bound,
@@ -594,7 +597,7 @@ impl RdsSocket {
         .await
     }
 
-    /// The length of the message that is received next.
+    /// The length of the next message in bytes; `None` if there is none.
     pub fn next_length(&self) -> Option<usize> {
         let bound = self.inner.bound.get()?;
         let length = bound
@@ -603,8 +606,8 @@ impl RdsSocket {
         length.map(|length| length as usize)
     }
 
-    /// A descriptor for `poll` and `epoll`, the same at each call. It is readable, at first and whenever what [`readiness`](Self::readiness)
-    /// says may have changed, until that is asked for.
+    /// A descriptor for `poll` and `epoll`, the same at each call. It is readable at first, and whenever
+    /// [`readiness`](Self::readiness) may have changed, until `readiness` is called.
     ///
     /// ```no_run
     /// # fn example(socket: &polyverbs_rds::RdsSocket) -> Result<(), Box<dyn std::error::Error>> {
@@ -619,13 +622,13 @@ impl RdsSocket {
     /// ```
     ///
     /// # Errors
-    /// The process has no more files.
+    /// The process cannot open further files.
     pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         self.inner.shared.watch.fd()
     }
 
-    /// What `poll` says of it, as far as has been seen of what has arrived. Whatever changes is told: by its descriptor
-    /// ([`fd`](Self::fd)) at once, else as [`on_change`](Self::on_change) says.
+    /// The state that `poll` reports for the socket, as far as its node has taken in completions. Each later change is reported:
+    /// at once through the descriptor ([`fd`](Self::fd)) if the socket has one, else as [`on_change`](Self::on_change) says.
     pub fn readiness(&self) -> Readiness {
         let has_descriptor = self.inner.shared.watch.clear();
         let Some(bound) = self.inner.bound.get() else {
@@ -647,16 +650,16 @@ impl RdsSocket {
         now
     }
 
-    /// Calls this whenever what can be said of its readiness may have changed, on whichever thread that happens, with no lock held:
-    /// at once while a thread is [`Sleeping`], and otherwise within a millisecond.
+    /// Calls `told` whenever the readiness may have changed, on the thread that notices the change, with no lock held: at once
+    /// while a thread is [`Sleeping`], and otherwise within a millisecond.
     pub fn on_change(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
         self.inner.shared.watch.tell(told);
     }
 
-    /// Gives up what it has sent to this destination, or to all, and the peer has not acknowledged.
+    /// Gives up all messages to this destination, or to all destinations, that the peer has not acknowledged.
     ///
     /// # Errors
-    /// It has no address.
+    /// The socket has no address.
     pub fn cancel_sent_to(&self, to: Option<SocketAddr>) -> Result<(), RdsError> {
         let bound = self.bound()?;
         let now = bound.node.now();
@@ -667,10 +670,10 @@ impl RdsSocket {
         Ok(())
     }
 
-    /// Waits until all that it has sent has been acknowledged: whoever closes it then gives up nothing.
+    /// Waits until peers have acknowledged all messages of the socket. A program that closes the socket then gives up none.
     ///
     /// # Errors
-    /// It has no address, the time is over, or once [`Undelivered`](RdsError::Undelivered).
+    /// The socket has no address, the deadline has passed, or, in one call, [`Undelivered`](RdsError::Undelivered).
     pub fn flush(&self, wait: Wait) -> Result<(), RdsError> {
         let bound = self.bound()?;
         let owing = bound.node.poll_with(|state| {
@@ -680,8 +683,8 @@ impl RdsSocket {
         if owing.is_empty() {
             return Ok(());
         }
-        // A peer acknowledges with what it sends, which may be nothing: another socket pings it, and the answer acknowledges what
-        // was sent before.
+        // A peer acknowledges with the messages that it sends, and it may send none. So another socket pings the peer, whose
+        // answer acknowledges all earlier messages.
         let pings = Self::new();
         let mut address = bound.at;
         address.set_port(0);
@@ -699,26 +702,26 @@ impl RdsSocket {
         })
     }
 
-    /// The paths of its host.
+    /// The paths of the socket's host.
     ///
     /// # Errors
-    /// It has no address.
+    /// The socket has no address.
     pub fn paths(&self) -> Result<Vec<PathInfo>, RdsError> {
         let bound = self.bound()?;
         Ok(bound.node.with(|state| state.host.paths().collect()))
     }
 
-    /// What has happened at its host.
+    /// The event counters of the socket's host.
     ///
     /// # Errors
-    /// It has no address.
+    /// The socket has no address.
     pub fn counters(&self) -> Result<Counters, RdsError> {
         Ok(self.bound()?.node.counters())
     }
 }
 
 impl Bound {
-    /// Attempts this at once, then for a while with looks at what arrives, then at each wake-up.
+    /// Runs `attempt` at once, then while it polls for a limited time, then at each wake-up, until it succeeds.
     fn wait_for<R>(
         &self,
         shared: &Shared,
@@ -742,7 +745,7 @@ impl Bound {
         let until = began + shared.spin.time();
         let until = deadline.map_or(until, |deadline| deadline.min(until));
         let mut polls = 0_u32;
-        // The time of some machines costs more than a look.
+        // On some machines reading the clock costs more than a poll.
         while blocks(&outcome) && (polls % 8 != 7 || Instant::now() < until) {
             polls += 1;
             hint::spin_loop();
@@ -774,13 +777,13 @@ impl Bound {
     }
 }
 
-/// A port of a node, for one process of this machine.
+/// Takes a port of a node, exclusively on this machine.
 fn take_port(
     node: &Arc<Node>,
     at: SocketAddr,
     options: SocketOptions,
 ) -> Result<(SocketId, SocketAddr, PortLock), RdsError> {
-    // Instead of a port that may become free another one is chosen, where that is left to the host.
+    // If the host may choose, it chooses another port instead of waiting for one that may become free.
     let patience = match at.port() {
         0 => Duration::ZERO,
         _ => CHILD_CLOSES,
@@ -808,7 +811,7 @@ fn take_port(
     Err(RdsError::Port { at, error })
 }
 
-/// Fails once where messages of the socket were given up.
+/// Reports once that messages of the socket were given up.
 fn tell_undelivered(state: &mut State, id: SocketId) -> Result<(), RdsError> {
     match state.host.take_undelivered(id) {
         0 => Ok(()),
@@ -841,7 +844,7 @@ fn try_send(
     })
 }
 
-/// The bytes of a message, copied into slots.
+/// Copies the bytes of a message into slots.
 fn fragments(
     pool: &Arc<Pool>,
     data: &[IoSlice<'_>],
@@ -883,7 +886,7 @@ fn received(inbound: Inbound<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// The bytes of a message, copied out of their slots.
+/// Copies the bytes of a message out of their slots.
 fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     let full_length = message.length as usize;
     let mut length = 0;
@@ -907,7 +910,7 @@ fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// Whether an address is one of a single host. One of a link needs to say which link.
+/// Whether an address is that of one host. A link-local address needs the scope that names its link.
 fn is_unicast(address: SocketAddr) -> bool {
     let is_one = match address.ip() {
         IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),

@@ -1,4 +1,4 @@
-//! How long a thread looks by itself before it sleeps.
+//! How long a thread polls before it sleeps.
 
 use std::hint;
 use std::ops::RangeInclusive;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use polyverbs::provider::PerProcess;
 
-/// So many system calls that do nothing take about as long as to sleep and to be woken.
+/// This many trivial system calls take about as long as a sleep and a wake-up.
 const SPIN_CALLS: u32 = 1000;
 const SPIN: RangeInclusive<Duration> = Duration::from_micros(50)..=Duration::from_millis(2);
 
-/// About as long as a sleep and a wake-up take.
+/// The time that a sleep and a wake-up take, estimated once for each process.
 pub(crate) static SPIN_TIME: PerProcess<Duration> = PerProcess::new(|| {
     let calls = (0..8).map(|_| {
         let began = Instant::now();
@@ -23,15 +23,15 @@ pub(crate) static SPIN_TIME: PerProcess<Duration> = PerProcess::new(|| {
     (shortest * SPIN_CALLS).clamp(*SPIN.start(), *SPIN.end())
 });
 
-/// A sleep that ends within so many times that time would better have been none.
+/// A sleep that is shorter than this many spin times should have been replaced by polling.
 const LONGER: u32 = 4;
 
-/// How long the calls of a socket look by themselves before they sleep: longer after a sleep that was short, as those are of a program
-/// that is answered again and again.
+/// How long the calls of a socket poll before they sleep. They poll longer after a sleep that was short, as the sleeps of a
+/// program are that receives one answer after the other.
 #[derive(Default)]
 pub(crate) struct Spin {
     is_longer: AtomicBool,
-    /// When the wait began that came to a sleep, in nanoseconds; 0 where there is none.
+    /// When the wait began that ended in a sleep, in nanoseconds; 0 if none did.
     since: AtomicU64,
 }
 
@@ -43,12 +43,12 @@ impl Spin {
         }
     }
 
-    /// A wait that began at this time comes to a sleep.
+    /// Notes that a wait, which began at this time, ends in a sleep.
     pub(crate) fn sleeps(&self, began: Duration) {
         self.since.store(began.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// There is what was waited for, if anything was.
+    /// Notes that the wait is over, if one ended in a sleep.
     pub(crate) fn is_awake(&self, now: impl FnOnce() -> Duration) {
         if self.since.load(Ordering::Relaxed) != 0 {
             let since = Duration::from_nanos(self.since.swap(0, Ordering::Relaxed));

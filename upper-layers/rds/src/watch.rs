@@ -1,4 +1,4 @@
-//! Who waits for a socket: threads, tasks, a callback, and whoever has its descriptor.
+//! The waiters of a socket: threads, tasks, a callback, and users of its descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,13 +10,13 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-/// See the [module](self). A wake-up costs a look where nobody waits.
+/// The waiters of a socket: see the [module](self). Without waiters a wake-up costs one atomic load.
 #[derive(Default)]
 pub(crate) struct Watch {
     waiting: AtomicUsize,
     state: Mutex<Waiting>,
     changed: Condvar,
-    /// Readable since the first wake-up after it was cleared.
+    /// Readable from the first wake-up after it was cleared.
     event: OnceLock<OwnedFd>,
 }
 
@@ -28,7 +28,7 @@ struct Waiting {
     told: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-/// A thread that waits.
+/// A thread that waits. While it exists, wake-ups are recorded.
 pub(crate) struct Waiter<'w>(&'w Watch);
 
 impl Watch {
@@ -36,12 +36,12 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anybody waits, or wants to be told.
+    /// Whether there is a waiter.
     pub(crate) fn is_watched(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// What is waited for may be there.
+    /// Wakes all waiters, because the condition that they wait for may hold.
     pub(crate) fn wake(&self) {
         if !self.is_watched() {
             return;
@@ -52,7 +52,7 @@ impl Watch {
         let (told, threads) = (state.told.clone(), state.threads);
         self.waiting.fetch_sub(wakers.len(), Ordering::SeqCst);
         drop(state);
-        // It is a system call, also where nobody waits.
+        // The call is skipped without waiting threads, because it is a system call even then.
         if threads > 0 {
             self.changed.notify_all();
         }
@@ -65,15 +65,15 @@ impl Watch {
 
     fn show(&self) {
         if let Some(event) = self.event.get() {
-            // It is full only where it is readable for long.
+            // The write fails if the counter is full; then the descriptor is readable in any case.
             let _ = write(event, &1_u64.to_ne_bytes());
         }
     }
 
-    /// A descriptor that is readable at first, and since the first wake-up after it was [cleared](Self::clear).
+    /// A descriptor that is readable at first, and from the first wake-up after each [`clear`](Self::clear).
     ///
     /// # Errors
-    /// The process has no more files.
+    /// The process cannot open further files.
     pub(crate) fn fd(&self) -> io::Result<BorrowedFd<'_>> {
         if self.event.get().is_none() {
             let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -82,20 +82,24 @@ impl Watch {
                 self.show();
             }
         }
-        Ok(self.event.get().expect("it was made").as_fd())
+        Ok(self
+            .event
+            .get()
+            .expect("the descriptor was created above")
+            .as_fd())
     }
 
-    /// Whether there is a descriptor, which is not readable any more.
+    /// Makes the descriptor unreadable until the next wake-up. Returns whether there is a descriptor.
     pub(crate) fn clear(&self) -> bool {
         let event = self.event.get();
         event.is_some_and(|event| {
-            // It may not have been readable.
+            // The read fails if the descriptor was not readable.
             let _ = read(event, &mut [0; 8]);
             true
         })
     }
 
-    /// Calls this at each wake-up from now on, in the place of what was called before.
+    /// Calls `told` at each wake-up from now on, instead of the previous callback.
     pub(crate) fn tell(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
         let mut state = self.lock();
         let now = usize::from(told.is_some());
@@ -105,7 +109,7 @@ impl Watch {
         self.waiting.fetch_sub(before, Ordering::SeqCst);
     }
 
-    /// A task to be woken once.
+    /// Wakes a task at the next wake-up, once.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut state = self.lock();
         if !state.wakers.iter().any(|other| other.will_wake(waker)) {
@@ -114,7 +118,7 @@ impl Watch {
         }
     }
 
-    /// From here on no wake-up is missed: look whether there is something to wait for, then [`Waiter::wait`].
+    /// Announces a thread that will wait, so that it misses no wake-up: check the condition next, then call [`Waiter::wait`].
     pub(crate) fn waiter(&self) -> Waiter<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Waiter(self)
@@ -122,12 +126,12 @@ impl Watch {
 }
 
 impl Waiter<'_> {
-    /// To be asked for before the look.
+    /// The number of wake-ups so far: to be read before the check of the condition.
     pub(crate) fn generation(&self) -> u64 {
         self.0.lock().generation
     }
 
-    /// Waits for a wake-up after this generation; false if there was none by then.
+    /// Waits for a wake-up after this generation. Returns false if there was none by the deadline.
     pub(crate) fn wait(&self, generation: u64, deadline: Option<Instant>) -> bool {
         let mut state = self.0.lock();
         state.threads += 1;

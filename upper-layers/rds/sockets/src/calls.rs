@@ -1,11 +1,11 @@
-//! The functions that stand for those of the C library: each has the arguments, the result and the errors of the one whose name is
-//! behind `polyverbs_rds_`.
+//! The functions that replace those of the C library. Each has the arguments, the result and the errors of the C function whose
+//! name follows `polyverbs_rds_`.
 //!
-//! A descriptor that comes here without a socket is one of the parent process: it is closed and duplicated as any file, and
-//! nothing else.
-// Pointers of programs.
+//! A descriptor for which this process has no socket was inherited from the parent process. Such a descriptor can only be closed
+//! and duplicated, as any file.
+// The arguments are pointers of programs.
 #![allow(unsafe_code)]
-// Each function has the contract of the C function of its name.
+// Each function has the contract of the C function that it replaces.
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -29,7 +29,7 @@ use crate::signals::{Inside, close_later};
 use crate::socket::{Socket, errno, poll_begins};
 use crate::table::{self, Descriptors};
 
-// Of `linux/rds.h`.
+// These numbers come from `linux/rds.h`.
 const RDS_CMSG_RDMA_DEST: c_int = 2;
 const RDS_CMSG_RDMA_STATUS: c_int = 4;
 const RDS_CMSG_CONG_UPDATE: c_int = 5;
@@ -37,35 +37,36 @@ const RDS_GET_MR: c_int = 2;
 const RDS_GET_MR_FOR_DEST: c_int = 7;
 const SIOCRDSGETTOS: c_ulong = 0x89e1;
 
-/// The bits of the descriptors whose calls come here. Called before all others.
+/// Sets the bits that mark the descriptors whose calls come here. `libpolyverbs_redirect.so` calls it before all other functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);
     polyverbs_rds::look_first_at(devices::configured);
 }
 
-/// A thread is about to sleep in a call of the C library, maybe until something changes at a socket. Takes no lock.
+/// A thread is about to sleep in a call of the C library, perhaps until something changes at a socket. Takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_sleeps() {
     poll_begins();
-    // A handler that interrupts this finds the mark; one that calls this finds it, too, and waits for no lock.
+    // A handler that interrupts this finds the mark. A handler that calls this finds it too, and does not wait for a lock.
     let _inside = Inside::enter();
     std::mem::forget(Sleeping::new());
 }
 
-/// It does not any more.
+/// The thread that called [`polyverbs_rds_sleeps`] is awake again.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_is_awake() {
     Sleeping::forgotten_is_over();
 }
 
-/// Whether a descriptor is still the socket that it was, and not a file that the kernel has given the same number. Takes no lock.
+/// Whether a descriptor is still the socket that it was; otherwise the kernel has given its number to another file. Takes no
+/// lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_is_ours(fd: c_int) -> c_int {
     table::is_there(fd).into()
 }
 
-/// `fclose`, for a stream that a program has made of a socket's descriptor.
+/// Replaces `fclose`, for a stream on the descriptor of a socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int {
     let inside = Inside::enter();
@@ -74,11 +75,11 @@ pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int 
         socket.close();
     }
     drop(inside);
-    // SAFETY: the stream is open. The redirected `fclose` passes it on, because the table has no entry for its descriptor now.
+    // SAFETY: the stream is open. The redirected `fclose` forwards it, because the table has no entry for its descriptor now.
     unsafe { libc::fclose(stream) }
 }
 
-/// `socket`, of the domain `AF_RDS`.
+/// Replaces `socket` for the domain `AF_RDS`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
@@ -95,7 +96,7 @@ pub extern "C" fn polyverbs_rds_socket(_domain: c_int, kind: c_int, protocol: c_
     })
 }
 
-/// `bind`.
+/// Replaces `bind`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_bind(
     fd: c_int,
@@ -103,13 +104,13 @@ pub unsafe extern "C" fn polyverbs_rds_bind(
     length: socklen_t,
 ) -> c_int {
     done(|| {
-        // SAFETY: the address has this length.
+        // SAFETY: the program passes an address of this length.
         let at = unsafe { read_address(address, length, Errno::INVAL) }?;
         find(fd)?.rds.bind_to(at).map_err(errno)
     })
 }
 
-/// `connect`.
+/// Replaces `connect`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_connect(
     fd: c_int,
@@ -117,13 +118,13 @@ pub unsafe extern "C" fn polyverbs_rds_connect(
     length: socklen_t,
 ) -> c_int {
     done(|| {
-        // SAFETY: the address has this length.
+        // SAFETY: the program passes an address of this length.
         let to = unsafe { read_address(address, length, Errno::AFNOSUPPORT) }?;
         find(fd)?.rds.connect(to).map_err(errno)
     })
 }
 
-/// `getsockname`.
+/// Replaces `getsockname`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getsockname(
     fd: c_int,
@@ -133,22 +134,22 @@ pub unsafe extern "C" fn polyverbs_rds_getsockname(
     done(|| {
         let socket = find(fd)?;
         let local = socket.rds.local_addr();
-        // Without an address it has the family of its peer's, if it has one.
+        // A socket without an address reports the family of its peer's, if it has one.
         let peer = socket.rds.peer_addr();
         let mut name = local.map_or_else(address::none, address::write);
         let length_of_name = local
             .or(peer)
             .map_or(size_of::<libc::sockaddr_in>(), address::length);
         if let (None, Some(peer)) = (local, peer) {
-            // SAFETY: every family's address begins with the family.
+            // SAFETY: the address of each family begins with the family.
             name.any.sa_family = unsafe { address::write(peer).any.sa_family };
         }
-        // SAFETY: the pointers are those of the C function.
+        // SAFETY: the program passes the pointers that the C function requires.
         unsafe { write_name(&name, length_of_name, address, length) }
     })
 }
 
-/// `getpeername`.
+/// Replaces `getpeername`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getpeername(
     fd: c_int,
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn polyverbs_rds_getpeername(
 ) -> c_int {
     done(|| {
         let peer = find(fd)?.rds.peer_addr().ok_or(Errno::NOTCONN)?;
-        // SAFETY: the pointers are those of the C function.
+        // SAFETY: the program passes the pointers that the C function requires.
         unsafe {
             write_name(
                 &address::write(peer),
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn polyverbs_rds_getpeername(
     })
 }
 
-/// `send`.
+/// Replaces `send`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_send(
     fd: c_int,
@@ -177,11 +178,11 @@ pub unsafe extern "C" fn polyverbs_rds_send(
     size: usize,
     flags: c_int,
 ) -> isize {
-    // SAFETY: there are so many bytes; no address has no bytes.
+    // SAFETY: the program's buffer has `size` bytes, and no address is passed.
     unsafe { polyverbs_rds_sendto(fd, source, size, flags, ptr::null(), 0) }
 }
 
-/// `sendto`.
+/// Replaces `sendto`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendto(
     fd: c_int,
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn polyverbs_rds_sendto(
     length: socklen_t,
 ) -> isize {
     count(|| {
-        // SAFETY: the pointers are those of the C function.
+        // SAFETY: the program passes the pointers that the C function requires.
         unsafe {
             let (data, to) = (bytes(source, size)?, read_destination(address, length)?);
             send(&*find(fd)?, &[IoSlice::new(data)], to, &[], flags)
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn polyverbs_rds_sendto(
     })
 }
 
-/// `sendmsg`.
+/// Replaces `sendmsg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendmsg(
     fd: c_int,
@@ -208,14 +209,14 @@ pub unsafe extern "C" fn polyverbs_rds_sendmsg(
     flags: c_int,
 ) -> isize {
     count(|| {
-        // SAFETY: null, or a message of the program.
+        // SAFETY: the program passes null or a valid message.
         let message = unsafe { message.as_ref() }.ok_or(Errno::FAULT)?;
-        // SAFETY: as the program describes it.
+        // SAFETY: the program passes a valid message.
         unsafe { send_message(&*find(fd)?, message, flags) }
     })
 }
 
-/// `sendmmsg`.
+/// Replaces `sendmmsg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_sendmmsg(
     fd: c_int,
@@ -225,27 +226,27 @@ pub unsafe extern "C" fn polyverbs_rds_sendmmsg(
 ) -> c_int {
     answer(|| {
         let socket = find(fd)?;
-        // SAFETY: so many messages of the program.
+        // SAFETY: the program's array has `count` messages.
         let messages = unsafe { messages_of(messages, count) }?;
         several(messages, |message| {
-            // SAFETY: as the program describes it.
+            // SAFETY: the program passes a valid message.
             unsafe { send_message(&socket, &message.msg_hdr, flags) }
         })
     })
 }
 
-/// `write`.
+/// Replaces `write`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_write(
     fd: c_int,
     source: *const c_void,
     size: usize,
 ) -> isize {
-    // SAFETY: there are so many bytes.
+    // SAFETY: the program's buffer has `size` bytes.
     unsafe { polyverbs_rds_send(fd, source, size, 0) }
 }
 
-/// `writev`.
+/// Replaces `writev`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_writev(
     fd: c_int,
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn polyverbs_rds_writev(
 ) -> isize {
     count(|| {
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
-        // SAFETY: so many parts of the program.
+        // SAFETY: the program's list has `length` parts.
         unsafe {
             let data = sources(list, length, Errno::INVAL)?;
             send(&*find(fd)?, &data, None, &[], 0)
@@ -262,7 +263,7 @@ pub unsafe extern "C" fn polyverbs_rds_writev(
     })
 }
 
-/// `recv`.
+/// Replaces `recv`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recv(
     fd: c_int,
@@ -270,11 +271,11 @@ pub unsafe extern "C" fn polyverbs_rds_recv(
     size: usize,
     flags: c_int,
 ) -> isize {
-    // SAFETY: there are so many bytes; no address is asked for.
+    // SAFETY: the program's buffer has `size` bytes, and no address is asked for.
     unsafe { polyverbs_rds_recvfrom(fd, target, size, flags, ptr::null_mut(), ptr::null_mut()) }
 }
 
-/// `recvfrom`.
+/// Replaces `recvfrom`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvfrom(
     fd: c_int,
@@ -285,20 +286,20 @@ pub unsafe extern "C" fn polyverbs_rds_recvfrom(
     length: *mut socklen_t,
 ) -> isize {
     count(|| {
-        // SAFETY: so many bytes of the program.
+        // SAFETY: the program's buffer has this many bytes.
         let target = unsafe { room(target, size) }?;
         let socket = find(fd)?;
         let mut none = Room::new(&mut []);
         let received = receive(&socket, &mut [IoSliceMut::new(target)], &mut none, flags)?;
         if !address.is_null() {
-            // SAFETY: the pointers are those of the C function.
+            // SAFETY: the program passes the pointers that the C function requires.
             unsafe { write_source(received.from, address, length) }?;
         }
         Ok(received.length)
     })
 }
 
-/// `recvmsg`.
+/// Replaces `recvmsg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvmsg(
     fd: c_int,
@@ -306,14 +307,14 @@ pub unsafe extern "C" fn polyverbs_rds_recvmsg(
     flags: c_int,
 ) -> isize {
     count(|| {
-        // SAFETY: null, or a message of the program.
+        // SAFETY: the program passes null or a valid message.
         let message = unsafe { message.as_mut() }.ok_or(Errno::FAULT)?;
-        // SAFETY: as the program describes it.
+        // SAFETY: the program passes a valid message.
         unsafe { receive_message(&*find(fd)?, message, flags) }
     })
 }
 
-/// `recvmmsg`.
+/// Replaces `recvmmsg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
     fd: c_int,
@@ -324,7 +325,7 @@ pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
 ) -> c_int {
     answer(|| {
         let socket = find(fd)?;
-        // SAFETY: so many messages of the program, and a time or null.
+        // SAFETY: the program's array has `count` messages, and the time is valid or null.
         let (messages, time) = unsafe { (messages_of(messages, count)?, time.as_ref()) };
         let time = time.map(|time| {
             Duration::new(
@@ -339,7 +340,7 @@ pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
             if received > 0 && end.is_some_and(|end| Instant::now() >= end) {
                 return Err(Errno::AGAIN);
             }
-            // SAFETY: as the program describes it.
+            // SAFETY: the program passes a valid message.
             let length = unsafe { receive_message(&socket, &mut message.msg_hdr, flags) }?;
             received += 1;
             if flags & libc::MSG_WAITFORONE != 0 {
@@ -350,17 +351,17 @@ pub unsafe extern "C" fn polyverbs_rds_recvmmsg(
     })
 }
 
-/// `read`.
+/// Replaces `read`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_read(fd: c_int, target: *mut c_void, size: usize) -> isize {
     if size == 0 {
         return count(|| find(fd).map(|_| 0));
     }
-    // SAFETY: there are so many bytes.
+    // SAFETY: the program's buffer has `size` bytes.
     unsafe { polyverbs_rds_recv(fd, target, size, 0) }
 }
 
-/// `readv`.
+/// Replaces `readv`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_readv(
     fd: c_int,
@@ -369,7 +370,7 @@ pub unsafe extern "C" fn polyverbs_rds_readv(
 ) -> isize {
     count(|| {
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
-        // SAFETY: so many parts of the program.
+        // SAFETY: the program's list has `length` parts.
         let mut target = unsafe { targets(list, length, Errno::INVAL) }?;
         let socket = find(fd)?;
         if target.iter().all(|part| part.is_empty()) {
@@ -379,7 +380,7 @@ pub unsafe extern "C" fn polyverbs_rds_readv(
     })
 }
 
-/// `__read_chk`.
+/// Replaces `__read_chk`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___read_chk(
     fd: c_int,
@@ -388,11 +389,11 @@ pub unsafe extern "C" fn polyverbs_rds___read_chk(
     room: usize,
 ) -> isize {
     check(size, room);
-    // SAFETY: there are so many bytes.
+    // SAFETY: the program's buffer has `size` bytes.
     unsafe { polyverbs_rds_read(fd, target, size) }
 }
 
-/// `__recv_chk`.
+/// Replaces `__recv_chk`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___recv_chk(
     fd: c_int,
@@ -402,11 +403,11 @@ pub unsafe extern "C" fn polyverbs_rds___recv_chk(
     flags: c_int,
 ) -> isize {
     check(size, room);
-    // SAFETY: there are so many bytes.
+    // SAFETY: the program's buffer has `size` bytes.
     unsafe { polyverbs_rds_recv(fd, target, size, flags) }
 }
 
-/// `__recvfrom_chk`.
+/// Replaces `__recvfrom_chk`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds___recvfrom_chk(
     fd: c_int,
@@ -418,7 +419,7 @@ pub unsafe extern "C" fn polyverbs_rds___recvfrom_chk(
     length: *mut socklen_t,
 ) -> isize {
     check(size, room);
-    // SAFETY: there are so many bytes, and the other pointers are those of the C function.
+    // SAFETY: the program's buffer has `size` bytes, and the other pointers are those that the C function gets.
     unsafe { polyverbs_rds_recvfrom(fd, target, size, flags, address, length) }
 }
 
@@ -426,7 +427,7 @@ fn check(size: usize, room: usize) {
     assert!(size <= room, "{size} bytes are read into {room}");
 }
 
-/// `getsockopt`.
+/// Replaces `getsockopt`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_getsockopt(
     fd: c_int,
@@ -437,25 +438,25 @@ pub unsafe extern "C" fn polyverbs_rds_getsockopt(
 ) -> c_int {
     done(|| {
         let socket = find(fd)?;
-        // SAFETY: null, or the length of the room at `value`.
+        // SAFETY: null, or the length of the program's buffer at `value`.
         let room = unsafe { length.as_mut() }.ok_or(Errno::FAULT)?;
         let size = usize::try_from((*room).cast_signed()).map_err(|_| Errno::INVAL)?;
         let Kept::Here(number) = options::get(&socket, level, name, size)? else {
-            // SAFETY: the pointers are those of the C function.
+            // SAFETY: the program passes the pointers that the C function requires.
             let result =
                 unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, value, length) };
             return by_the_system(result).map(drop);
         };
         let number = number.to_ne_bytes();
         let size = size.min(number.len());
-        // SAFETY: so many bytes of the program.
+        // SAFETY: the program's buffer has this many bytes.
         unsafe { self::room(value, size) }?.copy_from_slice(&number[..size]);
         *room = size as socklen_t;
         Ok(())
     })
 }
 
-/// `setsockopt`.
+/// Replaces `setsockopt`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_setsockopt(
     fd: c_int,
@@ -467,21 +468,21 @@ pub unsafe extern "C" fn polyverbs_rds_setsockopt(
     done(|| {
         let socket = find(fd)?;
         let size = usize::try_from(length.cast_signed()).map_err(|_| Errno::INVAL)?;
-        // SAFETY: so many bytes of the program.
+        // SAFETY: the program's buffer has this many bytes.
         let bytes = unsafe { bytes(value, size) }?;
         if level == libc::SOL_RDS && matches!(name, RDS_GET_MR | RDS_GET_MR_FOR_DEST) {
-            // The address of the destination makes no difference.
+            // Registration does not depend on the address of the destination.
             let skip = match name {
                 RDS_GET_MR => 0,
                 _ => size_of::<libc::sockaddr_storage>(),
             };
             let arguments = options::words(bytes.get(skip..).ok_or(Errno::INVAL)?)?;
-            // SAFETY: the program says what is registered, and where the cookie is to be put.
+            // SAFETY: the program names the memory and the place for the cookie.
             return unsafe { operations::get_mr(&socket, arguments) }.map(drop);
         }
         match options::set(&socket, level, name, bytes)? {
             Kept::Here(()) => Ok(()),
-            // SAFETY: the pointers are those of the C function.
+            // SAFETY: the program passes the pointers that the C function requires.
             Kept::WithTheFile => by_the_system(unsafe {
                 libc::syscall(libc::SYS_setsockopt, fd, level, name, value, length)
             })
@@ -490,7 +491,7 @@ pub unsafe extern "C" fn polyverbs_rds_setsockopt(
     })
 }
 
-/// `ioctl`.
+/// Replaces `ioctl`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_ioctl(
     fd: c_int,
@@ -502,32 +503,32 @@ pub unsafe extern "C" fn polyverbs_rds_ioctl(
         match (request, &socket) {
             (libc::FIONREAD, Some(socket)) => {
                 let bytes = socket.rds.next_length().unwrap_or(0) as c_int;
-                // SAFETY: null, or room for the answer.
+                // SAFETY: null, or room for the number.
                 *unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)? = bytes;
                 Ok(0)
             }
-            // No message has another type of service than this one.
+            // All messages have this type of service.
             (SIOCRDSGETTOS, Some(_)) => {
-                // SAFETY: null, or room for the answer.
+                // SAFETY: null, or room for the number.
                 *unsafe { argument.cast::<u8>().as_mut() }.ok_or(Errno::FAULT)? = 0;
                 Ok(0)
             }
-            // What it would tell is of the file that the program polls.
+            // The kernel would answer for the file that the program polls, not for the socket.
             (libc::TIOCOUTQ | libc::FIONREAD, _) => Err(Errno::NOTTY),
-            // SAFETY: the argument is that of the C function.
+            // SAFETY: the program passes the argument that the C function requires.
             _ => by_the_system(unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) }),
         }
     })
 }
 
-/// `fcntl`.
+/// Replaces `fcntl`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fcntl(
     fd: c_int,
     command: c_int,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the argument is that of the C function.
+    // SAFETY: the program passes the argument that the C function requires.
     let done = || by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) });
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => answer(|| duplicated(fd, done()?)),
@@ -535,45 +536,45 @@ pub unsafe extern "C" fn polyverbs_rds_fcntl(
     }
 }
 
-/// `fcntl64`.
+/// Replaces `fcntl64`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn polyverbs_rds_fcntl64(
     fd: c_int,
     command: c_int,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the same function.
+    // SAFETY: both functions have the same contract.
     unsafe { polyverbs_rds_fcntl(fd, command, argument) }
 }
 
-/// `dup`.
+/// Replaces `dup`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup(fd: c_int) -> c_int {
     answer(|| {
-        // SAFETY: no pointers.
+        // SAFETY: the call has no pointers.
         let new = by_the_system(unsafe { libc::syscall(libc::SYS_dup, fd) })?;
         duplicated(fd, new)
     })
 }
 
-/// `dup2`. The other descriptor may be ours.
+/// Replaces `dup2`. The new descriptor may be a socket too.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup2(old: c_int, new: c_int) -> c_int {
     if old != new {
         return polyverbs_rds_dup3(old, new, 0);
     }
     answer(|| {
-        // SAFETY: no pointers.
+        // SAFETY: the call has no pointers.
         by_the_system(unsafe { libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) })?;
         Ok(new)
     })
 }
 
-/// `dup3`. The other descriptor may be ours.
+/// Replaces `dup3`. The new descriptor may be a socket too.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     answer(|| {
-        // SAFETY: no pointers.
+        // SAFETY: the call has no pointers.
         by_the_system(unsafe { libc::syscall(libc::SYS_dup3, old, new, flags) })?;
         if table::is_own()
             && let Some(socket) = table::remove(new)
@@ -584,18 +585,18 @@ pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_
     })
 }
 
-// A descriptor that the system has given for the same file.
+// Enters a duplicate, which the kernel has made, into the table.
 fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
     let socket = table::find(old).filter(|_| table::is_own());
     if socket.is_none_or(|socket| table::insert(new, socket)) {
         return Ok(new);
     }
-    // SAFETY: nobody else has it yet.
+    // SAFETY: the program does not know the new descriptor yet.
     unsafe { libc::syscall(libc::SYS_close, new) };
     Err(Errno::MFILE)
 }
 
-/// `close`. In a handler that has interrupted a call the descriptor is closed when that call ends.
+/// Replaces `close`. In a signal handler that has interrupted a call, the descriptor is closed when that call ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
     let Some(inside) = Inside::enter() else {
@@ -609,16 +610,16 @@ pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
 
 fn close(fd: RawFd) -> Result<(), Errno> {
     let socket = table::is_own().then(|| table::remove(fd)).flatten();
-    // SAFETY: the program gives it up.
+    // SAFETY: the program gives the descriptor up.
     let closed = by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) });
-    // Where this was its last descriptor, its address is free when the program goes on.
+    // If this was the last descriptor of the socket, its address is free before the call returns.
     if let Some(socket) = socket {
         socket.close();
     }
     closed.map(drop)
 }
 
-/// `close_range`.
+/// Replaces `close_range`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     done(|| {
@@ -629,7 +630,7 @@ pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: 
                 .collect(),
             false => Vec::new(),
         };
-        // SAFETY: the program gives them up.
+        // SAFETY: the program gives the descriptors up.
         let closed =
             by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) });
         sockets.into_iter().for_each(Socket::close);
@@ -637,7 +638,7 @@ pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: 
     })
 }
 
-/// `closefrom`.
+/// Replaces `closefrom`.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_closefrom(first: c_int) {
     polyverbs_rds_close_range(first.max(0).cast_unsigned(), c_uint::MAX, 0);
@@ -658,7 +659,7 @@ not_supported! {
     fn polyverbs_rds_accept4(*mut sockaddr, *mut socklen_t, c_int) -> c_int { OPNOTSUPP }
     fn polyverbs_rds_listen(c_int) -> c_int { OPNOTSUPP }
     fn polyverbs_rds_shutdown(c_int) -> c_int { OPNOTSUPP }
-    // What is no file for the C library's: programs read and write then.
+    // The socket is not a file for the C library's `sendfile`; programs fall back to reading and writing.
     fn polyverbs_rds_sendfile(c_int, *mut off_t, usize) -> isize { INVAL }
     fn polyverbs_rds_sendfile64(c_int, *mut off_t, usize) -> isize { INVAL }
 }
@@ -667,7 +668,7 @@ fn find(fd: c_int) -> Result<Arc<Socket>, Errno> {
     table::find(fd).ok_or(Errno::BADF)
 }
 
-// SAFETY of the callers: the control messages are a program's.
+// SAFETY of the callers: the control messages are those of a program.
 unsafe fn send(
     socket: &Socket,
     data: &[IoSlice<'_>],
@@ -678,7 +679,7 @@ unsafe fn send(
     if flags & !libc::MSG_DONTWAIT != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let with = unsafe { operations::read(socket, Sent(control)) }?;
     let message = Outgoing {
         data,
@@ -693,7 +694,7 @@ unsafe fn send(
 }
 
 unsafe fn send_message(socket: &Socket, message: &msghdr, flags: c_int) -> Result<usize, Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe {
         let data = sources(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?;
         let to = read_destination(message.msg_name.cast(), message.msg_namelen)?;
@@ -702,7 +703,7 @@ unsafe fn send_message(socket: &Socket, message: &msghdr, flags: c_int) -> Resul
     }
 }
 
-/// What a call that receives answers.
+/// The result of a receiving call.
 #[derive(Default)]
 struct Answer {
     length: usize,
@@ -753,7 +754,7 @@ unsafe fn receive_message(
     message: &mut msghdr,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let (mut target, control) = unsafe {
         (
             targets(message.msg_iov, message.msg_iovlen, Errno::MSGSIZE)?,
@@ -773,13 +774,13 @@ unsafe fn receive_message(
     }
     if !message.msg_name.is_null() {
         let name = message.msg_name.cast();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { write_source(received.from, name, &mut message.msg_namelen) }?;
     }
     Ok(received.length)
 }
 
-// Calls that do the same for several messages: as many as were done, or else the error.
+// Handles several messages. Returns the number that succeeded, or the error if the first one failed.
 fn several(
     messages: &mut [mmsghdr],
     mut each: impl FnMut(&mut mmsghdr) -> Result<usize, Errno>,
@@ -796,7 +797,8 @@ fn several(
     Ok(done)
 }
 
-// A call. A handler that has interrupted another one would wait for it for ever, so its call fails as one that must not wait.
+// Runs a call. A handler that has interrupted another call would wait for it forever, so its call fails like one that must not
+// wait.
 fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let called = match Inside::enter() {
         Some(_inside) => call(),
@@ -809,7 +811,7 @@ fn result(called: Result<usize, Errno>) -> isize {
     match called {
         Ok(count) => isize::try_from(count).unwrap_or(isize::MAX),
         Err(error) => {
-            // SAFETY: the place is the calling thread's own.
+            // SAFETY: the place of `errno` belongs to the calling thread.
             unsafe { *libc::__errno_location() = error.raw_os_error() };
             -1
         }
@@ -817,7 +819,7 @@ fn result(called: Result<usize, Errno>) -> isize {
 }
 
 fn answer(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
-    // Descriptors and counts of messages, none of them negative.
+    // The result is a descriptor or a number of messages, which is never negative.
     count(|| call().map(|answer| answer as usize)) as c_int
 }
 
@@ -825,10 +827,10 @@ fn done(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
     answer(|| call().map(|()| 0))
 }
 
-// What `libc::syscall` has answered.
+// The result of `libc::syscall`.
 fn by_the_system(answer: libc::c_long) -> Result<c_int, Errno> {
     match answer {
-        // SAFETY: the place is the calling thread's own.
+        // SAFETY: the place of `errno` belongs to the calling thread.
         -1 => Err(Errno::from_raw_os_error(unsafe {
             *libc::__errno_location()
         })),
@@ -836,7 +838,7 @@ fn by_the_system(answer: libc::c_long) -> Result<c_int, Errno> {
     }
 }
 
-// SAFETY of the callers: null, or as many bytes as it says.
+// SAFETY of the callers: the address is null, or has `length` bytes.
 unsafe fn read_address(
     address: *const sockaddr,
     length: socklen_t,
@@ -850,7 +852,7 @@ unsafe fn read_address(
     if address.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller promises, and there is room for so many.
+    // SAFETY: the caller keeps the contract of this function, and `copy` has room for this many bytes.
     unsafe { ptr::copy_nonoverlapping(address.cast(), (&raw mut copy).cast::<u8>(), length) };
     let address = address::read(&copy).ok_or(unknown_family)?;
     if length < address::length(address) {
@@ -864,7 +866,7 @@ unsafe fn read_address(
     })
 }
 
-// SAFETY of the callers: as above.
+// SAFETY of the callers: the address is null, or has `length` bytes.
 unsafe fn read_destination(
     address: *const sockaddr,
     length: socklen_t,
@@ -872,42 +874,42 @@ unsafe fn read_destination(
     if address.is_null() || length == 0 {
         return Ok(None);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe { read_address(address, length, Errno::INVAL) }.map(Some)
 }
 
-// As much of a name as there is room for, and its whole length.
-// SAFETY of the callers: null or a length, and so much room at `target`.
+// Writes as much of a name as there is room for, and its whole length.
+// SAFETY of the callers: `room` is null or a length, and `target` has room for so many bytes.
 unsafe fn write_name(
     name: &polyverbs_abi::rdmacm::Address,
     length: usize,
     target: *mut sockaddr,
     room: *mut socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let room = unsafe { room.as_mut() }.ok_or(Errno::FAULT)?;
     let size = usize::try_from(room.cast_signed()).map_err(|_| Errno::INVAL)?;
-    // SAFETY: an address of this length lies there.
+    // SAFETY: `name` is an address of this length.
     let name = unsafe { slice::from_raw_parts(ptr::from_ref(name).cast::<u8>(), length) };
     let size = size.min(length);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe { self::room(target.cast(), size) }?.copy_from_slice(&name[..size]);
     *room = length as socklen_t;
     Ok(())
 }
 
-// SAFETY of the callers: as above.
+// SAFETY of the callers: `room` is null or a length, and `target` has room for so many bytes.
 unsafe fn write_source(
     from: Option<SocketAddr>,
     target: *mut sockaddr,
     room: *mut socklen_t,
 ) -> Result<(), Errno> {
     let name = from.map_or_else(address::none, address::write);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     unsafe { write_name(&name, from.map_or(0, address::length), target, room) }
 }
 
-// SAFETY of the callers: the bytes are readable while the answer is used.
+// SAFETY of the callers: the bytes are readable while the result is used.
 unsafe fn bytes<'a>(at: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
     if length == 0 {
         return Ok(&[]);
@@ -915,11 +917,11 @@ unsafe fn bytes<'a>(at: *const c_void, length: usize) -> Result<&'a [u8], Errno>
     if at.is_null() || length > isize::MAX as usize {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts(at.cast(), length) })
 }
 
-// SAFETY of the callers: the bytes are writable while the answer is used.
+// SAFETY of the callers: the bytes are writable while the result is used.
 unsafe fn room<'a>(at: *mut c_void, length: usize) -> Result<&'a mut [u8], Errno> {
     if length == 0 {
         return Ok(&mut []);
@@ -927,11 +929,11 @@ unsafe fn room<'a>(at: *mut c_void, length: usize) -> Result<&'a mut [u8], Errno
     if at.is_null() || length > isize::MAX as usize {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts_mut(at.cast(), length) })
 }
 
-// SAFETY of the callers: so many parts.
+// SAFETY of the callers: the list has `count` parts.
 unsafe fn parts<'a>(
     list: *const iovec,
     count: usize,
@@ -946,39 +948,39 @@ unsafe fn parts<'a>(
     if list.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts(list, count) })
 }
 
-// SAFETY of the callers: so many parts, whose bytes are readable while the answer is used.
+// SAFETY of the callers: the list has `count` parts, whose bytes are readable while the result is used.
 unsafe fn sources<'a>(
     list: *const iovec,
     count: usize,
     too_many: Errno,
 ) -> Result<Vec<IoSlice<'a>>, Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let parts = unsafe { parts(list, count, too_many) }?.iter();
     parts
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         .map(|part| unsafe { bytes(part.iov_base, part.iov_len) }.map(IoSlice::new))
         .collect()
 }
 
-// SAFETY of the callers: so many parts, whose bytes are writable while the answer is used.
+// SAFETY of the callers: the list has `count` parts, whose bytes are writable while the result is used.
 unsafe fn targets<'a>(
     list: *const iovec,
     count: usize,
     too_many: Errno,
 ) -> Result<Vec<IoSliceMut<'a>>, Errno> {
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let parts = unsafe { parts(list, count, too_many) }?.iter();
     parts
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         .map(|part| unsafe { room(part.iov_base, part.iov_len) }.map(IoSliceMut::new))
         .collect()
 }
 
-// SAFETY of the callers: so many messages.
+// SAFETY of the callers: the array has `count` messages.
 unsafe fn messages_of<'a>(
     messages: *mut mmsghdr,
     count: c_uint,
@@ -989,8 +991,8 @@ unsafe fn messages_of<'a>(
     if messages.is_null() {
         return Err(Errno::FAULT);
     }
-    // More are not looked at in one call.
+    // One call handles no more messages than this.
     let count = (count as usize).min(libc::UIO_MAXIOV as usize);
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts_mut(messages, count) })
 }

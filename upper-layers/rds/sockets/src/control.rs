@@ -1,4 +1,4 @@
-//! Control messages, as they lie one after the other in memory of programs.
+//! Control messages, in the layout that they have in memory of programs.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ const ALIGNED: usize = align_of::<libc::cmsghdr>();
 /// The control messages that a program sends.
 pub(crate) struct Sent<'a>(pub(crate) &'a [u8]);
 
-/// One of them.
+/// One control message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ControlMessage<'a> {
     pub(crate) level: c_int,
@@ -45,7 +45,7 @@ impl<'a> Iterator for Sent<'a> {
     }
 }
 
-/// The room that a program has for control messages.
+/// The buffer that a program has for control messages.
 pub(crate) struct Room<'a> {
     all: &'a mut [u8],
     used: usize,
@@ -61,12 +61,12 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// How many control messages with so much data there is room for.
+    /// The number of control messages with this much data for which there is room.
     pub(crate) fn count(&self, data: usize) -> usize {
         (self.all.len() - self.used) / (HEADER + data).next_multiple_of(ALIGNED)
     }
 
-    /// Puts one of `SOL_RDS` behind the others, as much of it as there is room for.
+    /// Appends a control message of `SOL_RDS`, cut to the room that is left.
     pub(crate) fn put(&mut self, kind: c_int, data: &[u8]) {
         let rest = &mut self.all[self.used..];
         if rest.len() < HEADER {
@@ -86,7 +86,7 @@ impl<'a> Room<'a> {
         self.used += whole.next_multiple_of(ALIGNED).min(rest.len());
     }
 
-    /// How much of it is used, and whether something did not fit.
+    /// The number of bytes used, and whether a control message was cut.
     pub(crate) fn finish(self) -> (usize, bool) {
         (self.used, self.truncated)
     }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_read_again() {
+    fn written_control_messages_are_read_back() {
         let mut bytes = [0xa5; 80];
         let mut room = Room::new(&mut bytes);
         assert_eq!(room.count(8), 3);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut() {
+    fn control_messages_are_cut_to_the_room() {
         for (room, expected) in [(0, 0), (15, 0), (16, 16), (20, 20), (24, 24)] {
             let mut bytes = [0xa5; 32];
             let mut control = Room::new(&mut bytes[..room]);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_is_none_is_an_error() {
+    fn invalid_lengths_are_refused() {
         let mut bytes = [0; 24];
         Room::new(&mut bytes).put(2, &[1; 8]);
         for length in [0, 15, 25, usize::MAX] {

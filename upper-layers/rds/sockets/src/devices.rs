@@ -1,4 +1,4 @@
-//! The devices that `polyverbs run` was asked for.
+//! The devices that the user gave `polyverbs run`.
 
 use std::io::{self, Write as _};
 use std::net::IpAddr;
@@ -8,7 +8,8 @@ use polyverbs::emulated::EmulatedDeviceError;
 use polyverbs::provider::MadeOnce;
 use polyverbs_configuration::{Configuration, VARIABLE};
 
-/// The first of them at an address; where there is none, one like the first of all.
+/// The first configured device at an address; if there is none, one of the kind of the first
+/// configured device.
 pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceError>> {
     static READ: MadeOnce<Configuration> = MadeOnce::new();
     let configuration = READ.get_or_make(|| {
@@ -29,6 +30,6 @@ pub(crate) fn configured(at: IpAddr) -> Option<Result<Device, EmulatedDeviceErro
 }
 
 fn complain(what: std::fmt::Arguments<'_>) {
-    // A failure cannot be reported.
+    // A failure to write cannot be reported.
     let _ = writeln!(io::stderr(), "polyverbs: {what}");
 }

@@ -1,8 +1,8 @@
-//! `AF_RDS` sockets for unmodified programs, which `polyverbs run` starts: `libpolyverbs_redirect.so` stands in front of the C
-//! library's functions, and calls [`calls`] here for descriptors of such sockets.
+//! `AF_RDS` sockets for unmodified programs, which `polyverbs run` starts: `libpolyverbs_redirect.so` replaces functions of the C
+//! library, and calls [`calls`] for the descriptors of such sockets.
 //!
-//! A program's descriptor is a file of the kernel's, which `poll`, `select` and `epoll` look at without us (`mirror`); behind it
-//! is a [`polyverbs_rds::RdsSocket`] (`socket`), found by its number (`table`).
+//! A program's descriptor is a file of the kernel, so that `poll`, `select` and `epoll` work without this library (`mirror`). The
+//! table finds the [`polyverbs_rds::RdsSocket`] (`socket`) of a descriptor by its number (`table`).
 #![deny(unsafe_code)]
 
 pub mod calls;

@@ -1,7 +1,7 @@
-//! A file that is readable and writable for the kernel when a socket is.
+//! A file that is readable and writable for the kernel when its socket is.
 //!
-//! It is one end of a pair of Unix sockets. A byte lies in it while there is something to receive; what it has sent fills its send
-//! buffer, which is as small as there is, while there is no room to send.
+//! The file is one end of a pair of Unix sockets. It holds one byte while there is something to receive. While there is no room
+//! to send, its send buffer, which is as small as possible, is full.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
-/// What `poll` tells.
+/// The readiness that `poll` reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) readable: bool,
@@ -23,26 +23,26 @@ pub(crate) struct Level {
 
 /// The pair of sockets.
 pub(crate) struct Ends {
-    /// Another descriptor of the program's file.
+    /// A duplicate of the program's descriptor.
     theirs: OwnedFd,
     ours: OwnedFd,
 }
 
 pub(crate) struct Mirror {
-    /// Kept only while the lock is held, so that the file is closed when the socket is.
+    /// A weak reference, which is upgraded only while the lock is held, so that the file is closed together with the socket.
     ends: Weak<Ends>,
     shown: Mutex<Level>,
-    /// What is shown may not be so any more.
+    /// The shown readiness may be out of date.
     is_stale: AtomicBool,
 }
 
 impl Ends {
-    /// With the program's descriptor.
+    /// Creates the pair. Returns the program's descriptor too.
     ///
     /// # Errors
-    /// The system has no more files.
+    /// The process cannot open further files.
     pub(crate) fn new(nonblocking: bool, close_on_exec: bool) -> Result<(Self, OwnedFd), Errno> {
-        // The lowest number is the program's.
+        // The program gets the lowest free number, as from any call that opens a file.
         let (program, ours) = socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -60,23 +60,24 @@ impl Ends {
         Ok((Self { theirs, ours }, program))
     }
 
-    /// Waits until it is readable, as a call of the kernel does that reads: signals and `SO_RCVTIMEO` end it.
+    /// Waits until the file is readable, as a reading call of the kernel does: signals and `SO_RCVTIMEO` end the wait.
     ///
     /// # Errors
-    /// `AGAIN` after that time, `INTR` by a signal.
+    /// `AGAIN` after that time, `INTR` after a signal.
     pub(crate) fn wait_readable(&self) -> Result<(), Errno> {
         recv(&self.theirs, &mut [MaybeUninit::uninit()], RecvFlags::PEEK).map(drop)
     }
 
-    /// Waits until it is writable, by sending a byte: as a call of the kernel does that writes: signals and `SO_SNDTIMEO` end it.
+    /// Waits until the file is writable, by sending a byte, as a writing call of the kernel does: signals and `SO_SNDTIMEO` end
+    /// the wait.
     ///
     /// # Errors
-    /// `AGAIN` after that time, `INTR` by a signal.
+    /// `AGAIN` after that time, `INTR` after a signal.
     pub(crate) fn wait_writable(&self) -> Result<(), Errno> {
         send(&self.theirs, &[0], SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// Whether the program has made its descriptor non-blocking.
+    /// Whether the program has made its descriptor nonblocking.
     pub(crate) fn is_nonblocking(&self) -> bool {
         fcntl_getfl(&self.theirs).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
@@ -89,7 +90,7 @@ impl Ends {
         take(&self.theirs, 1) > 0
     }
 
-    // As much as there is room for.
+    // Fills the send buffer.
     fn fill(&self) {
         let _ = send(
             &self.theirs,
@@ -115,13 +116,13 @@ impl Mirror {
         }
     }
 
-    /// Shows what is so now.
+    /// Shows the present readiness.
     pub(crate) fn show(&self, now: impl Fn() -> Level) {
         self.settle(self.lock(), now);
     }
 
-    /// The same where something may have changed, and the caller cannot wait: whoever is showing something shows this too.
-    /// That may be the calling thread, further up.
+    /// Shows a change without waiting for the lock. If another thread has it, that thread shows the change too; the lock may also
+    /// be held by a caller of this function.
     pub(crate) fn show_change(&self, now: impl Fn() -> Level) {
         self.is_stale.store(true, Ordering::SeqCst);
         if let Some(shown) = self.try_lock() {
@@ -129,32 +130,32 @@ impl Mirror {
         }
     }
 
-    /// The same after a call that has found nothing to receive: whoever waits for a change is told of what has come since.
+    /// Shows the present readiness after a call that found nothing to receive, so that waiters see each later change.
     pub(crate) fn show_after_empty(&self, now: impl Fn() -> Level) {
         let mut shown = self.lock();
         self.set_readable(&mut shown, false);
         self.settle(shown, now);
     }
 
-    /// The same after a call that has found no room to send.
+    /// Shows the present readiness after a call that found no room to send.
     pub(crate) fn show_after_full(&self, now: impl Fn() -> Level) {
         let mut shown = self.lock();
         self.set_writable(&mut shown, false);
         self.settle(shown, now);
     }
 
-    /// Does something while nothing changes.
+    /// Runs `work` while the shown readiness cannot change.
     pub(crate) fn quietly(&self, work: impl FnOnce()) {
         let _shown = self.lock();
         work();
     }
 
-    /// Shows that there is no room to send, until something else is shown.
+    /// Shows that there is no room to send, until the next change is shown.
     pub(crate) fn show_full(&self) {
         self.set_writable(&mut self.lock(), false);
     }
 
-    /// Takes what calls have sent that waited: of each a byte.
+    /// Takes back the byte that each waiting call has sent.
     pub(crate) fn take_waited(&self) {
         if let (true, Some(ends)) = (self.lock().writable, self.ends.upgrade()) {
             ends.take_sent();
@@ -173,7 +174,7 @@ impl Mirror {
         }
     }
 
-    // Asking what is so now may itself bring a change.
+    // Reading the readiness may cause a change itself, so this repeats until nothing has changed.
     fn settle(&self, shown: MutexGuard<'_, Level>, now: impl Fn() -> Level) {
         let mut shown = Some(shown);
         while let Some(mut level) = shown {
@@ -189,7 +190,7 @@ impl Mirror {
         }
     }
 
-    // What the system refuses is tried again with the next change.
+    // If a system call fails, the next change tries it again.
     fn set_readable(&self, shown: &mut Level, readable: bool) {
         if shown.readable != readable
             && let Some(ends) = self.ends.upgrade()

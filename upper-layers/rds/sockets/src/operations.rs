@@ -1,5 +1,5 @@
-//! Remote memory: what programs register, and operations that they send with messages.
-// Addresses of memory in structures of programs.
+//! Remote memory: memory that programs register, and operations that they send with messages.
+// Structures of programs contain addresses of memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,7 +14,7 @@ use crate::control::{ControlMessage, Sent};
 use crate::options::words;
 use crate::socket::{Socket, errno};
 
-// Of `linux/rds.h`.
+// These numbers come from `linux/rds.h`.
 const RDS_CMSG_RDMA_ARGS: c_int = 1;
 const RDS_CMSG_RDMA_DEST: c_int = 2;
 const RDS_CMSG_RDMA_MAP: c_int = 3;
@@ -23,21 +23,21 @@ const RDS_CMSG_ATOMIC_CSWP: c_int = 7;
 const RDS_CMSG_MASKED_ATOMIC_FADD: c_int = 8;
 const RDS_CMSG_MASKED_ATOMIC_CSWP: c_int = 9;
 
-/// What goes with a message.
+/// The operation or memory that goes with a message.
 #[derive(Default)]
 pub(crate) struct WithMessage {
     pub(crate) control: Control,
-    /// Memory that was registered for it.
+    /// Memory that was registered for the message.
     pub(crate) mapped: Option<Cookie>,
 }
 
-/// Reads what a program sends with a message.
+/// Reads the control messages of a message that a program sends.
 ///
 /// # Safety
-/// The addresses in it are those of the program's memory, which keeps its place while operations and cookies name it.
+/// The addresses in them name memory of the program, which stays mapped while operations and cookies name it.
 ///
 /// # Errors
-/// There is more than one thing, or one that is not known.
+/// There is more than one control message, or one of unknown kind.
 pub(crate) unsafe fn read(socket: &Socket, messages: Sent<'_>) -> Result<WithMessage, Errno> {
     let mut with = WithMessage::default();
     for message in messages {
@@ -49,26 +49,26 @@ pub(crate) unsafe fn read(socket: &Socket, messages: Sent<'_>) -> Result<WithMes
             give_up(socket, with.mapped);
             return Err(Errno::INVAL);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         with = unsafe { read_one(socket, kind, data) }?;
     }
     Ok(with)
 }
 
-/// Gives up memory that was registered for a message which is not sent.
+/// Frees memory that was registered for a message which is not sent.
 pub(crate) fn give_up(socket: &Socket, mapped: Option<Cookie>) {
     if let Some(cookie) = mapped {
-        // A peer may have told already that it has used it.
+        // It fails if a peer has already reported that it has used the memory.
         let _ = socket.rds.free_mr(cookie);
     }
 }
 
-// SAFETY of the callers: as above.
+// SAFETY of the callers: that of [`read`].
 unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMessage, Errno> {
     let mut mapped = None;
     let control = match kind {
         RDS_CMSG_RDMA_ARGS => {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller keeps the contract of this function.
             Control::Rdma(unsafe { rdma(first_words(data)?) }?)
         }
         RDS_CMSG_RDMA_DEST => {
@@ -76,7 +76,7 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
             Control::Destination(Cookie(cookie))
         }
         RDS_CMSG_RDMA_MAP => {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller keeps the contract of this function.
             let cookie = unsafe { get_mr(socket, first_words(data)?) }?;
             mapped = Some(cookie);
             Control::Destination(cookie)
@@ -85,7 +85,7 @@ unsafe fn read_one(socket: &Socket, kind: c_int, data: &[u8]) -> Result<WithMess
         | RDS_CMSG_ATOMIC_CSWP
         | RDS_CMSG_MASKED_ATOMIC_FADD
         | RDS_CMSG_MASKED_ATOMIC_CSWP => {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller keeps the contract of this function.
             Control::Atomic(unsafe { atomic(kind, first_words(data)?) })
         }
         _ => return Err(Errno::INVAL),
@@ -97,10 +97,10 @@ fn first_words<const COUNT: usize>(data: &[u8]) -> Result<[u64; COUNT], Errno> {
     words(data.get(..COUNT * 8).ok_or(Errno::INVAL)?)
 }
 
-/// Registers memory: `struct rds_get_mr_args` has its address and length, where the cookie is to be put, and flags.
+/// Registers memory. `struct rds_get_mr_args` has its address and length, the place for the cookie, and flags.
 ///
 /// # Safety
-/// The program keeps the memory until it gives it up or closes the socket; the cookie's place is null or writable.
+/// The program keeps the memory mapped until it frees it or closes the socket; the place for the cookie is null or writable.
 ///
 /// # Errors
 /// Those of `RDS_GET_MR`.
@@ -108,24 +108,24 @@ pub(crate) unsafe fn get_mr(
     socket: &Socket,
     [address, length, cookie_at, flags]: [u64; 4],
 ) -> Result<Cookie, Errno> {
-    // Linux pins the pages for writing, also where peers only read.
+    // Linux pins the pages for writing even if peers only read.
     if !make_resident(address as *const u8, length as usize, true) {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller keeps the contract of this function.
     let memory = unsafe { local(address, length) };
     let flags = RdmaFlags::from_bits_truncate(flags);
     let cookie = socket.rds.get_mr(memory, flags).map_err(errno)?;
     let cookie_at = cookie_at as *mut u64;
     if !cookie_at.is_null() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { cookie_at.write_unaligned(cookie.0) };
     }
     Ok(cookie)
 }
 
-// `struct rds_rdma_args`.
-// SAFETY of the callers: the list of local memory is one.
+// The fields are those of `struct rds_rdma_args`.
+// SAFETY of the callers: `list` has `count` entries.
 unsafe fn rdma(
     [
         cookie,
@@ -143,10 +143,10 @@ unsafe fn rdma(
     if list == 0 || count == 0 {
         return Err(Errno::INVAL);
     }
-    // `struct rds_iovec`: an address and a length.
+    // Each entry is a `struct rds_iovec`: an address and a length.
     let list = list as *const [u64; 2];
     let local = (0..count as usize).map(|at| {
-        // SAFETY: as the caller promises: so many of them.
+        // SAFETY: the caller promises `count` entries.
         unsafe {
             let [address, length] = list.add(at).read_unaligned();
             local(address, length)
@@ -162,8 +162,8 @@ unsafe fn rdma(
     })
 }
 
-// `struct rds_atomic_args`.
-// SAFETY of the callers: eight bytes at the local address.
+// The fields are those of `struct rds_atomic_args`.
+// SAFETY of the callers: there are eight bytes at the local address.
 unsafe fn atomic(
     kind: c_int,
     [
@@ -203,7 +203,7 @@ unsafe fn atomic(
     AtomicRequest {
         cookie: Cookie(cookie),
         remote_offset,
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller keeps the contract of this function.
         local: unsafe { local(address, 8) },
         operation,
         flags: RdmaFlags::from_bits_truncate(flags),
@@ -211,8 +211,8 @@ unsafe fn atomic(
     }
 }
 
-// SAFETY of the callers: so much memory, which keeps its place while it is used.
+// SAFETY of the callers: the memory has this length and stays mapped while it is used.
 unsafe fn local(address: u64, length: u64) -> LocalMemory {
-    // SAFETY: as the caller promises; other programs change it as they may.
+    // SAFETY: the caller keeps the contract of this function; other programs may change the memory at any time.
     unsafe { LocalMemory::borrowed(address as *mut u8, length as usize) }
 }

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use crate::socket::{Socket, errno};
 
-// Of `linux/rds.h`; those with memory in them are in `calls`.
+// These numbers come from `linux/rds.h`; `calls` handles the options that contain addresses of
+// memory.
 const RDS_CANCEL_SENT_TO: c_int = 1;
 const RDS_FREE_MR: c_int = 3;
 const RDS_RECVERR: c_int = 5;
@@ -20,15 +21,16 @@ const RDS_TRANS_IWARP: c_int = 1;
 const RDS_TRANS_TCP: c_int = 2;
 const RDS_TRANS_NONE: c_int = -1;
 
-/// The least that a socket's buffer has, as it is told: Linux counts payload twice.
+/// The smallest buffers that a program can set, in the unit of `getsockopt`: Linux counts payload
+/// twice.
 const LEAST_SEND_BUFFER: usize = 4608;
 const LEAST_RECEIVE_BUFFER: usize = 2304;
 
-/// Where an option is kept.
+/// The owner of an option.
 pub(crate) enum Kept<T> {
-    /// With the socket.
+    /// The socket has the option.
     Here(T),
-    /// With the program's file, by the system.
+    /// The kernel has the option, with the program's file.
     WithTheFile,
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn set(
             let bytes = buffer(int(value)?, LEAST_RECEIVE_BUFFER);
             rds.set_options(|options| options.receive_buffer = bytes);
         }
-        // What they would change is the file that the program polls.
+        // These options would change the file that the program polls.
         (
             libc::SOL_SOCKET,
             libc::SO_PEEK_OFF
@@ -94,7 +96,7 @@ pub(crate) fn set(
     Ok(Here(()))
 }
 
-/// An option's value.
+/// The value of an option.
 ///
 /// # Errors
 /// Those of `getsockopt`.
@@ -141,7 +143,7 @@ fn set_transport(socket: &Socket, value: &[u8]) -> Result<(), Errno> {
 }
 
 fn buffer(bytes: c_int, least: usize) -> usize {
-    // A negative number is a large one.
+    // A negative number counts as a large unsigned one.
     let bytes = (bytes as u32 as usize).min(c_int::MAX as usize / 2);
     bytes.max(least / 2)
 }
@@ -151,10 +153,10 @@ fn int(value: &[u8]) -> Result<c_int, Errno> {
     Ok(c_int::from_ne_bytes(*value))
 }
 
-/// Numbers of 64 bits, and nothing else.
+/// Reads exactly `COUNT` numbers of 64 bits.
 ///
 /// # Errors
-/// There are more or fewer.
+/// The value has another length.
 pub(crate) fn words<const COUNT: usize>(value: &[u8]) -> Result<[u64; COUNT], Errno> {
     if value.len() != COUNT * 8 {
         return Err(Errno::INVAL);
@@ -163,7 +165,7 @@ pub(crate) fn words<const COUNT: usize>(value: &[u8]) -> Result<[u64; COUNT], Er
     Ok(std::array::from_fn(word))
 }
 
-// An address without a look at its family.
+// Reads an address by its length; the family field is ignored.
 fn destination(value: &[u8]) -> Result<SocketAddr, Errno> {
     let (v4, v6) = (
         size_of::<libc::sockaddr_in>(),
@@ -186,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_destination_is_of_the_family_that_its_length_says() {
+    fn the_length_of_a_destination_decides_its_family() {
         let mut value = [0; 28];
         value[2..8].copy_from_slice(&[0x0f, 0xa0, 192, 0, 2, 1]);
         assert_eq!(
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_has_its_least_size() {
+    fn a_buffer_has_at_least_the_smallest_size() {
         assert_eq!(buffer(1, LEAST_SEND_BUFFER), 2304);
         assert_eq!(buffer(65_536, LEAST_SEND_BUFFER), 65_536);
         assert_eq!(buffer(-1, LEAST_SEND_BUFFER), c_int::MAX as usize / 2);

@@ -1,28 +1,29 @@
-//! Calls of signal handlers.
+//! Calls from signal handlers.
 //!
-//! A handler may have interrupted a call of its own thread, which holds a lock of a socket or of the allocator then. A call of the
-//! handler would wait for that lock for ever. So a thread has a mark while it is inside a call, which costs no system call, and a
-//! handler's call that finds the mark does nothing and fails. While a call sleeps it holds no lock, and its thread has no mark.
+//! A handler may have interrupted a call of its own thread while that call held a lock of a socket or of the allocator. A call of
+//! the handler would wait for that lock forever. So each thread has a mark while it is inside a call, which costs no system call,
+//! and a call of a handler that finds the mark fails without effect. While a call sleeps, it holds no lock and its thread has no
+//! mark.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 thread_local! {
-    // For this thread and its signal handlers. They have no destructors, so a handler may look at any time.
+    // These are for the thread and its signal handlers. They have no destructors, so that a handler may read them at any time.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// What closes a descriptor, where a handler has closed one.
+    /// The function that closes a descriptor, if a handler has closed one.
     static CLOSE: Cell<Option<fn(RawFd)>> = const { Cell::new(None) };
 }
 
-/// A bit for each descriptor that a handler has closed, until the call ends that the handler has interrupted.
+/// A bit for each descriptor that a handler has closed. The interrupted call closes it when it ends.
 static CLOSED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// The calling thread is inside a call as long as there is this.
+/// While this exists, the calling thread is inside a call.
 pub(crate) struct Inside(());
 
 impl Inside {
-    /// `None` in a signal handler that has interrupted a call.
+    /// Returns `None` in a signal handler that has interrupted a call.
     pub(crate) fn enter() -> Option<Self> {
         (!enter()).then(|| Self(()))
     }
@@ -34,7 +35,7 @@ impl Drop for Inside {
     }
 }
 
-/// Has a call sleep, which holds no lock: handlers may call meanwhile.
+/// Runs a call that sleeps and holds no lock: handlers may make calls in the meantime.
 pub(crate) fn asleep<T>(sleep: impl FnOnce() -> T) -> T {
     leave();
     let woken = sleep();
@@ -42,7 +43,7 @@ pub(crate) fn asleep<T>(sleep: impl FnOnce() -> T) -> T {
     woken
 }
 
-/// Has `close` close a descriptor when the call ends that the handler has interrupted.
+/// Leaves it to the interrupted call to close the descriptor with `close` when it ends.
 pub(crate) fn close_later(descriptor: RawFd, close: fn(RawFd)) {
     let number = descriptor as usize;
     CLOSED[number / 64].fetch_or(1 << (number % 64), Ordering::SeqCst);
@@ -64,7 +65,7 @@ fn leave() {
         compiler_fence(Ordering::SeqCst);
         IS_INSIDE.set(false);
         compiler_fence(Ordering::SeqCst);
-        // A handler may have closed one between the two.
+        // A handler may have closed a descriptor before the mark was removed.
         if CLOSE.get().is_none() {
             return;
         }
@@ -72,7 +73,7 @@ fn leave() {
     }
 }
 
-/// The descriptors that are to be closed, each once.
+/// Takes the descriptors that have to be closed, each once.
 fn closed() -> impl Iterator<Item = RawFd> {
     let words = CLOSED.iter().zip(0..);
     words.flat_map(|(word, place)| {

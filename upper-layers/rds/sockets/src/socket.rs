@@ -1,4 +1,4 @@
-//! A socket: the calls that wait, and what the program's descriptor shows of it.
+//! A socket: the calls that block, and the readiness of the program's descriptor.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use crate::mirror::{Ends, Level, Mirror};
 use crate::signals::asleep;
 
-/// How many calls like `poll` have begun.
+/// The number of calls like `poll` that have begun.
 static POLLS: AtomicU64 = AtomicU64::new(0);
 
-/// A call like `poll` begins: it sees what is shown now.
+/// Counts a call like `poll` that begins: it sees the readiness that is shown now.
 pub(crate) fn poll_begins() {
     POLLS.fetch_add(1, Ordering::SeqCst);
 }
@@ -24,21 +24,21 @@ pub(crate) struct Socket {
     pub(crate) rds: RdsSocket,
     ends: Arc<Ends>,
     mirror: Arc<Mirror>,
-    /// How many calls look for messages themselves.
+    /// The number of calls that poll for messages themselves.
     receivers: AtomicUsize,
-    /// The poll that sees that a congestion map has changed; 0 where that need not be seen any more.
+    /// The number of the poll that sees a change of a congestion map; 0 if no poll needs to see it.
     congestion_changed: AtomicU64,
-    /// A send has been refused because its destination was congested.
+    /// A send was refused because its destination was congested.
     is_refused: AtomicBool,
-    /// Those for which the program has had no room.
+    /// Statuses for which the program's buffer had no room.
     statuses: Mutex<VecDeque<RdmaStatus>>,
 }
 
 impl Socket {
-    /// With the program's descriptor.
+    /// Creates a socket. Returns the program's descriptor too.
     ///
     /// # Errors
-    /// The system has no more files.
+    /// The process cannot open further files.
     pub(crate) fn new(
         nonblocking: bool,
         close_on_exec: bool,
@@ -55,7 +55,7 @@ impl Socket {
             statuses: Mutex::default(),
         });
         let (weak, mirror) = (Arc::downgrade(&socket), Arc::clone(&socket.mirror));
-        // It may be closed here only while the mirror is locked.
+        // The callback may drop the last reference to the socket, which must happen while the mirror is locked.
         socket.rds.on_change(Some(Arc::new(move || {
             mirror.show_change(|| {
                 weak.upgrade()
@@ -66,13 +66,13 @@ impl Socket {
         Ok((socket, descriptor))
     }
 
-    /// Gives up a descriptor. With the last of them, and no call going on, the address is free when this returns.
+    /// Releases one descriptor. If it was the last one and no call is in progress, the address is free when this returns.
     pub(crate) fn close(self: Arc<Self>) {
-        // A change that is being shown does not keep the socket.
+        // A change that is being shown has no reference to the socket once this has the lock.
         Arc::clone(&self.mirror).quietly(|| drop(self));
     }
 
-    /// Receives a message, or else notifications, as many as `most` and one at least.
+    /// Receives a message or else notifications: at least one and at most `most`.
     ///
     /// # Errors
     /// Those of `recvmsg`.
@@ -103,7 +103,7 @@ impl Socket {
             return Ok(Received::default());
         }
         let mut receive = |wait| match self.rds.receive_message(room, wait, peek) {
-            // Nothing arrives at a socket without an address; it may get one.
+            // A socket without an address receives nothing yet, but another thread may bind it.
             Err(RdsError::NotConnected(_)) => Err(Errno::AGAIN),
             received => received.map_err(errno),
         };
@@ -117,7 +117,7 @@ impl Socket {
         let _sleeping = outcome.is_err().then(Sleeping::new);
         let mut changed = 0;
         while outcome.as_ref().is_err_and(|error| *error == Errno::AGAIN) {
-            // That is nothing to receive.
+            // A change of a congestion map is nothing to receive.
             changed = self
                 .congestion_changed
                 .swap(0, Ordering::SeqCst)
@@ -172,7 +172,7 @@ impl Socket {
         }
         let _sleeping = Sleeping::new();
         loop {
-            // Any change from here on ends the waiting, so that none is missed.
+            // Each change from here on ends the wait, so that none is missed.
             self.mirror.show_full();
             match send(Wait::No) {
                 Err(error) if has_no_room(&error) => {}
@@ -183,8 +183,8 @@ impl Socket {
         }
     }
 
-    /// After a call: a change of a congestion map need not be shown any more, but to a program that may wait for it because it was
-    /// refused once, and to that only by a poll that begins after the change.
+    /// Called after a call. Stops showing the change of a congestion map, except to a program that may wait for it because a send
+    /// of it was refused; that program sees the change in a poll that begins after it.
     fn note_congestion(&self) {
         let changed = self.congestion_changed.load(Ordering::SeqCst);
         if changed == 0 {
@@ -192,7 +192,7 @@ impl Socket {
         }
         let is_seen = POLLS.load(Ordering::SeqCst) >= changed;
         if is_seen || !self.is_refused.load(Ordering::SeqCst) {
-            // What has changed meanwhile stays to be shown.
+            // If the map changes in the meantime, the new change is still shown.
             let _ = self.congestion_changed.compare_exchange(
                 changed,
                 0,
@@ -202,7 +202,7 @@ impl Socket {
         }
     }
 
-    /// Shows what is so now on the program's descriptor.
+    /// Shows the present readiness on the program's descriptor.
     pub(crate) fn show(&self) {
         self.mirror.show(|| self.level());
     }
@@ -232,7 +232,7 @@ pub(crate) fn errno(error: RdsError) -> Errno {
     Errno::from_raw_os_error(error.errno())
 }
 
-// As sockets of this kind tell of it.
+// Sockets of this kind report an expired timeout by another error number.
 fn timed_out(error: Errno) -> Errno {
     match error {
         Errno::AGAIN => Errno::TIMEDOUT,

@@ -1,8 +1,8 @@
-//! The sockets of this process by descriptor.
+//! The sockets of this process, by descriptor.
 //!
-//! A child of a fork has the descriptors of its parent's sockets, and not the sockets: their threads and connections are the
-//! parent's. It begins with an empty table. A child that borrows its parent's memory (`vfork`) changes nothing here.
-// `fstat` of a number that may be no descriptor.
+//! A child of a fork inherits the descriptors of its parent's sockets but not the sockets, because their threads and connections
+//! belong to the parent. It begins with an empty table. A child that shares its parent's memory (`vfork`) changes nothing here.
+// The table calls `fstat` on numbers that may not be open descriptors.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ pub(crate) type Descriptors = [AtomicU64; 1024];
 
 type Sockets = RwLock<HashMap<RawFd, Arc<Socket>>>;
 
-/// The descriptors whose calls come here, also where the sockets are the parent's.
+/// The descriptors whose calls come here, including those of the parent's sockets.
 static DESCRIPTORS: MadeOnce<&'static Descriptors> = MadeOnce::new();
 /// The inode of each descriptor. Another inode means that the program has closed the descriptor by a call that is not redirected, and
 /// that the kernel has reused its number.
@@ -30,26 +30,26 @@ static SOCKETS: PerProcess<Sockets> = PerProcess::new(RwLock::default);
 /// The process that this memory belongs to.
 static PROCESS: PerProcess<u32> = PerProcess::new(std::process::id);
 
-/// Has the bits of these descriptors set and cleared from now on.
+/// Stores the bits, which are set and cleared from now on.
 pub(crate) fn start(descriptors: &'static Descriptors) {
     DESCRIPTORS.get_or_make(|| descriptors);
     // A child of `vfork` must find the number of its parent.
     let _ = *PROCESS;
 }
 
-/// Whether what is here is this process's own, and not its parent's, which waits until this one runs another program.
+/// Whether the memory belongs to this process, and not to a parent that waits until this child runs another program.
 pub(crate) fn is_own() -> bool {
     *PROCESS == std::process::id()
 }
 
-/// Names a socket by a descriptor. `false` where no socket can have this one.
+/// Enters a socket under a descriptor. Returns `false` if the table has no place for this number.
 pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
     let (Some((word, bit)), Some(inode)) = (place(descriptor), inode(descriptor)) else {
         return false;
     };
     INODES[descriptor as usize].store(inode, Ordering::SeqCst);
     let mut all = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
-    // Closed behind our back, as by `fclose`.
+    // The program has closed the old descriptor by a call that is not redirected.
     let closed = all.insert(descriptor, socket);
     word.fetch_or(bit, Ordering::SeqCst);
     drop(all);
@@ -57,8 +57,8 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) -> bool {
     true
 }
 
-/// Whether a descriptor is still the socket that [`insert`] has named. If not, clears its bit, so that calls on it are passed on. Takes
-/// no lock.
+/// Whether a descriptor is still the socket that [`insert`] has entered. If not, clears its bit, so that calls on it are
+/// forwarded to the C library. Takes no lock.
 pub(crate) fn is_there(descriptor: RawFd) -> bool {
     let Some((word, bit)) = place(descriptor) else {
         return false;
@@ -77,7 +77,7 @@ fn inode(descriptor: RawFd) -> Option<u64> {
     rustix::fs::fstat(descriptor).ok().map(|file| file.st_ino)
 }
 
-/// The socket of this process with this descriptor.
+/// The socket of a descriptor in this process.
 pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
     let all = SOCKETS
         .made()?
@@ -86,7 +86,7 @@ pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
     all.get(&descriptor).cloned()
 }
 
-/// Takes a descriptor's name away before it is closed; the socket is closed with its last descriptor.
+/// Removes a descriptor before it is closed; the socket is closed with its last descriptor.
 pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     if let Some((word, bit)) = place(descriptor) {
         word.fetch_and(!bit, Ordering::SeqCst);

@@ -7,7 +7,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
 
-/// What makes sockets from here on is ours. Programs have the same addresses: one at a time.
+/// Runs the tests one at a time, because their programs use the same addresses. From here on
+/// `socket` makes this project's sockets.
 fn alone() -> (MutexGuard<'static, ()>, PathBuf) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -20,7 +21,8 @@ fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sockets");
-        // With checks of room, as distributions compile.
+        // Fortified, as distributions compile: this redirects the checked calls, such as
+        // `__recv_chk`.
         let compiled = Command::new("cc")
             .args(["-O1", "-w", "-pthread", "-D_FORTIFY_SOURCE=2"])
             .args([&format!("{TESTS}/sockets.c"), "-o"])
@@ -51,67 +53,67 @@ fn does_over(part: &str, devices: &str) {
 }
 
 #[test]
-fn a_socket_is_made_with_its_flags_and_refuses_what_does_not_apply() {
+fn a_socket_has_its_flags_and_refuses_other_calls() {
     does("made");
 }
 
 // covers 8.21 8.22
 #[test]
-fn addresses_are_given_told_and_refused_as_linux_does() {
+fn addresses_are_bound_reported_and_refused_as_on_linux() {
     does("addresses");
 }
 
 // covers 8.20 8.23 8.24
 #[test]
-fn every_call_that_sends_and_every_call_that_receives_passes_whole_messages() {
+fn all_sending_and_receiving_calls_pass_whole_messages() {
     does("messages");
 }
 
 // covers 8.20
 #[test]
-fn a_message_is_looked_at_measured_and_cut() {
+fn a_message_can_be_peeked_measured_and_truncated() {
     does("cut");
 }
 
 // covers 8.47
 #[test]
-fn options_are_kept_and_refused() {
+fn options_are_stored_or_refused() {
     does("options");
 }
 
 #[test]
-fn poll_and_select_tell_of_messages_and_of_room() {
+fn poll_and_select_report_messages_and_room() {
     does("polled");
 }
 
 #[test]
-fn level_triggered_epoll_tells_of_messages_and_of_room() {
+fn level_triggered_epoll_reports_messages_and_room() {
     does("level");
 }
 
 #[test]
-fn edge_triggered_epoll_tells_of_each_change_after_a_call_that_would_wait() {
+fn edge_triggered_epoll_reports_changes_after_eagain() {
     does("edge");
 }
 
 #[test]
-fn calls_wait_until_there_is_something_a_time_is_over_or_a_signal_comes() {
+fn blocking_calls_end_by_success_timeout_or_signal() {
     does("waits");
 }
 
 // covers 8.33 8.34
 #[test]
-fn a_program_that_was_refused_is_told_when_the_port_is_free() {
+fn a_refused_sender_is_notified_when_the_port_is_free() {
     does("congested");
 }
 
 #[test]
-fn duplicates_are_the_same_socket_and_numbers_of_closed_ones_are_free() {
+fn duplicates_share_the_socket_and_closed_numbers_are_free() {
     does("descriptors");
 }
 
 #[test]
-fn a_child_has_sockets_of_its_own_and_leaves_those_of_its_parent_alone() {
+fn a_child_opens_own_sockets_and_leaves_its_parents_alone() {
     does("forked");
 }
 
@@ -126,25 +128,25 @@ fn a_child_opens_a_socket_while_its_parent_opens_others() {
 }
 
 #[test]
-fn sockets_are_on_the_devices_that_there_are_to_be() {
+fn sockets_use_the_configured_devices() {
     let at = |name, address| {
         format!("[[device]]\nname = \"{name}\"\ntransport = \"iwarp\"\naddress = \"{address}\"\n")
     };
     let iwarp = at("iw0", "127.0.25.1") + &at("iw1", "127.0.25.2");
     does_over("over_iwarp", &iwarp);
     does_over("messages", &iwarp);
-    // At other addresses there are more of the kind that was asked for.
+    // Other addresses get further devices of the configured kind.
     does_over("over_iwarp", &at("iw0", "127.0.25.9"));
 }
 
 // covers 8.37 8.38 8.39 8.43 8.44
 #[test]
-fn memory_is_registered_written_read_and_changed_with_messages() {
+fn messages_register_write_read_and_change_memory() {
     does("remote");
 }
 
 #[test]
-fn two_processes_send_each_other_messages() {
+fn two_processes_exchange_messages() {
     let (_alone, library) = alone();
     let mut server = Command::new(program())
         .arg("server")
@@ -172,7 +174,7 @@ fn two_processes_send_each_other_messages() {
 
 #[test]
 #[ignore = "needs python3: tests/foreign runs it"]
-fn a_python_program_has_sockets_too() {
+fn a_python_program_uses_the_sockets() {
     let (_alone, library) = alone();
     let ran = Command::new("python3")
         .arg(format!("{TESTS}/sockets.py"))

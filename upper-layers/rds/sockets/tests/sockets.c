@@ -1,4 +1,4 @@
-/* A program with reliable datagram sockets, which knows nothing of who provides them. Its argument is what it does. */
+/* A program with reliable datagram sockets, which does not know what implements them. Its argument names the test to run. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,7 +28,7 @@
 #define THERE "127.0.25.2"
 #define NOWHERE "127.0.25.9"
 
-/* An expression has this value. */
+/* Asserts that an expression has this value. */
 #define IS(expression, value) \
     do { \
         long is = (long)(expression), wanted = (long)(value); \
@@ -37,7 +37,7 @@
             exit(1); \
         } \
     } while (0)
-/* A call fails with this error. */
+/* Asserts that a call fails with this error. */
 #define FAILS(call, error) \
     do { \
         errno = 0; \
@@ -85,7 +85,7 @@ static int has(int fd, int events) {
     return one.revents;
 }
 
-/* Waits at most as long as a test may take. */
+/* Waits for events, at most as long as a test may take. */
 static int comes(int fd, int events) {
     struct pollfd one = {fd, events, 0};
     IS(poll(&one, 1, 20000), 1);
@@ -100,14 +100,14 @@ static double now(void) {
     return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-/* Sends to nobody until there is no room. */
+/* Sends to an address without a host until the send buffer is full. */
 static void fill(int fd) {
     struct sockaddr_in to = at(NOWHERE, 4000);
     while (sendto(fd, into, 4096, MSG_DONTWAIT, (void *)&to, sizeof to) == 4096) {}
     IS(errno, EAGAIN);
 }
 
-/* Sends to a port that nobody reads until that is congested. */
+/* Sends to a port that is not read until the port is congested. */
 static void congest(int fd, const char *address, int port) {
     struct sockaddr_in to = at(address, port);
     while (sendto(fd, into, 4096, MSG_DONTWAIT, (void *)&to, sizeof to) == 4096 || errno == EAGAIN) {}
@@ -119,7 +119,7 @@ static void empty(int fd) {
     IS(setsockopt(fd, SOL_RDS, RDS_CANCEL_SENT_TO, &to, sizeof to), 0);
 }
 
-/* The first message brings a connection, and that a congestion map, which makes a socket readable until a call. */
+/* The first message makes a connection, which brings a congestion map. The map makes a socket readable until the next call. */
 static void meet(int a, int b) {
     IS(put(a, "meet", THERE, 4001), 4);
     IS(recv(b, into, sizeof into, 0), 4);
@@ -244,7 +244,7 @@ static void messages(void) {
     struct mmsghdr rest[2] = {{{.msg_iov = &all, .msg_iovlen = 1}}, {{.msg_iov = &all, .msg_iovlen = 1}}};
     IS(recvmmsg(b, rest, 2, MSG_WAITFORONE, NULL), 1);
 
-    /* Within one address, and to itself. */
+    /* Sends within one address, and to the sending socket itself. */
     int c = bound(HERE, 4002);
     IS(put(c, "near", HERE, 4000), 4);
     IS(recv(a, into, sizeof into, 0), 4);
@@ -348,7 +348,7 @@ static void options(void) {
     IS(service, 0);
 }
 
-/* 1 for readable, 2 for writable. */
+/* Returns 1 for readable plus 2 for writable. */
 static int selected(int fd) {
     struct timeval none = {0, 0};
     fd_set in, out;
@@ -408,7 +408,7 @@ static void level(void) {
     IS(events(set), 0);
     empty(b);
     IS(events(set), EPOLLOUT);
-    /* A descriptor that is closed leaves the set. */
+    /* A closed descriptor leaves the set. */
     IS(close(b), 0);
     IS(events(set), 0);
 }
@@ -466,7 +466,7 @@ static void on_alarm(int flags) {
     IS(sigaction(SIGALRM, &action, NULL), 0);
 }
 
-/* And again, as the first may come before a call sleeps; 0 for no more. */
+/* Repeats the alarm, because the first one may come before a call sleeps; 0 stops it. */
 static void alarm_in(int milliseconds) {
     struct itimerval time = {.it_value = {0, milliseconds * 1000}, .it_interval = {0, milliseconds * 1000}};
     IS(setitimer(ITIMER_REAL, &time, NULL), 0);
@@ -478,7 +478,7 @@ static void waits(void) {
     IS(pthread_create(&thread, NULL, sends_after_a_while, &a), 0);
     IS(recv(b, into, sizeof into, 0), 4);
     IS(pthread_join(thread, NULL), 0);
-    /* As many as wait receive. */
+    /* Four messages wake four waiting receivers. */
     pthread_t four[4];
     for (int each = 0; each < 4; each++)
         IS(pthread_create(&four[each], NULL, receives, &b), 0);
@@ -496,14 +496,14 @@ static void waits(void) {
     IS(pthread_join(thread, NULL), 0);
     IS(has(b, POLLOUT), POLLOUT);
 
-    /* Times. */
+    /* Calls end after a timeout. */
     struct timeval time = {0, 50000};
     IS(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time), 0);
     IS(setsockopt(b, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time), 0);
     double began = now();
     FAILS(recv(b, into, 1, 0), ETIMEDOUT);
     IS(now() - began >= 0.05, 1);
-    /* That another port is free to send to is nothing to receive. */
+    /* A report that another port is free is nothing to receive. */
     int c = bound(HERE, 4002);
     IS(setsockopt(c, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
     congest(b, HERE, 4002);
@@ -521,7 +521,7 @@ static void waits(void) {
     IS(setsockopt(b, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time), 0);
     IS(setsockopt(b, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time), 0);
 
-    /* Signals. */
+    /* Signals end calls. */
     on_alarm(0);
     alarm_in(50);
     FAILS(recv(b, into, 1, 0), EINTR);
@@ -534,7 +534,7 @@ static void waits(void) {
     IS(pthread_join(thread, NULL), 0);
     alarm_in(0);
 
-    /* Without waiting. */
+    /* Nonblocking calls do not wait. */
     IS(ioctl(b, FIONBIO, &(int){1}), 0);
     IS(fcntl(b, F_GETFL) & O_NONBLOCK, O_NONBLOCK);
     FAILS(recv(b, into, 1, 0), EAGAIN);
@@ -544,7 +544,7 @@ static void waits(void) {
     FAILS(recv(b, into, 1, 0), ETIMEDOUT);
 }
 
-/* Whoever was refused is told by poll that a port is free, whatever it calls before. */
+/* A refused sender sees in poll that a port is free, whatever it calls before. */
 static void congested(void) {
     int a = bound(HERE, 4000), b = bound(THERE, 4001), other = bound(HERE, 4002);
     struct sockaddr_in to = at(THERE, 4001);
@@ -585,7 +585,7 @@ static void descriptors(void) {
         IS(comes(others[each], POLLIN), POLLIN);
         IS(recv(others[each], into, 1, 0), 1);
     }
-    /* The numbers of those that are closed are other files'. */
+    /* Closed numbers are reused for other files. */
     int pipes[2];
     IS(pipe(pipes), 0);
     IS(dup2(pipes[0], others[0]), others[0]);
@@ -593,7 +593,7 @@ static void descriptors(void) {
     IS(read(others[0], into, sizeof into), 5);
     IS(dup2(pipes[0], 300), 300);
     is_socket(300, 0);
-    /* And a socket takes that of another file. */
+    /* A socket takes the number of another file. */
     IS(dup2(others[1], pipes[0]), pipes[0]);
     is_socket(pipes[0], 1);
     IS(close(pipes[0]), 0);
@@ -625,11 +625,11 @@ static void forked(void) {
         IS(other >= 0, 1);
         IS(close(b), 0);
         IS(close(other), 0);
-        /* The number is another file's. */
+        /* Another file reuses the number. */
         int file = open("/dev/zero", O_RDONLY);
         IS(file, b);
         IS(read(file, into, 4), 4);
-        /* Sockets of its own. */
+        /* The child has sockets of its own. */
         struct sockaddr_in parents = at(HERE, 4000);
         int refused = new();
         FAILS(bind(refused, (void *)&parents, sizeof parents), EADDRINUSE);
@@ -649,7 +649,7 @@ static void forked(void) {
     IS(put(b, "answer", "127.0.25.3", 4000), 6);
     IS(ended(child), 0);
 
-    /* A child that borrows this memory closes what it has. */
+    /* A child that shares this memory closes its descriptors. */
     char program[] = "/bin/true";
     char *arguments[] = {program, NULL};
     posix_spawn_file_actions_t actions;
@@ -672,7 +672,7 @@ static void forked(void) {
 static int of_handler, spare = -1;
 static volatile long handled, sent, received, refused;
 
-/* Sends, receives, polls and closes, as POSIX lets a signal handler do. */
+/* A signal handler that sends, receives, polls and closes, as POSIX allows. */
 static void uses(int signal) {
     int before = errno;
     char text[8];
@@ -708,11 +708,11 @@ static timer_t on_signal(void (*handler)(int)) {
     return timer;
 }
 
-/* A thread whose signal handlers use the socket that it uses itself. */
+/* A thread whose signal handlers use the same socket as the thread. */
 static void interrupted(void) {
     int here = bound(HERE, 4000);
     of_handler = bound(THERE, 4001);
-    /* Ends a call that waits for ever. */
+    /* The alarm ends a call that waits forever. */
     alarm(300);
     timer_t timer = on_signal(uses);
     for (long round = 0; round < 3000 || !refused; round++) {
@@ -725,15 +725,15 @@ static void interrupted(void) {
             while (recv(of_handler, into, sizeof into, MSG_DONTWAIT) >= 0)
                 received++;
         }
-        /* It was closed when the call ended that was interrupted. */
+        /* The descriptor was closed when the interrupted call ended. */
         is_socket(spare, 0);
     }
-    /* Each message comes once. */
+    /* Each message arrives once. */
     for (; received < sent; received++)
         IS(recv(of_handler, into, sizeof into, 0) >= 0, 1);
     FAILS(recv(of_handler, into, sizeof into, MSG_DONTWAIT), EAGAIN);
 
-    /* A handler may send what the call waits for that it has interrupted. The first may come before that sleeps. */
+    /* A handler may send the message that the interrupted call waits for. The first signal may come before the call sleeps. */
     struct itimerspec often = {.it_value.tv_nsec = 1000000, .it_interval.tv_nsec = 1000000};
     timer = on_signal(sends);
     sent = 0;
@@ -750,7 +750,7 @@ static void *opens_and_closes(void *unused) {
     return unused;
 }
 
-/* Children of a program whose other threads open and close sockets at that moment. */
+/* Forks children while other threads of the program open and close sockets. */
 static void forked_meanwhile(void) {
     pthread_t thread;
     IS(close(new()), 0);
@@ -758,7 +758,7 @@ static void forked_meanwhile(void) {
     for (int round = 0; round < 300; round++) {
         pid_t child = fork();
         if (child == 0) {
-            /* Ends a child that hangs. */
+            /* The alarm ends a child that hangs. */
             alarm(300);
             IS(close(bound("127.0.25.3", 4000)), 0);
             round % 2 ? exit(0) : _exit(0);
@@ -769,7 +769,7 @@ static void forked_meanwhile(void) {
     IS(pthread_join(thread, NULL), 0);
 }
 
-/* Sends a message with one control message, or with two. */
+/* Sends a message with one or two control messages. */
 static long with(int fd, const char *address, int port, int type, const void *data, size_t size, int second) {
     struct sockaddr_in to = at(address, port);
     char control[512] = {0};
@@ -787,7 +787,7 @@ static long with(int fd, const char *address, int port, int type, const void *da
     return sendmsg(fd, &message, 0);
 }
 
-/* Receives what comes with a control message, and copies that. */
+/* Receives a message with a control message and copies its data. */
 static long got(int fd, int type, void *data, size_t size) {
     char control[512];
     struct msghdr message = {.msg_iov = &all, .msg_iovlen = 1, .msg_control = control, .msg_controllen = CMSG_SPACE(size)};
@@ -835,7 +835,7 @@ static void remote(void) {
     IS(got(b, RDS_CMSG_RDMA_STATUS, &status, sizeof status), 0);
     IS(local[0], 99);
 
-    /* Of statuses for which there is no room none but the first is lost. */
+    /* Only the first of several statuses is lost if there is room for none. */
     for (rdma.user_token = 1; rdma.user_token <= 3; rdma.user_token++)
         IS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), 4);
     for (int each = 0; each < 3; each++)
@@ -865,7 +865,7 @@ static void remote(void) {
     rdma.nr_local = 0;
     FAILS(with(b, HERE, 4000, RDS_CMSG_RDMA_ARGS, &rdma, sizeof rdma, 0), EINVAL);
 
-    /* Memory that is given up, and memory that is given up with a message that is not sent. */
+    /* Memory is freed by an option, and with a message that is not sent. */
     struct rds_free_mr_args free = {cookie};
     IS(setsockopt(a, SOL_RDS, RDS_FREE_MR, &free, sizeof free), 0);
     FAILS(setsockopt(a, SOL_RDS, RDS_FREE_MR, &free, sizeof free), EINVAL);
@@ -879,7 +879,7 @@ static void remote(void) {
     IS(setsockopt(a, SOL_RDS, RDS_FREE_MR, &free, sizeof free), 0);
 }
 
-/* One side of two processes. */
+/* One of two processes that exchange messages. */
 static void server(void) {
     int fd = bound(HERE, 4000);
     puts("bound");
@@ -889,7 +889,7 @@ static void server(void) {
     for (long length; (length = recvfrom(fd, into, sizeof into, 0, (void *)&from, &size)) != 0;)
         IS(sendto(fd, into, length, 0, (void *)&from, size), length);
     IS(put(fd, "end", THERE, 4001), 3);
-    /* What is sent last is acknowledged before the socket is closed. */
+    /* The last message is acknowledged before the socket is closed. */
     IS(recv(fd, into, sizeof into, 0), 0);
 }
 
@@ -903,7 +903,7 @@ static void client(void) {
         IS(send(fd, into, length, 0), length);
         memset(into, ~round, length);
         long received;
-        /* A congestion map that has come makes it readable, too. */
+        /* A congestion map that has arrived makes the socket readable too. */
         do
             IS(comes(fd, POLLIN), POLLIN);
         while ((received = recv(fd, into, sizeof into, MSG_DONTWAIT)) == -1 && errno == EAGAIN);

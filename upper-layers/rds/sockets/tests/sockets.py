@@ -29,7 +29,7 @@ with made(HERE) as a, made(THERE) as b, selectors.DefaultSelector() as selector:
     a.sendmsg([b"in ", b"parts"])
     assert b.recvmsg(2) == (b"in", [], socket.MSG_TRUNC, HERE)
 
-    # Time that is over, and time that is not.
+    # One timeout expires, and one does not.
     b.settimeout(0.05)
     began = time.monotonic()
     try:
@@ -41,7 +41,7 @@ with made(HERE) as a, made(THERE) as b, selectors.DefaultSelector() as selector:
     b.settimeout(20)
     assert b.recv(100) == b"late"
 
-    # What children do with the descriptors is theirs.
+    # A child may do anything with its descriptors without affecting its parent.
     assert subprocess.run(["true"]).returncode == 0
     child = os.fork()
     if child == 0:

@@ -1,21 +1,21 @@
 //! Flow control by credits: a sender has one credit for each receive that its peer has posted.
 
-/// Credits that one header advertises at most.
+/// The most credits that one header advertises.
 const MOST_ADVERTISED: u32 = u8::MAX as u32;
 
-/// A peer is told of new receives by a message of its own when there are this many.
+/// A message of its own advertises new receives when there are this many.
 const WORTH_A_MESSAGE: u32 = 16;
 
-/// More than any peer posts: one that advertises without an end is not believed.
+/// The most credits that a peer can give: more than any peer posts, so that endless advertisements cannot overflow the count.
 const MOST: u32 = 0x3fff;
 
-/// Both sides' receives, as far as this side knows. The last credit is used only to advertise new ones, so that two sides never wait for
-/// each other without any.
+/// The receives of both sides, as far as this side knows. The last credit is used only to advertise new receives, so that the two
+/// sides never wait for each other without credits.
 #[derive(Debug)]
 pub(crate) struct Credits {
-    /// Receives of the peer that nothing has been sent to.
+    /// Receives of the peer that are free for messages.
     available: u32,
-    /// Own receives that the peer does not know of.
+    /// Own receives that were not advertised to the peer yet.
     posted: u32,
 }
 
@@ -35,7 +35,7 @@ impl Credits {
         self.posted += receives;
     }
 
-    /// Whether new receives are worth a message of their own.
+    /// Whether there are enough new receives for a message of their own.
     pub(crate) fn is_update_due(&self) -> bool {
         self.posted >= WORTH_A_MESSAGE
     }
@@ -44,7 +44,7 @@ impl Credits {
         self.available > u32::from(self.posted == 0)
     }
 
-    /// Sends one message: what its header advertises. `None` where there is no credit for it.
+    /// Uses a credit for one message. Returns the receives that its header advertises; `None` if there is no credit for it.
     pub(crate) fn take(&mut self) -> Option<u8> {
         if !self.can_send() {
             return None;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_advertises_without_an_end_is_not_believed() {
+    fn endless_advertisements_do_not_exceed_the_most_credits() {
         let mut credits = Credits::new(u32::MAX, 0);
         for _ in 0..1000 {
             credits.add(255);

@@ -1,4 +1,4 @@
-//! One socket: what it may still send, what waits for it, and what it is told.
+//! One socket: its buffers, the messages that wait to be received, and the reports for the program.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -9,16 +9,16 @@ use super::message::{Fragments, OperationStatus};
 /// Options of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Bytes that may be unacknowledged when a further message is sent; a message is no longer than this.
+    /// The most unacknowledged bytes with which a further message is sent; also the longest message.
     pub send_buffer: usize,
-    /// Bytes that may wait to be received; above, the socket's port is congested.
+    /// Bytes that may wait to be received; above that the socket's port is congested.
     pub receive_buffer: usize,
-    /// Operations that fail are reported although nobody asked.
+    /// Operations that fail are reported even if the program did not ask for a report.
     pub recverr: bool,
-    /// Ports that become free are reported by name, see [`Received::congestion`](crate::Received::congestion).
+    /// Ports that become free are reported by their groups, see [`Received::congestion`](crate::Received::congestion).
     pub congestion_monitor: bool,
-    /// How long a program that cancels messages or closes the socket waits for a peer to complete a posted request. Then the
-    /// connection to the peer ends.
+    /// How long a program that cancels messages or closes the socket waits for a peer to complete a posted request. After that
+    /// time the connection to the peer ends.
     pub patience: Duration,
 }
 
@@ -35,36 +35,36 @@ impl Default for SocketOptions {
     }
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaStatus {
-    /// The name that the program gave it.
+    /// The name that the program gave the operation.
     pub user_token: u64,
-    /// What became of it.
+    /// The outcome.
     pub status: OperationStatus,
 }
 
 /// A message that waits to be received.
 #[derive(Debug)]
 pub struct Queued<F> {
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddr,
-    /// Its bytes.
+    /// Length of the payload, in bytes.
     pub length: u32,
-    /// Its payload.
+    /// The payload.
     pub fragments: Fragments<F>,
-    /// Memory of the sender: a key and an offset.
+    /// The cookie of memory of the sender: a key and an offset.
     pub cookie: Option<u64>,
 }
 
-/// What `poll` says of a socket.
+/// The state of a socket that `poll` reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// A message, a status or a congestion update can be received.
     pub readable: bool,
-    /// A further message may be sent, unless its destination is congested.
+    /// A further message can be sent, unless its destination is congested.
     pub writable: bool,
-    /// A congestion map has arrived since this was asked last, and the socket has no congestion monitor.
+    /// A congestion map has arrived since the previous call, and the socket has no congestion monitor.
     pub congestion_changed: bool,
 }
 
@@ -75,17 +75,17 @@ pub(crate) struct Endpoint<F> {
     pub(crate) sent: usize,
     pub(crate) received: usize,
     pub(crate) is_congested: bool,
-    /// The process that peers reach knows of the socket.
+    /// The leader, which peers connect to, knows of the socket.
     pub(crate) is_announced: bool,
-    /// The number of messages that were given up and are not reported yet.
+    /// The number of messages that were given up and not reported yet.
     pub(crate) undelivered: u64,
     queue: VecDeque<Queued<F>>,
     statuses: VecDeque<RdmaStatus>,
-    /// Groups of ports that the program was refused because of congestion.
+    /// Groups of ports to which the program could not send because of congestion.
     waits_for: u64,
-    /// Those of them that have become free.
+    /// The groups among them that became free.
     freed: u64,
-    /// The congestion maps that had arrived when readiness was asked for.
+    /// The number of congestion maps that had arrived when readiness was read last.
     generation: u64,
 }
 
@@ -111,7 +111,7 @@ impl<F> Endpoint<F> {
         self.queue.iter()
     }
 
-    /// The *old* total counts: the last message may exceed the buffer, and a socket that may not send has a full one.
+    /// The *old* total counts: the last message may exceed the buffer, and a socket that cannot send has a full one.
     pub(crate) fn has_room(&self) -> bool {
         self.sent < self.options.send_buffer
     }
@@ -136,7 +136,7 @@ impl<F> Endpoint<F> {
         }
     }
 
-    /// Ports of these groups have become free; whether the program waits for one.
+    /// Notes that ports of these groups became free. Returns whether the program waits for one.
     pub(crate) fn ports_freed(&mut self, groups: u64) -> bool {
         self.freed |= self.waits_for & groups;
         self.waits_for &= !groups;
@@ -172,7 +172,7 @@ impl<F> Endpoint<F> {
         (freed != 0).then_some(freed)
     }
 
-    /// Whether its congestion has begun or ended: it begins above the buffer, and ends below half of it.
+    /// Whether congestion has begun or ended: it begins above the size of the buffer and ends below half of it.
     pub(crate) fn congestion_changes(&mut self) -> bool {
         let buffer = self.options.receive_buffer;
         let is_congested = match self.is_congested {

@@ -18,13 +18,13 @@ use super::message::{
 };
 use super::path::{Event, Path, PathState, ProtocolError, Transmit};
 
-/// Minor versions of major version 4 that are understood: 0 and 1.
+/// The minor versions of major version 4 that the host speaks: bits for 0 and 1.
 const MINORS: u16 = 3;
 
-/// What a member says of a port that it has, where it would say how many paths it has.
+/// A member announces a port with this value in the extension that otherwise carries the number of paths.
 const HAS_PORT: u16 = 1;
 
-/// The mask of 64 groups of ports that means all.
+/// The mask of all 64 groups of ports.
 const ALL_GROUPS: u64 = u64::MAX;
 
 /// The most accepted requests whose peers have not completed the connection, and the most of one peer. One more replaces the oldest.
@@ -35,35 +35,35 @@ const MOST_ARRIVALS_OF_ONE: usize = 16;
 const MOST_PEERS: usize = 1024;
 
 /// How often a path without a connection checks whether its peer still has one to complete.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const CHECK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often the host asks for the owner of a port that messages wait for, and for how long.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 const WAIT_FOR_OWNER: Duration = Duration::from_secs(10);
 
-/// What a host may take.
+/// The limits of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
-    /// Requests on the send queue of a path.
+    /// Requests that the send queue of a path holds.
     pub send_requests: u32,
-    /// Receives that a path has posted when its connection is made.
+    /// Receives that a path posts when its connection is made.
     pub first_receives: u32,
-    /// Receives that it has posted at most.
+    /// The most receives that a path posts.
     pub receives: u32,
-    /// Bytes of memory that what waits in sockets or to be passed on takes, all together.
+    /// The most bytes of memory for messages that wait in sockets or to be forwarded.
     pub max_memory: usize,
-    /// Whether credits are used.
+    /// Whether connections use credits.
     pub flow_control: FlowControl,
 }
 
 /// Whether a host's connections have flow control by credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowControl {
-    /// Where the peer asks for it.
+    /// If the peer asks for it.
     Accepted,
-    /// Where the peer has it: this side asks.
+    /// If the peer supports it: this side asks.
     Asked,
-    /// Always: a peer without it is refused.
+    /// Always: a peer that does not support it is refused.
     Required,
 }
 
@@ -82,10 +82,10 @@ impl Default for HostLimits {
 /// Why a socket cannot have a port.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum PortError {
-    /// Another socket has it.
+    /// Another socket has the port.
     #[error("port {0} is in use")]
     InUse(u16),
-    /// It is the one of probes.
+    /// The port is reserved for probes.
     #[error("port 1 is reserved")]
     Reserved,
     /// All ports are in use.
@@ -93,113 +93,113 @@ pub enum PortError {
     Exhausted,
 }
 
-/// Why a message is not taken now.
+/// Why a message cannot be sent now.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// As many bytes as the send buffer has are unacknowledged.
+    /// The unacknowledged bytes fill the send buffer.
     #[error("the send buffer is full")]
     NoRoom,
-    /// The receiver has more waiting for it than its receive buffer.
+    /// More bytes wait at the receiver than its receive buffer allows.
     #[error("the destination is congested")]
     Congested,
 }
 
-/// A message to be sent.
+/// A message to send.
 #[derive(Debug)]
 pub struct Outbound<F, O> {
-    /// Where to.
+    /// The destination.
     pub to: SocketAddr,
-    /// Its bytes.
+    /// Length of the payload, in bytes.
     pub length: u32,
-    /// Its payload.
+    /// The payload.
     pub fragments: Fragments<F>,
-    /// An operation before it.
+    /// An operation that is posted before the message.
     pub attached: Option<Attached<O>>,
-    /// Own memory that it tells the peer of.
+    /// The cookie of own memory that the message carries to the peer.
     pub cookie: Option<u64>,
 }
 
-/// What a socket receives.
+/// Something that a socket receives.
 #[derive(Debug)]
 pub enum Inbound<F> {
     /// A message.
     Message(Queued<F>),
-    /// What became of operations.
+    /// The outcome of operations.
     Statuses(Vec<RdmaStatus>),
-    /// Groups of ports that have become free.
+    /// Groups of ports that became free.
     Congestion(u64),
 }
 
-/// Which of several processes at one address a host is.
+/// The role of a host among the processes at its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The one that peers reach. It passes on what concerns the others.
+    /// The process that peers connect to. It forwards the messages of the others.
     Leader,
-    /// Another: it reaches its peers through the leader, to whom this number tells it from others.
+    /// Another process, which reaches its peers through the leader. The number identifies it there.
     Member(u16),
 }
 
-/// What a host wants done.
+/// An action that a host asks its driver for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask for a connection: [`Host::handle_connected`] or [`Host::handle_gone`] is the answer.
+    /// Request a connection. The driver answers with [`Host::handle_connected`] or [`Host::handle_gone`].
     Connect {
-        /// Of which path.
+        /// The path.
         path: PathId,
-        /// Which process: of the peer's host, or at the own address.
+        /// The process to connect to: one of the peer's host, or one at the own address.
         to: Process,
-        /// What the peer is told.
+        /// The private data of the request.
         data: ConnectData,
     },
-    /// End the connection and destroy its queue pair: [`Host::handle_gone`] is the answer.
+    /// End the connection and destroy its queue pair. The driver answers with [`Host::handle_gone`].
     End(PathId),
-    /// Give up an accepted request: the host expects no answer for it.
+    /// Abandon an accepted request. The host expects no answer.
     Withdraw(ArrivalId),
-    /// The connection that a request has led to is the path's from now on: [`Host::handle_connected`] is the answer, with what the peer
-    /// has told.
+    /// Give the connection of an accepted request to the path. The driver answers with [`Host::handle_connected`] and the peer's
+    /// private data.
     Adopt {
         /// The path.
         path: PathId,
         /// The request.
         arrival: ArrivalId,
-        /// What the peer has told.
+        /// The private data of the peer.
         told: ConnectData,
     },
-    /// Find out whether another process has this port: [`Host::handle_port_free`] is the answer if none has.
+    /// Find out whether another process has this port. The driver answers with [`Host::handle_port_free`] if none has.
     FindOwner(u16),
-    /// What can be said of the socket's readiness has changed.
+    /// Notify the socket, whose readiness may have changed.
     Wake(SocketId),
-    /// A peer has used this key of the socket's.
+    /// A peer has used this key of the socket.
     Used {
-        /// Whose.
+        /// The socket.
         socket: SocketId,
-        /// Which.
+        /// The key.
         rkey: u32,
     },
 }
 
-/// Whom a connection is asked of.
+/// The process to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Process {
-    /// Of the peer's host.
+    /// A process of the peer's host.
     Peer,
-    /// Of the leader at the own address.
+    /// The leader at the own address.
     Leader,
-    /// Of a member at the own address.
+    /// A member at the own address, with its port.
     Member(u16),
 }
 
-/// What is answered to a peer that asks for a connection.
+/// The answer to a connection request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Accept it.
+    /// Accept the request.
     Accept {
-        /// By which the host knows it: [`Host::handle_accepted`] or [`Host::handle_withdrawn`] is the answer.
+        /// Identifies the request. The driver answers with [`Host::handle_accepted`] or [`Host::handle_withdrawn`].
         arrival: ArrivalId,
-        /// What the peer is told.
+        /// The private data of the reply.
         data: ConnectData,
     },
-    /// Refuse it.
+    /// Refuse the request.
     Refuse,
 }
 
@@ -227,45 +227,45 @@ struct Waiting<F, O> {
 #[derive(Debug)]
 struct Peer<F, O> {
     address: IpAddr,
-    /// Of a leader's paths: the member that reaches `address` through it.
+    /// Only in paths of a leader: the member that reaches `address` through it.
     member: Option<u16>,
     path: Path<F, O>,
     map: CongestionMap,
-    /// Of a member's path: its ports that are congested.
+    /// Only in paths to members: congested ports of the member.
     member_map: CongestionMap,
     /// No process listens where the last connection was requested.
     is_absent: bool,
     /// Requests whose completion a program waits for in a cancel or a close, each with the time when the connection ends otherwise.
     awaited: Vec<(u64, Duration)>,
-    /// Somebody waits to hear of it that one of its ports is free.
+    /// A socket waits until one of the peer's ports becomes free.
     is_asked: bool,
-    /// The leader over which it was connected.
+    /// The leader through which the path was connected last.
     leader: Option<u16>,
-    /// A connection that replaces the present one as soon as that has ended.
+    /// A connection that replaces the present one as soon as the present one has ended.
     successor: Option<(ArrivalId, ConnectData)>,
-    /// The peer's number of the last message that was delivered to a socket of this process, over whichever leader.
+    /// The peer's sequence number of the last message that was delivered to a socket of this process, through any leader.
     delivered: Option<u64>,
-    /// The number of the peer's host whose messages `delivered` counts, which the host has chosen at its start; 0 if it sends none.
+    /// The incarnation of the peer's host whose messages `delivered` counts; 0 if the host sends none.
     generation: u32,
-    /// Of a leader's paths to members: the generation of the peer that the leader sent to the member last.
+    /// Only in paths of a leader to members: the generation of the peer that the leader last sent to the member.
     told_generation: u32,
-    /// The value of `ends` when its last connection ended.
+    /// The value of `ends` when the last connection of the path ended.
     used: u64,
-    /// What is proposed next.
+    /// The version that the next request proposes.
     version: Version,
     is_ready: bool,
 }
 
-/// A request that was accepted.
+/// An accepted request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     /// The peer, and the member that reaches it through this host.
     key: (IpAddr, Option<u16>),
-    /// The number of the peer's host.
+    /// The random number that the peer's host chose at its start.
     incarnation: u32,
 }
 
-/// Numbers of what has happened, by the names of `rds-info`.
+/// Event counters, with the names that `rds-info` uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Connections that ended.
@@ -282,7 +282,7 @@ pub struct Counters {
     pub send_queue_full: u64,
     /// Messages that a program has sent.
     pub send_queued: u64,
-    /// Congestion maps that were to be sent.
+    /// Congestion maps that were queued for sending.
     pub cong_update_queued: u64,
     /// Congestion maps that arrived.
     pub cong_update_received: u64,
@@ -291,7 +291,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Each with its name.
+    /// Each counter with its name.
     pub fn by_name(&self) -> [(&'static str, u64); 10] {
         [
             ("conn_reset", self.conn_reset),
@@ -308,7 +308,7 @@ impl Counters {
     }
 }
 
-/// What can be seen of a path.
+/// The observable state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
     /// The peer.
@@ -317,7 +317,7 @@ pub struct PathInfo {
     pub state: PathState,
     /// The sequence number of the next message to the peer.
     pub next_transmit: u64,
-    /// The sequence number that the peer's next message has, unless it gives some up.
+    /// The expected sequence number of the peer's next message; it is higher if the peer gives messages up.
     pub next_receive: u64,
     /// Messages that wait to be sent.
     pub queued: usize,
@@ -330,7 +330,7 @@ pub struct PathInfo {
 pub struct Host<F, O> {
     address: IpAddr,
     role: Role,
-    /// By which members tell one leader from the next.
+    /// The number by which members distinguish one leader from the next.
     identity: u16,
     /// A random number by which peers recognize that the host has restarted.
     incarnation: u32,
@@ -341,34 +341,34 @@ pub struct Host<F, O> {
     next_socket: u32,
     peers: Vec<Peer<F, O>>,
     by_address: FxHashMap<(IpAddr, Option<u16>), PathId>,
-    /// Accepted requests, by age.
+    /// Accepted requests, the oldest first.
     arrivals: BTreeMap<ArrivalId, Asked>,
     next_arrival: u64,
-    /// Connections that have ended.
+    /// The number of connections that have ended.
     ends: u64,
-    /// Ports of members.
+    /// The ports of members, each with its member.
     members: FxHashMap<u16, u16>,
-    /// By the port.
+    /// Messages that wait for the owner of their port, by port.
     waiting: BTreeMap<u16, Waiting<F, O>>,
     /// Own ports that are congested.
     map: CongestionMap,
-    /// Ports of this address that are congested, whoever has them.
+    /// Congested ports of this address in all its processes.
     exported: CongestionMap,
-    /// Of peers that have said nothing yet.
+    /// Stands for the map of a peer that has not sent one.
     blank: CongestionMap,
-    /// Congestion maps that have arrived.
+    /// The number of congestion maps that have arrived.
     generation: u64,
     ready: VecDeque<PathId>,
     actions: VecDeque<Action>,
-    /// Bytes of memory that what waits in sockets or to be passed on takes.
+    /// Bytes of memory for messages that wait in sockets or to be forwarded.
     held: usize,
-    /// The number of a path's first message.
+    /// The sequence number of the first message of a path.
     first_sequence: u64,
     counters: Counters,
 }
 
 impl<F: Fragment, O: Operation> Peer<F, O> {
-    /// Messages of the peer belong to this generation of its host from now on.
+    /// Notes the generation of the peer's host that its messages belong to from now on.
     fn note_generation(&mut self, generation: u32) {
         let known = std::mem::replace(&mut self.generation, generation);
         if known != 0 && known != generation {
@@ -376,7 +376,7 @@ impl<F: Fragment, O: Operation> Peer<F, O> {
         }
     }
 
-    /// When the first awaited request must have completed.
+    /// The deadline of the first awaited request.
     fn completion_due(&self) -> Option<Duration> {
         let completed = self.path.completed();
         let awaited = self.awaited.iter();
@@ -386,7 +386,7 @@ impl<F: Fragment, O: Operation> Peer<F, O> {
 }
 
 impl<F: Fragment, O: Operation> Host<F, O> {
-    /// The host of a local address. `seed`: of the ports and of the waits that it chooses at random.
+    /// The host of a local address. `seed` determines the ports and waits that it chooses at random.
     pub fn new(address: IpAddr, limits: HostLimits, seed: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(seed);
         Self {
@@ -424,12 +424,12 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.first_sequence = first;
     }
 
-    /// What it may take.
+    /// The limits of the host.
     pub fn limits(&self) -> &HostLimits {
         &self.limits
     }
 
-    /// Its paths, and what they carry.
+    /// The paths of the host and their state.
     pub fn paths(&self) -> impl Iterator<Item = PathInfo> + '_ {
         self.peers.iter().map(|peer| {
             let [queued, unacknowledged] = peer.path.messages();
@@ -444,7 +444,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         })
     }
 
-    /// The peers that have not acknowledged all that a socket has sent.
+    /// The peers that have not acknowledged all messages of a socket.
     pub fn unacknowledged(&self, socket: SocketId) -> impl Iterator<Item = IpAddr> + '_ {
         let owing = self.peers.iter().filter(move |peer| peer.path.owes(socket));
         let waiting = self.waiting.values().flat_map(|waiting| &waiting.messages);
@@ -453,7 +453,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         owing.map(|peer| peer.address).chain(own)
     }
 
-    /// Tells all peers what has arrived.
+    /// Acknowledges to all peers everything that has arrived.
     pub fn acknowledge_all(&mut self) {
         for number in 0..self.peers.len() {
             self.peers[number].path.acknowledge_now();
@@ -466,7 +466,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.incarnation
     }
 
-    /// Which process it is.
+    /// The role of the host.
     pub fn role(&self) -> Role {
         self.role
     }
@@ -488,20 +488,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Its address.
+    /// The address of the host.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// What has happened.
+    /// The event counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The port itself, or for port 0 one that is free here.
+    /// Returns the port if it is free here; for port 0 any port that is free here.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Those of [`bind`](Self::bind).
     pub fn choose(&mut self, port: u16) -> Result<u16, PortError> {
         match port {
             0 => self.free_port().ok_or(PortError::Exhausted),
@@ -511,7 +511,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A socket at this port; for port 0 one is chosen.
+    /// Binds a socket to this port; for port 0 a free port is chosen.
     ///
     /// # Errors
     /// The port is in use or reserved, or every port is in use.
@@ -526,13 +526,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let endpoint = Endpoint::new(port, options, self.generation);
         self.sockets.insert(id, endpoint);
         self.by_port.insert(port, id);
-        // Of one that had it before something may have come late.
+        // A late announcement may have come from a member that had the port before.
         self.members.remove(&port);
         self.announce(id);
         Ok((id, port))
     }
 
-    /// Tells the leader of a socket.
+    /// Announces a socket to the leader.
     fn announce(&mut self, id: SocketId) {
         let Some(endpoint) = self.sockets.get_mut(&id) else {
             return;
@@ -550,13 +550,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.enqueue(self.address, None, announcement);
     }
 
-    /// Whether messages for a socket find it.
+    /// Whether messages for a socket reach it.
     pub fn is_announced(&self, socket: SocketId) -> bool {
         let endpoint = self.sockets.get(&socket);
         endpoint.is_some_and(|endpoint| endpoint.is_announced)
     }
 
-    /// A message for a path, which is connected if it is not.
+    /// Queues a message on a path, which is connected if it is not.
     fn enqueue(&mut self, address: IpAddr, member: Option<u16>, message: Message<F, O>) {
         let path = self.path_to(address, member);
         self.path_mut(path).enqueue(message);
@@ -583,8 +583,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         ports.find(|port| !self.by_port.contains_key(port))
     }
 
-    /// Ends a socket: what it has not sent is given up, and what waits for it is dropped. Answers what has to complete before memory
-    /// of its operations is free, as [`cancel`](Self::cancel).
+    /// Closes a socket: gives up its unacknowledged messages and drops those that wait to be received. Returns the requests that
+    /// have to complete before the memory of its operations is free, as [`cancel`](Self::cancel) does.
     pub fn close(&mut self, now: Duration, socket: SocketId) -> Vec<(PathId, u64)> {
         let pending = self.cancel(now, socket, None);
         if let Some(endpoint) = self.sockets.remove(&socket) {
@@ -606,26 +606,26 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         pending
     }
 
-    /// A socket's options, to be changed.
+    /// The options of a socket, for changes.
     pub fn options_mut(&mut self, socket: SocketId) -> Option<&mut SocketOptions> {
         let endpoint = self.sockets.get_mut(&socket)?;
         Some(&mut endpoint.options)
     }
 
-    /// What `poll` says of a socket.
+    /// The state that `poll` reports for a socket.
     pub fn readiness(&mut self, socket: SocketId) -> Readiness {
         let generation = self.generation;
         let endpoint = self.sockets.get_mut(&socket);
         endpoint.map_or_else(Readiness::default, |one| one.readiness(generation))
     }
 
-    /// The length of the message that is received next.
+    /// The length of the next message in bytes; `None` if there is none.
     pub fn next_length(&self, socket: SocketId) -> Option<u32> {
         let message = self.sockets.get(&socket)?.front()?;
         Some(message.length)
     }
 
-    /// Whether a message may be sent now.
+    /// Checks whether a message can be sent now.
     ///
     /// # Errors
     /// The destination is congested, or the send buffer is full.
@@ -656,14 +656,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     /// Sends a message.
     ///
     /// # Errors
-    /// As [`may_send`](Self::may_send), with the message.
+    /// Those of [`may_send`](Self::may_send); the message is returned.
     pub fn send(
         &mut self,
         socket: SocketId,
         message: Outbound<F, O>,
     ) -> Result<(), (Refused, Outbound<F, O>)> {
         if let Err(refused) = self.may_send(socket, message.to) {
-            // A peer says over its connection that it is congested no more.
+            // The host stays connected to the peer, which reports the end of congestion over the connection.
             if let Some(&path) = self.by_address.get(&(message.to.ip(), None)) {
                 self.peers[path.index()].is_asked |= refused == Refused::Congested;
                 self.wants_connection(path);
@@ -671,7 +671,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return Err((refused, message));
         }
         self.counters.send_queued += 1;
-        let endpoint = self.sockets.get_mut(&socket).expect("it may send");
+        let endpoint = self
+            .sockets
+            .get_mut(&socket)
+            .expect("`may_send` has found the socket");
         let source_port = endpoint.port;
         let (address, port) = (message.to.ip(), message.to.port());
         let member = self.members.get(&port).copied();
@@ -686,7 +689,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 cookie: message.cookie,
             };
             let to = match port {
-                // The answer to a ping has nothing in it, and other processes here acknowledge as peers do that answer one.
+                // The answer to a ping has no payload. A peer that answers a ping acknowledges too, so the other processes here
+                // are asked to acknowledge.
                 0 => {
                     self.ask_others();
                     queued = Queued {
@@ -721,7 +725,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
 
     /// Keeps a message until a process announces its port, or the port turns out to be free.
     fn park(&mut self, address: IpAddr, mut message: Message<F, O>) {
-        // A socket that asks for acknowledgements asks where its messages are by then, which is not here.
+        // The leader does not have the socket of this message: it is acknowledged only once another process has it.
         message.is_ack_required = true;
         let port = message.destination_port;
         let waiting = self.waiting.entry(port).or_insert_with(|| {
@@ -761,7 +765,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A message for a member. If the peer's host has restarted, a message before it says so to the member.
+    /// Queues a message for a member. If the peer's host has restarted, a message before it reports that to the member.
     fn enqueue_for_member(&mut self, address: IpAddr, member: u16, message: Message<F, O>) {
         let peer = self.by_address.get(&(address, None));
         let generation = peer.map_or(0, |peer| self.peers[peer.index()].generation);
@@ -777,7 +781,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.enqueue(address, Some(member), message);
     }
 
-    /// Has the other processes at this address acknowledge what they have been sent.
+    /// Asks the other processes at this address to acknowledge the messages that were sent to them.
     fn ask_others(&mut self) {
         for number in 0..self.peers.len() {
             let Peer {
@@ -801,7 +805,10 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.counters.recv_drop_no_sock += 1;
             return;
         };
-        let endpoint = self.sockets.get_mut(&id).expect("it has a port");
+        let endpoint = self
+            .sockets
+            .get_mut(&id)
+            .expect("a port belongs to a socket");
         self.held += held(&message.fragments);
         self.counters.recv_queued += 1;
         endpoint.push(message);
@@ -823,7 +830,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// Ports of this address have become congested or free: every peer is told, and every own socket, which may send to them.
+    /// Reports that ports of this address became congested or free: to every peer, and to every own socket, because it may send
+    /// to them.
     fn tell_congestion(&mut self) {
         self.exported = self.map.clone();
         for peer in self.peers.iter().filter(|peer| peer.member.is_some()) {
@@ -857,8 +865,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// What a socket receives next; statuses and freed ports before messages, `most_statuses` at one time. A message that is only
-    /// looked at stays: [`peek`](Self::peek).
+    /// Takes what a socket receives next: at most `most_statuses` statuses and freed ports come before messages.
+    /// [`peek`](Self::peek) leaves a message in the queue.
     pub fn receive(&mut self, socket: SocketId, most_statuses: usize) -> Option<Inbound<F>> {
         let endpoint = self.sockets.get_mut(&socket)?;
         let statuses = endpoint.take_statuses(most_statuses);
@@ -881,14 +889,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         endpoint.map_or(0, |endpoint| std::mem::take(&mut endpoint.undelivered))
     }
 
-    /// The message that is received next, and stays.
+    /// The next message, which stays in the queue.
     pub fn peek(&self, socket: SocketId) -> Option<&Queued<F>> {
         self.sockets.get(&socket)?.front()
     }
 
-    /// Gives up what a socket has sent to a destination, or to all: those of its messages that the peer has not acknowledged. Answers
-    /// which requests of which path have to complete before the memory of operations is free. A connection ends if its requests have
-    /// not completed after the socket's [`patience`](SocketOptions::patience).
+    /// Gives up the unacknowledged messages of a socket to a destination, or to all. Returns the path and the number of each
+    /// request that has to complete before the memory of operations is free. A connection ends if its requests have not completed
+    /// after the socket's [`patience`](SocketOptions::patience).
     pub fn cancel(
         &mut self,
         now: Duration,
@@ -929,13 +937,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The number of the attempt by which a path's connection is being made, if one is.
+    /// The number of the attempt to connect a path, if one is in progress.
     pub fn attempt(&self, path: PathId) -> Option<u32> {
         let path = self.path(path);
         (path.state == PathState::Connecting).then_some(path.epoch)
     }
 
-    /// Whether a path's connection is there, or is being made.
+    /// Whether a path is connected, or is connecting.
     pub fn is_connected(&self, path: PathId) -> bool {
         matches!(self.path(path).state, PathState::Up | PathState::Connecting)
     }
@@ -963,7 +971,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         };
         let epoch = idle.map_or(0, |idle| self.path(idle).epoch + 1);
         let mut path = Path::new(self.limits.send_requests, self.first_sequence, epoch);
-        // A member's pings are the peer's to answer.
+        // The peer answers the pings of a member, so the leader forwards them.
         path.answers_pings = member.is_none();
         let peer = Peer {
             address,
@@ -1013,20 +1021,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A path that may have something to post.
+    /// Takes a path that may have something to post.
     pub fn next_ready(&mut self) -> Option<PathId> {
         let path = self.ready.pop_front()?;
         self.peers[path.index()].is_ready = false;
         Some(path)
     }
 
-    /// What a path wants posted next.
+    /// The request that a path wants to post next.
     pub fn poll_transmit(&mut self, path: PathId) -> Option<Transmit<'_, F, O>> {
         let peer = &self.peers[path.index()];
         let is_own = peer.address == self.address;
         let remote = self.by_address.get(&(peer.address, None)).copied();
         match (self.role, peer.member, remote) {
-            // A member is told what the peer has said.
+            // A member gets the peer's congestion map.
             (_, Some(_), Some(remote)) if !is_own => {
                 let both = [path.index(), remote.index()];
                 let [peer, remote] = self.peers.get_disjoint_mut(both).ok()?;
@@ -1040,13 +1048,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// What is to be done.
+    /// Takes the next action for the driver.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// What [`poll_transmit`](Self::poll_transmit) has ended, as operations that are not tried again, reaches its sockets. To be
-    /// called when a path has nothing more to post.
+    /// Reports to the sockets what [`poll_transmit`](Self::poll_transmit) has ended, such as operations that are not tried again.
+    /// The driver calls it when a path has nothing more to post.
     pub fn settle(&mut self, path: PathId) {
         while let Some(event) = self.path_mut(path).events.pop_front() {
             self.handle_event(path, event);
@@ -1057,7 +1065,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         match event {
             Event::Arrived(message) => self.handle_arrived(path, message),
             Event::Generation(generation) => {
-                // A leader hears it from the peer itself.
+                // A leader learns the generation from the peer itself.
                 if let Role::Member(_) = self.role {
                     self.peers[path.index()].note_generation(generation);
                 }
@@ -1114,13 +1122,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             (Some(member), _) if is_own && port == PROBE_PORT => {
                 self.handle_announced(member, &message)
             }
-            // A member's, for the peer.
+            // A message of a member for the peer.
             (Some(member), _) if !is_own => {
                 self.handle_owner(message.source_port, member);
                 let outgoing = self.passed_on(path, message);
                 self.enqueue(address, None, outgoing);
             }
-            // For a socket of a member.
+            // A message for a socket of a member.
             (_, Some(&member)) => {
                 let outgoing = self.passed_on(path, message);
                 self.enqueue_for_member(address, member, outgoing);
@@ -1131,7 +1139,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             {
                 self.receive_arrived(path, message);
             }
-            // Another process may own the port, and not have announced it yet.
+            // Another process may have the port without having announced it yet.
             _ => {
                 let outgoing = self.passed_on(path, message);
                 self.park(address, outgoing);
@@ -1139,7 +1147,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A member has a port, or no longer.
+    /// A member announces that it has a port, or that it no longer has it.
     fn handle_announced(&mut self, member: u16, message: &Arrived<F>) {
         let has_port = message.extensions.iter().next() == Some(Extension::Paths(HAS_PORT));
         if has_port {
@@ -1149,7 +1157,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A message that has arrived, to be passed on.
+    /// The message to forward for one that has arrived.
     fn passed_on(&mut self, path: PathId, message: Arrived<F>) -> Message<F, O> {
         let Peer {
             address,
@@ -1169,7 +1177,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let is_of_peer = !is_own && member.is_none();
         let passed = Extension::Passed {
             sequence: message.sequence,
-            // The leader before may have passed on a message that is retransmitted.
+            // The previous leader may already have forwarded a message that is retransmitted.
             again: message.is_retransmitted,
         };
         let mut extensions = message.extensions.iter();
@@ -1179,7 +1187,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             fragments: message.fragments,
             extension: extensions.find(|extension| extension.cookie().is_some()),
             passed: is_of_peer.then_some(passed),
-            // Another process here acknowledges each: the peer may ask for it when all has been passed on.
+            // The next process acknowledges each message, because the peer may ask for an acknowledge after all were forwarded.
             is_ack_required: message.is_ack_required || is_own || is_of_peer,
             ..Message::header_only(message.source_port, message.destination_port)
         }
@@ -1195,7 +1203,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 Extension::Passed { sequence, again } => Some((sequence, again)),
                 _ => None,
             });
-        // A retransmitted message may have been delivered through another leader, or before this process became one.
+        // A retransmitted message may have been delivered through another leader, or before this process became the leader.
         let (sequence, again) = match (self.role, passed) {
             (Role::Member(_), Some(passed)) => passed,
             _ => (message.sequence, message.is_retransmitted),
@@ -1253,10 +1261,11 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.congestion_changed(freed);
     }
 
-    /// A fragment has arrived on a path's queue pair: its header, the bytes behind it, and how many they are.
+    /// Handles a fragment that has arrived on a path's queue pair: `header` is its first bytes, `length` the number of bytes
+    /// after them.
     ///
     /// # Errors
-    /// What is wrong with it. The connection ends.
+    /// Why the fragment is invalid. The connection ends.
     pub fn handle_fragment(
         &mut self,
         path: PathId,
@@ -1267,13 +1276,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         let has_room = self.held <= self.limits.max_memory;
         let has_refused = self.path(path).has_refused;
         let outcome = match Header::parse(header) {
-            // What follows is sent again with what was refused. What is acknowledged is so all the same.
+            // The peer will retransmit this fragment together with the refused one, but its acknowledge counts now.
             Ok(header) if has_refused => {
                 self.path_mut(path).handle_ack(header.ack);
                 Ok(())
             }
             _ if has_refused => Ok(()),
-            // An acknowledge takes no memory, and may free some; a map takes none for long.
+            // An acknowledge takes no memory and may free some; a congestion map takes memory only for a short time.
             Ok(header) if !has_room && !header.is_ack_only(length) && !header.is_map() => {
                 self.path_mut(path).handle_ack(header.ack);
                 Err(ProtocolError::Memory)
@@ -1295,7 +1304,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         outcome
     }
 
-    /// Bytes of memory that what waits in sockets or to be passed on takes.
+    /// Bytes of memory for messages that wait in sockets or to be forwarded.
     pub fn held(&self) -> usize {
         self.held
     }
@@ -1307,20 +1316,20 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.is_ready(path);
     }
 
-    /// A request failed for a reason of its own. The connection ends.
+    /// A request has failed, and not because of an earlier one. The connection ends.
     pub fn handle_failure(&mut self, path: PathId, request: u64, status: OperationStatus) {
         self.path_mut(path).handle_failure(request, status);
         self.settle(path);
         self.handle_lost(path);
     }
 
-    /// So many more receives are posted on a path's queue pair.
+    /// This many further receives were posted on a path's queue pair.
     pub fn handle_posted_receives(&mut self, path: PathId, receives: u32) {
         self.path_mut(path).posted_receives(receives);
         self.is_ready(path);
     }
 
-    /// A peer asks for a connection.
+    /// Answers the connection request of a peer.
     pub fn handle_request(&mut self, asked: &ConnectData) -> Answer {
         let lacks_credits = asked.credit == 0 && self.limits.flow_control == FlowControl::Required;
         let is_own = asked.source == self.address;
@@ -1330,8 +1339,8 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.answer(asked, asked.source, None)
     }
 
-    /// Another process at the own address asks for a connection: a member that wants to reach its destination, or the leader for a
-    /// source that wants to reach this process.
+    /// Answers the connection request of another process at the own address: of a member that wants to reach its destination, or
+    /// of the leader, on behalf of a source that wants to reach this process.
     pub fn handle_request_of_process(&mut self, asked: &ConnectData) -> Answer {
         match self.role {
             Role::Leader if asked.source == self.address && asked.member != 0 => {
@@ -1376,7 +1385,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Gives up the oldest request where there are too many, of this peer or of all.
+    /// Withdraws the oldest accepted request if there are too many, of this peer or in total.
     fn make_way(&mut self, key: (IpAddr, Option<u16>)) {
         let is_its = |(_, asked): &(_, &Asked)| asked.key == key;
         let of_one = self.arrivals.iter().filter(is_its).count();
@@ -1391,13 +1400,13 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// Whether a request that was accepted has not been given up.
+    /// Whether an accepted request is still wanted.
     pub fn is_awaited(&self, arrival: ArrivalId) -> bool {
         self.arrivals.contains_key(&arrival)
     }
 
-    /// The peer has completed the connection that it has asked for: it is there. The path that has the connection from now on;
-    /// `None` where it has to wait until another has ended ([`Action::Adopt`]), or was withdrawn.
+    /// The peer has completed the connection that it requested. Returns the path that has the connection from now on; `None` if
+    /// the connection has to wait until another has ended ([`Action::Adopt`]), or was withdrawn.
     pub fn handle_accepted(&mut self, arrival: ArrivalId, told: &ConnectData) -> Option<PathId> {
         let (peer, member) = self.arrivals.remove(&arrival)?.key;
         let path = self.path_to(peer, member);
@@ -1414,7 +1423,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         None
     }
 
-    /// The peer has not completed the connection that it has asked for, or it has ended before it was of use.
+    /// The peer has not completed the connection that it requested, or the connection ended before a path had it.
     pub fn handle_withdrawn(&mut self, arrival: ArrivalId) {
         self.arrivals.remove(&arrival);
         for peer in &mut self.peers {
@@ -1429,7 +1438,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         version: Version,
         credit: u32,
     ) -> ConnectData {
-        // Whom a member talks to takes it for the peer.
+        // To the member, the leader appears as the peer.
         let (source, destination) = match member {
             Some(_) => (peer, self.address),
             None => (self.address, peer),
@@ -1451,9 +1460,9 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// A path's connection is there; what the peer said of it, in its request or its reply.
+    /// A path is connected. `told` is the private data of the peer, from its request or its reply.
     pub fn handle_connected(&mut self, path: PathId, told: &ConnectData) {
-        // All receives that were posted are in what the peer was told.
+        // The private data that the peer got counts all receives that are posted.
         let credits = (told.credit != 0).then(|| Credits::new(told.credit, 0));
         let peer = &mut self.peers[path.index()];
         let leader = match self.role {
@@ -1466,15 +1475,16 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
         let before = peer.leader.replace(leader);
         if let Some(before) = before.filter(|before| *before != leader) {
-            // What another leader may have passed on is not passed on again: a message arrives once at most.
+            // Messages that another leader may have forwarded are not forwarded again, because a message must arrive at most
+            // once.
             peer.path.forget_sent();
-            // Other paths may not have noticed yet.
+            // Other paths may not have noticed the change yet.
             self.handle_leader_gone(before);
         }
         let peer = &mut self.peers[path.index()];
         peer.path.connected(told.ack_sequence, credits);
         self.counters.cong_update_queued += 1;
-        // A leader that is new does not know its members' sockets.
+        // A new leader does not know the sockets of its members.
         if peer.address == self.address && peer.member.is_none() {
             let sockets: Vec<_> = self.sockets.keys().copied().collect();
             sockets.into_iter().for_each(|socket| self.announce(socket));
@@ -1486,7 +1496,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// The peer has refused a connection, perhaps because of the version that was proposed.
+    /// The peer has refused a connection, perhaps because of the proposed version: the next request proposes the older one.
     pub fn handle_refused(&mut self, path: PathId) {
         self.peers[path.index()].version = Version::V3_1;
     }
@@ -1496,7 +1506,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.peers[path.index()].is_absent = true;
     }
 
-    /// A path's connection has ended, or has to.
+    /// The connection of a path has ended, or has to end.
     pub fn handle_lost(&mut self, path: PathId) {
         let state = &mut self.path_mut(path).state;
         if matches!(state, PathState::Up | PathState::Connecting) {
@@ -1505,7 +1515,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         }
     }
 
-    /// There is no connection of a path any more, and no queue pair.
+    /// A path has neither a connection nor a queue pair now.
     pub fn handle_gone(&mut self, now: Duration, path: PathId) {
         self.counters.conn_reset += 1;
         let peer = &mut self.peers[path.index()];
@@ -1519,7 +1529,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
                 false
             }
             Some(_) => true,
-            // A leader has no leader.
+            // A leader does not need the path to a leader, which `set_role` has removed.
             None => self.by_address.contains_key(&(address, None)),
         };
         self.ends += 1;
@@ -1544,7 +1554,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.handle_timeout(now);
     }
 
-    /// A member's connection for its own address has ended: if it comes again, it tells of its sockets again.
+    /// A member has ended. If it connects again, it announces its sockets again.
     fn handle_member_gone(&mut self, member: Option<u16>) {
         self.members.retain(|_, of| Some(*of) != member);
         for number in 0..self.peers.len() {
@@ -1560,7 +1570,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.tell_congestion();
     }
 
-    /// The leader that was known as this, in [`ConnectData::member`], has gone: so have all connections to it.
+    /// The leader with this number ([`ConnectData::member`]) has gone, and with it all connections to it.
     pub fn handle_leader_gone(&mut self, leader: u16) {
         for number in 0..self.peers.len() {
             if self.peers[number].leader == Some(leader) {
@@ -1595,7 +1605,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         self.actions.push_back(Action::Connect { path, to, data });
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called, at the latest.
+    /// The latest time at which [`handle_timeout`](Self::handle_timeout) must be called.
     pub fn next_due(&self) -> Option<Duration> {
         let due = |peer: &Peer<F, O>| match peer.path.state {
             PathState::Down { due } => due,
@@ -1607,14 +1617,14 @@ impl<F: Fragment, O: Operation> Host<F, O> {
         paths.chain(owners).min()
     }
 
-    /// Time has passed.
+    /// Handles everything that is due at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         for number in 0..self.peers.len() {
             let (path, peer) = (PathId(number as u32), &mut self.peers[number]);
             match peer.path.state {
                 PathState::Down { due: Some(due) } if due <= now => match self.is_coming(path) {
                     true => {
-                        let due = Some(now + LOOK_AGAIN);
+                        let due = Some(now + CHECK_AGAIN);
                         self.path_mut(path).state = PathState::Down { due };
                     }
                     false => self.begin_connection(path),
@@ -1649,7 +1659,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
     }
 }
 
-/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, which are all that a leader passes on.
+/// Whether sequence number `one` comes after `other`. Compares the lower 48 bits, because a leader forwards only those.
 const fn is_after(one: u64, other: u64) -> bool {
     let distance = one.wrapping_sub(other) << 16;
     distance != 0 && distance <= 1 << 63

@@ -1,35 +1,35 @@
-//! What a path carries.
+//! Messages of a path and their parts.
 
 use std::fmt::Debug;
 
 use polyverbs_rds_wire::Extension;
 use smallvec::SmallVec;
 
-/// The port by which hosts tell each other of themselves; no socket has it.
+/// The port on which hosts exchange messages about themselves; no socket has it.
 pub(crate) const PROBE_PORT: u16 = 1;
 
-/// The port of a congestion map's message, of acknowledges, and of pings.
+/// The port of congestion maps, acknowledges and pings.
 pub(crate) const NO_PORT: u16 = 0;
 
-/// A stretch of payload of at most [`FRAGMENT`](polyverbs_rds_wire::FRAGMENT) bytes. The protocol moves it and does not look at it.
+/// A piece of payload of at most [`FRAGMENT`](polyverbs_rds_wire::FRAGMENT) bytes. The protocol moves it and does not read it.
 pub trait Fragment: Debug {
-    /// Its bytes, from the beginning; `into` is no longer than it.
+    /// Copies bytes from the beginning of the fragment; `into` is no longer than the fragment.
     fn copy_to(&self, into: &mut [u8]);
 
-    /// Bytes of memory that are not free before it is dropped.
+    /// Bytes of memory that stay in use until the fragment is dropped.
     fn held(&self) -> usize;
 }
 
-/// An operation on the peer's memory, as whoever posts it knows it.
+/// An operation on the peer's memory, in the form that its poster uses.
 pub trait Operation: Debug {
-    /// How many requests it takes on the queue pair.
+    /// The number of requests that it takes on the queue pair.
     fn requests(&self) -> u32;
 
-    /// Whether its completion shows that the peer has carried it out. A write over iWARP is complete when it has left.
+    /// Whether the completion shows that the peer has carried the operation out. A write over iWARP completes when it has left.
     fn is_shown_by_completion(&self) -> bool;
 }
 
-/// A message's payload.
+/// The payload of a message.
 pub type Fragments<F> = SmallVec<[F; 1]>;
 
 /// One of a host's sockets.
@@ -41,68 +41,68 @@ pub struct SocketId(pub(crate) u32);
 pub struct PathId(pub(crate) u32);
 
 impl PathId {
-    /// Counts up from 0.
+    /// The position of the path in tables; paths are numbered from 0.
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What became of an operation: the numbers of Linux's `RDS_RDMA_…`.
+/// The outcome of an operation, with the numbers of Linux's `RDS_RDMA_…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum OperationStatus {
-    /// It was carried out.
+    /// The peer has carried the operation out.
     Success = 0,
-    /// The peer refused it.
+    /// The peer refused the operation.
     RemoteError = 1,
-    /// It was cancelled.
+    /// The program cancelled the operation.
     Canceled = 2,
-    /// Its connection ended before it was known to be carried out; it is not tried again.
+    /// The connection ended before the operation was known to be carried out; it is not tried again.
     Dropped = 3,
-    /// Anything else.
+    /// The operation failed for another reason.
     OtherError = 4,
 }
 
 /// An operation that goes with a message.
 #[derive(Debug)]
 pub struct Attached<O> {
-    /// What is posted.
+    /// The operation to post.
     pub operation: O,
-    /// The peer's key: the peer is told that it has been used.
+    /// The key of the peer's memory; the message reports to the peer that it was used.
     pub rkey: Option<u32>,
     /// The message waits for the operation.
     pub fence: bool,
-    /// Without data, no message goes with the operation.
+    /// No message goes with the operation if there is no payload.
     pub is_silent: bool,
-    /// The program's name for it, and when it is told.
+    /// The program's name for the operation.
     pub user_token: u64,
-    /// When the program is told.
+    /// When the program gets a status.
     pub notify: Notify,
 }
 
-/// When a program is told what became of an operation.
+/// When a program gets the status of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// Never.
     Never,
-    /// If it fails.
+    /// Only if the operation fails.
     OnError,
     /// Always.
     Always,
 }
 
-/// Where a message comes from that is passed on: its sender is told that it has arrived when the next one has it.
+/// The origin of a message that is forwarded. Its sender gets an acknowledge when the next host has the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) path: PathId,
-    /// Which of the peer's numberings the sequence number is of.
+    /// The numbering of the peer that the sequence number belongs to.
     pub(crate) numbering: u32,
     pub(crate) sequence: u64,
-    /// Bytes that the message takes of a host's memory.
+    /// Bytes of the host's memory that the message takes.
     pub(crate) held: usize,
 }
 
-/// A message that a path is to carry.
+/// A message to send on a path.
 #[derive(Debug)]
 pub(crate) struct Message<F, O> {
     pub(crate) socket: Option<SocketId>,
@@ -113,23 +113,23 @@ pub(crate) struct Message<F, O> {
     pub(crate) fragments: Fragments<F>,
     pub(crate) attached: Option<Attached<O>>,
     pub(crate) extension: Option<Extension>,
-    /// The number that the sender of a message has given it that is passed on.
+    /// The sequence number that the sender of a forwarded message gave it.
     pub(crate) passed: Option<Extension>,
     pub(crate) sequence: u64,
     pub(crate) is_ack_required: bool,
     pub(crate) is_retransmitted: bool,
-    /// Its socket wants it no more; what is posted of it goes out.
+    /// The socket has cancelled the message; the requests that were posted for it are still sent.
     pub(crate) is_canceled: bool,
-    /// The last request that was posted for it; 0 before the first.
+    /// The number of the last request that was posted for the message; 0 before the first.
     pub(crate) last_request: u64,
-    /// The last request of its operation.
+    /// The number of the last request of its operation.
     pub(crate) operation_request: u64,
     /// The peer has carried out its operation.
     pub(crate) is_operation_done: bool,
 }
 
 impl<F, O> Message<F, O> {
-    /// One that is a header only, and of no socket.
+    /// A message without payload that belongs to no socket.
     pub(crate) fn header_only(source_port: u16, destination_port: u16) -> Self {
         Self {
             socket: None,
@@ -151,12 +151,12 @@ impl<F, O> Message<F, O> {
         }
     }
 
-    /// Whether it answers a ping.
+    /// Whether the message answers a ping.
     pub(crate) fn is_pong(&self) -> bool {
         self.source_port == NO_PORT && self.destination_port != PROBE_PORT && self.origin.is_none()
     }
 
-    /// How many requests carry its header and payload.
+    /// The number of requests that carry its header and payload.
     pub(crate) fn data_requests(&self) -> usize {
         let is_silent = self
             .attached
@@ -182,7 +182,7 @@ pub(crate) struct Arrived<F> {
     pub(crate) is_retransmitted: bool,
 }
 
-/// Bytes of a host's memory that a message takes while it waits, with what is kept of a header.
+/// Bytes of a host's memory that a waiting message takes, including the part of the header that is kept.
 pub(crate) fn held<F: Fragment>(fragments: &Fragments<F>) -> usize {
     size_of::<Arrived<F>>() + fragments.iter().map(F::held).sum::<usize>()
 }

@@ -1,13 +1,13 @@
-//! The protocol, sans-IO: no socket, no clock, no verbs. A [`Host`] is all of it; whoever drives one passes on what happens and does
-//! what it asks for.
+//! The protocol, sans-IO: no socket, no clock, no verbs. A [`Host`] is all of it; its driver passes inputs to it and carries out
+//! the actions that it asks for.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `message` | payload by fragment, operations, messages |
-//! | `credits` | flow control where it was agreed on |
+//! | `credits` | flow control, if both sides agreed on it |
 //! | `path` | one peer: queues, reassembly, acknowledges, the state of the connection |
-//! | `endpoint` | one socket: buffers, what waits for it, congestion monitoring |
-//! | `host` | all of one local address |
+//! | `endpoint` | one socket: buffers, messages that wait to be received, congestion monitoring |
+//! | `host` | the sockets and paths of one local address |
 
 mod credits;
 mod endpoint;

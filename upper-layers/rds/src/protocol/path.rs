@@ -1,4 +1,4 @@
-//! One peer: what is to be sent to it and has not been acknowledged, what arrives from it, and the state of the connection.
+//! One peer: messages to it that are not acknowledged yet, messages from it, and the state of the connection.
 
 use std::cmp::min;
 use std::collections::VecDeque;
@@ -15,69 +15,69 @@ use super::message::{
     PROBE_PORT, SocketId,
 };
 
-/// After so many messages, or bytes, one asks for an acknowledge.
+/// A message asks for an acknowledge after this many messages, or bytes.
 const UNACKNOWLEDGED_MESSAGES: u32 = 8;
 const UNACKNOWLEDGED_BYTES: u32 = 16 << 20;
 
-/// One request of so many is signaled, so that the queue's slots are known to be free.
+/// One request of this many is signaled, so that the path learns how many slots of the send queue are free.
 const UNSIGNALED: u64 = 16;
 
-/// Answers to pings that the peer has not acknowledged; further pings are not answered.
+/// The most answers to pings that the peer has not acknowledged; further pings are not answered.
 const MOST_PONGS: usize = 256;
 
-/// The window of random waits before a connection is tried again.
+/// The shortest and the longest window for the random wait before the next attempt to connect.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Bytes of a congestion map.
+/// Length of a congestion map, in bytes.
 const MAP: u32 = 8192;
 
-/// Why a peer's message ends the connection.
+/// Why a message of the peer ends the connection.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// Sockets have not received what arrived before.
+    /// Messages that sockets have not received fill the memory for them.
     #[error("messages that wait to be received take all memory that there is for them")]
     Memory,
-    /// Fewer bytes than a header, or one whose checksum is wrong.
+    /// The bytes are too few for a header, or its checksum is wrong.
     #[error("a message begins with no valid header")]
     Header,
-    /// More than [`MAX_MESSAGE`], or a congestion map of another size than its own.
+    /// A message is longer than [`MAX_MESSAGE`], or a congestion map has the wrong length.
     #[error("a message of {length} bytes: there are none of this size")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         length: u32,
     },
-    /// It is not of the message that is being put together.
+    /// The fragment does not belong to the message that is being reassembled.
     #[error("a fragment is of another message than the one before it, which is not complete")]
     Mismatch,
-    /// A fragment is as long as the header's length and its place say.
+    /// The fragment does not have the length that follows from the header and from its position.
     #[error("a fragment has {found} bytes instead of {expected}")]
     FragmentLength {
-        /// What it has to have.
+        /// The expected length, in bytes.
         expected: usize,
-        /// What it has.
+        /// The actual length, in bytes.
         found: usize,
     },
 }
 
-/// What a path tells its host.
+/// An event that a path reports to its host.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// A message for a socket.
+    /// A message for a socket has arrived.
     Arrived(Arrived<F>),
-    /// A leader says that the peer's host has restarted, and now has this number.
+    /// The leader reports that the peer's host has restarted and now has this number.
     Generation(u32),
-    /// The peer's congestion map, in two fragments.
+    /// The peer's congestion map has arrived, in two fragments.
     Map(Fragments<F>),
-    /// A message of this socket is no longer kept: to this port, of so many bytes.
+    /// A message of this socket to this port, with so many bytes, is no longer kept.
     Freed {
         socket: SocketId,
         port: u16,
         bytes: u32,
     },
-    /// A message that was passed on is no longer kept.
+    /// A forwarded message is no longer kept.
     Settled(Origin),
-    /// A message of this socket is given up, and may have arrived or not.
+    /// A message of this socket is given up; it may or may not have arrived.
     Undelivered(SocketId),
     /// An operation of this socket has ended.
     Ended {
@@ -87,43 +87,43 @@ pub(crate) enum Event<F> {
     },
 }
 
-/// What a path wants posted on its queue pair: one request, or one operation.
+/// One request or one operation to post on the queue pair of a path.
 #[derive(Debug)]
 pub enum Transmit<'a, F, O> {
-    /// A send of a header and what follows it.
+    /// A send of a header and its payload.
     Send {
-        /// The request's number: counts up by one for each request.
+        /// The number of the request, which increases by one for each request.
         request: u64,
-        /// The header, complete but for its checksum.
+        /// The header, without its checksum.
         header: Header,
-        /// What follows.
+        /// The payload.
         payload: Payload<'a, F>,
-        /// Waits for reads and atomics before it.
+        /// The send waits for earlier reads and atomics.
         fence: bool,
-        /// Its completion is to be reported.
+        /// The send is signaled.
         signaled: bool,
     },
     /// An operation on the peer's memory.
     Operation {
-        /// The number of its last request.
+        /// The number of the operation's last request.
         request: u64,
-        /// What is posted.
+        /// The operation to post.
         operation: &'a mut O,
-        /// The completion of its last request is to be reported.
+        /// The last request is signaled.
         signaled: bool,
     },
 }
 
-/// What follows a header.
+/// The payload of a send.
 #[derive(Debug)]
 pub enum Payload<'a, F> {
-    /// Nothing.
+    /// The message has no payload.
     None,
-    /// A fragment.
+    /// A fragment of a message.
     Fragment {
-        /// Which.
+        /// The fragment.
         fragment: &'a F,
-        /// How many bytes of it.
+        /// The number of its bytes to send.
         length: usize,
     },
     /// A part of the congestion map.
@@ -133,22 +133,22 @@ pub enum Payload<'a, F> {
 /// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// There is none; it is tried again at this time, if at all.
+    /// There is no connection.
     Down {
-        /// Since the host's beginning.
+        /// When the next attempt begins, counted from the start of the host; `None` if there will be none.
         due: Option<Duration>,
     },
-    /// Asked for, or being accepted.
+    /// The connection is requested, or is being accepted.
     Connecting,
-    /// Messages are carried.
+    /// The connection carries messages.
     Up,
-    /// Its queue pair is being destroyed.
+    /// The connection has ended, and its queue pair is being destroyed.
     Ending,
 }
 
 #[derive(Debug)]
 enum Current {
-    /// The last one of `unacknowledged`.
+    /// The last message of `unacknowledged`.
     Message {
         is_operation_sent: bool,
         sent: usize,
@@ -172,9 +172,10 @@ pub(crate) struct Path<F, O> {
     pub(crate) next_transmit: u64,
     pub(crate) next_receive: u64,
     queue: VecDeque<Message<F, O>>,
-    /// Sent, or being sent, and not acknowledged.
+    /// Messages that were sent at least in part and are not acknowledged.
     unacknowledged: VecDeque<Message<F, O>>,
-    /// Acknowledged before their requests completed: the last request, and what it needs.
+    /// Messages that were acknowledged before their requests completed, each with its last request: the requests need their
+    /// memory.
     lingering: VecDeque<(u64, Message<F, O>)>,
     current: Option<Current>,
     pub(crate) is_map_due: bool,
@@ -186,35 +187,35 @@ pub(crate) struct Path<F, O> {
     posted: u64,
     completed: u64,
     signaled: u64,
-    /// The peer's last message that has arrived whole.
+    /// The sequence number of the peer's last message that has arrived whole.
     acknowledges: u64,
-    /// The peer has every message up to this one, over this connection.
+    /// The peer has every message up to this one over this connection.
     acknowledged: u64,
-    /// Messages that have arrived and have been passed on, and that the next one does not have yet.
+    /// Sequence numbers of messages that were forwarded and that the next process has not acknowledged yet.
     held: VecDeque<u64>,
     /// The sequence number of the last message that demands an acknowledge: by its flag, or because it is a ping.
     asked: u64,
-    /// Attempts to connect, by their number.
+    /// The number of the current attempt to connect.
     pub(crate) epoch: u32,
-    /// There was a connection, which proves the peer's address.
+    /// A connection was established before, which proves the peer's address.
     has_been_up: bool,
-    /// The number that the peer's host has chosen at its start; 0 if it sends none.
+    /// The random number that the peer's host chose at its start; 0 if it sends none.
     pub(crate) incarnation: u32,
     /// Counts the restarts of the peer's host, each of which starts a new sequence.
     pub(crate) numbering: u32,
-    /// Pings are answered, and not passed on.
+    /// This host answers pings and does not forward them.
     pub(crate) answers_pings: bool,
-    /// A fragment was not taken: the connection takes no more.
+    /// A fragment was refused: further fragments of this connection are ignored.
     pub(crate) has_refused: bool,
     is_ack_due: bool,
     reassembly: Option<Reassembly<F>>,
-    /// The window of the next random wait; `None`: the next attempt is made at once.
+    /// The window for the next random wait; `None` if the next attempt begins at once.
     window: Option<Duration>,
 }
 
 impl<F: Fragment, O: Operation> Path<F, O> {
-    /// `capacity`: requests that the send queue holds; `first`: the number of the first message; `epoch`: that of the first attempt to
-    /// connect.
+    /// `capacity` is the number of requests that the send queue holds, `first` the sequence number of the first message, `epoch`
+    /// the number of the first attempt to connect.
     pub(crate) fn new(capacity: u32, first: u64, epoch: u32) -> Self {
         Self {
             state: PathState::Down { due: None },
@@ -250,24 +251,24 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// What waits to be sent for the first time, then what is not acknowledged.
+    /// The messages that wait to be sent, then those that are not acknowledged.
     pub(crate) fn messages(&self) -> [&VecDeque<Message<F, O>>; 2] {
         [&self.queue, &self.unacknowledged]
     }
 
-    /// Whether the peer has not acknowledged all that this socket has sent.
+    /// Whether a message of this socket is not acknowledged yet.
     pub(crate) fn owes(&self, socket: SocketId) -> bool {
         let mut messages = self.queue.iter().chain(&self.unacknowledged);
         messages.any(|message| message.socket == Some(socket))
     }
 
-    /// Whether the peer has been sent something that it was not asked to acknowledge, and has not.
+    /// Whether the last message that is not acknowledged yet did not ask for an acknowledge.
     pub(crate) fn waits_unasked(&self) -> bool {
         let last = self.queue.back().or(self.unacknowledged.back());
         last.is_some_and(|last| !last.is_ack_required)
     }
 
-    /// Tells the peer what has arrived, with the next message or by itself.
+    /// Acknowledges everything that has arrived, with the next message or in a message of its own.
     pub(crate) fn acknowledge_now(&mut self) {
         self.is_ack_due |= self.acknowledges > 0;
     }
@@ -277,7 +278,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.completed
     }
 
-    /// A message for the peer. Its sequence number is the path's next one.
+    /// Queues a message for the peer and gives it the next sequence number of the path.
     pub(crate) fn enqueue(&mut self, mut message: Message<F, O>) {
         message.sequence = self.next_transmit;
         self.next_transmit += 1;
@@ -314,7 +315,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// The next request to post, if there is one and room for it. Whoever calls has to post it, or end the connection.
+    /// The next request to post; `None` if there is none, or no room for it. The caller has to post the request, or to end the
+    /// connection.
     pub(crate) fn poll_transmit<'a>(
         &'a mut self,
         map: &'a CongestionMap,
@@ -351,7 +353,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
     }
 
-    /// Makes the next thing to send the current one.
+    /// Chooses what is sent next.
     fn begin_next(&mut self) {
         if mem::take(&mut self.is_map_due) {
             self.current = Some(Current::Map { sent: 0 });
@@ -359,7 +361,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
         while let Some(mut message) = self.queue.pop_front() {
             let is_operation_due = message.attached.is_some() && !message.is_operation_done;
-            // What an operation did before the connection ended is not known: it is not done twice.
+            // It is unknown whether the operation was carried out before the connection ended. It is not repeated.
             if message.is_retransmitted && is_operation_due {
                 self.finish(message, OperationStatus::Dropped);
                 continue;
@@ -493,7 +495,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// What a header tells the peer beside its message.
+    /// Takes the acknowledge and the credits that the next header carries.
     fn acknowledge(&mut self) -> (u64, u8) {
         self.is_ack_due = false;
         let credit = self.credits.as_mut().and_then(Credits::take);
@@ -531,7 +533,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                     attached.is_some_and(|attached| attached.operation.is_shown_by_completion());
                 ended(events, message, OperationStatus::Success);
             }
-            // Without a message there is nothing for the peer to acknowledge.
+            // An operation without a message is over, because the peer has nothing to acknowledge.
             let is_over = is_complete && message.data_requests() == 0;
             if is_over {
                 freed(events, message);
@@ -541,7 +543,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.handle_ack(self.acknowledged);
     }
 
-    /// This request failed, not because of another one before it: the connection has to end.
+    /// This request has failed, and not because of an earlier one: the connection has to end.
     pub(crate) fn handle_failure(&mut self, request: u64, status: OperationStatus) {
         let failed = self.unacknowledged.iter_mut().find(|message| {
             let last = message.operation_request;
@@ -554,14 +556,14 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// A fragment has arrived, with this many bytes behind its header.
+    /// Handles a fragment with this many bytes after its header.
     pub(crate) fn handle_fragment(
         &mut self,
         header: &Header,
         length: usize,
         fragment: F,
     ) -> Result<(), ProtocolError> {
-        // The connection carries something: were it to end, it would be tried again at once.
+        // The connection works: if it ends now, the next attempt begins at once.
         self.window = None;
         self.handle_ack(header.ack);
         if let Some(credits) = &mut self.credits {
@@ -630,7 +632,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// This message, which has arrived, is not acknowledged before [`settled`](Self::settled).
+    /// Delays the acknowledge of a message that has arrived until [`settled`](Self::settled).
     pub(crate) fn hold(&mut self, sequence: u64) {
         self.held.push_back(sequence);
     }
@@ -642,12 +644,12 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         let place = self.held.iter().position(|held| *held == origin.sequence);
         if let Some(place) = place {
             self.held.remove(place);
-            // The peer may have asked while it was held.
+            // The peer may have asked for an acknowledge while the message was held.
             self.is_ack_due |= origin.sequence <= self.asked;
         }
     }
 
-    /// Gives up what was sent over another connection.
+    /// Gives up the messages that were sent over an earlier connection.
     pub(crate) fn forget_sent(&mut self) {
         while self
             .queue
@@ -660,7 +662,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Gives up everything: the peer will not come again.
+    /// Gives up all messages, because the peer will not connect again.
     pub(crate) fn abandon(&mut self) {
         self.current = None;
         while let Some(message) = self.unacknowledged.pop_front() {
@@ -674,13 +676,13 @@ impl<F: Fragment, O: Operation> Path<F, O> {
 
     /// The peer has every message up to this one.
     pub(crate) fn handle_ack(&mut self, ack: u64) {
-        // A peer of the host that was here before may name a number that was not sent yet.
+        // A peer may acknowledge a number that an earlier host at this address has sent, and this one has not.
         let sent = self.unacknowledged.back().map_or(0, |last| last.sequence);
         self.acknowledged = self.acknowledged.max(min(ack, sent));
         while let Some(message) = self.unacknowledged.front() {
             let is_current = self.unacknowledged.len() == 1
                 && matches!(self.current, Some(Current::Message { .. }));
-            // A message may overtake the read before it.
+            // The message may have overtaken a read that was posted before it.
             let is_under_way = message.operation_request > self.completed;
             if message.sequence > self.acknowledged || is_current || is_under_way {
                 return;
@@ -707,8 +709,8 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         }
     }
 
-    /// Gives up a socket's messages, of one destination port or all. Answers which request has to complete before the memory of their
-    /// operations is free.
+    /// Gives up messages of a socket, to one destination port or to all. Returns the request that has to complete before the
+    /// memory of their operations is free.
     pub(crate) fn cancel(&mut self, socket: SocketId, port: Option<u16>) -> u64 {
         let is_meant = |message: &Message<F, O>| {
             let is_there = port.is_none_or(|port| message.destination_port == port);
@@ -721,7 +723,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
             freed(&mut self.events, message);
             message.is_canceled = true;
         }
-        // Nothing of it is posted yet, and nothing will be.
+        // No request of the current message was posted, and none will be.
         if let Some(Current::Message {
             is_operation_sent: false,
             ..
@@ -746,7 +748,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         wait_for
     }
 
-    /// The connection is there. `credits` where it has flow control.
+    /// The path is connected. There are `credits` if both sides agreed on flow control.
     pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
         self.state = PathState::Up;
         self.has_been_up = true;
@@ -755,14 +757,14 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.handle_ack(ack);
     }
 
-    /// So many more receives are posted.
+    /// Notes that this many further receives were posted.
     pub(crate) fn posted_receives(&mut self, receives: u32) {
         if let Some(credits) = &mut self.credits {
             credits.post(receives);
         }
     }
 
-    /// There is no queue pair any more: what was not acknowledged is sent again, on the next connection.
+    /// The queue pair is gone: unacknowledged messages are sent again on the next connection.
     pub(crate) fn reset(&mut self) {
         self.current = None;
         self.credits = None;
@@ -781,20 +783,21 @@ impl<F: Fragment, O: Operation> Path<F, O> {
                 continue;
             }
             message.is_ack_required = true;
-            // One of which nothing was posted is not known to the peer.
+            // The peer cannot know a message of which nothing was posted.
             message.is_retransmitted |= message.last_request > 0;
             message.last_request = 0;
             self.queue.push_front(message);
         }
     }
 
-    /// Whether attempts to connect are as far apart as they get.
+    /// Whether the wait between attempts has reached its maximum.
     pub(crate) fn has_been_tried_long(&self) -> bool {
         self.window == Some(LONGEST_WAIT)
     }
 
-    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None` if the queue is empty,
-    /// no socket waits for a word of the peer (`is_asked`), and the peer was never connected or has not answered for long.
+    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None` if the queue is
+    /// empty, no socket waits for a report of the peer (`is_asked`), and the peer was never connected or has not answered for
+    /// long.
     pub(crate) fn next_attempt(
         &mut self,
         now: Duration,
@@ -847,7 +850,7 @@ fn freed<F, O>(events: &mut VecDeque<Event<F>>, message: &mut Message<F, O>) {
     }
 }
 
-/// Once for each operation.
+/// Reports the end of a message's operation, once.
 fn ended<F, O>(
     events: &mut VecDeque<Event<F>>,
     message: &mut Message<F, O>,

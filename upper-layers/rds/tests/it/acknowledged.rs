@@ -1,4 +1,5 @@
-//! What a peer's host answers by itself: pings, and that everything has arrived.
+//! The answers of a peer's host that need no program: pongs, and acknowledges of everything that
+//! has arrived.
 
 use std::net::SocketAddr;
 
@@ -21,7 +22,7 @@ fn a_ping_is_answered_by_the_host_without_data() -> Result<(), RdsError> {
         .zip([["127.0.49.1", "127.0.49.2"], ["127.0.49.3", "127.0.49.4"]])
     {
         let [near, _far] = addresses.map(|address| bound(address, transport).unwrap());
-        // The peer's host, and its own.
+        // One ping goes to the peer's host, and one to the socket's own.
         for address in [addresses[1], addresses[0]] {
             let to = SocketAddr::new(address.parse().unwrap(), 0);
             near.send_to(b"whatever", to)?;
@@ -42,7 +43,7 @@ fn flush_waits_until_everything_has_arrived() -> Result<(), RdsError> {
         let [near, far] = addresses.map(|address| bound(address, transport).unwrap());
         let to = far.local_addr().unwrap();
         near.flush(Wait::No)?;
-        // Fewer than one after which a sender asks by itself to be told.
+        // These are fewer messages than it takes for a sender to ask for an acknowledge by itself.
         for number in 0..3 {
             near.send_to(&[number], to)?;
         }
@@ -60,7 +61,7 @@ fn flush_waits_until_everything_has_arrived() -> Result<(), RdsError> {
 
 // covers 8.30
 #[test]
-fn a_host_that_ends_tells_its_peers_first_what_has_arrived() -> Result<(), RdsError> {
+fn a_host_acknowledges_everything_before_it_ends() -> Result<(), RdsError> {
     for (transport, addresses) in TRANSPORTS.into_iter().zip([
         ["127.0.49.9", "127.0.49.10"],
         ["127.0.49.11", "127.0.49.12"],

@@ -1,11 +1,11 @@
-//! Other processes of a test: this test binary with one of its ignored tests, which follows lines and answers in lines.
+//! Other processes of a test. Each runs this test binary with one ignored test, which reads commands and answers in lines.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process, which is killed when this is dropped.
+/// A process; dropping this kills it.
 pub(crate) struct ChildProcess {
     child: Child,
     stdin: ChildStdin,
@@ -13,7 +13,7 @@ pub(crate) struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Runs a test whose environment variable says where it is.
+    /// Runs an ignored test, which gets its address in an environment variable.
     pub(crate) fn start(test: &str, variable: &str, at: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--ignored", "--nocapture"])
@@ -37,11 +37,11 @@ impl ChildProcess {
         writeln!(self.stdin, "{what}").unwrap();
     }
 
-    /// The next line that begins with `> `, without that: the test framework prints others.
+    /// The rest of the next line that begins with `> `: the test framework prints other lines.
     pub(crate) fn answer(&mut self) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
-        answer.expect("a process that ended")
+        answer.expect("the process answers before it ends")
     }
 
     pub(crate) fn ask(&mut self, what: &str) -> String {

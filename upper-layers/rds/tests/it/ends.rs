@@ -1,5 +1,5 @@
-//! One of several processes at an address ends at any moment. Messages to the others arrive once and in order, or their senders get an
-//! error.
+//! One of several processes at an address may end at any moment. Messages to the others arrive once and in order, or their
+//! senders get an error.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -14,16 +14,16 @@ use rustix::process::Signal;
 
 use crate::child::ChildProcess;
 
-/// The address of a process that the test has started.
+/// The environment variable with the address of a process that the test starts.
 const STARTED: &str = "POLYVERBS_RDS_NEIGHBOUR";
-/// Messages of each sender to each receiver.
+/// The number of messages of each sender to each receiver.
 const MESSAGES: u32 = 60;
-/// Sockets of each process that sends.
+/// The number of sockets of each sending process.
 const SENDERS: usize = 4;
 
-/// A process that follows commands on its standard input and answers in lines.
+/// Runs as a separate process: reads commands from its standard input and answers in lines.
 #[test]
-#[ignore = "a process of the other tests"]
+#[ignore = "other tests run it as a separate process"]
 fn neighbour() {
     let Some(at) = std::env::var_os(STARTED) else {
         return;
@@ -45,7 +45,7 @@ fn neighbour() {
             }
             lines.next();
         }
-        _ => panic!("nothing to do"),
+        _ => panic!("the command is unknown"),
     }
 }
 
@@ -64,7 +64,7 @@ fn receive_all(at: SocketAddr, lines: impl Iterator<Item = String> + Send + 'sta
             continue;
         }
         match told.try_recv().as_deref() {
-            // As a program ends that ends by itself.
+            // A program that ends by itself exits like this.
             Ok("exit") => std::process::exit(0),
             Ok("report") => {
                 for (from, numbers) in &received {
@@ -79,7 +79,7 @@ fn receive_all(at: SocketAddr, lines: impl Iterator<Item = String> + Send + 'sta
     }
 }
 
-/// Sends from each socket to each peer and waits for the acknowledges. Returns how many messages of each socket may be lost.
+/// Sends from each socket to each peer and waits for the acknowledges. Returns for each socket how many messages may be lost.
 fn send_all(
     sockets: [RdsSocket; SENDERS],
     peers: &[SocketAddr],
@@ -105,7 +105,7 @@ fn send_all(
         }
         let flush = || socket.flush(Wait::Until(waiting::deadline())).map(|()| 0);
         while !tell(flush()) {}
-        // The socket keeps its address until all have finished.
+        // The socket keeps its address until all threads have finished.
         let from = socket.local_addr().unwrap();
         (socket, (from, undelivered))
     };
@@ -122,7 +122,7 @@ fn start(at: SocketAddr, what: &str) -> ChildProcess {
     process
 }
 
-/// How many messages have arrived from each sender.
+/// The number of messages that have arrived from each sender.
 fn report(receiver: &mut ChildProcess) -> BTreeMap<SocketAddr, u64> {
     receiver.say("report");
     let mut arrived = BTreeMap::new();
@@ -131,12 +131,15 @@ fn report(receiver: &mut ChildProcess) -> BTreeMap<SocketAddr, u64> {
         let [from, count, in_order] = line.split(' ').collect::<Vec<_>>()[..] else {
             return arrived;
         };
-        assert_eq!(in_order, "true", "twice, or not in order: {line}");
+        assert_eq!(
+            in_order, "true",
+            "a message arrived twice or out of order: {line}"
+        );
         arrived.insert(from.parse().unwrap(), count.parse().unwrap());
     }
 }
 
-/// How a process ends: by a signal, or, without one, by itself.
+/// The ways in which a process ends: by a signal or, for `None`, by itself.
 const WAYS: [Option<Signal>; 4] = [
     Some(Signal::INT),
     Some(Signal::TERM),
@@ -151,7 +154,7 @@ fn end(process: &mut ChildProcess, way: Option<Signal>) {
     }
 }
 
-/// The receiver with this number ends by this way after this message of the first sender.
+/// Runs once: the receiver with this number ends in this way after this message of the first sender.
 fn run(run: u32, victim: usize, way: Option<Signal>, after: u32) {
     let address = |host: u8| SocketAddr::from(([127, 0, 58 + host, 1 + (run % 250) as u8], 0));
     let mut receivers = [(); 3].map(|()| start(address(0), "receive"));
@@ -199,7 +202,7 @@ fn run(run: u32, victim: usize, way: Option<Signal>, after: u32) {
     for (from, undelivered) in told_by_far.iter().chain(&told_by_near) {
         assert!(
             missing[from] <= *undelivered,
-            "run {run}: {} messages of {from} are missing, and it was told of {undelivered}",
+            "run {run}: {} messages of {from} are missing, and {undelivered} were reported to it",
             missing[from]
         );
     }
@@ -207,7 +210,7 @@ fn run(run: u32, victim: usize, way: Option<Signal>, after: u32) {
 
 // covers 8.20 8.30
 #[test]
-fn no_message_to_a_neighbour_is_lost_unnoticed() {
+fn every_lost_message_to_another_process_is_reported() {
     let runs = std::env::var("POLYVERBS_RUNS").map_or(4, |runs| runs.parse().unwrap());
     for number in 0..runs {
         let way = WAYS[number as usize % WAYS.len()];

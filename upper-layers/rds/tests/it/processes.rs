@@ -1,4 +1,4 @@
-//! Several processes at one address: the first one is the host that peers reach, the others have sockets all the same.
+//! Several processes at one address: the first one is the leader, which peers connect to, and the others have sockets too.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
@@ -7,12 +7,12 @@ use polyverbs_rds::{RdsSocket, Wait};
 
 use crate::child::ChildProcess;
 
-/// Says that this process is one that a test has started.
+/// The environment variable that marks a process which a test has started.
 const STARTED: &str = "POLYVERBS_RDS_PROCESS";
 
-/// A process with one socket, which does what its standard input says and answers in lines.
+/// Runs as a separate process with one socket: reads commands from its standard input and answers in lines.
 #[test]
-#[ignore = "a process of the other tests"]
+#[ignore = "other tests run it as a separate process"]
 fn process() {
     let Some(at) = std::env::var_os(STARTED) else {
         return;
@@ -84,7 +84,7 @@ impl Process {
         assert_eq!(sent, format!("Ok({})", text.len()));
     }
 
-    /// Sends where earlier messages may have been lost: the call that reports it sends nothing.
+    /// Sends a message after which earlier ones may have been lost: the call that reports a loss does not send its message.
     fn send_again(&mut self, to: &str, text: &str) {
         let send = format!("send {to} {text}");
         let mut sent = self.ask(&send);
@@ -94,7 +94,7 @@ impl Process {
         assert_eq!(sent, format!("Ok({})", text.len()));
     }
 
-    /// Receives where messages that the process has sent may have been lost: the call that reports it receives nothing.
+    /// Receives a message when earlier ones of this process may have been lost: the call that reports a loss receives nothing.
     fn receives_again(&mut self, from: &str, text: &str) {
         let mut received = self.ask("receive");
         if received == libc::ECONNRESET.to_string() {
@@ -110,7 +110,7 @@ impl Process {
 
 // covers 8.20
 #[test]
-fn processes_at_one_address_reach_each_other() {
+fn processes_at_one_address_send_to_each_other() {
     let [mut first, mut second, mut third] = [(); 3].map(|()| Process::start("127.0.50.1:0"));
     let (one, two, three) = (first.at.clone(), second.at.clone(), third.at.clone());
     first.send(&two, "from-the-leader");
@@ -136,14 +136,14 @@ fn a_peer_elsewhere_reaches_every_process_at_an_address() {
         send(&peer, process.at.parse().unwrap(), b"answer");
         process.receives(&at, "answer");
     }
-    // One that has sent nothing to the peer is reached as well.
+    // The peer also reaches a process that has sent nothing to it.
     let mut silent = Process::start("127.0.51.1:0");
     send(&peer, silent.at.parse().unwrap(), b"unasked");
     silent.receives(&at, "unasked");
 }
 
 #[test]
-fn what_a_peer_has_sent_to_any_process_is_acknowledged_when_it_asks() {
+fn messages_of_a_peer_to_any_process_are_acknowledged() {
     let peer = RdsSocket::bind("127.0.57.2:0".parse().unwrap()).unwrap();
     let processes = [(); 2].map(|()| Process::start("127.0.57.1:0"));
     for process in &processes {
@@ -153,7 +153,7 @@ fn what_a_peer_has_sent_to_any_process_is_acknowledged_when_it_asks() {
 }
 
 #[test]
-fn what_a_process_has_sent_to_any_other_is_acknowledged_when_it_asks() {
+fn messages_between_processes_are_acknowledged() {
     let peer = RdsSocket::bind("127.0.57.4:0".parse().unwrap()).unwrap();
     let mut processes = [(); 3].map(|()| Process::start("127.0.57.3:0"));
     let peers = processes.each_ref().map(|process| process.at.clone());
@@ -167,7 +167,7 @@ fn what_a_process_has_sent_to_any_other_is_acknowledged_when_it_asks() {
 }
 
 #[test]
-fn when_the_first_process_ends_another_is_reached_by_peers() {
+fn another_process_leads_after_the_leader_has_ended() {
     let peer = RdsSocket::bind("127.0.52.2:0".parse().unwrap()).unwrap();
     let at = peer.local_addr().unwrap().to_string();
     let first = Process::start("127.0.52.1:0");
@@ -210,14 +210,14 @@ fn when_the_first_process_ends_another_is_reached_by_peers() {
 
 // covers 8.21
 #[test]
-fn a_port_is_of_one_process() {
+fn a_port_belongs_to_one_process() {
     let first = Process::start("127.0.53.1:0");
     let second = Process::start(&first.at);
     assert_eq!(second.at, format!("refused {}", libc::EADDRINUSE));
 }
 
 #[test]
-fn a_process_that_comes_and_goes_leaves_nothing_behind() {
+fn a_member_that_has_ended_leaves_no_thread() {
     let _leader = Process::start("127.0.55.1:0");
     for _ in 0..20 {
         RdsSocket::bind("127.0.55.1:0".parse().unwrap()).unwrap();
@@ -233,7 +233,7 @@ fn a_process_that_comes_and_goes_leaves_nothing_behind() {
 
 // covers 8.33
 #[test]
-fn congestion_of_any_process_is_known_to_all_who_send_there() {
+fn congestion_of_any_process_is_known_to_all_senders() {
     let peer = RdsSocket::bind("127.0.54.2:0".parse().unwrap()).unwrap();
     let [_leader, mut full, mut near] = [(); 3].map(|()| Process::start("127.0.54.1:0"));
     let to: SocketAddr = full.at.parse().unwrap();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use polyverbs_rds::{RdsError, RdsSocket, RdsTransport};
 
-/// An address that no other test has.
+/// An address that no other test uses.
 fn address() -> IpAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -21,7 +21,7 @@ fn address() -> IpAddr {
     Ipv4Addr::new(127, 0, 32 + (number / 250) as u8, 1 + (number % 250) as u8).into()
 }
 
-/// A socket at this address, which a device of this transport has.
+/// A socket at this address on a device of this transport.
 fn socket_at(at: SocketAddr, transport: RdsTransport) -> RdsSocket {
     let socket = RdsSocket::new();
     socket.set_transport(transport).unwrap();
@@ -30,7 +30,7 @@ fn socket_at(at: SocketAddr, transport: RdsTransport) -> RdsSocket {
     socket
 }
 
-/// So many sockets, each at an address of its own.
+/// `COUNT` sockets, each at an address of its own.
 fn sockets<const COUNT: usize>(transport: RdsTransport) -> [RdsSocket; COUNT] {
     std::array::from_fn(|_| socket_at(SocketAddr::new(address(), 0), transport))
 }
@@ -44,7 +44,7 @@ fn over_both(test: impl Fn(RdsTransport)) {
     test(RdsTransport::Iwarp);
 }
 
-/// The next message of a socket, of at most so many bytes.
+/// The next message of a socket, cut to `most` bytes.
 fn receive(socket: &RdsSocket, most: usize) -> Vec<u8> {
     let mut room = vec![0; most];
     let received = socket.recv_from_until(&mut room, waiting::deadline());
@@ -58,7 +58,7 @@ fn errno<T>(outcome: Result<T, RdsError>) -> Option<i32> {
     outcome.err().map(|error| error.errno())
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on `seed` and on their position.
 fn content(seed: usize, length: usize) -> Vec<u8> {
     (0..length)
         .map(|place| ((seed + place) % 251) as u8)

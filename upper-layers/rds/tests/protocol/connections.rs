@@ -1,4 +1,4 @@
-//! How hosts find together, part, and find together again.
+//! How hosts connect, disconnect and connect again.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn host() -> TestHost {
     TestHost::new(address(0), HostLimits::default(), 1)
 }
 
-/// What a peer is told that asks for a connection, if it gets one.
+/// The private data that the host replies with to a request; `None` if it refuses the request.
 fn answer(mut host: TestHost, asked: &ConnectData) -> Option<ConnectData> {
     match host.handle_request(asked) {
         Answer::Accept { data, .. } => Some(data),
@@ -36,7 +36,7 @@ fn answer(mut host: TestHost, asked: &ConnectData) -> Option<ConnectData> {
 
 // covers 8.28
 #[test]
-fn a_request_is_answered_with_the_version_that_both_speak_or_refused() {
+fn a_request_gets_the_common_version_or_is_refused() {
     let version = |major, minor| Version { major, minor };
     for (proposed, minor_mask, agreed) in [
         (version(4, 1), 3, Some(version(4, 1))),
@@ -54,7 +54,7 @@ fn a_request_is_answered_with_the_version_that_both_speak_or_refused() {
 
 // covers 8.28
 #[test]
-fn version_4_1_is_proposed_and_3_1_to_a_peer_that_refuses() {
+fn version_3_1_is_proposed_after_4_1_was_refused() {
     let mut net = Net::new(2, HostLimits::default(), 1);
     let socket = net.bind(0, 100);
     net.send(0, socket, at(1, 200), &[]).unwrap();
@@ -68,7 +68,7 @@ fn version_4_1_is_proposed_and_3_1_to_a_peer_that_refuses() {
 
 // covers 8.46
 #[test]
-fn a_request_for_another_address_or_from_ones_own_is_refused() {
+fn requests_with_wrong_addresses_are_refused() {
     let asked = proposal(Version::V4_1, 3);
     assert!(answer(host(), &asked).is_some());
     let destination = address(2);
@@ -88,7 +88,7 @@ fn a_request_for_another_address_or_from_ones_own_is_refused() {
 
 // covers 8.48 8.50
 #[test]
-fn a_host_that_needs_credits_refuses_peers_without() {
+fn a_host_that_needs_credits_refuses_peers_without_them() {
     let limits = HostLimits {
         flow_control: FlowControl::Required,
         ..HostLimits::default()
@@ -99,7 +99,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
     let told = answer(host(), &ConnectData { credit: 9, ..asked });
     assert_eq!(told.map(|told| told.credit), Some(limits.first_receives));
 
-    // The peer answers without.
+    // The peer's reply has no credits.
     let mut host = host();
     let (socket, _) = host.bind(100, Default::default()).unwrap();
     let message = polyverbs_rds::protocol::Outbound {
@@ -111,7 +111,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
     };
     host.send(socket, message).unwrap();
     let Some(Action::Connect { path, data, .. }) = host.poll_action() else {
-        panic!("it asks for a connection");
+        panic!("the host requests a connection");
     };
     assert_eq!(data.credit, limits.first_receives);
     host.handle_connected(path, &ConnectData { credit: 0, ..data });
@@ -121,7 +121,7 @@ fn a_host_that_needs_credits_refuses_peers_without() {
 
 // covers 8.46
 #[test]
-fn the_first_attempt_after_an_end_is_made_at_once_and_the_next_ones_within_a_window_that_doubles() {
+fn the_first_retry_is_immediate_and_later_windows_double() {
     let mut longest = [Duration::ZERO; 10];
     for seed in 0..200 {
         let mut net = Net::new(2, HostLimits::default(), seed);
@@ -133,7 +133,7 @@ fn the_first_attempt_after_an_end_is_made_at_once_and_the_next_ones_within_a_win
         net.send(0, socket, at(1, 200), &[]).unwrap();
         let lost = net.now;
         net.until(|net| net.asked.len() == 2);
-        assert_eq!(net.now, lost, "the first one waits for nothing");
+        assert_eq!(net.now, lost, "the first attempt is made at once");
         for (number, longest) in longest.iter_mut().enumerate() {
             let before = net.now;
             net.until(|net| net.asked.len() == 3 + number);
@@ -150,7 +150,7 @@ fn the_first_attempt_after_an_end_is_made_at_once_and_the_next_ones_within_a_win
 
 // covers 8.46
 #[test]
-fn a_peer_that_nothing_is_for_is_tried_for_a_while_only() {
+fn attempts_for_an_empty_queue_end_after_a_while() {
     let mut net = Net::new(2, HostLimits::default(), 2);
     net.connect_hosts(0, 1);
     net.is_unreachable = true;
@@ -164,7 +164,7 @@ fn a_peer_that_nothing_is_for_is_tried_for_a_while_only() {
 
 // covers 8.46
 #[test]
-fn what_waits_for_a_peer_is_tried_for_until_it_is_there() {
+fn attempts_continue_while_messages_wait() {
     let mut net = Net::new(2, HostLimits::default(), 3);
     let socket = net.bind(0, 100);
     let to = net.bind(1, 200);
@@ -183,7 +183,7 @@ fn what_waits_for_a_peer_is_tried_for_until_it_is_there() {
 
 // covers 8.46
 #[test]
-fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end() {
+fn simultaneous_requests_lead_to_one_connection() {
     let mut attempts = 0;
     for seed in 0..runs(1000) {
         let mut net = Net::new(2, HostLimits::default(), seed);
@@ -194,7 +194,7 @@ fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end
             let bytes = content(seed, 5000);
             net.send(host, socket, to, &bytes).unwrap();
         }
-        assert_eq!(net.asked.len(), 2, "both ask");
+        assert_eq!(net.asked.len(), 2, "both hosts request a connection");
         net.settle();
         assert!(net.common(0, 1).is_some());
         for (host, &socket) in sockets.iter().enumerate() {
@@ -210,7 +210,7 @@ fn two_hosts_that_ask_each_other_at_the_same_time_have_one_connection_in_the_end
 
 // covers 8.46
 #[test]
-fn both_sides_connect_anew_and_keep_one_connection() {
+fn two_sides_that_reconnect_keep_one_connection() {
     for_each_seed("both connect anew", 500, |seed| {
         let mut net = Net::new(2, HostLimits::default(), seed);
         net.delay = Duration::from_micros(1 + seed % 300);
@@ -253,7 +253,7 @@ fn a_restarted_peer_is_accepted_during_an_attempt() {
 
 // covers 8.46
 #[test]
-fn many_hosts_that_all_ask_each_other_have_one_connection_for_each_pair() {
+fn many_simultaneous_hosts_have_one_connection_per_pair() {
     for_each_seed("many hosts", 30, |seed| {
         let mut net = Net::new(6, HostLimits::default(), seed);
         let sockets: Vec<_> = (0..6).map(|host| net.bind(host, 100)).collect();
@@ -283,7 +283,7 @@ fn only_a_proven_request_replaces_a_connection() {
         ..net.asked[0]
     };
     let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
-        panic!("it may be a peer that has restarted");
+        panic!("the request may come from a restarted peer");
     };
     net.pump(1);
     assert_eq!(net.state(1, 0), PathState::Up);
@@ -292,7 +292,7 @@ fn only_a_proven_request_replaces_a_connection() {
     assert_eq!(net.state(1, 0), PathState::Up);
 
     let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
-        panic!("it may be a peer that has restarted");
+        panic!("the request may come from a restarted peer");
     };
     assert_eq!(net.host(1).handle_accepted(arrival, &asked), None);
     net.pump(1);
@@ -301,7 +301,7 @@ fn only_a_proven_request_replaces_a_connection() {
 
 // covers 8.46
 #[test]
-fn unproven_requests_are_bounded_and_leave_nothing() {
+fn unproven_requests_are_bounded_and_leave_no_state() {
     let mut host = host();
     let mut withdrawn = Vec::new();
     let mut accepted = Vec::new();
@@ -311,7 +311,7 @@ fn unproven_requests_are_bounded_and_leave_nothing() {
             ..proposal(Version::V4_1, 3)
         };
         let Answer::Accept { arrival, .. } = host.handle_request(&asked) else {
-            panic!("it may be a peer's");
+            panic!("the request may come from a peer");
         };
         accepted.push(arrival);
         while let Some(action) = host.poll_action() {
@@ -321,7 +321,7 @@ fn unproven_requests_are_bounded_and_leave_nothing() {
             withdrawn.push(arrival);
         }
     }
-    // The oldest first.
+    // The oldest requests are withdrawn first.
     assert_eq!(withdrawn, accepted[..1000 - 64]);
     accepted
         .into_iter()
@@ -344,14 +344,14 @@ fn requests_with_forged_sources_keep_no_peer_out() {
         arrival: of_other, ..
     } = host.handle_request(&other)
     else {
-        panic!("it is a peer");
+        panic!("the request comes from a peer");
     };
     let named = asked(0x0a00_0001);
     for _ in 0..1000 {
         host.handle_request(&named);
     }
     let Answer::Accept { arrival, .. } = host.handle_request(&named) else {
-        panic!("it may be the peer's own");
+        panic!("the request may come from the peer");
     };
     for _ in 0..15 {
         host.handle_request(&named);
@@ -362,7 +362,7 @@ fn requests_with_forged_sources_keep_no_peer_out() {
 
 // covers 8.29 8.46
 #[test]
-fn a_host_that_was_replaced_talks_to_the_same_peers() {
+fn a_restarted_host_exchanges_messages_with_its_old_peers() {
     for_each_seed("restarts", 200, |seed| {
         let mut net = Net::new(2, HostLimits::default(), seed);
         let near = net.bind(0, 100);
@@ -376,7 +376,7 @@ fn a_host_that_was_replaced_talks_to_the_same_peers() {
         assert_eq!(net.receive_all(0, near).len(), 10);
         net.restart(1);
         let far = net.bind(1, 200);
-        // Whoever speaks first finds out.
+        // The host that sends first notices the restart.
         let first = (seed % 2) as usize;
         let (sockets, ports) = ([near, far], [100, 200]);
         for host in [first, 1 - first] {
@@ -388,7 +388,7 @@ fn a_host_that_was_replaced_talks_to_the_same_peers() {
         }
         net.settle();
         assert_eq!(net.receive_all(0, near), [(at(1, 200), b"after".to_vec())]);
-        // What the one before had not acknowledged may come again.
+        // Messages that the old host had not acknowledged may arrive again.
         let received = net.receive_all(1, far);
         let after = received.iter().filter(|(_, bytes)| bytes == b"after");
         assert_eq!(after.count(), 1);
@@ -399,7 +399,7 @@ fn a_host_that_was_replaced_talks_to_the_same_peers() {
 
 // covers 8.29
 #[test]
-fn what_a_host_that_was_replaced_sends_again_is_not_taken_for_what_the_one_before_has_sent() {
+fn retransmissions_of_a_restarted_host_are_not_duplicates() {
     let mut net = Net::new(2, HostLimits::default(), 5);
     let near = net.bind(0, 100);
     let far = net.bind(1, 200);
@@ -420,7 +420,7 @@ fn what_a_host_that_was_replaced_sends_again_is_not_taken_for_what_the_one_befor
 
 // covers 8.34
 #[test]
-fn a_peer_is_tried_for_as_long_as_somebody_waits_for_one_of_its_ports() {
+fn attempts_continue_while_a_socket_waits_for_a_port() {
     let mut net = Net::new(2, HostLimits::default(), 6);
     let near = net.bind(0, 100);
     let far = net.bind(1, 200);
@@ -446,12 +446,12 @@ fn a_peer_is_tried_for_as_long_as_somebody_waits_for_one_of_its_ports() {
 
 // covers 8.46
 #[test]
-fn a_connection_that_failed_before_it_was_there_is_tried_again() {
+fn a_connection_that_failed_early_is_tried_again() {
     let mut net = Net::new(2, HostLimits::default(), 5);
     let socket = net.bind(0, 100);
     let to = net.bind(1, 200);
     net.send(0, socket, at(1, 200), &[1]).unwrap();
-    // The peer accepts, and goes.
+    // The peer accepts the request and restarts.
     net.until(|net| net.state(0, 1) == PathState::Up);
     net.restart(1);
     let _ = to;

@@ -1,4 +1,4 @@
-//! Congestion of sockets, and credits of connections.
+//! Congestion of sockets and credits of connections.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn monitor() -> SocketOptions {
 
 // covers 8.33 8.34
 #[test]
-fn a_socket_with_more_than_its_receive_buffer_is_congested_until_less_than_half_is_left() {
+fn congestion_begins_above_the_buffer_and_ends_below_half() {
     let mut net = Net::new(2, HostLimits::default(), 1);
     let socket = net.bind(0, 100);
     let to = net.bind_with(1, 200, receive_buffer(1000));
@@ -66,7 +66,7 @@ fn a_socket_with_more_than_its_receive_buffer_is_congested_until_less_than_half_
 
 // covers 8.34
 #[test]
-fn other_sockets_at_a_host_are_sent_to_while_one_is_congested() {
+fn congestion_of_one_socket_leaves_others_reachable() {
     let mut net = Net::new(2, HostLimits::default(), 2);
     let socket = net.bind(0, 100);
     net.bind_with(1, 200, receive_buffer(10));
@@ -84,7 +84,7 @@ fn other_sockets_at_a_host_are_sent_to_while_one_is_congested() {
 
 // covers 8.33
 #[test]
-fn every_peer_with_a_connection_is_told_and_a_new_one_with_the_connection() {
+fn connected_and_new_peers_get_the_congestion_map() {
     let mut net = Net::new(4, HostLimits::default(), 3);
     let sockets: Vec<_> = [0, 2, 3].map(|host| (host, net.bind(host, 100))).into();
     let to = net.bind_with(1, 200, receive_buffer(10));
@@ -97,7 +97,8 @@ fn every_peer_with_a_connection_is_told_and_a_new_one_with_the_connection() {
         net.send(host, socket, at(1, 200), &[1])
     };
     assert_eq!(send(&mut net, 1), Err(Refused::Congested));
-    // Nothing is known of a peer without a connection: the message goes, and the next does not.
+    // A peer that is not connected has sent no map: the first message is sent, and the next one is
+    // refused.
     assert_eq!(send(&mut net, 2), Ok(()));
     net.settle();
     assert_eq!(send(&mut net, 2), Err(Refused::Congested));
@@ -110,7 +111,7 @@ fn every_peer_with_a_connection_is_told_and_a_new_one_with_the_connection() {
 
 // covers 8.33 8.49
 #[test]
-fn a_socket_that_is_closed_is_congested_no_more() {
+fn closing_a_socket_ends_its_congestion() {
     let mut net = Net::new(2, HostLimits::default(), 4);
     let socket = net.bind(0, 100);
     let to = net.bind_with(1, 200, receive_buffer(10));
@@ -127,7 +128,7 @@ fn a_socket_that_is_closed_is_congested_no_more() {
 
 // covers 8.34
 #[test]
-fn ones_own_socket_is_congested_as_those_of_others_are() {
+fn congestion_applies_to_sockets_of_the_own_address() {
     let mut net = Net::new(1, HostLimits::default(), 5);
     let socket = net.bind(0, 100);
     let to = net.bind_with(0, 200, receive_buffer(10));
@@ -144,7 +145,7 @@ fn ones_own_socket_is_congested_as_those_of_others_are() {
 
 // covers 8.34
 #[test]
-fn whoever_was_refused_is_woken_when_the_map_changes() {
+fn a_refused_sender_is_woken_when_the_map_changes() {
     let mut net = Net::new(2, HostLimits::default(), 6);
     let socket = net.bind(0, 100);
     let to = net.bind_with(1, 200, receive_buffer(10));
@@ -159,7 +160,7 @@ fn whoever_was_refused_is_woken_when_the_map_changes() {
 
 // covers 8.34
 #[test]
-fn a_refused_send_has_a_peer_connected_that_may_say_that_it_is_free() {
+fn a_refused_send_reconnects_to_learn_of_the_free_port() {
     let mut net = Net::new(2, HostLimits::default(), 7);
     let socket = net.bind(0, 100);
     let to = net.bind_with(1, 200, receive_buffer(10));
@@ -181,7 +182,7 @@ fn a_refused_send_has_a_peer_connected_that_may_say_that_it_is_free() {
 
 // covers 8.35
 #[test]
-fn a_monitor_is_told_the_groups_of_the_ports_that_it_was_refused_and_that_are_free() {
+fn a_monitor_gets_the_groups_that_refused_it_and_are_free() {
     let mut net = Net::new(2, HostLimits::default(), 8);
     let socket = net.bind_with(0, 100, monitor());
     let to = [200, 201, 202].map(|port| net.bind_with(1, port, receive_buffer(10)));
@@ -189,7 +190,7 @@ fn a_monitor_is_told_the_groups_of_the_ports_that_it_was_refused_and_that_are_fr
         net.send(0, socket, at(1, port), &[1; 11]).unwrap();
     }
     net.settle();
-    // The third one is not asked for.
+    // No message was refused by the third port.
     for port in 200..202 {
         let refused = net.send(0, socket, at(1, port), &[1]);
         assert_eq!(refused, Err(Refused::Congested));
@@ -214,7 +215,7 @@ fn a_monitor_is_told_the_groups_of_the_ports_that_it_was_refused_and_that_are_fr
 
 // covers 8.35
 #[test]
-fn without_a_monitor_each_change_of_a_map_is_seen_once() {
+fn without_a_monitor_each_map_change_is_reported_once() {
     let mut net = Net::new(2, HostLimits::default(), 9);
     let socket = net.bind(0, 100);
     let to = net.bind_with(1, 200, receive_buffer(10));
@@ -241,7 +242,7 @@ fn with_credits(receives: u32) -> HostLimits {
 
 // covers 8.48
 #[test]
-fn both_sides_send_all_they_can_and_neither_waits_for_ever() {
+fn two_flooding_sides_do_not_run_out_of_credits() {
     for_each_seed("floods", 20, |seed| {
         for receives in [32, 64, 512] {
             let mut net = Net::new(2, with_credits(receives), seed);
@@ -258,7 +259,7 @@ fn both_sides_send_all_they_can_and_neither_waits_for_ever() {
                     net.send(host, socket, to, &bytes).unwrap();
                 }
             }
-            // A fragment that finds no receive is a failure of the test's.
+            // The test fails if a fragment finds no receive.
             net.settle();
             for (host, &socket) in sockets.iter().enumerate() {
                 assert_eq!(net.receive_all(host, socket).len(), 400);
@@ -269,7 +270,7 @@ fn both_sides_send_all_they_can_and_neither_waits_for_ever() {
 
 // covers 8.48
 #[test]
-fn each_receive_that_is_posted_again_is_advertised_once() {
+fn each_reposted_receive_is_advertised_once() {
     let mut net = Net::new(2, with_credits(64), 10);
     let sockets = [0, 1].map(|host| net.bind(host, 100));
     for number in 0..200 {
@@ -293,7 +294,7 @@ fn each_receive_that_is_posted_again_is_advertised_once() {
 
 // covers 8.48
 #[test]
-fn credits_are_used_where_one_side_asks_and_not_where_none_does() {
+fn credits_are_used_if_one_side_asks_for_them() {
     for (flow_control, credit) in [
         (FlowControl::Accepted, 0),
         (FlowControl::Asked, 32),
@@ -318,7 +319,7 @@ fn credits_are_used_where_one_side_asks_and_not_where_none_does() {
 
 // covers 8.33
 #[test]
-fn a_map_that_changes_often_is_sent_as_it_is_in_the_end() {
+fn the_last_map_of_many_changes_is_sent() {
     let mut net = Net::new(2, HostLimits::default(), 12);
     net.delay = Duration::from_millis(1);
     let socket = net.bind(0, 100);

@@ -1,4 +1,4 @@
-//! Peers that do what no peer should: the message or the connection is refused, and nobody else notices.
+//! Peers that break the protocol: the host refuses the message or the connection, and other peers notice nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::net::{Bytes, Net, Op, TestHost, address, at, content};
 
-/// Memory for some 250 messages of a fragment, and some thousands without bytes.
+/// Memory for about 250 messages of one fragment, and for some thousand messages without payload.
 fn little_memory() -> HostLimits {
     HostLimits {
         max_memory: 1 << 20,
@@ -20,16 +20,17 @@ fn little_memory() -> HostLimits {
     }
 }
 
-/// More messages than find room in that.
+/// More messages than fit into that memory.
 const MANY: u64 = 20_000;
 
-/// A host with little memory holds so many bytes for so many messages, all alike: the last one of them found room, and no other.
+/// Asserts that a host with little memory is full: of messages of equal size, the last one was taken when there was still room,
+/// and no other after it.
 fn assert_full(held: usize, messages: usize) {
     let each = held / messages;
     assert_eq!(messages, little_memory().max_memory / each + 1, "{held}");
 }
 
-/// Host 0 with connections to an honest host and to one that is not.
+/// A network in which host 0 is connected to an honest host and to a hostile one.
 fn between(seed: u64) -> Net {
     between_with(seed, HostLimits::default())
 }
@@ -54,7 +55,7 @@ fn header(length: u32) -> Header {
     }
 }
 
-/// The honest host's messages go through, in both directions.
+/// Asserts that messages to and from the honest host arrive.
 fn others_go_on(net: &mut Net) {
     let near = net.bind(0, 4000);
     let far = net.bind(HONEST, 4000);
@@ -69,7 +70,7 @@ fn others_go_on(net: &mut Net) {
     assert!(net.common(0, HONEST).is_some());
 }
 
-/// The connection ends because of this fragment, and there is another one later.
+/// Asserts that this fragment ends the connection, and that there is another one later.
 fn ends_the_connection(net: &mut Net, bytes: &[u8], payload: &[u8], error: ProtocolError) {
     assert_eq!(net.inject(0, HOSTILE, bytes, payload), Err(error));
     assert_eq!(net.state(0, HOSTILE), PathState::Ending);
@@ -79,7 +80,7 @@ fn ends_the_connection(net: &mut Net, bytes: &[u8], payload: &[u8], error: Proto
 
 // covers 8.26
 #[test]
-fn a_wrong_checksum_or_too_few_bytes_end_the_connection() {
+fn a_malformed_header_ends_the_connection() {
     let mut net = between(1);
     let socket = net.bind(0, 100);
     let bytes = header(1).to_bytes();
@@ -98,7 +99,7 @@ fn a_wrong_checksum_or_too_few_bytes_end_the_connection() {
 
 // covers 8.28
 #[test]
-fn a_length_that_no_message_has_ends_the_connection() {
+fn an_impossible_length_ends_the_connection() {
     let mut net = between(2);
     for length in [(1 << 20) + 1, 1 << 31, u32::MAX] {
         let error = ProtocolError::Length { length };
@@ -110,7 +111,7 @@ fn a_length_that_no_message_has_ends_the_connection() {
 
 // covers 8.28
 #[test]
-fn a_fragment_is_as_long_as_its_place_says_or_ends_the_connection() {
+fn a_fragment_of_the_wrong_length_ends_the_connection() {
     let mut net = between(3);
     let socket = net.bind(0, 100);
     for (length, expected, found) in [
@@ -125,7 +126,7 @@ fn a_fragment_is_as_long_as_its_place_says_or_ends_the_connection() {
         let bytes = header(length).to_bytes();
         ends_the_connection(&mut net, &bytes, &vec![1; found], error);
     }
-    // The last fragment.
+    // The last fragment is shorter than the others.
     for found in [0, 903, 905, 4096] {
         let bytes = header(5000).to_bytes();
         net.inject(0, HOSTILE, &bytes, &[1; 4096]).unwrap();
@@ -141,7 +142,7 @@ fn a_fragment_is_as_long_as_its_place_says_or_ends_the_connection() {
 
 // covers 8.28
 #[test]
-fn a_fragment_of_another_message_within_one_ends_the_connection() {
+fn interleaved_messages_end_the_connection() {
     let mut net = between(4);
     let socket = net.bind(0, 100);
     let begun = header(5000);
@@ -179,7 +180,7 @@ fn a_fragment_of_another_message_within_one_ends_the_connection() {
 }
 
 #[test]
-fn an_acknowledge_within_a_message_leaves_the_message_whole() {
+fn an_acknowledge_may_come_between_fragments() {
     let mut net = between(5);
     let socket = net.bind(0, 100);
     let begun = header(5000).to_bytes();
@@ -195,7 +196,7 @@ fn an_acknowledge_within_a_message_leaves_the_message_whole() {
 
 // covers 8.31
 #[test]
-fn half_a_message_is_forgotten_with_its_connection() {
+fn a_partial_message_is_dropped_with_its_connection() {
     let mut net = between(6);
     let socket = net.bind(0, 100);
     net.inject(0, HOSTILE, &header(5000).to_bytes(), &[1; 4096])
@@ -232,7 +233,7 @@ fn a_congestion_map_of_another_size_ends_the_connection() {
 
 // covers 8.33
 #[test]
-fn a_map_that_says_all_is_congested_is_believed_of_its_own_host_alone() {
+fn a_full_congestion_map_affects_only_its_sender() {
     let mut net = between(8);
     let map = Header {
         length: 8192,
@@ -253,7 +254,7 @@ fn a_map_that_says_all_is_congested_is_believed_of_its_own_host_alone() {
 
 // covers 8.29 8.30
 #[test]
-fn sequence_numbers_and_acknowledges_of_the_past_and_the_future_do_no_harm() {
+fn wrong_sequence_numbers_and_acknowledges_do_no_harm() {
     let mut net = between(9);
     let socket = net.bind(0, 100);
     let mut arrived = 0;
@@ -278,7 +279,7 @@ fn sequence_numbers_and_acknowledges_of_the_past_and_the_future_do_no_harm() {
 
 // covers 8.30
 #[test]
-fn an_acknowledge_of_what_is_being_sent_waits_until_it_is_sent() {
+fn an_early_acknowledge_counts_after_the_message_was_sent() {
     let limits = HostLimits {
         send_requests: 8,
         ..HostLimits::default()
@@ -299,7 +300,7 @@ fn an_acknowledge_of_what_is_being_sent_waits_until_it_is_sent() {
 
 // covers 8.30
 #[test]
-fn an_acknowledge_is_of_what_was_sent_before_it() {
+fn an_acknowledge_of_unsent_messages_is_ignored() {
     let mut net = between(16);
     let socket = net.bind(0, 100);
     let ack = Header {
@@ -317,7 +318,7 @@ fn an_acknowledge_is_of_what_was_sent_before_it() {
 
 // covers 8.27
 #[test]
-fn extension_headers_of_any_bytes_are_read_as_far_as_they_are_known() {
+fn arbitrary_extension_headers_are_read_up_to_unknown_ones() {
     let mut net = between(11);
     let socket = net.bind(0, 100);
     for kind in 0..=255 {
@@ -335,7 +336,7 @@ fn extension_headers_of_any_bytes_are_read_as_far_as_they_are_known() {
 
 // covers 8.40
 #[test]
-fn a_key_is_used_of_the_socket_that_the_message_is_for_and_of_no_other() {
+fn a_used_key_belongs_to_the_receiving_socket() {
     let mut net = between(12);
     let [socket, other] = [net.bind(0, 100), net.bind(0, 101)];
     let extensions = Extensions::of(Extension::Rdma { rkey: 9 });
@@ -351,7 +352,7 @@ fn a_key_is_used_of_the_socket_that_the_message_is_for_and_of_no_other() {
     assert_ne!(socket, other);
 }
 
-/// What a peer sends that does not care whether anybody reads.
+/// Sends as a peer that ignores congestion. Returns the most fragments that the network held.
 fn flood(net: &mut Net, length: usize, count: u64) -> usize {
     let mut most = 0;
     for number in 0..count {
@@ -363,7 +364,7 @@ fn flood(net: &mut Net, length: usize, count: u64) -> usize {
             sequence,
             ..header(length as u32)
         };
-        // The connection may have ended.
+        // The host may have ended the connection.
         let _ = net.inject(0, HOSTILE, &message.to_bytes(), &vec![1; length]);
         most = most.max(net.fragments_held());
     }
@@ -372,13 +373,13 @@ fn flood(net: &mut Net, length: usize, count: u64) -> usize {
 
 // covers 8.33
 #[test]
-fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no_more() {
+fn a_flood_to_a_congested_socket_stops_at_the_memory_limit() {
     let mut net = between_with(13, little_memory());
     net.delay = Duration::from_micros(1);
     let socket = net.bind(0, 100);
     let most = flood(&mut net, 4096, 2000);
     assert!(net.host(0).counters().conn_reset > 0);
-    // The host has no memory for others either, until somebody reads.
+    // The host has no memory for other peers either until the socket receives.
     let held = net.host(0).held();
     let kept = net.receive_all(0, socket).len();
     assert_full(held, kept);
@@ -388,7 +389,7 @@ fn a_peer_that_sends_to_a_congested_socket_fills_the_memory_that_there_is_and_no
 
 // covers 8.33
 #[test]
-fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
+fn messages_after_a_refused_one_wait_for_a_new_connection() {
     let mut net = between_with(23, little_memory());
     let socket = net.bind(0, 100);
     let message = |sequence, flags| Header {
@@ -397,7 +398,7 @@ fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
         ..header(0)
     };
     let none = Flags::empty();
-    // One finds no memory; before the connection is ended there is some again.
+    // One message finds no memory. Before the connection is ended, there is some again.
     let path = net.path(0, HOSTILE).unwrap();
     let (fragment, host) = (net.fragment(&[]), net.host(0));
     let arrives = |host: &mut TestHost, sequence| {
@@ -422,7 +423,7 @@ fn what_follows_a_message_that_was_refused_is_for_the_next_connection_too() {
 
 // covers 8.33
 #[test]
-fn messages_without_bytes_fill_the_memory_too() {
+fn empty_messages_count_towards_the_memory_limit() {
     let mut net = between_with(14, little_memory());
     net.delay = Duration::from_micros(1);
     let socket = net.bind(0, 100);
@@ -435,7 +436,7 @@ fn messages_without_bytes_fill_the_memory_too() {
 
 // covers 8.45
 #[test]
-fn a_peer_that_pings_and_acknowledges_nothing_has_256_answers() {
+fn at_most_256_pings_without_acknowledge_are_answered() {
     let mut net = between(15);
     let before = net.seen.len();
     for number in 0..10_000 {
@@ -445,7 +446,7 @@ fn a_peer_that_pings_and_acknowledges_nothing_has_256_answers() {
             ..header(0)
         };
         net.inject(0, HOSTILE, &ping.to_bytes(), &[]).unwrap();
-        // What has been answered is complete, as the queue pair sees it.
+        // The answers that were posted are complete, as the queue pair reports it.
         let path = net.path(0, HOSTILE).unwrap();
         net.host(0).handle_completion(path, u64::MAX);
         net.pump(0);
@@ -460,7 +461,7 @@ fn a_peer_that_pings_and_acknowledges_nothing_has_256_answers() {
     others_go_on(&mut net);
 }
 
-/// What a peer says of itself when it asks for a connection with host 0.
+/// The private data of a connection request to host 0.
 fn asking(source: usize, member: u16) -> ConnectData {
     ConnectData {
         source: address(source),
@@ -481,13 +482,13 @@ fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
         _ => host.handle_request_of_process(asked),
     };
     let Answer::Accept { arrival, .. } = answer else {
-        panic!("it is accepted");
+        panic!("the host accepts the request");
     };
     host.handle_accepted(arrival, asked)
-        .expect("there is no other connection")
+        .expect("the path has no other connection")
 }
 
-/// The connection that it asks for next, and whom.
+/// The path that the host connects next, and the process that it connects to.
 fn asked(host: &mut TestHost) -> (PathId, Process) {
     let asked = std::iter::from_fn(|| host.poll_action()).find_map(|action| match action {
         Action::Connect { path, to, .. } => Some((path, to)),
@@ -496,7 +497,7 @@ fn asked(host: &mut TestHost) -> (PathId, Process) {
     asked.unwrap()
 }
 
-/// Another process at the address, which says that port 100 is its own.
+/// Adds another process at the address, which announces port 100.
 fn with_member(host: &mut TestHost, net: &Net) -> PathId {
     let member = accepted(host, &asking(0, 7));
     let announced = Header {
@@ -514,7 +515,7 @@ fn with_member(host: &mut TestHost, net: &Net) -> PathId {
 
 // covers 8.20
 #[test]
-fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
+fn a_partly_sent_message_to_an_ended_process_is_given_up() {
     let limits = HostLimits {
         send_requests: 1,
         ..HostLimits::default()
@@ -530,7 +531,7 @@ fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
     }
     let (passed, _) = asked(&mut host);
     host.handle_connected(passed, &asking(HONEST, 7));
-    // The map takes two requests.
+    // The congestion map takes two requests.
     for request in 1..=3 {
         host.handle_completion(passed, request - 1);
         assert!(host.poll_transmit(passed).is_some());
@@ -545,7 +546,7 @@ fn a_message_that_is_half_sent_to_a_process_that_goes_is_given_up() {
 
 // covers 8.20
 #[test]
-fn a_process_whose_messages_find_no_memory_is_there_all_the_same() {
+fn a_process_refused_for_memory_keeps_its_port() {
     let net = Net::new(0, little_memory(), 1);
     let mut host = TestHost::new(address(0), little_memory(), 1);
     let (socket, _) = host.bind(200, Default::default()).unwrap();
@@ -575,11 +576,11 @@ fn a_process_whose_messages_find_no_memory_is_there_all_the_same() {
 
 // covers 8.20
 #[test]
-fn a_port_is_that_of_the_socket_that_was_bound_last() {
+fn a_port_belongs_to_the_socket_that_was_bound_last() {
     let net = Net::new(0, HostLimits::default(), 1);
     let mut host = TestHost::new(address(0), HostLimits::default(), 1);
     with_member(&mut host, &net);
-    // The other process has given it up; its word of that may be under way.
+    // The other process has given the port up; its announcement may still be on its way.
     let (socket, _) = host.bind(100, Default::default()).unwrap();
     let peer = accepted(&mut host, &asking(HONEST, 0));
     let nothing = net.fragment(&[]);
@@ -590,7 +591,7 @@ fn a_port_is_that_of_the_socket_that_was_bound_last() {
 
 // covers 8.33
 #[test]
-fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_more() {
+fn messages_for_a_stalled_process_stop_at_the_memory_limit() {
     let net = Net::new(0, little_memory(), 1);
     let mut host = TestHost::new(address(0), little_memory(), 1);
     host.set_role(Role::Leader);
@@ -611,7 +612,7 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
     assert_eq!(net.fragments_held() as u64, taken);
     assert_full(host.held(), taken as usize);
 
-    // The member takes what waits, and acknowledges it: that is heard although there is no memory, and frees some.
+    // The member takes the waiting messages. Its acknowledge is handled although there is no memory, and frees some.
     let (path, to) = asked(&mut host);
     assert_eq!(to, Process::Member(7));
     host.handle_connected(path, &asking(HOSTILE, 7));
@@ -635,7 +636,7 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
         .unwrap();
     host.settle(path);
     assert_eq!(net.fragments_held(), 0);
-    // The connection that ended for want of memory is made again by this host.
+    // This host requests a new connection in place of the one that ended for lack of memory.
     host.handle_gone(Duration::ZERO, hostile);
     host.handle_connected(hostile, &asking(HOSTILE, 0));
     assert_eq!(flood(&mut host, hostile), Some(taken));
@@ -643,7 +644,7 @@ fn messages_for_a_process_that_takes_none_fill_the_memory_of_its_leader_and_no_m
 
 // covers 8.48
 #[test]
-fn a_peer_that_advertises_nothing_is_sent_what_it_has_receives_for() {
+fn without_advertisements_sends_stop_at_the_last_credit() {
     let mut host = TestHost::new(address(0), HostLimits::default(), 1);
     let (socket, _) = host.bind(100, Default::default()).unwrap();
     let asked = ConnectData {
@@ -659,13 +660,13 @@ fn a_peer_that_advertises_nothing_is_sent_what_it_has_receives_for() {
     while host.poll_transmit(path).is_some() {
         sent += 1;
     }
-    // The last credit is for the word that there are new receives.
+    // The last credit is reserved for advertising new receives.
     assert_eq!(sent, 9);
 }
 
 // covers 8.46
 #[test]
-fn a_peer_that_asks_for_connections_without_an_end_has_one_path() {
+fn endless_connection_requests_of_a_peer_share_one_path() {
     let mut host = TestHost::new(address(0), HostLimits::default(), 1);
     let mut accepted = 0;
     for number in 0..10_000_u64 {
@@ -703,7 +704,7 @@ fn a_peer_that_asks_for_connections_without_an_end_has_one_path() {
     assert_eq!(host.paths().count(), 1);
 }
 
-/// Something that a peer, its connection or a program does.
+/// An action of a peer, its connection, or a program.
 #[derive(Clone, Debug)]
 enum Input {
     Fragment(Vec<u8>, usize),
@@ -754,7 +755,7 @@ fn any_input() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// Brings the path up again, whatever has happened to it.
+/// Connects the path again, in any state that it is in.
 fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
     let mut paths = BTreeMap::new();
     let mut now = Duration::ZERO;
@@ -790,7 +791,7 @@ proptest! {
 
     // covers 8.26 8.27
     #[test]
-    fn nothing_that_arrives_makes_a_host_panic_or_keep_more_than_it_may(
+    fn no_input_makes_a_host_panic_or_exceed_its_memory(
         inputs in proptest::collection::vec(any_input(), 1..200),
         credit in prop_oneof![Just(0), 0..100_u32, any::<u32>()],
         send_requests in 1..300_u32,
@@ -846,7 +847,7 @@ proptest! {
             }
         }
         host.close(Duration::ZERO, socket);
-        // One message that is being put together, and what was sent and is not acknowledged.
+        // The host may hold one partial message and its own unacknowledged messages.
         prop_assert!(net.fragments_held() <= 256 + 300 + 30);
     }
 }

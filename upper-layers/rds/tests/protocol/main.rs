@@ -1,4 +1,5 @@
-//! The protocol in virtual time: hosts that are joined by links which keep order, are slow, and end between any two fragments.
+//! The protocol in virtual time: hosts are joined by links that keep the order, delay fragments, and may end between any two of
+//! them.
 
 mod connections;
 mod flow;

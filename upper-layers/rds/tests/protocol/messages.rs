@@ -1,4 +1,4 @@
-//! What a socket sends and another one receives.
+//! Messages from one socket to another.
 
 use polyverbs_rds::SocketOptions;
 use polyverbs_rds::protocol::{HostLimits, PathState, PortError, Refused};
@@ -10,7 +10,7 @@ fn two(seed: u64) -> Net {
     Net::new(2, HostLimits::default(), seed)
 }
 
-/// Headers of messages that a host has sent, from one port.
+/// The messages that a host has sent from one port.
 fn sent_by(net: &Net, host: usize, port: u16) -> Vec<Seen> {
     let is_meant = |seen: &&Seen| seen.from == host && seen.header.source_port == port;
     net.seen.iter().filter(is_meant).cloned().collect()
@@ -18,7 +18,7 @@ fn sent_by(net: &Net, host: usize, port: u16) -> Vec<Seen> {
 
 // covers 8.20
 #[test]
-fn eight_sockets_send_to_eight_and_each_pair_keeps_its_order_on_one_connection() {
+fn one_connection_keeps_the_order_of_eight_times_eight_pairs() {
     let mut net = two(1);
     let from: Vec<_> = (0..8).map(|number| net.bind(0, 100 + number)).collect();
     let to: Vec<_> = (0..8).map(|number| net.bind(1, 200 + number)).collect();
@@ -46,7 +46,7 @@ fn eight_sockets_send_to_eight_and_each_pair_keeps_its_order_on_one_connection()
 
 // covers 8.20
 #[test]
-fn messages_of_a_connection_arrive_in_the_order_of_all_its_sockets() {
+fn messages_keep_the_order_of_all_sockets_of_a_connection() {
     let mut net = two(2);
     let from = [net.bind(0, 100), net.bind(0, 101)];
     let to = net.bind(1, 200);
@@ -62,7 +62,7 @@ fn messages_of_a_connection_arrive_in_the_order_of_all_its_sockets() {
 
 // covers 8.21
 #[test]
-fn a_port_is_one_sockets_and_port_1_is_nobodys() {
+fn a_port_has_one_socket_and_port_1_has_none() {
     let mut net = two(3);
     let socket = net.bind(0, 4000);
     let options = SocketOptions::default();
@@ -75,7 +75,7 @@ fn a_port_is_one_sockets_and_port_1_is_nobodys() {
 
 // covers 8.21
 #[test]
-fn port_0_means_one_that_is_free_until_every_port_is_taken() {
+fn port_0_binds_a_free_port_until_all_are_taken() {
     let mut net = two(4);
     let mut ports: Vec<u16> = (2..=u16::MAX)
         .map(|_| net.host(0).bind(0, SocketOptions::default()).unwrap().1)
@@ -90,7 +90,7 @@ fn port_0_means_one_that_is_free_until_every_port_is_taken() {
 
 // covers 8.25
 #[test]
-fn the_bytes_before_the_message_decide_whether_it_is_taken() {
+fn earlier_unacknowledged_bytes_decide_if_a_message_fits() {
     let mut net = two(5);
     let options = SocketOptions {
         send_buffer: 1000,
@@ -113,7 +113,7 @@ fn the_bytes_before_the_message_decide_whether_it_is_taken() {
 
 // covers 8.25 8.30
 #[test]
-fn room_comes_with_the_acknowledge_and_not_with_the_completion() {
+fn the_acknowledge_and_not_the_completion_frees_the_buffer() {
     let mut net = two(6);
     let options = SocketOptions {
         send_buffer: 1000,
@@ -155,7 +155,7 @@ fn a_cookie_travels_in_an_extension_header() {
 
 // covers 8.28
 #[test]
-fn a_message_goes_in_fragments_of_4096_bytes_each_with_its_header() {
+fn each_fragment_has_a_header_and_up_to_4096_bytes() {
     for length in [0, 1, 4095, 4096, 4097, 8192, 8193, 1 << 20] {
         let mut net = two(8);
         let socket = net.bind(0, 100);
@@ -178,7 +178,7 @@ fn a_message_goes_in_fragments_of_4096_bytes_each_with_its_header() {
 
 // covers 8.30
 #[test]
-fn an_acknowledge_is_asked_for_after_eight_messages_and_at_half_of_the_send_buffer() {
+fn every_eighth_message_and_a_half_full_buffer_ask_for_acks() {
     let mut net = two(9);
     let socket = net.bind(0, 100);
     net.bind(1, 200);
@@ -196,7 +196,7 @@ fn an_acknowledge_is_asked_for_after_eight_messages_and_at_half_of_the_send_buff
     };
     let asked = asks(&net);
     assert_eq!(asked.len(), 20);
-    // One message has gone before.
+    // The message that connected the hosts was sent before these.
     let places: Vec<_> = (0..20).filter(|&number| asked[number]).collect();
     assert_eq!(places, [7, 16]);
 
@@ -214,7 +214,7 @@ fn an_acknowledge_is_asked_for_after_eight_messages_and_at_half_of_the_send_buff
 
 // covers 8.30
 #[test]
-fn one_acknowledge_is_for_all_messages_before_it() {
+fn an_acknowledge_covers_all_messages_before_it() {
     let mut net = two(10);
     let socket = net.bind(0, 100);
     net.bind(1, 200);
@@ -233,7 +233,7 @@ fn one_acknowledge_is_for_all_messages_before_it() {
 
 // covers 8.29 8.31
 #[test]
-fn a_connection_that_ends_at_any_fragment_loses_nothing_and_repeats_nothing() {
+fn cutting_at_any_fragment_loses_and_repeats_no_message() {
     for seed in 1..=3 {
         for fragments in 0..40 {
             let mut net = two(seed);
@@ -260,12 +260,12 @@ fn a_connection_that_ends_at_any_fragment_loses_nothing_and_repeats_nothing() {
 
 // covers 8.31
 #[test]
-fn what_was_not_acknowledged_is_sent_again_first_and_says_so() {
+fn unacknowledged_messages_are_retransmitted_first() {
     let mut net = two(11);
     let socket = net.bind(0, 100);
     let to = net.bind(1, 200);
     net.connect_hosts(0, 1);
-    // The map of the next connection is two fragments.
+    // The next connection begins with the map, which is two fragments.
     net.cut_after(0, 1, 3);
     let lengths = [10, 10_000, 10, 10];
     for (number, &length) in lengths.iter().enumerate() {
@@ -284,7 +284,7 @@ fn what_was_not_acknowledged_is_sent_again_first_and_says_so() {
     assert!(again.is_sorted_by_key(|seen| seen.header.sequence));
     let both = Flags::ACK_REQUIRED | Flags::RETRANSMITTED;
     let marked: Vec<_> = again.iter().map(|seen| seen.header.flags == both).collect();
-    // One fragment, three, one, one; then the one that is new.
+    // The messages have one, three, one and one fragments, and the new message has one.
     assert_eq!(marked, [true, true, true, true, true, true, false]);
     assert_eq!(net.receive_all(1, to).len(), 5);
 }
@@ -311,7 +311,7 @@ fn each_connection_begins_with_the_whole_congestion_map() {
 
 // covers 8.29
 #[test]
-fn a_low_sequence_number_is_dropped_only_where_the_message_was_sent_before() {
+fn a_low_sequence_number_is_dropped_only_if_retransmitted() {
     let mut net = two(13);
     let to = net.bind(1, 200);
     net.connect_hosts(0, 1);
@@ -345,7 +345,7 @@ fn a_low_sequence_number_is_dropped_only_where_the_message_was_sent_before() {
 
 // covers 8.36
 #[test]
-fn what_is_cancelled_is_not_sent_and_the_rest_keeps_its_order() {
+fn cancelled_messages_are_not_sent_and_others_keep_order() {
     let mut net = two(14);
     let from = [net.bind(0, 100), net.bind(0, 101)];
     let to = [net.bind(1, 200), net.bind(1, 201)];
@@ -356,7 +356,7 @@ fn what_is_cancelled_is_not_sent_and_the_rest_keeps_its_order() {
             }
         }
     }
-    // Nothing has been sent yet: there is no connection.
+    // Nothing was sent yet, because there is no connection.
     let pending = net.cancel(0, from[0], Some(at(1, 200)));
     assert_eq!(pending, []);
     net.settle();
@@ -374,7 +374,7 @@ fn what_is_cancelled_is_not_sent_and_the_rest_keeps_its_order() {
 
 // covers 8.36
 #[test]
-fn no_destination_means_all_of_them() {
+fn a_cancel_without_destination_applies_to_all() {
     let mut net = Net::new(3, HostLimits::default(), 15);
     let socket = net.bind(0, 100);
     let to = [net.bind(1, 200), net.bind(2, 200)];
@@ -389,7 +389,7 @@ fn no_destination_means_all_of_them() {
 
 // covers 8.36
 #[test]
-fn what_is_cancelled_is_not_sent_again_over_the_next_connection() {
+fn cancelled_messages_are_not_retransmitted() {
     let mut net = two(16);
     let socket = net.bind(0, 100);
     let to = net.bind(1, 200);
@@ -405,7 +405,7 @@ fn what_is_cancelled_is_not_sent_again_over_the_next_connection() {
 
 // covers 8.45
 #[test]
-fn a_ping_is_answered_from_port_0_and_reaches_no_socket_there() {
+fn a_ping_is_answered_from_port_0_and_reaches_no_socket() {
     let mut net = two(17);
     let socket = net.bind(0, 100);
     let other = net.bind(1, 100);
@@ -417,7 +417,7 @@ fn a_ping_is_answered_from_port_0_and_reaches_no_socket_there() {
 
 // covers 8.45
 #[test]
-fn a_ping_of_port_0_is_not_answered() {
+fn a_ping_from_port_0_is_not_answered() {
     let mut net = two(18);
     net.connect_hosts(0, 1);
     net.seen.clear();
@@ -433,7 +433,7 @@ fn a_ping_of_port_0_is_not_answered() {
 
 // covers 8.45
 #[test]
-fn a_ping_of_ones_own_address_is_answered_too() {
+fn a_ping_to_the_own_address_is_answered() {
     let mut net = two(19);
     let socket = net.bind(0, 100);
     net.send(0, socket, at(0, 0), b"whatever").unwrap();
@@ -442,7 +442,7 @@ fn a_ping_of_ones_own_address_is_answered_too() {
 
 // covers 8.47
 #[test]
-fn a_message_to_ones_own_address_takes_no_connection() {
+fn a_message_to_the_own_address_needs_no_connection() {
     let mut net = two(20);
     let [socket, to] = [net.bind(0, 100), net.bind(0, 200)];
     let bytes = content(1, 9000);
@@ -453,7 +453,7 @@ fn a_message_to_ones_own_address_takes_no_connection() {
 
 // covers 8.49
 #[test]
-fn a_socket_that_is_closed_sends_and_keeps_nothing_more() {
+fn closing_a_socket_drops_its_messages() {
     let mut net = two(21);
     let socket = net.bind(0, 100);
     let to = net.bind(1, 200);
@@ -467,13 +467,13 @@ fn a_socket_that_is_closed_sends_and_keeps_nothing_more() {
     net.close(1, to);
     let to = net.bind(1, 200);
     assert_eq!(net.receive_all(1, to), []);
-    // What the peer has not acknowledged yet, which nobody asked for.
+    // The peer was not asked to acknowledge the last messages, so it may still hold them.
     assert!(net.fragments_held() <= 3);
 }
 
 // covers 8.49
 #[test]
-fn a_message_for_a_port_without_a_socket_is_dropped_and_acknowledged() {
+fn a_message_to_an_unbound_port_is_dropped_and_acknowledged() {
     let mut net = two(22);
     let socket = net.bind(0, 100);
     for _ in 0..100 {

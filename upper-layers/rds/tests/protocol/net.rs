@@ -1,4 +1,5 @@
-//! Hosts and what joins them. Time passes only in [`Net::step`], and all chance is from one seed.
+//! Hosts and the network between them. Time passes only in [`Net::step`], and all random choices
+//! come from one seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,7 +16,7 @@ use polyverbs_rds_wire::{ConnectData, FRAGMENT, HEADER, Header};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A stretch of payload, counted as long as somebody has it.
+/// A fragment of payload, which is counted as long as it exists.
 #[derive(Clone, Debug)]
 pub(crate) struct Bytes {
     bytes: Rc<[u8]>,
@@ -32,7 +33,7 @@ impl Fragment for Bytes {
     }
 }
 
-/// What becomes of an operation at the peer.
+/// The outcome of an operation at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Done,
@@ -41,13 +42,13 @@ pub(crate) enum Fate {
     Unanswered,
 }
 
-/// An operation: its name, its requests, and what becomes of it.
+/// An operation: its name, its number of requests, and its outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
     pub(crate) name: u64,
     pub(crate) requests: u32,
     pub(crate) fate: Fate,
-    /// Its completion does not show that the peer has carried it out.
+    /// The completion does not show that the peer has carried the operation out.
     pub(crate) completes_early: bool,
 }
 
@@ -61,7 +62,7 @@ impl Operation for Op {
     }
 }
 
-/// The same operation, by another name.
+/// The same operation with another name.
 pub(crate) fn renamed(attached: &Attached<Op>, name: u64) -> Attached<Op> {
     Attached {
         operation: Op {
@@ -75,7 +76,7 @@ pub(crate) fn renamed(attached: &Attached<Op>, name: u64) -> Attached<Op> {
 
 pub(crate) type TestHost = Host<Bytes, Op>;
 
-/// Operations that are told in any case, with a key, and not silent.
+/// An operation with a key that is always reported and is not silent.
 pub(crate) fn attached(name: u64) -> Attached<Op> {
     Attached {
         operation: Op {
@@ -92,7 +93,7 @@ pub(crate) fn attached(name: u64) -> Attached<Op> {
     }
 }
 
-/// What was seen on the way: of which host, on which connection.
+/// A header on the wire, with its sender and its connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) from: usize,
@@ -105,15 +106,15 @@ pub(crate) struct Side {
     pub(crate) host: TestHost,
     /// The connection of each path, as the number of the connection and of its end.
     links: BTreeMap<PathId, (usize, usize)>,
-    /// Those of requests that were accepted.
+    /// The connections of accepted requests, in the same form.
     arrivals: BTreeMap<ArrivalId, (usize, usize)>,
     pub(crate) woken: Vec<SocketId>,
     pub(crate) used: Vec<(SocketId, u32)>,
-    /// Counts up when the host is replaced: what was for the one before is for nobody.
+    /// Increases when the host is replaced: events for the old host are dropped.
     incarnation: u32,
-    /// Its process has ended.
+    /// The process has ended.
     pub(crate) is_over: bool,
-    /// Ports of its sockets.
+    /// The ports of its sockets.
     ports: BTreeMap<SocketId, u16>,
 }
 
@@ -128,14 +129,14 @@ struct Connection {
     ends: [Option<(usize, Owner)>; 2],
     /// Packets that arrived before the accepting end belonged to a path.
     early: Vec<Packet>,
-    /// What each end has been told of: a connection that is there.
+    /// Whether each end has been notified that the connection is established.
     established: [bool; 2],
-    /// When the last thing that was sent to each end arrives.
+    /// The time at which the last packet that was sent to each end arrives.
     last: [Duration; 2],
-    /// Receives that each end has posted, and those used since they were posted last.
+    /// The receives that each end has posted, and those that were used since it last posted some.
     receives: [u32; 2],
     used: [u32; 2],
-    /// Fragments that still pass before the connection ends.
+    /// The number of fragments that still pass before the connection ends.
     left: Option<u32>,
     to: Process,
     asked: ConnectData,
@@ -177,22 +178,22 @@ enum Event {
     },
 }
 
-/// See the [module](self).
+/// A network: see the [module](self).
 pub(crate) struct Net {
     pub(crate) now: Duration,
     pub(crate) random: SmallRng,
     pub(crate) sides: Vec<Side>,
     pub(crate) seen: Vec<Seen>,
-    /// Operations that were carried out, in their order.
+    /// Operations that were carried out, in this order.
     pub(crate) carried_out: Vec<u64>,
-    /// Requests for connections that were asked.
+    /// The private data of all connection requests.
     pub(crate) asked: Vec<ConnectData>,
-    /// What hosts said of fragments that they did not take.
+    /// The errors for fragments that hosts refused.
     pub(crate) refused_fragments: Vec<ProtocolError>,
     pub(crate) delay: Duration,
-    /// The mean of fragments that a connection carries before it ends.
+    /// The mean number of fragments that a connection carries before it ends.
     pub(crate) cut_after: Option<u32>,
-    /// No request reaches anybody.
+    /// No connection request reaches a host.
     pub(crate) is_unreachable: bool,
     pub(crate) limits: HostLimits,
     connections: Vec<Connection>,
@@ -250,7 +251,7 @@ impl Net {
         }
     }
 
-    /// One more process at the address of a host, which has a leader. Its number.
+    /// Adds a process at the address of a host, which has a leader. Returns its number.
     pub(crate) fn add_member(&mut self, of: usize) -> usize {
         let number = self.sides.len();
         let mut side = self.fresh(of, 0);
@@ -273,14 +274,14 @@ impl Net {
         }
     }
 
-    /// The process at an address that peers reach.
+    /// The leader at an address.
     fn leader(&self, address: IpAddr) -> Option<usize> {
         self.sides.iter().position(|side| {
             !side.is_over && side.host.address() == address && side.host.role() == Role::Leader
         })
     }
 
-    /// A host is replaced by another at its address, and nobody is told.
+    /// Replaces a host by another one at its address without notifying its peers.
     pub(crate) fn restart(&mut self, number: usize) {
         let incarnation = self.sides[number].incarnation + 1;
         for connection in &mut self.connections {
@@ -314,7 +315,7 @@ impl Net {
         }
     }
 
-    /// Fragments that anybody has.
+    /// The number of fragments that exist.
     pub(crate) fn fragments_held(&self) -> usize {
         Rc::strong_count(&self.counted) - 1
     }
@@ -378,7 +379,7 @@ impl Net {
         inbound
     }
 
-    /// The next message of a socket: who sent it, and its bytes.
+    /// The next message of a socket: its sender and its bytes.
     pub(crate) fn receive_message(
         &mut self,
         host: usize,
@@ -412,7 +413,7 @@ impl Net {
         path.map_or(PathState::Down { due: None }, |path| path.state)
     }
 
-    /// The connection that both hosts have in common, if there is one and both know of it.
+    /// The connection between two hosts, if there is one and both know it.
     pub(crate) fn common(&self, one: usize, other: usize) -> Option<usize> {
         let is_up = |at: usize, peer| self.state(at, peer) == PathState::Up;
         if !is_up(one, other) || !is_up(other, one) {
@@ -426,16 +427,16 @@ impl Net {
         })
     }
 
-    /// The connection between two hosts ends: what is under way on it is lost.
+    /// Ends the connection between two hosts; fragments on their way are lost.
     pub(crate) fn cut(&mut self, one: usize, other: usize) {
         if let Some(connection) = self.common(one, other) {
             self.cut_connection(connection);
         }
     }
 
-    /// The connection between two hosts ends after so many more fragments.
+    /// Ends the connection between two hosts after this number of further fragments.
     pub(crate) fn cut_after(&mut self, one: usize, other: usize, fragments: u32) {
-        let connection = self.common(one, other).expect("they are connected");
+        let connection = self.common(one, other).expect("the hosts are connected");
         self.connections[connection].left = Some(fragments);
     }
 
@@ -471,7 +472,7 @@ impl Net {
         self.schedule(when, event);
     }
 
-    /// Behind everything that is under way to this end.
+    /// Sends a packet that arrives after everything else on its way to this end.
     fn send_to_end(&mut self, connection: usize, end: usize, packet: Packet) {
         let arrives = self.now + self.some_delay();
         let last = &mut self.connections[connection].last[end];
@@ -487,7 +488,7 @@ impl Net {
         );
     }
 
-    /// Does what a host asks for, until it asks for nothing.
+    /// Carries out the actions of a host until it asks for none.
     pub(crate) fn pump(&mut self, number: usize) {
         loop {
             while let Some(path) = self.sides[number].host.next_ready() {
@@ -648,7 +649,7 @@ impl Net {
         });
     }
 
-    /// Lets the next thing happen; false if nothing will.
+    /// Runs the next event. Returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         let sides = self.sides.iter().filter(|side| !side.is_over);
         let due = sides.filter_map(|side| side.host.next_due()).min();
@@ -667,7 +668,7 @@ impl Net {
                 }
             }
             _ => {
-                let ((when, _), event) = self.events.pop_first().expect("there is one");
+                let ((when, _), event) = self.events.pop_first().expect("an event is scheduled");
                 self.now = when;
                 self.handle(event);
             }
@@ -675,32 +676,32 @@ impl Net {
         true
     }
 
-    /// Until nothing is under way and nobody waits to connect.
+    /// Runs until no event is left and no host waits to connect.
     pub(crate) fn settle(&mut self) {
         let mut steps = 0;
         while self.step() {
             steps += 1;
-            assert!(steps < 3_000_000, "it does not come to rest");
+            assert!(steps < 3_000_000, "the network does not become idle");
         }
     }
 
-    /// The same, for so long at most.
+    /// Runs until the network is idle, for at most this time.
     pub(crate) fn settle_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end && self.step() {}
     }
 
-    /// Until this is so.
+    /// Runs until the condition holds.
     pub(crate) fn until(&mut self, mut is_so: impl FnMut(&mut Self) -> bool) {
         while !is_so(self) {
-            assert!(self.step(), "nothing happens any more");
+            assert!(self.step(), "no event is left");
         }
     }
 
-    /// For so long.
+    /// Runs for this time.
     pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
-        // So that there is an event at the end, although nothing happens.
+        // An event at the end lets the time pass even if there is no other event.
         self.schedule(end, Event::Nothing);
         while self.now < end && self.step() {}
     }
@@ -808,7 +809,7 @@ impl Net {
             }
         };
         match packet {
-            Packet::Established => panic!("the accepting end is a path's"),
+            Packet::Established => panic!("only a requesting end is a path at this time"),
             Packet::Fragment {
                 bytes,
                 payload,
@@ -880,7 +881,7 @@ impl Net {
         self.pump(number);
     }
 
-    /// Nobody is there any more: who sends something is told.
+    /// The receiving end has gone: a sender gets an error.
     fn unanswered(&mut self, connection: usize, end: usize, packet: &Packet) {
         if matches!(
             packet,
@@ -890,7 +891,7 @@ impl Net {
         }
     }
 
-    /// With flow control there is a receive for everything that arrives.
+    /// With flow control, each fragment must find a posted receive.
     fn use_receive(&mut self, connection: usize, end: usize, number: usize, path: PathId) {
         let one = &mut self.connections[connection];
         if self.limits.flow_control == FlowControl::Accepted {
@@ -907,7 +908,7 @@ impl Net {
         }
     }
 
-    /// Hands a fragment to a host as if its peer had sent it.
+    /// Passes a fragment to a host as if its peer had sent it.
     pub(crate) fn inject(
         &mut self,
         number: usize,
@@ -915,7 +916,7 @@ impl Net {
         header: &[u8],
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
-        let path = self.path(number, peer).expect("they are connected");
+        let path = self.path(number, peer).expect("the hosts are connected");
         let payload = self.fragment(payload);
         let length = payload.bytes.len();
         let host = &mut self.sides[number].host;
@@ -924,7 +925,7 @@ impl Net {
         outcome
     }
 
-    /// A host's path to a peer with which it has a connection.
+    /// The path of a host to a peer that it is connected to.
     pub(crate) fn path(&self, number: usize, peer: usize) -> Option<PathId> {
         let links = self.sides[number].links.iter();
         let mut links = links.filter(|(_, (connection, end))| {
@@ -934,7 +935,7 @@ impl Net {
         links.next().map(|(path, _)| *path)
     }
 
-    /// The path of a request that was made.
+    /// The path that requested this connection.
     pub(crate) fn path_of_asked(&self, number: usize) -> PathId {
         let [Some((_, Owner::Path(path))), _] = self.connections[number].ends else {
             panic!("the request was given up");
@@ -942,7 +943,7 @@ impl Net {
         path
     }
 
-    /// Connects two hosts, which send each other nothing but their maps.
+    /// Connects two hosts; only their congestion maps are exchanged.
     pub(crate) fn connect_hosts(&mut self, one: usize, other: usize) {
         let (socket, _) = self.host(one).bind(0, SocketOptions::default()).unwrap();
         self.send(one, socket, at(other, 2), &[]).unwrap();
@@ -952,7 +953,7 @@ impl Net {
     }
 }
 
-/// The bytes of a message.
+/// The payload of a message.
 pub(crate) fn bytes_of(message: &Queued<Bytes>) -> Vec<u8> {
     let mut bytes = vec![0; message.length as usize];
     for (fragment, into) in message.fragments.iter().zip(bytes.chunks_mut(FRAGMENT)) {
@@ -961,7 +962,7 @@ pub(crate) fn bytes_of(message: &Queued<Bytes>) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that differ from message to message and from place to place.
+/// Bytes that depend on `name` and on their position.
 pub(crate) fn content(name: u64, length: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..length.div_ceil(8) as u64)
         .flat_map(|place| (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place).to_le_bytes())
@@ -970,7 +971,7 @@ pub(crate) fn content(name: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// How many of these an ordinary run tries.
+/// The number of seeds for an ordinary run, at most `most`.
 pub(crate) fn runs(most: u64) -> u64 {
     let most = if cfg!(debug_assertions) {
         most.div_ceil(10)

@@ -1,4 +1,4 @@
-//! Operations on the peer's memory, as the protocol sees them: something that is posted before a message.
+//! Operations on the peer's memory, which the protocol posts before a message.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn told(user_token: u64, status: OperationStatus) -> RdmaStatus {
     RdmaStatus { user_token, status }
 }
 
-/// Two hosts with a connection, a socket of the first, at port 100, and one of the second, at port 200.
+/// Two connected hosts with a socket each: port 100 at the first and port 200 at the second.
 fn connected(seed: u64) -> (Net, SocketId, SocketId) {
     connected_with(seed, HostLimits::default())
 }
@@ -40,7 +40,7 @@ fn send(net: &mut Net, socket: SocketId, bytes: &[u8], attached: Attached<Op>) {
 
 // covers 8.42
 #[test]
-fn an_operation_is_done_when_its_message_arrives() {
+fn an_operation_is_carried_out_before_its_message_arrives() {
     let (mut net, socket, to) = connected(1);
     for name in 0..20 {
         send(&mut net, socket, &[1; 5000], attached(name));
@@ -56,7 +56,7 @@ fn an_operation_is_done_when_its_message_arrives() {
 
 // covers 8.42 8.44
 #[test]
-fn the_message_of_an_operation_that_the_peer_refuses_is_not_delivered() {
+fn the_message_of_a_refused_operation_is_not_delivered() {
     let (mut net, socket, to) = connected(2);
     let mut refused = attached(1);
     refused.operation.fate = Fate::Refused;
@@ -73,7 +73,7 @@ fn the_message_of_an_operation_that_the_peer_refuses_is_not_delivered() {
 
 // covers 8.32 8.44
 #[test]
-fn an_operation_is_done_once_or_told_to_be_dropped_with_its_message() {
+fn an_operation_is_carried_out_once_or_reported_as_dropped() {
     let mut dropped = 0;
     for (fragments, completes_early) in (0..10).flat_map(|cut| [(cut, false), (cut, true)]) {
         let (mut net, socket, to) = connected(3);
@@ -114,7 +114,7 @@ fn an_operation_is_done_once_or_told_to_be_dropped_with_its_message() {
 
 // covers 8.44
 #[test]
-fn an_operation_is_done_when_it_is_complete_and_not_when_its_message_is_acknowledged() {
+fn the_completion_and_not_the_acknowledge_ends_an_operation() {
     let (mut net, socket, _) = connected(17);
     send(&mut net, socket, b"overtakes a read", attached(1));
     let ack = Header {
@@ -131,7 +131,7 @@ fn an_operation_is_done_when_it_is_complete_and_not_when_its_message_is_acknowle
 
 // covers 8.32
 #[test]
-fn an_operation_that_was_not_posted_before_the_connection_ended_is_posted_on_the_next_one() {
+fn unposted_operations_are_posted_on_the_next_connection() {
     let (mut net, socket, to) = connected(4);
     net.cut(0, 1);
     net.until(|net| net.state(0, 1) != PathState::Up);
@@ -144,7 +144,7 @@ fn an_operation_that_was_not_posted_before_the_connection_ended_is_posted_on_the
 
 // covers 8.36
 #[test]
-fn a_cancelled_operation_says_so_and_what_is_posted_of_it_has_to_complete() {
+fn a_cancelled_operation_waits_for_its_posted_requests() {
     let (mut net, socket, _) = connected(5);
     send(&mut net, socket, b"posted", attached(1));
     let pending = net.cancel(0, socket, Some(at(1, 200)));
@@ -162,7 +162,7 @@ fn a_cancelled_operation_says_so_and_what_is_posted_of_it_has_to_complete() {
 
 // covers 8.36
 #[test]
-fn memory_is_free_when_the_connection_of_a_cancelled_operation_ends() {
+fn the_end_of_the_connection_frees_cancelled_memory() {
     let (mut net, socket, _) = connected(6);
     send(&mut net, socket, b"posted", attached(1));
     let pending = net.cancel(0, socket, None);
@@ -217,7 +217,7 @@ fn a_cancel_that_completes_in_time_keeps_the_connection() {
 
 // covers 8.36
 #[test]
-fn a_cancelled_operation_that_waits_for_room_in_the_send_queue_is_never_posted() {
+fn a_cancelled_operation_without_room_is_never_posted() {
     let limits = HostLimits {
         send_requests: 8,
         ..HostLimits::default()
@@ -243,7 +243,7 @@ fn a_cancelled_operation_that_waits_for_room_in_the_send_queue_is_never_posted()
 
 // covers 8.37
 #[test]
-fn an_operation_that_waits_for_room_when_its_connection_ends_is_posted_on_the_next_one() {
+fn an_operation_without_room_is_posted_on_the_next_connection() {
     let limits = HostLimits {
         send_requests: 8,
         ..HostLimits::default()
@@ -251,7 +251,7 @@ fn an_operation_that_waits_for_room_when_its_connection_ends_is_posted_on_the_ne
     let (mut net, socket, to) = connected_with(15, limits);
     let other = net.bind(0, 101);
     let mut large = attached(1);
-    // One request is left.
+    // The send queue has room for one request.
     large.operation.requests = 3;
     send(&mut net, other, b"posted", renamed(&large, 1));
     send(&mut net, socket, b"waits", renamed(&large, 2));
@@ -265,7 +265,7 @@ fn an_operation_that_waits_for_room_when_its_connection_ends_is_posted_on_the_ne
 
 // covers 8.37 8.40
 #[test]
-fn the_peer_hears_which_key_was_used() {
+fn the_used_key_is_reported_to_the_peer() {
     let (mut net, socket, to) = connected(8);
     send(&mut net, socket, b"used", attached(1));
     net.settle();
@@ -276,7 +276,7 @@ fn the_peer_hears_which_key_was_used() {
 
 // covers 8.37
 #[test]
-fn an_atomic_tells_of_no_key() {
+fn an_atomic_reports_no_key() {
     let (mut net, socket, _) = connected(9);
     let mut atomic = attached(1);
     atomic.rkey = None;
@@ -288,7 +288,7 @@ fn an_atomic_tells_of_no_key() {
 
 // covers 8.37
 #[test]
-fn a_silent_operation_without_data_is_all_that_is_posted() {
+fn a_silent_operation_without_data_sends_no_message() {
     let (mut net, socket, to) = connected(10);
     let mut silent = attached(1);
     silent.is_silent = true;
@@ -298,14 +298,14 @@ fn a_silent_operation_without_data_is_all_that_is_posted() {
     assert_eq!(net.seen.len(), 0);
     assert_eq!(net.receive_all(1, to), []);
     assert_eq!(net.statuses(0, socket), [told(1, OperationStatus::Success)]);
-    // Nothing of it is kept: no acknowledge will come.
+    // The operation is not kept, because no acknowledge will come for it.
     let path = net.host(0).paths().next().unwrap();
     assert_eq!(path.unacknowledged, 1, "the message that connected them");
 }
 
 // covers 8.37
 #[test]
-fn a_silent_operation_with_data_sends_them_and_one_that_is_not_silent_sends_a_header() {
+fn data_or_the_lack_of_the_flag_makes_an_operation_send() {
     let (mut net, socket, to) = connected(11);
     let mut silent = attached(1);
     silent.is_silent = true;
@@ -319,7 +319,7 @@ fn a_silent_operation_with_data_sends_them_and_one_that_is_not_silent_sends_a_he
 
 // covers 8.44
 #[test]
-fn a_program_is_told_always_or_of_failures_or_never() {
+fn statuses_come_always_or_on_error_or_never() {
     for (fate, status) in [
         (Fate::Done, OperationStatus::Success),
         (Fate::Refused, OperationStatus::RemoteError),
@@ -345,7 +345,7 @@ fn a_program_is_told_always_or_of_failures_or_never() {
 
 // covers 8.32 8.44
 #[test]
-fn an_operation_that_was_done_does_not_fail_when_its_connection_ends() {
+fn an_operation_carried_out_survives_its_connection() {
     for notify in [Notify::Always, Notify::OnError] {
         let (mut net, socket, _) = connected(16);
         let mut asked = attached(9);
@@ -362,7 +362,7 @@ fn an_operation_that_was_done_does_not_fail_when_its_connection_ends() {
 
 // covers 8.44
 #[test]
-fn only_the_operation_that_failed_says_so() {
+fn only_the_failed_operation_reports_an_error() {
     let (mut net, socket, _) = connected(13);
     let mut refused = attached(2);
     refused.operation.fate = Fate::Refused;
@@ -380,12 +380,12 @@ fn only_the_operation_that_failed_says_so() {
 
 // covers 8.44
 #[test]
-fn an_operation_behind_a_send_that_failed_is_dropped() {
+fn an_operation_after_a_failed_send_is_dropped() {
     let (mut net, socket, _) = connected(14);
     net.send(0, socket, at(1, 200), b"fails").unwrap();
     send(&mut net, socket, b"behind it", attached(1));
     let path = net.path(0, 1).unwrap();
-    // Two fragments of the map and the message that connected them went before.
+    // The two fragments of the map and the message that connected the hosts were posted before.
     let failed = OperationStatus::OtherError;
     net.host(0).handle_failure(path, 4, failed);
     net.pump(0);

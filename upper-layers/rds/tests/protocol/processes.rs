@@ -1,4 +1,4 @@
-//! Several processes at each of two addresses, which end at random, and forged requests: compared with a model.
+//! Several processes at each of two addresses, which end at random, and forged requests: the messages are compared with a model.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rand::Rng;
 
 use crate::net::{Net, address, at, bytes_of, content, for_each_seed};
 
-/// Processes at each of the two addresses; each has one socket.
+/// The number of processes at each address; each process has one socket.
 const PROCESSES: usize = 3;
 
 /// A process: its address, and its number in the network.
@@ -137,7 +137,7 @@ impl Run {
         }
         self.processes[place].is_over = true;
         self.net.end_process(self.processes[place].number);
-        // No process receives the messages that were for this one.
+        // Messages to this process will not be received.
         self.sent.retain(|(_, to), _| *to != place);
     }
 
@@ -276,7 +276,7 @@ fn a_parked_message_is_acknowledged_after_its_owner_comes() {
             let message = content(number, 100);
             net.send(sends, from, at(0, 200), &message).unwrap();
         }
-        // As a program does that waits for the acknowledgements.
+        // A program that waits for acknowledges sends this ping.
         net.send(sends, pings, at(0, 0), &[]).unwrap();
         net.settle_for(Duration::from_secs(10));
         let arrived = net.receive_all(owns, to).len() as u64;

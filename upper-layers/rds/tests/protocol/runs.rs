@@ -1,4 +1,4 @@
-//! What programs do at random over connections that end at any time, against a model.
+//! Random actions of programs over connections that end at any time, compared with a model.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::net::{Net, at, bytes_of, content, for_each_seed};
 
 const SOCKETS: usize = 8;
 
-/// A socket: its host, and its place among the sockets there.
+/// A socket: its host, and its index among the sockets there.
 type Place = (usize, usize);
 
 fn port(socket: usize) -> u16 {
@@ -25,7 +25,7 @@ struct Sent {
     is_optional: bool,
 }
 
-/// What may still arrive at each socket from each other, in its order.
+/// The messages that may still arrive, by sender and receiver and in their order.
 #[derive(Default)]
 struct Model {
     sent: HashMap<(Place, Place), VecDeque<Sent>>,
@@ -51,7 +51,7 @@ impl Model {
         }
     }
 
-    /// What was sent may be lost, or may have arrived already.
+    /// Makes messages optional, because they may be lost or may have arrived already.
     fn give_up(&mut self, is_meant: impl Fn(Place, Place) -> bool) {
         let meant = self.sent.iter_mut();
         for (_, queue) in meant.filter(|((from, to), _)| is_meant(*from, *to)) {
@@ -89,7 +89,7 @@ impl Run {
                 1 => FlowControl::Asked,
                 _ => FlowControl::Required,
             },
-            // Now and then less than the sockets may keep waiting.
+            // One run in ten has less memory than its sockets may fill.
             max_memory: match random.random_bool(0.1) {
                 true => 1 << 20,
                 false => 256 << 20,
@@ -143,7 +143,7 @@ impl Run {
         };
         let mut length = self.some_length();
         let queue = self.model.sent.entry((from, to)).or_default();
-        // Short ones cannot be told from those that may have been lost.
+        // Messages shorter than 8 bytes have no unique content, so they could be confused with messages that may have been lost.
         if length < 8 && queue.iter().any(|sent| sent.is_optional) {
             length += 8;
         }
@@ -232,10 +232,10 @@ impl Run {
         self.check_bounds();
     }
 
-    /// No more is held than the buffers allow, each with the one message that may exceed it.
+    /// Asserts that the network holds no more than the buffers allow; each buffer may be exceeded by one message.
     fn check_bounds(&self) {
         let kept = self.options.send_buffer.max(self.options.receive_buffer) + (1 << 20);
-        // Each fragment is on its way once more, and what is sent while the word of congestion is under way comes on top.
+        // Each fragment may be on its way a second time. Fragments that are sent before the congestion map arrives add to that.
         let most = 2 * SOCKETS * (4 * kept).div_ceil(4096) + 4_000;
         assert!(self.net.fragments_held() <= most);
     }
@@ -263,7 +263,7 @@ impl Run {
         for host in 0..2 {
             for path in self.net.host(host).paths() {
                 assert_eq!(path.queued, 0, "everything is sent: {path:?}");
-                // Nobody has asked for an acknowledge of the last ones.
+                // No acknowledge of the last messages was requested.
                 assert!(path.unacknowledged <= 9, "{path:?}");
             }
             for socket in self.sockets[host].clone().into_iter().flatten() {
@@ -275,7 +275,7 @@ impl Run {
 
 // covers 8.20 8.29 8.31
 #[test]
-fn every_message_arrives_once_and_in_order_over_connections_that_end() {
+fn messages_arrive_once_and_in_order_over_cut_connections() {
     for_each_seed("random programs", 2000, |seed| {
         let mut run = Run::new(seed);
         for _ in 0..400 {

@@ -1,37 +1,37 @@
 use core::fmt;
 
-/// Bytes of a congestion map.
+/// Length of a congestion map, in bytes.
 pub const CONGESTION_MAP_BYTES: usize = 65536 / 8;
 
-/// Which ports of a receiving address take no more messages.
+/// The ports of a receiving address that are congested: senders must not send to them.
 ///
-/// Port p is bit p % 8 of byte p / 8, counted from the least significant one.
+/// The state of port p is bit p % 8 of byte p / 8, counted from the least significant bit.
 ///
-/// Where none takes fewer it needs no memory.
+/// A map without congested ports needs no memory.
 #[derive(Clone, Default)]
 pub struct CongestionMap(Option<Box<[u8; CONGESTION_MAP_BYTES]>>);
 
 static NO_PORT: [u8; CONGESTION_MAP_BYTES] = [0; CONGESTION_MAP_BYTES];
 
 impl CongestionMap {
-    /// No port is congested.
+    /// A map without congested ports.
     pub const fn new() -> Self {
         Self(None)
     }
 
-    /// The port takes no more messages.
+    /// Marks the port as congested.
     pub fn set(&mut self, port: u16) {
         self.bytes_mut()[byte(port)] |= bit(port);
     }
 
-    /// The port takes messages again.
+    /// Marks the port as free.
     pub fn clear(&mut self, port: u16) {
         if let Some(bytes) = &mut self.0 {
             bytes[byte(port)] &= !bit(port);
         }
     }
 
-    /// Ports that take no more messages by either map.
+    /// Marks the congested ports of the other map as congested here too.
     pub fn merge(&mut self, other: &Self) {
         let Some(other) = &other.0 else { return };
         for (own, other) in self.bytes_mut().iter_mut().zip(other.iter()) {
@@ -39,12 +39,12 @@ impl CongestionMap {
         }
     }
 
-    /// Whether the port takes no more messages.
+    /// Whether the port is congested.
     pub fn is_set(&self, port: u16) -> bool {
         self.bytes()[byte(port)] & bit(port) != 0
     }
 
-    /// The congested ports, in their order.
+    /// The congested ports in ascending order.
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         let bytes = self.bytes().iter();
         let used = (0..).zip(bytes).filter(|(_, bits)| **bits != 0);
@@ -52,7 +52,7 @@ impl CongestionMap {
             .filter(|port| self.is_set(*port))
     }
 
-    /// The bytes, as a message carries them.
+    /// The bytes that a message carries.
     pub fn bytes(&self) -> &[u8; CONGESTION_MAP_BYTES] {
         self.0.as_deref().unwrap_or(&NO_PORT)
     }
@@ -61,8 +61,8 @@ impl CongestionMap {
         self.0.get_or_insert_with(|| Box::new(NO_PORT))
     }
 
-    /// Takes the map that has arrived, and answers which ports have become free: bit p % 64 for port p, as a socket
-    /// that monitors congestion is told.
+    /// Replaces the map by the one that has arrived. Returns the groups of the ports that became free: bit p % 64 for port p, the
+    /// form in which a congestion monitor reports them.
     pub fn replace(&mut self, bytes: &[u8; CONGESTION_MAP_BYTES]) -> u64 {
         let (old, _) = self.bytes().as_chunks();
         let (new, _) = bytes.as_chunks();
@@ -102,7 +102,7 @@ mod tests {
 
     // covers 8.33
     #[test]
-    fn a_port_is_one_bit_counted_from_the_least_significant_one() {
+    fn a_port_is_one_bit_counted_from_the_least_significant() {
         for (port, byte, bits) in [
             (0, 0, 1),
             (7, 0, 0x80),
@@ -122,7 +122,7 @@ mod tests {
 
     // covers 8.33
     #[test]
-    fn a_port_is_cleared_without_its_neighbours() {
+    fn clearing_a_port_leaves_its_neighbours_congested() {
         let mut map = CongestionMap::new();
         (4000..4003).for_each(|port| map.set(port));
         map.clear(4001);
@@ -132,7 +132,7 @@ mod tests {
 
     // covers 8.33
     #[test]
-    fn a_map_that_arrives_takes_the_place_of_the_last_one_and_says_which_ports_are_free() {
+    fn replacing_a_map_returns_the_ports_that_became_free() {
         let mut map = CongestionMap::new();
         let mut arrived = CongestionMap::new();
         [3, 70, 4000].into_iter().for_each(|port| arrived.set(port));

@@ -16,9 +16,9 @@ use zerocopy::{
     serde(deny_unknown_fields)
 )]
 pub struct Version {
-    /// What it differs in beyond the minor number.
+    /// The major version.
     pub major: u8,
-    /// Within the major one.
+    /// The minor version.
     pub minor: u8,
 }
 
@@ -37,10 +37,10 @@ impl fmt::Display for Version {
     }
 }
 
-/// The minor versions of 4 that Linux and we speak, one bit each.
+/// The minor versions of 4 that Linux and this project speak, one bit each.
 pub const MINOR_MASK: u16 = 3;
 
-/// The private data of a request, which proposes, and of a reply, which says what was agreed on.
+/// The private data of a connection request, which proposes a version, and of a reply, which states the agreed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -48,25 +48,26 @@ pub const MINOR_MASK: u16 = 3;
     serde(deny_unknown_fields)
 )]
 pub struct ConnectData {
-    /// The address of who sends this.
+    /// The sender's address.
     pub source: IpAddr,
-    /// The address of who is to have it.
+    /// The receiver's address.
     pub destination: IpAddr,
-    /// The version that is proposed, or that it will be.
+    /// The proposed or agreed version.
     pub version: Version,
     /// The minor versions of 4 that the sender speaks, one bit each.
     pub minor_mask: u16,
-    /// The class of service; each has a connection of its own.
+    /// The class of service. Each class has a connection of its own.
     pub tos: u8,
-    /// Which of several processes at its address a process of this project's is; 0: the one that peers reach. Linux has 0 in these
-    /// bytes, and does not look at them.
+    /// Identifies one of several processes of this project at the sender's address; 0 is the one that peers connect to. Linux
+    /// sends 0 in these bytes and ignores them.
     #[cfg_attr(feature = "serde", serde(default))]
     pub member: u16,
-    /// The highest sequence number that has arrived over earlier connections; 0 says nothing.
+    /// The highest sequence number that has arrived over earlier connections; 0 if it is not stated.
     pub ack_sequence: u64,
-    /// The receives that are posted, where flow control is offered; else 0.
+    /// The number of posted receives if the sender offers flow control; else 0.
     pub credit: u32,
-    /// Which run of the host this is: each chooses a number of its own. 0 says nothing, as does Linux, where these bytes pad.
+    /// A random number that the host chooses when it starts, and that identifies this run of it. 0 if it is not stated: Linux
+    /// sends 0, because these bytes are padding there.
     #[cfg_attr(feature = "serde", serde(default))]
     pub incarnation: u32,
 }
@@ -91,8 +92,8 @@ const _: () = assert!(size_of::<Layout<[u8; 4]>>() == 32);
 const _: () = assert!(size_of::<Layout<[u8; 16]>>() == 56);
 
 impl ConnectData {
-    /// Reads the private data of a connection of IPv4 or IPv6 addresses; what follows it is the padding of the connection
-    /// manager. `None` where it is too short.
+    /// Decodes the private data of a connection between IPv4 or IPv6 addresses. The padding of the connection manager may follow
+    /// it. `None` if it is too short.
     pub fn parse(private_data: &[u8], is_v6: bool) -> Option<Self> {
         if is_v6 {
             Self::of::<[u8; 16]>(private_data, |address| Ipv6Addr::from(address).into())
@@ -123,7 +124,7 @@ impl ConnectData {
         })
     }
 
-    /// The bytes: 32 between IPv4 addresses, else 56.
+    /// The encoded private data: 32 bytes between IPv4 addresses, else 56.
     pub fn to_bytes(&self) -> Vec<u8> {
         if let (IpAddr::V4(source), IpAddr::V4(destination)) = (self.source, self.destination) {
             self.layout(source.octets(), destination.octets())
@@ -156,9 +157,9 @@ impl ConnectData {
         }
     }
 
-    /// The version that this proposal is answered with, as Linux does; `None` where it is refused.
+    /// The version to answer this proposal with, by the rules of Linux; `None` to refuse it.
     ///
-    /// A major version of 0 is an old peer's, which left the bytes at zero, and is answered with 4.0.
+    /// Major version 0 comes from an old peer, which left the bytes at zero. The answer is 4.0.
     pub fn agreed(&self) -> Option<Version> {
         let common = self.minor_mask & MINOR_MASK;
         match self.version {
@@ -225,7 +226,7 @@ mod tests {
 
     // covers 8.28
     #[test]
-    fn a_proposal_is_answered_with_the_highest_minor_version_of_4_that_both_speak() {
+    fn the_answer_is_the_highest_minor_of_4_that_both_speak() {
         let of_4 = |minor_mask| proposal(Version::V4_1, minor_mask).agreed();
         assert_eq!(of_4(1), Some(Version::V4_0));
         assert_eq!(of_4(2), Some(Version::V4_1));
@@ -237,7 +238,7 @@ mod tests {
 
     // covers 8.28
     #[test]
-    fn version_3_is_3_1_alone_and_others_are_refused() {
+    fn of_major_version_3_only_3_1_is_accepted() {
         let of = |major, minor| proposal(Version { major, minor }, 3).agreed();
         assert_eq!(of(3, 1), Some(Version::V3_1));
         assert_eq!(of(3, 0), None);

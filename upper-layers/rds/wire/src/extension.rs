@@ -1,6 +1,6 @@
 use core::iter;
 
-/// The room for extension headers in a header.
+/// The space for extension headers in a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions([u8; 16]);
 
@@ -12,29 +12,30 @@ pub struct Extensions([u8; 16]);
     serde(rename_all = "snake_case")
 )]
 pub enum Extension {
-    /// The version of the protocol, where the connection's private data does not say it.
+    /// The version of the protocol, if the private data of the connection does not state it.
     Version(u32),
-    /// An RDMA operation has used this key, which came as a cookie: its region is needed no more.
+    /// An RDMA operation has used this key, which a cookie carried: its region is no longer needed.
     Rdma {
         /// The key.
         rkey: u32,
     },
-    /// Memory of the sender, for RDMA by the receiver: what a cookie holds.
+    /// Memory of the sender for RDMA by the receiver: the contents of a cookie.
     RdmaDestination {
         /// The key.
         rkey: u32,
-        /// Where in its first page the memory begins.
+        /// The offset of the memory in its first page.
         offset: u32,
     },
-    /// How many connections the two hosts may have between them.
+    /// The number of connections that the two hosts may have.
     Paths(u16),
-    /// Another number each time that the sender has started.
+    /// A number that changes each time the sender starts.
     Generation(u32),
-    /// Between processes of this project at one address: the number that the sender of a message has given it that is passed on.
+    /// Only between processes of this project at one address: the sequence number that the original sender gave a forwarded
+    /// message.
     Passed {
-        /// Its lower 48 bits.
+        /// The lower 48 bits of the number.
         sequence: u64,
-        /// It may have been passed on before, by another process.
+        /// Another process may already have forwarded the message.
         again: bool,
     },
 }
@@ -48,12 +49,12 @@ const PASSED: u8 = 0x70;
 const PASSED_AGAIN: u8 = 0x71;
 
 impl Extensions {
-    /// One extension header and no other, which is all that a sender puts in for a peer.
+    /// A space with one extension header, which is all that a sender uses for a peer.
     pub fn of(extension: Extension) -> Self {
         Self([0; 16]).and(extension)
     }
 
-    /// One more, where there is room for it.
+    /// Adds an extension header if there is room for it.
     fn and(self, extension: Extension) -> Self {
         let Self(mut bytes) = self;
         let end = bytes.len() - self.rest().len();
@@ -80,7 +81,7 @@ impl Extensions {
         Self(bytes)
     }
 
-    /// The extension headers up to the end, to one that is unknown, or to one for which there is no room.
+    /// The extension headers up to the end, or up to one that is unknown or does not fit.
     pub fn iter(&self) -> impl Iterator<Item = Extension> {
         let mut rest = &self.0[..];
         iter::from_fn(move || {
@@ -90,7 +91,7 @@ impl Extensions {
         })
     }
 
-    /// What follows those: the end, and bytes that nothing is known of.
+    /// The bytes after the known extension headers: the end mark, or bytes of unknown meaning.
     pub fn rest(&self) -> &[u8] {
         let mut rest = &self.0[..];
         while let Some((_, behind)) = split(rest) {
@@ -99,12 +100,12 @@ impl Extensions {
         rest
     }
 
-    /// The room as these bytes fill it.
+    /// A space with these bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes.
+    /// The bytes of the space.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -153,7 +154,7 @@ impl FromIterator<Extension> for Extensions {
 }
 
 impl Extension {
-    /// The memory behind a cookie: its lower half is the key, its upper half the offset.
+    /// The extension header for a cookie, whose lower half is the key and whose upper half the offset.
     pub const fn from_cookie(cookie: u64) -> Self {
         Self::RdmaDestination {
             rkey: cookie as u32,
@@ -161,7 +162,7 @@ impl Extension {
         }
     }
 
-    /// The cookie, where this names memory.
+    /// The cookie; `None` if this does not name memory.
     pub const fn cookie(self) -> Option<u64> {
         match self {
             Self::RdmaDestination { rkey, offset } => Some((offset as u64) << 32 | rkey as u64),
@@ -182,7 +183,7 @@ mod tests {
 
     // covers 8.27
     #[test]
-    fn each_extension_header_has_its_type_and_its_length() {
+    fn each_extension_header_has_its_type_and_length() {
         let all = [
             (
                 Extension::Version(0x0301),
@@ -230,7 +231,7 @@ mod tests {
 
     // covers 8.27
     #[test]
-    fn several_follow_one_another_until_0() {
+    fn extension_headers_follow_each_other_until_type_0() {
         let both = hex!("05 0008 06 00000001 00 02 00000001 0000");
         assert_eq!(
             listed(both),
@@ -257,7 +258,7 @@ mod tests {
 
     // covers 8.27
     #[test]
-    fn an_unknown_type_ends_them() {
+    fn an_unknown_type_ends_the_extension_headers() {
         for unknown in (0..=255).filter(|kind| ![1, 2, 3, 5, 6, 0x70, 0x71].contains(kind)) {
             let mut bytes = hex!("05 0008 ff 05 0008 0000000000000000 00");
             bytes[3] = unknown;
@@ -267,7 +268,7 @@ mod tests {
 
     // covers 8.27
     #[test]
-    fn one_that_does_not_fit_ends_them() {
+    fn a_truncated_header_ends_the_extension_headers() {
         let fits = hex!("05 0001 05 0002 05 0003 05 0004 05 0005 00");
         assert_eq!(listed(fits).len(), 5);
         assert_eq!(Extensions::from_bytes(fits).rest(), [0]);
@@ -284,7 +285,7 @@ mod tests {
 
     // covers 8.38
     #[test]
-    fn a_cookie_holds_the_key_below_and_the_offset_above() {
+    fn a_cookie_has_the_key_low_and_the_offset_high() {
         let cookie = 0x0000_007b_aabb_ccdd;
         let memory = Extension::from_cookie(cookie);
         assert_eq!(

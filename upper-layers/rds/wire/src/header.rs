@@ -5,47 +5,47 @@ use zerocopy::{
 
 use crate::Extensions;
 
-/// Bytes of a header.
+/// Length of a header, in bytes.
 pub const HEADER: usize = 48;
 
 bitflags::bitflags! {
-    /// What a fragment is, and what is asked of who receives it. Bits without a name are kept.
+    /// The kind of a fragment and the wishes of its sender. Bits without a name are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Flags: u8 {
         /// The message is the sender's congestion map.
         const CONG_BITMAP = 1;
-        /// An acknowledge is wanted soon.
+        /// The sender wants an acknowledge soon.
         const ACK_REQUIRED = 2;
         /// The message was sent before, over a connection that has ended.
         const RETRANSMITTED = 4;
     }
 }
 
-/// What each fragment begins with.
+/// The header of each fragment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// The message's number among all of this direction of the path.
+    /// The sequence number of the message in this direction of the path.
     pub sequence: u64,
-    /// The highest number that has arrived in the other direction.
+    /// The highest sequence number that has arrived in the other direction.
     pub ack: u64,
-    /// Bytes of the whole message.
+    /// Length of the whole message, in bytes.
     pub length: u32,
-    /// The socket that has sent it.
+    /// The port of the sending socket.
     pub source_port: u16,
-    /// The socket that it is for.
+    /// The port of the receiving socket.
     pub destination_port: u16,
-    /// What the fragment is.
+    /// The kind of the fragment.
     pub flags: Flags,
-    /// Receives that the sender has posted since it said so last.
+    /// Receives that the sender has posted since its previous header.
     pub credit: u8,
-    /// What else there is to say.
+    /// The extension headers.
     pub extensions: Extensions,
 }
 
-/// Why bytes are no header. The connection that brought them is dropped.
+/// Why the input is not a header. The connection that delivered it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// There are fewer than [`HEADER`] bytes.
+    /// The input has fewer than [`HEADER`] bytes.
     #[error("fewer bytes than a header has")]
     TooShort,
     /// The checksum is wrong.
@@ -71,10 +71,10 @@ struct Layout {
 const _: () = assert!(size_of::<Layout>() == HEADER);
 
 impl Header {
-    /// Reads the header at the front of `bytes`. A checksum of 0 is not checked.
+    /// Decodes the header at the front of the input. A checksum of 0 is not checked.
     ///
     /// # Errors
-    /// Too few bytes; a wrong checksum.
+    /// The input is too short, or the checksum is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let (layout, _) = Layout::ref_from_prefix(bytes).map_err(|_| HeaderError::TooShort)?;
         if layout.checksum.get() != 0 && checksum(zerocopy::transmute_ref!(layout)) != 0 {
@@ -92,7 +92,7 @@ impl Header {
         })
     }
 
-    /// The bytes, with their checksum.
+    /// Encodes the header with its checksum.
     pub fn to_bytes(&self) -> [u8; HEADER] {
         let mut layout = Layout {
             sequence: self.sequence.into(),
@@ -110,18 +110,19 @@ impl Header {
         zerocopy::transmute!(layout)
     }
 
-    /// Whether this is no fragment of a message: both ports are 0, and no data follows.
+    /// Whether this header carries only an acknowledge: both ports are 0, and there is no payload.
     pub fn is_ack_only(&self, data_length: usize) -> bool {
         self.source_port == 0 && self.destination_port == 0 && data_length == 0
     }
 
-    /// Whether what follows it is a congestion map.
+    /// Whether the payload is a congestion map.
     pub fn is_map(&self) -> bool {
         self.flags == Flags::CONG_BITMAP
     }
 }
 
-/// The Internet checksum (RFC 1071) of a header: what belongs into the field where that holds 0, and 0 where it holds it.
+/// The Internet checksum (RFC 1071) of a header: the value for the checksum field if that is 0 in the input, and 0 if the field
+/// is right.
 pub fn checksum(header: &[u8; HEADER]) -> u16 {
     let words = header.chunks_exact(2);
     let sum: u32 = words
@@ -162,14 +163,14 @@ mod tests {
 
     // covers 8.26
     #[test]
-    fn a_header_is_48_bytes_with_the_internet_checksum_of_all_of_them() {
+    fn a_header_is_48_bytes_with_the_checksum_of_all_of_them() {
         assert_eq!(header().to_bytes(), BYTES);
         assert_eq!(Header::parse(&BYTES), Ok(header()));
     }
 
     // covers 8.26
     #[test]
-    fn each_wrong_bit_is_found() {
+    fn each_flipped_bit_is_detected() {
         for bit in 0..8 * HEADER {
             let mut bytes = BYTES;
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_bytes_are_no_header_and_more_are_the_data_behind_it() {
+    fn short_input_is_refused_and_bytes_after_it_ignored() {
         for length in 0..HEADER {
             assert_eq!(Header::parse(&BYTES[..length]), Err(HeaderError::TooShort));
         }
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledge_alone_has_neither_ports_nor_data() {
+    fn only_a_header_without_ports_and_data_is_an_ack_only() {
         let ack = Header {
             ack: 5,
             ..Header::default()
@@ -219,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn every_header_decodes_to_the_one_that_was_encoded(
             sequence: u64, ack: u64, length: u32, ports: (u16, u16), flags: u8, credit: u8, extensions: [u8; 16],
         ) {
             let header = Header {

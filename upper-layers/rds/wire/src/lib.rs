@@ -1,13 +1,13 @@
-//! RDS over verbs on the wire, as Linux's `rds_rdma` has it: what a SEND carries and what connections are made with.
+//! The wire formats of RDS over verbs, as in Linux's `rds_rdma`: the contents of a SEND, and the private data of connections.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`header`](Header) | the header of each fragment, its flags and its checksum |
-//! | [`extension`](Extension) | what a header says beyond that |
-//! | [`connect`](ConnectData) | private data of requests and replies, and which version they agree on |
-//! | [`congestion`](CongestionMap) | which ports of an address take no more messages |
+//! | [`extension`](Extension) | extension headers |
+//! | [`connect`](ConnectData) | private data of requests and replies, and the version that they agree on |
+//! | [`congestion`](CongestionMap) | the congested ports of an address |
 //!
-//! Every number is big-endian. Nothing panics whatever the bytes are.
+//! All numbers are big-endian. No function panics on any input.
 #![forbid(unsafe_code)]
 
 mod congestion;
@@ -20,13 +20,13 @@ pub use connect::{ConnectData, MINOR_MASK, Version};
 pub use extension::{Extension, Extensions};
 pub use header::{Flags, HEADER, Header, HeaderError, checksum};
 
-/// The port of the RDMA connection manager's port space TCP where a host listens for its IPv4 peers.
+/// The port on which a host listens for its IPv4 peers, in the port space TCP of the RDMA connection manager.
 pub const PORT: u16 = 18634;
 
-/// The port where a host listens for its IPv6 peers.
+/// The port on which a host listens for its IPv6 peers.
 pub const PORT_V6: u16 = 16385;
 
-/// The most bytes of a message that one fragment carries.
+/// The most payload bytes of one fragment.
 pub const FRAGMENT: usize = 4096;
 
 /// The most bytes of a message.

@@ -1,4 +1,5 @@
-//! Calls that wait, for a while or not at all, and those that are awaited.
+//! Calls that block, with and without a deadline, calls that do not block, and calls that are
+//! awaited.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::sockets::{address, at, errno, over_both, receive, sockets};
 
-/// Wakes a thread, and counts.
+/// Wakes a thread and counts the wake-ups.
 struct Unpark(Thread, AtomicUsize);
 
 impl Wake for Unpark {
@@ -35,7 +36,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A socket whose messages go nowhere, as many as its send buffer takes, and where they do not go.
+/// A socket whose send buffer is full of messages to an address without a host. Returns that
+/// address too.
 pub(crate) fn stuck() -> (RdsSocket, SocketAddr) {
     let [socket] = sockets(RdsTransport::InfiniBand);
     socket.set_options(|options| options.send_buffer = 1000);
@@ -45,7 +47,7 @@ pub(crate) fn stuck() -> (RdsSocket, SocketAddr) {
 
 // covers 8.25
 #[test]
-fn a_full_send_buffer_takes_nothing_until_there_is_room() {
+fn a_full_send_buffer_refuses_messages_until_there_is_room() {
     let (socket, nobody) = stuck();
     socket.try_send_to(&[1; 999], nobody).unwrap();
     socket.try_send_to(&[2; 1000], nobody).unwrap();
@@ -56,7 +58,7 @@ fn a_full_send_buffer_takes_nothing_until_there_is_room() {
 
 // covers 8.25 8.36
 #[test]
-fn a_send_that_waits_goes_on_when_another_thread_cancels() {
+fn a_blocked_send_continues_when_another_thread_cancels() {
     let (socket, nobody) = stuck();
     socket.try_send_to(&[1; 1000], nobody).unwrap();
     thread::scope(|scope| {
@@ -71,7 +73,7 @@ fn a_send_that_waits_goes_on_when_another_thread_cancels() {
 
 // covers 8.36
 #[test]
-fn what_is_cancelled_to_one_destination_leaves_the_others() {
+fn cancelling_for_one_destination_keeps_the_others() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let nobody = SocketAddr::new(address(), 4000);
@@ -87,7 +89,7 @@ fn what_is_cancelled_to_one_destination_leaves_the_others() {
 
 // covers 8.49
 #[test]
-fn a_socket_that_is_closed_gives_up_what_it_has_not_sent() {
+fn closing_a_socket_gives_up_its_unsent_messages() {
     let (socket, nobody) = stuck();
     let other = RdsSocket::bind(SocketAddr::new(at(&socket).ip(), 0)).unwrap();
     socket.send_to(&[1; 1000], nobody).unwrap();
@@ -97,7 +99,7 @@ fn a_socket_that_is_closed_gives_up_what_it_has_not_sent() {
 }
 
 #[test]
-fn a_receive_waits_for_the_message() {
+fn a_receive_blocks_until_a_message_arrives() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         thread::scope(|scope| {
@@ -129,7 +131,7 @@ fn calls_can_be_awaited() {
 
 // covers 8.25
 #[test]
-fn a_send_that_is_awaited_is_woken_by_room() {
+fn an_awaited_send_is_woken_when_there_is_room() {
     let (socket, nobody) = stuck();
     socket.try_send_to(&[1; 1000], nobody).unwrap();
     let woken = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
@@ -146,7 +148,7 @@ fn a_send_that_is_awaited_is_woken_by_room() {
 }
 
 #[test]
-fn a_change_of_readiness_is_told_to_whoever_asked() {
+fn a_change_of_readiness_calls_the_callback() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let told = Arc::new(AtomicUsize::new(0));
@@ -155,7 +157,7 @@ fn a_change_of_readiness_is_told_to_whoever_asked() {
             counts.fetch_add(1, Ordering::SeqCst);
         })));
         near.send_to(b"readable", at(&far)).unwrap();
-        // A new connection brings a congestion map first, which is told too.
+        // A new connection brings a congestion map first, which is reported too.
         let mut seen = 0;
         while !far.readiness().readable {
             seen = waiting::until_some(|| {
@@ -174,7 +176,7 @@ fn a_change_of_readiness_is_told_to_whoever_asked() {
 
 // covers 8.20
 #[test]
-fn a_descriptor_is_readable_from_a_change_until_readiness_is_asked_for() {
+fn a_descriptor_is_readable_until_readiness_is_read() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let is_readable = |socket: &RdsSocket, time: Duration| {
@@ -192,7 +194,7 @@ fn a_descriptor_is_readable_from_a_change_until_readiness_is_asked_for() {
         receive(&far, 100);
         assert!(!far.readiness().readable);
 
-        // Room to send.
+        // The descriptor becomes readable when there is room to send again.
         near.set_options(|options| options.send_buffer = 5000);
         let nobody = SocketAddr::new(address(), 4000);
         near.send_to(&[1; 5000], nobody).unwrap();
@@ -204,7 +206,7 @@ fn a_descriptor_is_readable_from_a_change_until_readiness_is_asked_for() {
 }
 
 #[test]
-fn paths_and_counters_say_what_was_sent() {
+fn paths_and_counters_show_what_was_sent() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let mut first = None;

@@ -1,4 +1,4 @@
-//! A receiver that does not read.
+//! Congestion: a receiver that does not read.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
 
 use crate::sockets::{at, errno, over_both, receive, socket_at, sockets};
 
-/// Sends until the destination is congested: how many messages that took.
+/// Sends until the destination is congested. Returns how many messages were sent.
 pub(crate) fn congest(near: &RdsSocket, to: SocketAddr) -> usize {
     congest_with(&[1; 1000], near, to)
 }
@@ -39,7 +39,7 @@ pub(crate) fn three(transport: RdsTransport) -> [RdsSocket; 3] {
 
 // covers 8.33 8.34
 #[test]
-fn a_congested_destination_is_refused_and_another_at_the_same_host_is_not() {
+fn only_the_congested_port_of_a_host_is_refused() {
     over_both(|transport| {
         let [near, far, other] = three(transport);
         congest(&near, at(&far));
@@ -55,7 +55,7 @@ fn a_congested_destination_is_refused_and_another_at_the_same_host_is_not() {
 
 // covers 8.33 8.34
 #[test]
-fn a_send_that_waits_goes_on_when_the_receiver_has_read() {
+fn a_blocked_send_continues_when_the_receiver_has_read() {
     over_both(|transport| {
         let [near, far, _] = three(transport);
         let sent = congest(&near, at(&far));
@@ -74,7 +74,7 @@ fn a_send_that_waits_goes_on_when_the_receiver_has_read() {
 
 // covers 8.35
 #[test]
-fn a_monitor_is_told_which_group_of_ports_is_free() {
+fn a_monitor_gets_the_group_of_the_free_port() {
     over_both(|transport| {
         let [near, far, _] = three(transport);
         near.set_options(|options| options.congestion_monitor = true);
@@ -87,14 +87,14 @@ fn a_monitor_is_told_which_group_of_ports_is_free() {
         let told = told.unwrap();
         assert_eq!(told.congestion, Some(1 << (at(&far).port() % 64)));
         assert_eq!((told.from, told.length), (None, 0));
-        // What was still on its way may have made it congested once more.
+        // Messages that were still on their way may have made the port congested again.
         waiting::until(|| near.try_send_to(b"free", at(&far)).is_ok());
     });
 }
 
 // covers 8.33 8.49
 #[test]
-fn a_receiver_that_is_closed_is_congested_no_more() {
+fn closing_a_receiver_ends_its_congestion() {
     over_both(|transport| {
         let [near, far, _other] = three(transport);
         congest(&near, at(&far));
@@ -106,10 +106,10 @@ fn a_receiver_that_is_closed_is_congested_no_more() {
 
 // covers 8.33
 #[test]
-fn short_messages_that_nobody_reads_take_no_memory_from_others() {
+fn unread_short_messages_leave_memory_for_others() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
-        // Each message in the memory of a whole fragment, that would be more than there is.
+        // If each message took the memory of a whole fragment, they would need more than there is.
         let idle = [(); 6].map(|()| socket_at(SocketAddr::new(at(&far).ip(), 0), transport));
         let sent = idle
             .each_ref()

@@ -1,4 +1,4 @@
-//! Calls that wait until a time of the real clock, which they may pass but not precede.
+//! Calls that block until a deadline of the real clock, which they may exceed but not precede.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::sockets::calls::stuck;
 use crate::sockets::congestion::{congest, three};
 use crate::sockets::{at, errno, over_both, sockets};
 
-/// Makes a call that cannot succeed, and asserts that it reports the timeout, and not before its deadline.
+/// Makes a call that cannot succeed, and asserts that it reports the timeout at or after its deadline.
 #[track_caller]
 fn times_out<T>(call: impl FnOnce(Instant) -> Result<T, RdsError>) {
     let deadline = Instant::now() + Duration::from_millis(20);
@@ -45,7 +45,7 @@ fn a_receive_ends_at_its_deadline_or_at_once() {
 }
 
 #[test]
-fn flush_ends_when_the_time_is_over() {
+fn flush_ends_at_its_deadline() {
     let (socket, nobody) = stuck();
     socket.send_to(b"never acknowledged", nobody).unwrap();
     times_out(|deadline| socket.flush(Wait::Until(deadline)));

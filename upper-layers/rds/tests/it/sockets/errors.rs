@@ -1,4 +1,4 @@
-//! What is refused, and by which number.
+//! Errors, and their error numbers.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ fn bind(at: &str) -> Result<RdsSocket, RdsError> {
 
 // covers 8.21
 #[test]
-fn an_address_that_is_not_one_hosts_is_refused() {
+fn an_address_that_is_not_of_one_host_is_refused() {
     for wrong in [
         "0.0.0.0:4000",
         "255.255.255.255:4000",
@@ -35,7 +35,7 @@ fn an_address_that_no_device_has_is_refused() {
 
 // covers 8.21
 #[test]
-fn a_port_is_one_sockets_and_port_1_is_nobodys() {
+fn a_port_has_one_socket_and_port_1_has_none() {
     let first = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
     assert_ne!(at(&first).port(), 0);
     assert_eq!(errno(RdsSocket::bind(at(&first))), Some(libc::EADDRINUSE));
@@ -66,7 +66,7 @@ fn a_socket_that_could_not_be_bound_may_be_bound_elsewhere() {
 
 // covers 8.21 8.47
 #[test]
-fn a_transport_that_does_not_have_the_address_is_refused() {
+fn a_transport_without_a_device_at_the_address_is_refused() {
     let socket = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
     assert_eq!(socket.transport(), Some(RdsTransport::InfiniBand));
     let other = RdsSocket::new();
@@ -77,7 +77,7 @@ fn a_transport_that_does_not_have_the_address_is_refused() {
 
 // covers 8.47
 #[test]
-fn a_transport_is_chosen_once_and_tcp_is_none() {
+fn a_transport_is_chosen_once_and_tcp_is_refused() {
     let socket = RdsSocket::new();
     let refused = socket.set_transport(RdsTransport::Tcp);
     assert_eq!(errno(refused), Some(libc::ENOPROTOOPT));
@@ -106,7 +106,7 @@ fn sending_needs_an_address_and_a_destination() {
 
 // covers 8.22
 #[test]
-fn connecting_is_a_default_destination_and_sends_nothing() {
+fn connect_sets_the_default_destination_and_sends_nothing() {
     over_both(|transport| {
         let [near, far, other] = sockets(transport);
         near.connect(at(&far)).unwrap();
@@ -123,7 +123,7 @@ fn connecting_is_a_default_destination_and_sends_nothing() {
         assert_eq!(receive(&other, 100), b"by name");
         near.connect(at(&other)).unwrap();
         assert_eq!(near.peer_addr(), Some(at(&other)));
-        // It hears others as well.
+        // A connected socket also receives from other senders.
         far.send_to(b"heard", at(&near)).unwrap();
         assert_eq!(receive(&near, 100), b"heard");
     });
@@ -131,7 +131,7 @@ fn connecting_is_a_default_destination_and_sends_nothing() {
 
 // covers 8.22
 #[test]
-fn a_destination_is_the_address_of_one_host() {
+fn a_destination_that_is_not_one_host_is_refused() {
     let socket = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
     let connect = |to: &str| errno(socket.connect(to.parse().unwrap()));
     assert_eq!(connect("0.0.0.0:4000"), Some(libc::EDESTADDRREQ));
@@ -147,7 +147,7 @@ fn a_destination_is_the_address_of_one_host() {
 
 // covers 8.24
 #[test]
-fn a_message_is_no_longer_than_1_mib_and_the_send_buffer() {
+fn messages_above_1_mib_or_the_send_buffer_are_refused() {
     let [near, far] = sockets(RdsTransport::InfiniBand);
     let try_send = |length| errno(near.try_send_to(&vec![1; length], at(&far)));
     far.set_options(|options| options.receive_buffer = 4 << 20);
@@ -164,7 +164,7 @@ fn a_message_is_no_longer_than_1_mib_and_the_send_buffer() {
 }
 
 #[test]
-fn an_error_is_the_systems_error_of_its_number() {
+fn an_error_converts_to_the_io_error_of_its_number() {
     let error = bind("0.0.0.0:0").err().unwrap();
     assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::EINVAL));
 }

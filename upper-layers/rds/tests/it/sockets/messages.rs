@@ -1,4 +1,4 @@
-//! Messages: whole, once, in order.
+//! Messages arrive whole, once, and in order.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ fn a_message_arrives_whole_with_its_sender() {
 
 // covers 8.20
 #[test]
-fn what_does_not_fit_is_lost_and_the_next_message_is_whole() {
+fn truncation_leaves_the_next_message_whole() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let sent = content(0, 10_000);
@@ -48,7 +48,7 @@ fn what_does_not_fit_is_lost_and_the_next_message_is_whole() {
 
 // covers 8.20
 #[test]
-fn a_message_that_is_only_looked_at_stays() {
+fn a_peeked_message_stays_in_the_queue() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         near.send_to(b"stays", at(&far)).unwrap();
@@ -69,7 +69,7 @@ fn a_message_that_is_only_looked_at_stays() {
 
 // covers 8.20 8.25 8.46 8.48 8.50
 #[test]
-fn eight_sockets_send_to_eight_and_each_pair_keeps_its_order() {
+fn eight_senders_to_eight_receivers_keep_the_order_of_pairs() {
     const MESSAGES: u32 = 100;
     over_both(|transport| {
         let [first_near, first_far] = sockets(transport);
@@ -115,14 +115,18 @@ fn eight_sockets_send_to_eight_and_each_pair_keeps_its_order() {
             }
         });
         for host in [&first_near, &first_far] {
-            assert_eq!(host.paths().unwrap().len(), 1, "one connection for all");
+            assert_eq!(
+                host.paths().unwrap().len(),
+                1,
+                "one connection carries the messages of all sockets"
+            );
         }
     });
 }
 
 // covers 8.46
 #[test]
-fn both_sides_that_begin_at_the_same_time_find_together() {
+fn two_sides_that_connect_at_once_exchange_messages() {
     over_both(|transport| {
         for _ in 0..10 {
             let [near, far] = sockets(transport);
@@ -139,7 +143,7 @@ fn both_sides_that_begin_at_the_same_time_find_together() {
 
 // covers 8.46
 #[test]
-fn a_host_that_ends_and_comes_again_is_talked_to() {
+fn messages_reach_a_host_that_has_restarted() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let place = at(&far);
@@ -147,7 +151,8 @@ fn a_host_that_ends_and_comes_again_is_talked_to() {
         assert_eq!(receive(&far, 100), b"one");
         drop(far);
         let far = socket_at(place, transport);
-        // What was on its way to the host before may be lost or come again: the host is new.
+        // Messages that were on their way to the old host may be lost or arrive again at the new
+        // one.
         waiting::until(|| {
             near.send_to(b"two", place).unwrap();
             let mut room = [0; 100];
@@ -161,7 +166,7 @@ fn a_host_that_ends_and_comes_again_is_talked_to() {
 
 // covers 8.45
 #[test]
-fn a_ping_comes_back_from_port_0_and_reaches_nobody_there() {
+fn a_ping_is_answered_from_port_0_and_reaches_no_socket() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         for peer in [&far, &near] {
@@ -178,7 +183,7 @@ fn a_ping_comes_back_from_port_0_and_reaches_nobody_there() {
 
 // covers 8.47
 #[test]
-fn a_message_to_ones_own_address_needs_no_connection() {
+fn a_message_to_the_own_address_needs_no_connection() {
     over_both(|transport| {
         let [near] = sockets(transport);
         let far = socket_at(SocketAddr::new(at(&near).ip(), 0), transport);

@@ -1,4 +1,4 @@
-//! Remote memory by cookie.
+//! Operations on remote memory, which cookies name.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -47,7 +47,7 @@ fn bytes(memory: &Memory) -> Vec<u8> {
     bytes
 }
 
-/// What became of operations, when the socket is told.
+/// Waits for the statuses of operations.
 fn statuses(socket: &RdsSocket) -> Vec<RdmaStatus> {
     let wait = Wait::Until(waiting::deadline());
     let received = socket.receive_message(&mut [IoSliceMut::new(&mut [])], wait, false);
@@ -74,7 +74,7 @@ fn request(cookie: Cookie, local: LocalMemory, length: usize, flags: RdmaFlags) 
 const WRITE: RdmaFlags = RdmaFlags::READWRITE.union(RdmaFlags::NOTIFY_ME);
 const READ: RdmaFlags = RdmaFlags::NOTIFY_ME;
 
-/// Writes to the peer's memory with a message: what became of it.
+/// Writes to the peer's memory with a message. Returns the statuses.
 fn write(near: &RdsSocket, far: &RdsSocket, cookie: Cookie, sent: &[u8]) -> Vec<RdmaStatus> {
     let local = memory(sent);
     let asked = request(cookie, all(&local), sent.len(), WRITE);
@@ -82,7 +82,7 @@ fn write(near: &RdsSocket, far: &RdsSocket, cookie: Cookie, sent: &[u8]) -> Vec<
     statuses(near)
 }
 
-/// Tries to write to, and to read, memory of the peer's that is none: neither is done, and no message of theirs arrives.
+/// Writes to, and reads from, a range that is not memory of the peer. Both operations fail, and their messages do not arrive.
 fn fails(near: &RdsSocket, far: &RdsSocket, cookie: Cookie, offset: u64, length: usize) {
     let local = memory(&vec![0xee; length]);
     let asked = |flags| RdmaRequest {
@@ -103,7 +103,7 @@ fn fails(near: &RdsSocket, far: &RdsSocket, cookie: Cookie, offset: u64, length:
 
 // covers 8.37 8.38 8.42 8.44 8.50
 #[test]
-fn what_is_written_by_a_cookie_is_there_with_the_message() {
+fn a_write_is_visible_when_its_message_arrives() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         for length in [1, 4096, 9000, 1 << 20] {
@@ -128,7 +128,7 @@ fn what_is_written_by_a_cookie_is_there_with_the_message() {
 
 // covers 8.37 8.42
 #[test]
-fn what_is_read_by_a_cookie_is_there_when_it_is_told() {
+fn a_read_has_its_bytes_when_its_status_arrives() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let source = memory(&content(5, 100_000));
@@ -148,7 +148,7 @@ fn what_is_read_by_a_cookie_is_there_when_it_is_told() {
 
 // covers 8.37
 #[test]
-fn a_fenced_message_arrives_when_the_read_before_it_is_done() {
+fn a_fenced_message_arrives_after_the_read_before_it() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let source = memory(&[1; 1 << 20]);
@@ -170,7 +170,7 @@ fn a_fenced_message_arrives_when_the_read_before_it_is_done() {
 
 // covers 8.38
 #[test]
-fn a_cookie_says_where_in_its_page_the_memory_begins() {
+fn a_cookie_has_the_offset_of_the_memory_in_its_page() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(3 * PAGE as usize).unwrap();
@@ -188,7 +188,7 @@ fn a_cookie_says_where_in_its_page_the_memory_begins() {
         let mut expected = vec![0; 3 * PAGE as usize];
         expected[PAGE as usize + 1123..][..10].fill(9);
         assert_eq!(bytes(&target), expected);
-        // What lies before the memory is none of the peer's.
+        // The peer cannot reach bytes outside the memory of the cookie.
         assert_eq!(statuses(&near), told(77, OperationStatus::Success));
         fails(&near, &far, cookie, 5000, 10);
         assert_eq!(bytes(&target), expected);
@@ -197,7 +197,7 @@ fn a_cookie_says_where_in_its_page_the_memory_begins() {
 
 // covers 8.37
 #[test]
-fn memory_is_registered_with_the_message_that_tells_of_it() {
+fn a_message_registers_the_memory_whose_cookie_it_carries() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(10_000).unwrap();
@@ -215,7 +215,7 @@ fn memory_is_registered_with_the_message_that_tells_of_it() {
 
 // covers 8.37
 #[test]
-fn several_pieces_of_local_memory_go_to_and_come_from_one_stretch() {
+fn local_pieces_map_to_one_range_of_remote_memory() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(9000).unwrap();
@@ -251,7 +251,7 @@ fn several_pieces_of_local_memory_go_to_and_come_from_one_stretch() {
 
 // covers 8.40
 #[test]
-fn memory_that_is_used_once_is_not_reached_a_second_time() {
+fn memory_for_one_use_is_not_reached_a_second_time() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(100).unwrap();
@@ -271,7 +271,7 @@ fn memory_that_is_used_once_is_not_reached_a_second_time() {
         });
         assert_eq!(errno(far.free_mr(cookie)), Some(libc::EINVAL));
         assert_eq!(bytes(&target), [1; 100]);
-        // Without the flag it is.
+        // Without the flag, the memory can be used again.
         let cookie = far.get_mr(range(), RdmaFlags::empty()).unwrap();
         for value in 3..6 {
             let written = write(&near, &far, cookie, &[value; 100]);
@@ -284,7 +284,7 @@ fn memory_that_is_used_once_is_not_reached_a_second_time() {
 
 // covers 8.39 8.42
 #[test]
-fn memory_that_was_given_up_is_not_reached_and_its_message_is_not_delivered() {
+fn an_operation_on_freed_memory_fails_with_its_message() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(100).unwrap();
@@ -301,7 +301,7 @@ fn memory_that_was_given_up_is_not_reached_and_its_message_is_not_delivered() {
 
 // covers 8.49
 #[test]
-fn memory_of_a_socket_that_is_closed_is_not_reached() {
+fn memory_of_a_closed_socket_is_not_reached() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let other = socket_at(std::net::SocketAddr::new(at(&far).ip(), 0), transport);
@@ -322,7 +322,7 @@ fn memory_of_a_socket_that_is_closed_is_not_reached() {
 
 // covers 8.44
 #[test]
-fn a_program_is_told_of_failures_only_if_it_asks_or_has_the_option() {
+fn failures_are_reported_on_request_or_by_the_option() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(100).unwrap();
@@ -330,13 +330,13 @@ fn a_program_is_told_of_failures_only_if_it_asks_or_has_the_option() {
             .get_mr(target.range(0, 100).unwrap(), RdmaFlags::empty())
             .unwrap();
         let gone = Cookie(cookie.0 ^ 0x5500);
-        // A read: of a write over iWARP only the end of the connection is seen.
+        // The operation is a read, because a write over iWARP only sees the end of the connection.
         let quiet = |cookie| {
             let local = Memory::zeroed(100).unwrap();
             Control::Rdma(request(cookie, all(&local), 100, RdmaFlags::FENCE))
         };
         send(&near, &far, b"fails", quiet(gone)).unwrap();
-        // Behind the failure: it has been noticed.
+        // This message follows the failed one, so the failure has been noticed when it arrives.
         near.send_to(b"next", at(&far)).unwrap();
         assert_eq!(receive(&far, 100), b"next");
         assert!(!near.readiness().readable);
@@ -365,7 +365,7 @@ fn a_silent_operation_without_data_sends_no_message() {
         near.send_to(b"next", at(&far)).unwrap();
         assert_eq!(receive(&far, 100), b"next");
         assert_eq!(bytes(&target), [4; 100]);
-        // One that is not silent does.
+        // An operation that is not silent does send a message.
         let asked = request(cookie, all(&local), 100, WRITE);
         send(&near, &far, &[], Control::Rdma(asked)).unwrap();
         assert_eq!(receive(&far, 100), b"");
@@ -390,7 +390,7 @@ fn atomic(near: &RdsSocket, far: &RdsSocket, cookie: Cookie, operation: AtomicOp
 
 // covers 4.29 8.37 8.43
 #[test]
-fn atomics_change_eight_bytes_and_answer_what_was_there() {
+fn atomics_change_eight_bytes_and_return_the_old_value() {
     over_both(|transport| {
         let [near, far] = sockets(transport);
         let target = Memory::zeroed(24).unwrap();
@@ -408,7 +408,7 @@ fn atomics_change_eight_bytes_and_answer_what_was_there() {
         for (operation, before, after) in [
             (fetch_add(0xff, 0), 0, 0xff),
             (fetch_add(1, 0), 0xff, 0x100),
-            // The carry of the lowest byte ends there.
+            // The mask keeps the carry of the lowest byte from the next one.
             (fetch_add(0xff, 0x80), 0x100, 0x1ff),
             (fetch_add(0x01, 0x80), 0x1ff, 0x100),
             (compare_swap(0x100, 0xabcd, all, all), 0x100, 0xabcd),
@@ -459,7 +459,7 @@ fn the_result_of_an_atomic_needs_eight_aligned_bytes() {
 
 // covers 8.37 8.39 8.41
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_sent() {
+fn invalid_operations_are_refused_before_anything_is_sent() {
     let [near, far] = sockets(RdsTransport::InfiniBand);
     let large = Memory::zeroed(2 << 20).unwrap();
     let get = |length| far.get_mr(large.range(0, length).unwrap(), RdmaFlags::empty());
@@ -491,7 +491,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_sent() {
     let unknown = send(&near, &far, b"", Control::Destination(Cookie(5)));
     assert_eq!(errno(unknown), Some(libc::EINVAL));
     assert_eq!(near.paths().unwrap(), []);
-    // As much as is allowed.
+    // The maximum of 128 pieces is accepted.
     let asked = pieces(128, vec![part(&large, 0, 1); 128]);
     send(&near, &far, b"", Control::Rdma(asked)).unwrap();
     assert_eq!(statuses(&near), told(77, OperationStatus::Success));
@@ -499,7 +499,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_sent() {
 
 // covers 8.37 8.47
 #[test]
-fn memory_at_ones_own_address_is_reached_without_operations() {
+fn operations_on_the_own_address_are_refused() {
     let [near] = sockets(RdsTransport::InfiniBand);
     let far = socket_at(
         std::net::SocketAddr::new(at(&near).ip(), 0),

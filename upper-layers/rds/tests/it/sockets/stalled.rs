@@ -1,4 +1,4 @@
-//! A peer that has a connection and takes nothing from it.
+//! A peer that accepts a connection and never posts a receive.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ struct Stalled {
     _qp: Qp,
 }
 
-/// Accepts one connection, and never posts a receive: a message is told that there is none, and is tried again for ever.
+/// Accepts one connection and never posts a receive: each message gets an RNR NAK and is retransmitted forever.
 fn stalls(at: IpAddr) -> JoinHandle<Stalled> {
     let device = device_at("ib0", at, &EmulatedOptions::default()).unwrap();
     let context = device.open(&Requirements::new()).unwrap();
@@ -49,7 +49,7 @@ fn stalls(at: IpAddr) -> JoinHandle<Stalled> {
 
 // covers 8.36
 #[test]
-fn a_peer_that_takes_nothing_holds_up_neither_a_cancel_nor_a_close_for_ever() {
+fn a_stalled_peer_blocks_neither_cancel_nor_close_forever() {
     for is_canceled in [true, false] {
         let far = SocketAddr::new(address(), 4000);
         let peer = stalls(far.ip());
@@ -57,7 +57,7 @@ fn a_peer_that_takes_nothing_holds_up_neither_a_cancel_nor_a_close_for_ever() {
         near.set_options(|options| options.patience = Duration::from_millis(1));
         near.send_to(b"taken by nobody", far).unwrap();
         let memory = Memory::zeroed(8).unwrap();
-        // An operation on memory that need not be there, as it is behind the message.
+        // The operation follows the message, so it is never carried out, and its memory need not exist.
         let asked = RdmaRequest {
             cookie: Cookie(1),
             remote_offset: 0,
