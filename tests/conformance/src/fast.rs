@@ -4,16 +4,16 @@ use verbs_api::{Access, Memory, MrKey, PageList, Pd, RKey, RemoteAddress, Sge, i
 
 use crate::rig::{fill, within};
 
-/// Octets of a page.
+/// Bytes of a page.
 const PAGE: u64 = 4096;
 
 /// Memory, its page list, and an allocated key that it can be registered under.
 pub struct Fast {
     /// The memory.
     pub memory: Memory,
-    /// All of it.
+    /// The page list that maps all of the memory.
     pub pages: PageList,
-    /// The key.
+    /// The allocated key.
     pub key: MrKey,
 }
 
@@ -31,7 +31,7 @@ impl Fast {
         }
     }
 
-    /// Memory of this many octets, and a key, in another domain.
+    /// Allocates memory of this many bytes and a key in another domain.
     pub fn in_pd(pd: &Pd, length: usize) -> Self {
         Self::new(pd, length)
     }
@@ -41,7 +41,7 @@ impl Fast {
         wr::FastRegister::new(&self.key, &self.pages).access(access)
     }
 
-    /// The request that registers it under the key with the next byte.
+    /// The request that registers the memory under the key with the next byte.
     pub fn register_afresh(&self, access: Access) -> wr::FastRegister<'_> {
         self.key.advance();
         self.register(access)
@@ -62,25 +62,25 @@ impl Fast {
         self.key.lkey()
     }
 
-    /// A stretch for a request.
+    /// The scatter/gather entry of a range.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         self.key.sge(self.pages.address() + offset, length)
     }
 
-    /// What a peer is told to reach `offset`.
+    /// The remote address by which a peer reaches `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         self.key.remote(self.pages.address() + offset)
     }
 
-    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that depend on their position, different for each `seed`.
     pub fn fill(&self, seed: u8) {
         fill(&self.memory, seed);
     }
 
-    /// A copy of a stretch.
+    /// A copy of a range.
     ///
     /// # Panics
-    /// It lies outside.
+    /// The range is outside the memory.
     pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         within(self.memory.to_vec(offset, length))
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-// Linked: what devices have with everything that there is.
+// These are linked so that the devices have every optional feature that exists.
 use crate::time::Time;
 use block_loopback as _;
 use bmme as _;
@@ -35,7 +35,7 @@ use verbs_api::{
 };
 use xrc as _;
 
-/// A frame is under way for a while, and nothing happens to it.
+/// Every frame is in transit for a while and no fault is injected into it.
 fn under_way() -> FaultSpec {
     FaultSpec {
         delay: Between::exactly(Duration::from_micros(1)),
@@ -46,37 +46,40 @@ fn under_way() -> FaultSpec {
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
-    /// InfiniBand with windows of type 2B; frames are handed over whole, at once.
+    /// InfiniBand with windows of type 2B; each message is delivered whole and at once.
     Ib,
-    /// The same with windows of type 2A.
+    /// InfiniBand like [`Flavour::Ib`], with windows of type 2A.
     Ib2a,
-    /// The same without base memory management, windows and zero-based addresses.
+    /// InfiniBand without base memory management, windows and zero-based addresses.
     IbPlain,
     /// InfiniBand with base memory management and nothing else that is optional.
     IbBmme,
-    /// InfiniBand over a datagram link: messages are cut, and frames take time.
+    /// InfiniBand over a datagram link: messages are segmented, and frames take time.
     IbFramed,
-    /// The same, and what arrives has been octets of RoCEv2 on its way.
+    /// InfiniBand over a datagram link on which every frame is encoded as RoCEv2 and decoded
+    /// again.
     IbWire,
     /// InfiniBand over UDP, through real sockets and in real time.
     IbUdp,
-    /// iWARP; messages are handed over whole, at once.
+    /// iWARP; each message is delivered whole and at once.
     Iwarp,
-    /// The same without base memory management and what comes with it: gaps of the transport.
+    /// iWARP without base memory management and the features that come with it: they become
+    /// gaps of the transport.
     IwarpPlain,
-    /// iWARP over a stream link: messages are cut, and segments take time.
+    /// iWARP over a stream link: messages are segmented, and segments take time.
     IwarpFramed,
-    /// InfiniBand, every queue pair a low-latency one.
+    /// InfiniBand; every queue pair is a low-latency one.
     IbLowLatency,
-    /// iWARP, every queue pair a low-latency one.
+    /// iWARP; every queue pair is a low-latency one.
     IwarpLowLatency,
-    /// The same, and what arrives has been octets of MPA on its way.
+    /// iWARP over a stream link on which every segment is encoded as MPA and decoded again.
     IwWire,
     /// iWARP over TCP, through real sockets and in real time.
     IwTcp,
-    /// A kind that the suite does not know, of a crate that brings a driver of its own.
+    /// A kind that the suite does not know: another crate brings its driver.
     Other(&'static OtherFlavour),
-    /// A device that is there, which nobody steers: it is opened twice, and reaches itself.
+    /// An existing device, which no test can steer: the suite opens it twice and connects it to
+    /// itself.
     Given(&'static GivenDevice),
 }
 
@@ -99,9 +102,9 @@ impl fmt::Debug for GivenDevice {
 
 /// A kind of device that the suite does not know.
 pub struct OtherFlavour {
-    /// What it is called where something fails.
+    /// The name of the kind in failure messages.
     pub name: &'static str,
-    /// Two devices made with these options.
+    /// Makes two devices with these options.
     pub build: fn(DeviceOptions) -> Fabric,
 }
 
@@ -119,24 +122,25 @@ impl fmt::Debug for OtherFlavour {
     }
 }
 
-/// What a test does to a device behind the program's back.
+/// Operations by which a test steers a device without the program's knowledge.
 pub trait Steer: DeviceOps {
-    /// The device is gone.
+    /// Removes the device.
     fn remove(&self);
 
-    /// The port goes up or down.
+    /// Takes the port up or down.
     fn set_port_state(&self, state: PortState);
 
-    /// Control verbs take this long from now on.
+    /// Makes control verbs take this long from now on.
     fn set_latency(&self, latency: Duration);
 
-    /// Memory keys in use.
+    /// How many memory keys are in use.
     fn keys_in_use(&self) -> usize;
 
-    /// Tells of every operation that queue pairs made from now on execute.
+    /// Reports to `trace` every operation that is executed by a queue pair made after this
+    /// call.
     fn trace(&self, trace: Trace);
 
-    /// Delivers what has arrived.
+    /// Delivers the frames that have arrived.
     fn progress(&self);
 }
 
@@ -166,16 +170,16 @@ impl<D: Driver> Steer for Engine<D> {
     }
 }
 
-/// Two devices on a network, and their time.
+/// Two devices on a network, and the clock that drives them.
 pub struct Fabric {
     pub(crate) time: Time,
     pub(crate) near: DeviceUnderTest,
     pub(crate) far: DeviceUnderTest,
-    /// Where there are sockets: what both links have carried so far.
+    /// How much both links have carried so far; present only over sockets.
     pub(crate) carried: Option<Carried>,
 }
 
-/// A device, and how it is steered, unless it is real.
+/// A device, and the handle that steers it unless the device is real.
 #[derive(Clone)]
 pub(crate) struct DeviceUnderTest {
     pub(crate) ops: Arc<dyn DeviceOps>,
@@ -206,7 +210,7 @@ impl GivenDevice {
     }
 }
 
-/// Tells what a link has carried so far.
+/// Returns how much a link has carried so far.
 pub(crate) type Carried = Box<dyn Fn() -> u64 + Send + Sync>;
 
 impl Fabric {
@@ -284,7 +288,7 @@ fn segments() -> SharedLink<iwarp_header::Header> {
     ))
 }
 
-// With everything that a stream can have agreed on.
+// The stream has agreed on every option of the framing.
 fn begin_stream(header: &iwarp_header::Header) -> (Sending, Receiving) {
     let framing = Framing {
         markers: true,
@@ -322,7 +326,8 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
     })
 }
 
-// Each rig has addresses of its own, and each process others as far as there are enough.
+// Each rig takes addresses of its own, and so does each process as far as there are enough
+// addresses.
 fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>)) -> Fabric {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
@@ -343,7 +348,7 @@ fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>
     }
 }
 
-/// Not that of RoCEv2, which a driver of the kernel may hold.
+/// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14791;
 
 fn iwarp(address: LinkAddress) -> Iwarp {

@@ -1,13 +1,12 @@
 //! The harness of the conformance suite: one body per behaviour, run on every kind of device.
 //!
-//! A body is a function that takes a [`Rig`]: two devices of one kind on one network in virtual
-//! time, or a real device that is opened twice. [`cases!`] makes it a test for each [`Flavour`] and states what the device must have for
-//! it. On a device that lacks that the body is not run; instead the device must refuse what it
-//! lacks, naming it, with nothing created and no queue slot used: see [`refusal`]. So a device that
-//! claims less passes no test for it silently, and one that claims more than it does fails.
+//! A body is a function that takes a [`Rig`]: two devices of one kind on one network in virtual time, or a real device that is
+//! opened twice. [`cases!`] makes it a test for each [`Flavour`] and states the requirements that a device must meet to run it.
+//! On a device that does not meet them the body is not run; instead the device must refuse each missing feature by name, with
+//! nothing created and no queue slot used: see [`refusal`]. A device that claims less than another therefore passes no test
+//! silently, and a device that claims more than it does fails.
 //!
-//! Where transports differ by their own rules, bodies and helpers look at the device's attributes,
-//! never at the flavour.
+//! Where transports differ by their own rules, bodies and helpers consult the device's attributes, never the flavour.
 #![forbid(unsafe_code)]
 
 mod fast;
@@ -27,7 +26,7 @@ pub use probing::{examined, probe_rig};
 pub use rig::{End, Region, Rig};
 pub use waiting;
 
-/// Runs `body` on a device of this flavour, or sees that the device refuses what it lacks.
+/// Runs `body` on a device of this flavour, or checks that the device refuses the features that it lacks.
 pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
     let rig = Rig::new(flavour);
     match needs.missing_of(&rig.far.context) {
@@ -39,8 +38,8 @@ pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {
     }
 }
 
-/// The modules of the suite that another crate's source does not include. The probes are not asked for: whoever has another
-/// kind of device runs them in its own way.
+/// The modules of the suite that the source of another crate does not include. The module of the probes is not counted: a crate
+/// that tests another kind of device runs the probes in its own way.
 pub fn left_out(source: &str) -> Vec<&'static str> {
     let modules = modules(include_str!("../tests/suite/main.rs"));
     let is_left = |name: &&str| *name != "probes" && !self::modules(source).any(|own| own == *name);
@@ -52,7 +51,7 @@ fn modules(source: &str) -> impl Iterator<Item = &str> {
     modules.filter_map(|name| name.strip_suffix(';'))
 }
 
-/// Makes a test for each flavour out of each body that is named, in a module of the flavour's name.
+/// Makes each named body a test for each flavour, in a module of the flavour's name.
 ///
 /// ```text
 /// cases! {
@@ -82,8 +81,8 @@ macro_rules! cases {
     };
 }
 
-/// The same for bodies that steer their device, as only an emulated one lets them: [`End::steer`]. A crate that runs the suite
-/// on a real device makes no test of these.
+/// Makes tests as [`cases!`] does of bodies that steer their device ([`End::steer`]), which only an emulated device allows. A
+/// crate that runs the suite on a real device makes no tests of them.
 #[macro_export]
 macro_rules! steered_cases {
     ($($list:tt)*) => {
@@ -95,7 +94,7 @@ macro_rules! steered_cases {
     };
 }
 
-/// The part of [`cases!`] that is one flavour's.
+/// Expands the part of [`cases!`] that belongs to one flavour.
 #[macro_export]
 macro_rules! cases_of {
     ($(#[$ignored:meta])? $module:ident $flavour:ident: $($name:ident: $needs:expr;)*) => {
@@ -110,7 +109,7 @@ macro_rules! cases_of {
     };
 }
 
-/// One test of [`cases!`].
+/// Expands to one test of [`cases!`].
 #[macro_export]
 macro_rules! case {
     ([$(#[$ignored:meta])?] $flavour:ident $name:ident $needs:expr) => {

@@ -1,4 +1,4 @@
-//! What a test needs of a device.
+//! The requirements that a test has of a device.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use verbs_api::{
     capability::{BaselineGaps, feature_names},
 };
 
-/// What a device must have for a body to be run on it.
+/// The features that a device must have to run a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
     all: Features,
@@ -15,10 +15,10 @@ pub struct Needs {
     baseline: BaselineGaps,
 }
 
-/// A body for every device.
+/// The requirements of a body that runs on every device.
 pub const ANY_DEVICE: Needs = needs(Features::empty());
 
-/// A body that needs all of these.
+/// The requirements of a body that needs all of these features.
 pub const fn needs(features: Features) -> Needs {
     Needs {
         all: features,
@@ -27,7 +27,7 @@ pub const fn needs(features: Features) -> Needs {
     }
 }
 
-/// A body that needs one of these.
+/// The requirements of a body that needs at least one of these features.
 pub const fn one_of(features: Features) -> Needs {
     Needs {
         all: Features::empty(),
@@ -37,21 +37,21 @@ pub const fn one_of(features: Features) -> Needs {
 }
 
 impl Needs {
-    /// All of these as well.
+    /// Requires all of these features too.
     #[must_use]
     pub const fn and(mut self, features: Features) -> Self {
         self.all = self.all.union(features);
         self
     }
 
-    /// None of these gaps.
+    /// Requires that the device has none of these gaps.
     #[must_use]
     pub const fn without(mut self, gaps: BaselineGaps) -> Self {
         self.baseline = self.baseline.union(gaps);
         self
     }
 
-    /// What a device lacks of it, if it lacks anything.
+    /// The requirements that a device does not meet; `None` if it meets all.
     pub fn missing_of(&self, context: &Context) -> Option<Missing> {
         let features = context.features();
         let mut missing = self.all - features;
@@ -66,12 +66,12 @@ impl Needs {
     }
 }
 
-/// What a device lacks.
+/// The requirements that a device does not meet.
 #[derive(Clone, Copy, Debug)]
 pub struct Missing {
-    /// Features.
+    /// The missing features.
     pub features: Features,
-    /// Parts of the baseline.
+    /// The missing parts of the baseline.
     pub gaps: BaselineGaps,
 }
 

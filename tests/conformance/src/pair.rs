@@ -18,24 +18,24 @@ use crate::{End, Region, Rig};
 /// The identity of requests that helpers post.
 const ATTEMPT: u64 = 0xa77e_3b70;
 
-/// Options of a queue pair whose peer may write, read and operate atomically, and nothing else that a program has to ask for.
+/// Options of a queue pair whose peer may write, read and operate atomically, and no other right that a program has to request.
 pub fn open() -> ConnectOptions {
     ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC)
 }
 
-/// A queue pair, and a completion queue that nobody else uses.
+/// A queue pair, and a completion queue of its own.
 pub struct Side {
     /// The queue pair.
     pub qp: Qp,
-    /// Where its requests complete.
+    /// The completion queue of both its work queues.
     pub cq: Cq,
 }
 
 /// Two queue pairs, connected with each other.
 pub struct Pair {
-    /// Of the near device.
+    /// The queue pair of the near device.
     pub near: Side,
-    /// Of the far device.
+    /// The queue pair of the far device.
     pub far: Side,
 }
 
@@ -48,15 +48,15 @@ impl Deref for Side {
 }
 
 impl Side {
-    /// Its state now.
+    /// The current state of the queue pair.
     ///
     /// # Panics
-    /// It was destroyed.
+    /// The queue pair was destroyed.
     pub fn state(&self) -> QpState {
         self.qp.query().expect("a queue pair that lives").state
     }
 
-    /// Posts a receive into a stretch of `region`, with its offset as identity.
+    /// Posts a receive into a range of `region`, with its offset as identity.
     pub fn receive(&self, region: &Region, offset: usize, length: u32) {
         let request = ReceiveRequest::new(offset as u64, region.sge(offset, length));
         self.qp.post_receive(request).expect("a receive");
@@ -73,7 +73,7 @@ pub(crate) fn operations_of(context: &Context, qp_type: QpType) -> Operations {
 }
 
 impl End {
-    /// What a queue pair is created with that does everything: four entries, and room for 128.
+    /// The options of a queue pair that does every operation: four scatter/gather entries, and room for 128 requests.
     pub fn options(&self, qp_type: QpType, cq: &Cq) -> QpOptions {
         let options = match qp_type {
             QpType::Uc => QpOptions::uc(cq),
@@ -89,12 +89,12 @@ impl End {
             .max_recv_sge(limits.max_recv_sge.min(4))
     }
 
-    /// A queue pair in RESET that does everything.
+    /// A queue pair in RESET that does every operation.
     pub fn side(&self, qp_type: QpType) -> Side {
         self.side_with(&self.pd, |cq| self.in_its_mode(self.options(qp_type, cq)))
     }
 
-    // What is asked for without a shared receive queue.
+    // Applied to the options of a queue pair that has no shared receive queue.
     fn in_its_mode(&self, options: QpOptions) -> QpOptions {
         match &self.progress {
             Some(progress) => options.with(progress),
@@ -102,7 +102,7 @@ impl End {
         }
     }
 
-    /// A queue pair in RESET, in some domain and with options of the caller's.
+    /// A queue pair in RESET, in the caller's domain and with the caller's options.
     pub fn side_with(&self, pd: &Pd, options: impl FnOnce(&Cq) -> QpOptions) -> Side {
         let cq = self.cq(512);
         let qp = pd.create_qp(options(&cq)).wait().expect("a queue pair");
@@ -111,12 +111,12 @@ impl End {
 }
 
 impl Rig {
-    /// Connected RC queue pairs that do everything.
+    /// Connected RC queue pairs that do every operation.
     pub fn rc(&self) -> Pair {
         self.connected(self.near.side(QpType::Rc), self.far.side(QpType::Rc))
     }
 
-    /// The same, the far one in some domain.
+    /// Connected RC queue pairs that do every operation, the far one in the given domain.
     pub fn rc_in(&self, far: &Pd) -> Pair {
         let far = self.far.side_with(far, |cq| {
             self.far.in_its_mode(self.far.options(QpType::Rc, cq))
@@ -124,24 +124,24 @@ impl Rig {
         self.connected(self.near.side(QpType::Rc), far)
     }
 
-    /// Connected UC queue pairs that do everything.
+    /// Connected UC queue pairs that do every operation.
     pub fn uc(&self) -> Pair {
         self.connected(self.near.side(QpType::Uc), self.far.side(QpType::Uc))
     }
 
-    /// Connects these with [`open`].
+    /// Connects both queue pairs with [`open`].
     pub fn connected(&self, near: Side, far: Side) -> Pair {
         self.connected_with(near, far, open())
     }
 
-    /// Connects these, with the same options on both sides.
+    /// Connects both queue pairs, with the same options on both sides.
     ///
     /// # Panics
-    /// They are refused.
+    /// The connection is refused.
     pub fn connected_with(&self, near: Side, far: Side, options: ConnectOptions) -> Pair {
         let at_near = near.endpoint().expect("an endpoint");
         let at_far = far.endpoint().expect("an endpoint");
-        // Both are started before either is waited for: a stream needs both ends.
+        // Both are started before the test waits for either: a stream needs both ends.
         let first = near.connect(&at_far, options);
         let second = far.connect(&at_near, options);
         self.finish(first);
@@ -151,7 +151,7 @@ impl Rig {
         Pair { near, far }
     }
 
-    // Over a network a stream takes its time: what is tested is what comes then.
+    // Over a network a stream takes time to connect; the tests are about the connected stream.
     fn wait_for_stream(&self, end: &End, side: &Side) {
         if let Some(Carrier::Streams(port)) = end.context.carrier() {
             let is_up = || port.carries(side.qp_num()) || side.state() == QpState::Err;
@@ -159,16 +159,17 @@ impl Rig {
         }
     }
 
-    /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.
+    /// Posts a request and returns the status with which it completed. The request must be signaled, and its completion the
+    /// only one.
     ///
     /// # Panics
-    /// It is refused, or something else completes.
+    /// The request is refused, or another request completes.
     pub fn run<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) -> WcStatus {
         let ended = self.run_if_taken(side, request);
         ended.expect("a request that is taken")
     }
 
-    /// The same of a request that may be refused at once.
+    /// Posts a request as [`Rig::run`] does, but returns the refusal if it is refused while posting.
     fn run_if_taken<'a>(
         &self,
         side: &Side,
@@ -188,16 +189,15 @@ impl Rig {
     /// Posts a request that succeeds.
     ///
     /// # Panics
-    /// It does not.
+    /// The request does not succeed.
     pub fn succeeds<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>) {
         assert_eq!(self.run(side, request), WcStatus::Success);
     }
 
-    /// Posts a request that fails on its own side: with `status`, and the queue pair cannot send any
-    /// more.
+    /// Posts a request that fails on its own side with `status`, after which the queue pair cannot send.
     ///
     /// # Panics
-    /// It does not.
+    /// The request does not fail in this way.
     pub fn fails<'a>(&self, side: &Side, request: impl Into<WorkRequest<'a>>, status: WcStatus) {
         assert_eq!(self.run(side, request), status);
         let stopped = if side.qp_type() == QpType::Rc {
@@ -208,10 +208,11 @@ impl Rig {
         assert_eq!(side.state(), stopped);
     }
 
-    /// Posts a bind that is refused at once, as a device may that has no room for what is wrong in a request, or fails.
+    /// Posts a bind that fails, or that is refused while posting: a device that cannot encode the faulty request may refuse it
+    /// then.
     ///
     /// # Panics
-    /// It binds.
+    /// The bind succeeds.
     pub fn does_not_bind(&self, side: &Side, bind: wr::BindWindow<'_>) {
         match self.run_if_taken(side, bind) {
             Ok(status) => {
@@ -222,32 +223,32 @@ impl Rig {
         }
     }
 
-    /// A request is refused at once, and nothing else has happened: only a library of C may see by itself what is wrong in it,
-    /// or has no form for it.
+    /// Checks that a request that was refused while posting had no other effect. Only a C library may refuse it: such a
+    /// library checks the request itself, or has no encoding for it.
     fn may_refuse(&self, side: &Side, refused: &PostError) {
         assert!(self.is_given(), "{refused}");
         self.settle();
         assert_eq!(side.state(), QpState::Rts);
     }
 
-    /// Whether the far device lets this pair write eight octets there. Where it does not, what must
-    /// follow has followed.
+    /// Whether the far device lets this pair write eight bytes there. If the device refuses, all consequences of the refusal
+    /// have been checked.
     pub fn can_write(&self, pair: &Pair, remote: RemoteAddress) -> bool {
         self.can_write_octets(pair, remote, 8)
     }
 
-    /// The same for some number of octets.
+    /// Whether the far device lets this pair write `length` bytes there.
     pub fn can_write_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
         let data = self.scratch.sge(0, length);
         self.is_granted(pair, wr::Write::new(data, remote).signaled(ATTEMPT))
     }
 
-    /// Whether the far device lets this pair read eight octets there.
+    /// Whether the far device lets this pair read eight bytes there.
     pub fn can_read(&self, pair: &Pair, remote: RemoteAddress) -> bool {
         self.can_read_octets(pair, remote, 8)
     }
 
-    /// The same for some number of octets.
+    /// Whether the far device lets this pair read `length` bytes there.
     pub fn can_read_octets(&self, pair: &Pair, remote: RemoteAddress, length: u32) -> bool {
         let sink = self.scratch.sge(0x8000, length);
         self.is_granted(pair, wr::Read::new(sink, remote).signaled(ATTEMPT))
@@ -259,10 +260,10 @@ impl Rig {
         self.is_granted(pair, wr::FetchAdd::new(result, remote, 1).signaled(ATTEMPT))
     }
 
-    /// Posts a signaled request and tells whether the far device let it access its memory.
+    /// Posts a signaled request and returns whether the far device let it access its memory.
     ///
     /// # Panics
-    /// It ended otherwise: refused for another reason, or not with what follows from a refusal.
+    /// The request was refused for another reason, or the consequences of a refusal are absent.
     pub fn is_granted<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> bool {
         match self.verdict(pair, request) {
             WcStatus::Success => true,
@@ -271,10 +272,10 @@ impl Rig {
         }
     }
 
-    /// Posts a signaled request that asks for what no device may do: the far one refuses it, or a library sees that it would.
+    /// Posts a signaled request that no device may execute: the far device refuses it, or a C library foresees the refusal.
     ///
     /// # Panics
-    /// It is done, or refused for another reason.
+    /// The request is executed, or refused for another reason.
     pub fn is_invalid<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) {
         match self.verdict_if_taken(pair, request) {
             Ok(status) => assert_eq!(status, WcStatus::RemInvReqErr),
@@ -282,11 +283,11 @@ impl Rig {
         }
     }
 
-    /// Posts a signaled request and tells how the far device took it, in InfiniBand's words. Where it
-    /// was refused, both queue pairs are in ERR and the far program was told.
+    /// Posts a signaled request and returns the verdict of the far device as an InfiniBand status. If the device refused the
+    /// request, both queue pairs are in ERR and the far program has received an event.
     ///
     /// # Panics
-    /// They are not.
+    /// The queue pairs are in another state, or the event is missing.
     pub fn verdict<'a>(&self, pair: &Pair, request: impl Into<WorkRequest<'a>>) -> WcStatus {
         let verdict = self.verdict_if_taken(pair, request);
         verdict.expect("a request that is taken")
@@ -306,7 +307,7 @@ impl Rig {
             assert_eq!(pair.near.state(), QpState::Rts);
             return Ok(status);
         }
-        // Only an answer tells a requester; without one a write has completed before it was refused.
+        // Only an answer reports a refusal to the requester; without an answer a write completes before it is refused.
         let told = self.acknowledges() || reads;
         assert_eq!(told, !status.is_success(), "{status:?}");
         assert_eq!(

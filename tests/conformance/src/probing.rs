@@ -1,4 +1,4 @@
-//! The probes of extensions, in the time of a rig.
+//! The probes of extensions, run by the clock of a rig.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::Flavour;
 use crate::time::Time;
 
-/// The time of a fabric: virtual time passes when a probe waits.
+/// The clock of a fabric: virtual time passes while a probe waits.
 struct Paced(Time);
 
 impl Pace for Paced {
@@ -30,10 +30,10 @@ impl Pace for Paced {
     }
 }
 
-/// Two devices of this flavour, opened for everything that they claim and for `beyond`.
+/// Two devices of this flavour, opened for every feature that they claim and for `beyond`.
 ///
 /// # Errors
-/// They cannot be opened.
+/// The devices cannot be opened.
 pub fn probe_rig(flavour: Flavour, beyond: &[FeatureBits]) -> Result<Rig, Evidence> {
     let fabric = flavour.build(None);
     let open = |ops: Arc<dyn DeviceOps>| {
@@ -47,7 +47,7 @@ pub fn probe_rig(flavour: Flavour, beyond: &[FeatureBits]) -> Result<Rig, Eviden
     Rig::new(near, far, Paced(fabric.time))
 }
 
-/// What the probes say about a feature of devices of this flavour.
+/// The verdict of the probes about a feature of devices of this flavour.
 pub fn examined(flavour: Flavour, feature: &FeatureInfo, probes: &[Probe]) -> Verified {
     let attributes = flavour.build(None).far.ops.attributes();
     let rig = |beyond: &[FeatureBits]| probe_rig(flavour, beyond);

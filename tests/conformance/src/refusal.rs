@@ -1,4 +1,4 @@
-//! What a device does not have, it refuses: by name, at once, and with nothing left behind.
+//! A device refuses each feature that it does not have: by name, at once, and with nothing left allocated.
 
 use verbs_api::qp::{QpAttributes, QpEndpoint, QpState, QpType};
 use verbs_api::{
@@ -13,10 +13,10 @@ use verbs_api::{
 use crate::needs::Missing;
 use crate::{Rig, Side, open};
 
-/// Sees that the far device refuses everything that it lacks.
+/// Checks that the far device refuses every feature that it lacks.
 ///
 /// # Panics
-/// It does not, or keeps something.
+/// The device grants a missing feature, or a refused verb leaves an object or a key allocated.
 pub fn is_refused(rig: &Rig, missing: &Missing) {
     let keys = rig.far.keys_in_use();
     let pd = rig.far.other_pd();
@@ -44,7 +44,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
                 .expect("a page list")
                 .list;
             lacks_request(rig, wr::FastRegister::new(RKey::new(0x100), &list));
-            // Windows can be invalidated without it.
+            // Type-2 windows can be invalidated without `BMME`.
             if !rig.attributes().features.intersects(Features::WINDOW_2) {
                 lacks_operation(rig, pd, Operations::LOCAL_INV, feature);
                 lacks_operation(rig, pd, Operations::SEND_WITH_INV, feature);
@@ -77,7 +77,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
         Features::SRQ => names(feature, pd.create_srq(SrqOptions::new(1))),
         Features::ATOMIC_WRITE => lacks_operation(rig, pd, Operations::ATOMIC_WRITE, feature),
         Features::FLUSH => lacks_operation(rig, pd, Operations::FLUSH, feature),
-        // Groups are for datagrams.
+        // Only datagram queue pairs join groups.
         Features::MULTICAST if rig.has_gap(BaselineGaps::NO_UD) => {
             lacks_service(rig, pd, QpOptions::ud, BaselineGaps::NO_UD);
         }
@@ -94,7 +94,7 @@ fn refuses(rig: &Rig, pd: &Pd, feature: Features) {
     }
 }
 
-// Refused at post, by name; without `BMME` there is no queue pair that they could be posted to.
+// The request is refused by name while posting; without `BMME` there is no queue pair to which it could be posted.
 fn refuses_request(rig: &Rig, feature: Features) {
     if !rig.attributes().features.contains(Features::BMME) {
         return refuses(rig, &rig.far.other_pd(), Features::BMME);
@@ -141,7 +141,7 @@ fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
         }
         BaselineGaps::NO_ATOMICS => Operations::ATOMIC_CMP_AND_SWP,
         BaselineGaps::NO_MODIFY_TO_RTR => return begins_with_its_peer(rig),
-        // Rules of the transport that take nothing away.
+        // These gaps are rules of the transport that remove no operation.
         _ => return,
     };
     let cq = rig.far.cq(8);
@@ -149,7 +149,8 @@ fn has_gap(rig: &Rig, pd: &Pd, gap: BaselineGaps) {
     assert_eq!(refused.err(), Some(VerbError::BaselineGap(gap)));
 }
 
-/// It is not led to RTR, and what waits for a peer that does not come can be called off, and from RESET begun anew.
+/// The queue pair cannot be moved to RTR by hand. A connect that waits for an absent peer can be canceled, and
+/// started afresh from RESET.
 fn begins_with_its_peer(rig: &Rig) {
     let far = rig.far.side(QpType::Rc);
     let at_far = far.endpoint().expect("an endpoint");
@@ -187,7 +188,7 @@ fn lacks_operation(rig: &Rig, pd: &Pd, operation: Operations, feature: Features)
     );
 }
 
-// A request that the queue pair was not made for uses no slot, and the queue pair goes on.
+// A request for which the queue pair was not created uses no slot, and the queue pair keeps working.
 fn lacks_request<'a>(rig: &Rig, request: impl Into<WorkRequest<'a>>) {
     let pair = rig.rc();
     let refused = pair
@@ -204,7 +205,7 @@ fn works(rig: &Rig, side: &Side) {
     rig.succeeds(side, wr::Write::new((), nothing).signaled(1));
 }
 
-/// The verb was refused, and the refusal names a part of `features` and nothing else.
+/// Checks that the verb was refused and that the refusal names a part of `features` and nothing else.
 fn names<T: Send + 'static>(features: Features, started: Started<T>) {
     match started.wait() {
         Err(VerbError::Unsupported { missing }) => {
@@ -214,6 +215,6 @@ fn names<T: Send + 'static>(features: Features, started: Started<T>) {
             );
         }
         Err(other) => panic!("refused otherwise: {other}"),
-        Ok(_) => panic!("{features:?} is not claimed, and there"),
+        Ok(_) => panic!("{features:?} is not claimed but granted"),
     }
 }

@@ -1,4 +1,4 @@
-//! Two devices, what a program has made from them, and their time.
+//! Two devices, the objects that a program has made from them, and their clock.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,13 +23,14 @@ use crate::flavour::{Carried, DeviceUnderTest};
 use crate::time::Time;
 use crate::{Fast, Flavour, Steer};
 
-/// How long a test lets time pass to see that nothing happens.
+/// How long a test lets time pass to check that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(20);
 
-/// The same where others bring the frames, and do not tell how many are under way.
+/// How long a test of a real device does so: the device delivers frames by itself and does not report how many are
+/// in transit.
 const A_REAL_WHILE: Duration = Duration::from_millis(100);
 
-/// How long nothing moves on sockets where everything has arrived.
+/// How long sockets must carry nothing until the rig assumes that everything has arrived.
 const QUIET: Duration = Duration::from_millis(40);
 
 /// Two devices of one flavour on one network: requests go from the near one to the far one.
@@ -38,15 +39,15 @@ pub struct Rig {
     time: Time,
     carried: Option<Carried>,
     complaints: Complaints,
-    /// The end that asks.
+    /// The end that posts requests.
     pub near: End,
-    /// The end that is asked.
+    /// The end that serves them.
     pub far: End,
-    /// Memory of the near end for what requests carry or fetch.
+    /// Memory of the near end for the data that requests carry or fetch.
     pub scratch: Region,
 }
 
-/// What was wrong and did not keep the test from going on. The test fails at its end.
+/// Failures that did not keep the test from continuing. The test fails at its end.
 #[derive(Default)]
 struct Complaints(Mutex<Vec<String>>);
 
@@ -57,19 +58,19 @@ impl Drop for Complaints {
     }
 }
 
-/// One device, opened for everything that it has.
+/// One device, opened for every feature that it has.
 pub struct End {
     /// The device.
     pub device: Arc<dyn DeviceOps>,
     steer: Option<Arc<dyn Steer>>,
     /// The open device.
     pub context: Context,
-    /// A domain.
+    /// A protection domain.
     pub pd: Pd,
     pub(crate) progress: Option<Progress>,
 }
 
-/// Memory, registered.
+/// Registered memory.
 pub struct Region {
     /// The memory.
     pub memory: Memory,
@@ -78,13 +79,12 @@ pub struct Region {
 }
 
 impl Rig {
-    /// Two devices of this flavour.
+    /// Makes two devices of this flavour.
     pub fn new(flavour: Flavour) -> Self {
         Self::of(flavour, None)
     }
 
-    /// Two other devices of this flavour, whose queue pairs have these numbers: the first, and the
-    /// one behind the last.
+    /// Makes two other devices of this flavour, whose queue pair numbers are in `first..end`.
     #[must_use]
     pub fn with_qp_numbers(&self, first: u32, end: u32) -> Self {
         Self::of(self.flavour, Some((first, end)))
@@ -107,7 +107,7 @@ impl Rig {
         }
     }
 
-    /// Whether messages are cut into frames that take time.
+    /// Whether messages are segmented into frames that take time.
     pub fn is_framed(&self) -> bool {
         matches!(
             self.flavour,
@@ -121,7 +121,7 @@ impl Rig {
         )
     }
 
-    /// Whether frames are brought in real time, by others than the thread of the test.
+    /// Whether frames are delivered in real time, by other threads than that of the test.
     pub fn is_in_real_time(&self) -> bool {
         matches!(self.time, Time::Real)
     }
@@ -131,7 +131,7 @@ impl Rig {
         matches!(self.flavour, Flavour::IbUdp | Flavour::IwTcp)
     }
 
-    /// Fails the test at its end.
+    /// Makes the test fail at its end.
     pub(crate) fn complain(&self, complaint: String) {
         let mut complaints = self.complaints.0.lock();
         let complaints = complaints
@@ -142,12 +142,12 @@ impl Rig {
         }
     }
 
-    /// Whether the devices were there before, and nobody built them for the suite.
+    /// Whether the devices existed before: the suite did not build them.
     pub fn is_given(&self) -> bool {
         matches!(self.flavour, Flavour::Given(_))
     }
 
-    /// What both devices tell about themselves.
+    /// The attributes that both devices report.
     pub fn attributes(&self) -> &DeviceAttributes {
         self.far.context.attributes()
     }
@@ -157,12 +157,12 @@ impl Rig {
         self.attributes().gaps.contains(gap)
     }
 
-    /// Whether a sender learns that a message was refused: InfiniBand acknowledges, iWARP does not.
+    /// Whether a sender is notified that a message was refused: InfiniBand acknowledges, iWARP does not.
     pub fn acknowledges(&self) -> bool {
         self.attributes().transport == Transport::InfiniBand
     }
 
-    /// Lets one moment pass at which something is due; `false` where nothing is.
+    /// Advances time to the next event that is due; returns `false` if none is due.
     pub fn step(&self) -> bool {
         self.time.step()
     }
@@ -172,15 +172,15 @@ impl Rig {
         self.time.run_for(duration);
     }
 
-    /// Lets time pass until this is so.
+    /// Lets time pass until `done` returns true.
     ///
     /// # Panics
-    /// It never is.
+    /// It never returns true.
     pub fn wait_until(&self, done: impl FnMut() -> bool) {
         self.time.run_until(done).expect("a network that goes on");
     }
 
-    /// Lets time pass until what is under way has arrived, or is waiting for something.
+    /// Lets time pass until the frames in transit have arrived or wait for something.
     pub fn settle(&self) {
         let Some(carried) = &self.carried else {
             return self.run_for(match self.is_in_real_time() {
@@ -188,7 +188,8 @@ impl Rig {
                 false => A_WHILE,
             });
         };
-        // However busy the machine is: until nothing has moved for a while, though it was looked for.
+        // However busy the machine is, this waits until the links have carried nothing for a while, although both
+        // devices were polled.
         let (mut seen, mut since) = (carried(), Instant::now());
         waiting::until(|| {
             self.near.steer().progress();
@@ -201,10 +202,10 @@ impl Rig {
         });
     }
 
-    /// Lets time pass until a control verb has ended.
+    /// Lets time pass until a control verb has ended, and returns its outcome.
     ///
     /// # Panics
-    /// It does not end.
+    /// The verb does not end.
     pub fn outcome<T: Send + 'static, E: Send + 'static>(
         &self,
         started: Started<T, E>,
@@ -217,33 +218,33 @@ impl Rig {
             outcome.is_some()
         };
         self.time.run_until(ended).expect("a network that goes on");
-        // Memory that other threads look at right now is given back when they have looked.
+        // Another thread may be accessing the memory right now; the memory is released when that access ends.
         let later = || receiver.recv_timeout(waiting::PATIENCE).ok();
         outcome.or_else(later).expect("a verb that ends")
     }
 
-    /// The same for a verb that succeeds.
+    /// Lets time pass until a control verb has succeeded, and returns its result.
     ///
     /// # Panics
-    /// It does not.
+    /// The verb fails.
     pub fn finish<T: Send + 'static>(&self, started: Started<T>) -> T {
         self.outcome(started)
             .unwrap_or_else(|error: VerbError| panic!("{error}"))
     }
 
-    /// The same for a destroy.
+    /// Lets time pass until a destroy has succeeded.
     ///
     /// # Panics
-    /// It does not.
+    /// The destroy fails.
     pub fn finish_destroy<T: Send + 'static>(&self, started: Started<(), DestroyError<T>>) {
         self.outcome(started)
             .unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Lets time pass until `count` completions have come, and answers them.
+    /// Lets time pass until `count` completions have arrived, and returns them.
     ///
     /// # Panics
-    /// Fewer come, or more than these are there.
+    /// Fewer arrive, or more than `count` are in the queue.
     pub fn take(&self, cq: &Cq, count: usize) -> Vec<Completion> {
         let mut taken = Vec::with_capacity(count);
         let enough = || {
@@ -251,16 +252,16 @@ impl Rig {
             taken.len() >= count
         };
         let ran = self.time.run_until(enough);
-        // Nobody is asked after the last step of all.
+        // The condition is not evaluated after the very last step.
         taken.extend(poll_all(cq));
         assert_eq!(taken.len(), count, "{ran:?}, completions: {taken:#?}");
         taken
     }
 
-    /// Sees that no completion comes.
+    /// Checks that no completion arrives.
     ///
     /// # Panics
-    /// One does.
+    /// A completion arrives.
     pub fn nothing_on(&self, cq: &Cq) {
         self.settle();
         let found = poll_all(cq);
@@ -268,7 +269,7 @@ impl Rig {
     }
 }
 
-/// Everything that waits in a queue.
+/// All completions that are in a queue.
 pub(crate) fn poll_all(cq: &Cq) -> Vec<Completion> {
     let mut all = Vec::new();
     loop {
@@ -300,7 +301,7 @@ impl End {
         }
     }
 
-    /// What is done to the device behind the program's back, for cases of [`steered_cases!`](crate::steered_cases).
+    /// Steers the device without the program's knowledge, in cases of [`steered_cases!`](crate::steered_cases).
     ///
     /// # Panics
     /// The device is real.
@@ -309,70 +310,71 @@ impl End {
         steer.expect("only an emulated device is steered: the case belongs in `steered_cases!`")
     }
 
-    /// The path from its port to this address.
+    /// The path from the port of this end to the address.
     ///
     /// # Panics
-    /// It has no port.
+    /// The device has no port.
     pub fn path(&self, address: LinkAddress, dgid: Gid) -> AddressVector {
         self.context.path_to(1, address, dgid).expect("a port")
     }
 
-    /// Memory keys in use; `None` where the device does not tell.
+    /// How many memory keys are in use; `None` where the device does not report it.
     pub fn keys_in_use(&self) -> Option<usize> {
         self.steer.as_ref().map(|steer| steer.keys_in_use())
     }
 
-    /// What a queue pair has counted; `None` where the device does not count.
+    /// The counters of a queue pair; `None` where the device does not count.
     pub fn counters_of(&self, qp: &Qp) -> Option<QpCounters> {
         self.steer.as_ref().map(|_| qp.counters())
     }
 
-    /// Control verbs take this long from now on; those of a real device take what they take.
+    /// Makes control verbs take this long from now on; on a real device this has no effect.
     pub fn set_latency(&self, latency: Duration) {
         if let Some(steer) = &self.steer {
             steer.set_latency(latency);
         }
     }
 
-    /// Tells of every operation that queue pairs made from now on execute; answers whether the device does.
+    /// Reports to `trace` every operation that is executed by a queue pair made after this call. Returns whether
+    /// the device can do so.
     pub fn trace(&self, trace: Trace) -> bool {
         let traces = self.steer.as_ref().map(|steer| steer.trace(trace));
         traces.is_some()
     }
 
-    /// Another domain.
+    /// Allocates another protection domain.
     pub fn other_pd(&self) -> Pd {
         self.context.alloc_pd().wait().expect("a domain")
     }
 
-    /// A completion queue of this many entries.
+    /// Creates a completion queue of this many entries.
     pub fn cq(&self, cqe: u32) -> Cq {
         self.context.create_cq(cqe).wait().expect("a queue")
     }
 
-    /// Memory with these rights.
+    /// Registers new memory with these rights.
     pub fn region(&self, length: usize, access: Access) -> Region {
         self.region_with(&self.pd, length, MrOptions::new(access))
     }
 
-    /// Memory in some domain, with these options.
+    /// Registers new memory in the given domain with these options.
     pub fn region_with(&self, pd: &Pd, length: usize, options: MrOptions) -> Region {
         let memory = Memory::zeroed(length).expect("memory");
         let mr = pd.register_with(&memory, options).wait().expect("a region");
         Region { memory, mr }
     }
 
-    /// Memory of this many octets, and an allocated key that it can be registered under.
+    /// Memory of this many bytes, and an allocated key that it can be registered under.
     pub fn fast(&self, length: usize) -> Fast {
         Fast::new(&self.pd, length)
     }
 
-    /// A window.
+    /// Allocates a memory window.
     pub fn window(&self, mw_type: MwType) -> Mw {
         self.pd.alloc_mw(mw_type).wait().expect("a window")
     }
 
-    /// The events that wait.
+    /// The asynchronous events that are pending.
     pub fn events(&self) -> Vec<EventType> {
         let events = std::iter::from_fn(|| self.context.poll_event());
         events.map(|event: AsyncEvent| event.event_type()).collect()
@@ -380,42 +382,42 @@ impl End {
 }
 
 impl Region {
-    /// A stretch for a request.
+    /// The scatter/gather entry of a range.
     ///
     /// # Panics
-    /// It lies outside.
+    /// The range is outside the region.
     pub fn sge(&self, offset: usize, length: u32) -> Sge {
         self.mr.sge(offset, length).expect("inside the region")
     }
 
-    /// What a peer is told to reach `offset`.
+    /// The remote address by which a peer reaches `offset`.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         self.mr.remote(offset)
     }
 
-    /// Fills the memory with octets that tell where they are, different for each `seed`.
+    /// Fills the memory with bytes that depend on their position, different for each `seed`.
     pub fn fill(&self, seed: u8) {
         fill(&self.memory, seed);
     }
 
-    /// A copy of a stretch.
+    /// A copy of a range.
     ///
     /// # Panics
-    /// It lies outside.
+    /// The range is outside the region.
     pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
         within(self.memory.to_vec(offset, length))
     }
 
-    /// Copies octets in.
+    /// Copies bytes into the region.
     ///
     /// # Panics
-    /// They lie outside.
+    /// The range is outside the region.
     pub fn put(&self, offset: usize, octets: &[u8]) {
         within(self.memory.write(offset, octets));
     }
 }
 
-/// Fills memory with octets that tell where they are, different for each `seed`.
+/// Fills memory with bytes that depend on their position, different for each `seed`.
 pub(crate) fn fill(memory: &Memory, seed: u8) {
     let octets: Vec<_> = (0..memory.len()).map(|at| pattern(at, seed)).collect();
     within(memory.write(0, &octets));

@@ -1,23 +1,23 @@
-//! The time of a rig: virtual, or that of the clock where there is a wire.
+//! The clock of a rig: virtual time, or real time where there is a wire.
 
 use std::thread;
 use std::time::Duration;
 
 use polyverbs_sim::Simulation;
 
-/// How long is waited on the clock for what a test lets pass: long enough for every retry.
+/// How long a test waits in real time for a condition: long enough for every retry.
 const MOST: Duration = Duration::from_secs(2);
 
-/// How time passes.
+/// The two kinds of time.
 pub(crate) enum Time {
-    /// When it is told to.
+    /// Time passes only when the test advances it.
     Virtual(Simulation),
-    /// By itself.
+    /// Time passes by itself.
     Real,
 }
 
 impl Time {
-    /// Lets one moment pass at which something is due; `false` where nothing is.
+    /// Advances time to the next event that is due; returns `false` if none is due.
     pub(crate) fn step(&self) -> bool {
         match self {
             Self::Virtual(simulation) => simulation
@@ -43,7 +43,7 @@ impl Time {
         }
     }
 
-    /// Lets time pass until `done`, or until nothing is due any more.
+    /// Lets time pass until `done`, or until nothing is left to happen.
     pub(crate) fn run_until(&self, done: impl FnMut() -> bool) -> Result<(), String> {
         match self {
             Self::Virtual(simulation) => simulation

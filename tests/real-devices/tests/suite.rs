@@ -147,7 +147,7 @@ mod windows;
 // covers 4.10 4.12
 #[test]
 #[ignore = "needs minutes: tests/foreign runs it"]
-fn extended_connections_carry_what_others_promise() {
+fn extended_connections_keep_the_promises_of_others() {
     let _turn = turn();
     for device in &setting().devices {
         let attributes = device.0.attributes();

@@ -13,7 +13,7 @@ use verbs_api::{
 
 cases! {
     base_memory_management_is_all_of_it: ANY_DEVICE;
-    what_a_transport_demands_is_there_or_a_gap: ANY_DEVICE;
+    each_feature_of_the_transport_is_there_or_a_gap: ANY_DEVICE;
     a_layout_has_a_bit_of_its_own: needs(Features::BMME);
     zero_based_addresses_have_a_bit_of_their_own: ANY_DEVICE;
     the_scope_of_atomics_is_what_they_do: ANY_DEVICE;
@@ -23,7 +23,7 @@ cases! {
     an_unknown_bit_is_refused: ANY_DEVICE;
     a_reply_may_hold_unknown_bits: ANY_DEVICE;
     operations_are_granted_as_a_whole: ANY_DEVICE;
-    what_was_not_asked_for_is_not_granted: ANY_DEVICE;
+    unrequested_features_are_not_granted: ANY_DEVICE;
     an_absent_verb_is_no_wrong_argument: ANY_DEVICE;
     a_queue_holds_what_it_says: ANY_DEVICE;
     a_send_queue_holds_what_it_says: needs(Features::empty())
@@ -67,7 +67,7 @@ fn base_memory_management_is_all_of_it(rig: &Rig) {
         rig.take(&pair.far.cq, 1)[0].invalidated_rkey(),
         Some(fast.rkey())
     );
-    // Not of the bit alone: reads with invalidate are iWARP's.
+    // `BMME` alone does not include read-with-invalidate: only iWARP has it.
     let reads = attributes.features.contains(Features::READ_WITH_INVALIDATE);
     let read = QpOptions::rc(&cq).operations(Operations::READ_WITH_INV);
     assert_eq!(rig.outcome(rig.far.pd.create_qp(read)).is_ok(), reads);
@@ -75,7 +75,7 @@ fn base_memory_management_is_all_of_it(rig: &Rig) {
 }
 
 // covers 1.02 1.04 1.05
-fn what_a_transport_demands_is_there_or_a_gap(rig: &Rig) {
+fn each_feature_of_the_transport_is_there_or_a_gap(rig: &Rig) {
     let attributes = rig.attributes();
     assert_eq!(attributes.inconsistency(), None);
     let demanded = [
@@ -187,7 +187,7 @@ fn the_scope_of_atomics_is_what_they_do(rig: &Rig) {
         wr::FetchAdd::new(result(), target.remote(8), u64::MAX).signaled(4),
     );
     assert_eq!((before(), now()), (7, 6));
-    // The core has no masked atomics: their scope says nothing about these.
+    // The core has no masked atomics: their scope is independent of `atomic_cap`.
     assert!(attributes.masked_atomic_cap <= attributes.atomic_cap);
 }
 
@@ -202,7 +202,7 @@ fn adding_nothing_probes_for_atomics(rig: &Rig) {
     rig.succeeds(&rig.rc().near, probe());
     assert_eq!(rig.scratch.memory.load_u64(0), Ok(0x0123_4567_89ab_cdef));
 
-    // A peer that has them closed answers as one that has none.
+    // A peer that does not grant atomics answers like a peer that has none.
     let closed = ConnectOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, closed);
@@ -240,7 +240,7 @@ fn a_port_tells_what_it_speaks(rig: &Rig) {
             assert_eq!(
                 port.caps,
                 PortCaps::IWARP,
-                "its own connection manager and no other"
+                "its own connection manager and no other one"
             );
         } else {
             assert!(port.caps.contains(PortCaps::MAD | PortCaps::IB_CM));
@@ -324,7 +324,8 @@ fn operations_are_granted_as_a_whole(rig: &Rig) {
     let pd = rig.far.other_pd();
     let cq = rig.far.cq(8);
     let features = rig.attributes().features;
-    // What ends keys has either to end.
+    // Ending keys needs either type-2 windows or `BMME`: without one of them there is no key to
+    // end.
     let ends_keys = match features.intersects(Features::WINDOW_2) {
         true => features & Features::WINDOW_2,
         false => Features::BMME,
@@ -351,12 +352,12 @@ fn operations_are_granted_as_a_whole(rig: &Rig) {
             }
         }
     }
-    // Nothing is left that would hold the domain.
+    // No object is left that would hold the domain.
     rig.finish_destroy(pd.destroy());
 }
 
 // covers 1.10 1.11
-fn what_was_not_asked_for_is_not_granted(rig: &Rig) {
+fn unrequested_features_are_not_granted(rig: &Rig) {
     let device = Device::of(rig.far.device.clone());
     let context = device
         .open(&Requirements::new())
@@ -445,7 +446,7 @@ fn a_send_queue_holds_what_it_says(rig: &Rig) {
     let pair = rig.connected(near, rig.far.side(QpType::Rc));
     let max = pair.near.cap().max_send_wr;
     assert!(max >= 3);
-    // The peer has no receive: all of them wait.
+    // The peer has no receive: all requests wait.
     for wr_id in 0..u64::from(max) {
         pair.near
             .post_one(wr::Send::new(()).signaled(wr_id))
@@ -491,7 +492,7 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
             "{refused}"
         );
     }
-    // One at a time: the others wait, and all are answered.
+    // Only one read is outstanding at a time: the others wait, and all are answered.
     let target = rig.far.region(4096, OPEN);
     target.fill(1);
     let far = rig.far.side(QpType::Rc);
@@ -521,7 +522,7 @@ fn reads_and_atomics_share_a_budget(rig: &Rig) {
 // covers 1.15
 fn a_page_size_is_of_the_devices_set(rig: &Rig) {
     let supported = rig.attributes().limits.page_size_cap;
-    assert_ne!(supported & 4096, 0, "pages of 4096 octets");
+    assert_ne!(supported & 4096, 0, "pages of 4096 bytes");
     let memory = Memory::zeroed(1 << 16).expect("memory");
     let range = memory.range(0, 64).expect("inside");
     let ranges = std::slice::from_ref(&range);

@@ -34,7 +34,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A near queue pair that completes on `cq`, and a far one.
+/// Connects a near queue pair that completes on `cq` with a far one.
 fn on(rig: &Rig, cq: &Cq) -> Pair {
     let options = |_: &Cq| rig.near.options(QpType::Rc, cq);
     let near = rig.near.side_with(&rig.near.pd, options);
@@ -50,12 +50,12 @@ fn overran(cq: &Cq) -> bool {
     matches!(cq.poll(&mut slots), Err(VerbError::CqOverrun))
 }
 
-/// How many completions it holds: at least as many as were asked for.
+/// How many completions the queue holds: at least as many as were requested.
 fn room(cq: &Cq) -> u64 {
     cq.cqe().into()
 }
 
-/// Polls in one go what had come before the overrun.
+/// Polls in one call the completions that arrived before the overrun.
 fn left(cq: &Cq) -> Vec<(u64, WcStatus)> {
     let mut slots: [Completion; 32] = Default::default();
     statuses(cq.poll(&mut slots).expect("what had come before"))
@@ -88,8 +88,8 @@ fn an_overrun_ends_its_queue_and_no_other(rig: &Rig) {
     assert!(overran(&cq));
     write(rig, &other, desk.remote(0), 5..9);
     assert_eq!(statuses(&poll(&other.near.cq)), ok(5..9));
-    assert_eq!(rig.near.events(), [], "told once");
-    // It can be taken down, and that is all.
+    assert_eq!(rig.near.events(), [], "reported once");
+    // The queue can only be destroyed.
     rig.finish_destroy(pair.near.qp.clone().destroy());
     drop(pair);
     rig.finish_destroy(cq.destroy());
@@ -122,7 +122,7 @@ fn one_of_two_queues_overruns(rig: &Rig) {
         rig.near.options(QpType::Rc, &sends).recv_cq(&receives)
     });
     let pair = rig.connected(near, rig.far.side(QpType::Rc));
-    // Shares the queue that works.
+    // The neighbour shares the queue that has not overrun.
     let neighbour = on(rig, &receives);
     (0..3).for_each(|at| pair.near.receive(&own, at * 64, 64));
     let room = room(&sends);
@@ -168,13 +168,14 @@ fn an_overrun_is_for_good(rig: &Rig) {
         let options = |_: &Cq| rig.near.options(QpType::Rc, &cq);
         rig.near.side_with(&rig.near.pd, options)
     };
-    // In RESET when the queue ends. Where queue pairs begin with a stream, the device has them in INIT from the start.
+    // This queue pair is in RESET when the queue overruns. Where queue pairs begin with a stream, the device has them
+    // in INIT from the start.
     let idle = (!rig.has_gap(BaselineGaps::NO_MODIFY_TO_RTR)).then(made);
     let room = room(&cq);
     write(rig, &pair, desk.remote(0), 0..room + 1);
     assert_eq!(left(&cq), ok(0..room));
     assert!(overran(&cq));
-    // There is room now, and nothing comes in all the same.
+    // There is room now, and the queue accepts no completion all the same.
     let late = wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(9);
     pair.near.post_one(late).expect("taken");
     rig.settle();
@@ -183,7 +184,7 @@ fn an_overrun_is_for_good(rig: &Rig) {
         let resized = rig.outcome(cq.resize(16));
         assert!(matches!(resized, Err(VerbError::CqOverrun)), "{resized:?}");
     }
-    // Nor does a queue pair come up on it: not this one again, not one that lay idle, not a new one.
+    // No queue pair can be connected on the queue either: the old one cannot be again, nor an idle one, nor a new one.
     go_to(rig, &pair.near, QpState::Reset);
     let new = made();
     let at_far = pair.far.endpoint().expect("an endpoint");
@@ -201,7 +202,7 @@ fn an_overrun_reaches_every_queue_pair_on_it(rig: &Rig) {
     let desk = rig.far.region(64, OPEN);
     let cq = rig.near.cq(2);
     let pairs = [on(rig, &cq), on(rig, &cq)];
-    // One that has nothing to do with the failure, and receives from a shared queue.
+    // This queue pair takes no part in the failure, and receives from a shared queue.
     let srq = rig.finish(rig.near.pd.create_srq(SrqOptions::new(4)));
     let shares = rig.near.side_with(&rig.near.pd, |own| {
         rig.near.options(QpType::Rc, own).recv_cq(&cq).srq(&srq)
@@ -234,7 +235,7 @@ fn completions_are_kept_when_the_size_changes(rig: &Rig) {
     let smaller = rig.finish(cq.resize(5));
     assert!((5..=made).contains(&smaller));
     assert_eq!((left(&cq), cq.cqe()), (ok(0..5), smaller));
-    // Larger and smaller again, what waits goes along, around the end of the queue too.
+    // The pending completions move with the queue as it grows and shrinks, also when they wrap around its end.
     let (mut next, mut oldest) = (5, 5);
     for (size, more, taken) in [(7, 6, 4), (64, 50, 30), (22, 0, 22), (1, 1, 0), (3, 2, 0)] {
         assert!(rig.finish(cq.resize(size)) >= size);
@@ -290,7 +291,7 @@ fn a_size_may_change_under_load(rig: &Rig) {
     std::thread::scope(|threads| {
         let resizing = threads.spawn(|| {
             for round in 0..rounds {
-                // Where too many wait it is refused, and nothing is lost.
+                // A size with room for fewer than the pending completions is refused, and no completion is lost.
                 let _ = cq.resize([64, 500, 65, 100][round % 4]).wait();
                 std::thread::yield_now();
             }
@@ -319,20 +320,20 @@ fn completions_outlive_their_queue_pair(rig: &Rig) {
     rig.settle();
     pair.near.receive(&desk, 64, 8);
     rig.finish_destroy(pair.near.qp.clone().destroy());
-    // The next to come may get its number, and shares the queue.
+    // The next queue pair may get the same number, and shares the completion queue.
     let other = on(rig, &cq);
     write(rig, &other, place.remote(0), 4..5);
     let all = poll(&cq);
     assert_eq!(statuses(&all), ok([1, 2, 3, 4]));
     assert!(all[..3].iter().all(|done| done.qp_num == number));
     assert_eq!(all[3].qp_num, other.near.qp_num());
-    // The handle that is left leads nowhere.
+    // The remaining handle refers to no queue pair.
     let refused = pair.near.post_receive(ReceiveRequest::new(1, ()));
     assert_eq!(
         refused.expect_err("refused").reason,
         PostReason::InvalidHandle
     );
-    // Completions that nobody fetches do not keep a queue alive.
+    // Completions that the program does not poll do not keep a queue alive.
     write(rig, &other, place.remote(0), 5..9);
     rig.finish_destroy(other.near.qp.clone().destroy());
     rig.finish_destroy(cq.destroy());
@@ -341,7 +342,7 @@ fn completions_outlive_their_queue_pair(rig: &Rig) {
 // covers 3.91
 fn nothing_is_added_for_a_queue_pair_that_is_gone(rig: &Rig) {
     let desk = rig.near.region(64, OPEN);
-    // What waits for a peer that is not ready.
+    // The request waits for a peer that is not ready.
     if let Some(pair) = half_connected(rig) {
         let read = wr::Read::new(rig.scratch.sge(0, 8), RemoteAddress::default()).signaled(1);
         pair.near.post_one(read).expect("posted");
@@ -349,7 +350,7 @@ fn nothing_is_added_for_a_queue_pair_that_is_gone(rig: &Rig) {
         rig.finish_destroy(pair.near.qp.clone().destroy());
         rig.nothing_on(&pair.near.cq);
     }
-    // What is under way, in both directions.
+    // Requests are in progress in both directions.
     let place = rig.far.region(1 << 15, OPEN);
     let pair = rig.rc();
     pair.near.receive(&desk, 0, 8);
@@ -383,7 +384,7 @@ fn buffers_come_home_after_their_queue_pair(rig: &Rig) {
     rig.succeeds(&pair.far, wr::Send::new(b"polyverb").signaled(1));
     rig.settle();
     rig.finish_destroy(pair.near.qp.clone().destroy());
-    assert_eq!(pool.available(), 3, "the receive that nothing came for");
+    assert_eq!(pool.available(), 3, "the receive that no message took");
     let mut all = poll(&pair.near.cq);
     assert_eq!(all[0].buffer(), b"polyverb");
     let home = all[0].take_buffers().count();

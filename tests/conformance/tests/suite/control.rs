@@ -31,7 +31,7 @@ cases! {
     events_of_a_queue_pair_reach_its_owner: ANY_DEVICE;
     communication_is_established_once: ANY_DEVICE;
     faults_without_a_receive_raise_their_event: ANY_DEVICE;
-    a_fault_with_a_receive_is_told_by_it: ANY_DEVICE;
+    a_fault_with_a_receive_is_reported_by_the_receive: ANY_DEVICE;
     eight_threads_post_on_one_queue_pair: ANY_DEVICE;
 }
 
@@ -57,7 +57,7 @@ fn poll(cq: &Cq) -> Vec<Completion> {
     }
 }
 
-// Serves a queue in its handler: polls until nothing is left, arms, and looks again.
+// Serves a queue in its handler: polls until the queue is empty, arms, and polls again.
 fn serve(cq: &Cq, handle: impl Fn(&Completion) + Send + Sync + 'static) {
     cq.on_completion(move |cq| {
         loop {
@@ -104,7 +104,7 @@ fn a_request_is_answered_by_the_thread_that_brings_it(rig: &Rig) {
 
 // covers 5.06 5.02
 fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
-    // Control verbs take their time: the registration ends after the handler has.
+    // With a latency the registration completes after the handler has returned.
     rig.far.set_latency(Duration::ZERO);
     for latency in [Duration::ZERO, Duration::from_millis(3)] {
         let pair = rig.rc();
@@ -152,13 +152,13 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
     }
 }
 
-// What waiting for a verb answers in a handler.
+// Waits for a verb in a handler, and returns the error that this gives.
 fn wait_in_handler(pd: &Pd) -> Option<VerbError> {
     let memory = Memory::zeroed(64).expect("memory");
     pd.register(&memory, Access::LOCAL_WRITE).wait().err()
 }
 
-// Traffic both ways, more than is done at once over a link.
+// Posts requests in both directions, more than a link carries at once.
 fn start_traffic(rig: &Rig, pair: &Pair, target: RemoteAddress, desk: &conformance::Region) {
     for wr_id in 0..16 {
         pair.far.receive(desk, wr_id * 1024, 1024);
@@ -208,7 +208,7 @@ fn nothing_completes_once_a_queue_pair_is_destroyed_under_fire(rig: &Rig) {
         let pair = rig.rc();
         let gone = AtomicBool::new(false);
         let Pair { near, far } = pair;
-        // One thread posts to a queue pair that another destroys: its own, or the peer's.
+        // One thread posts while another thread destroys the same queue pair, or that of the peer.
         let (doomed, doomed_cq) = match round % 2 {
             0 => (near.qp.clone(), near.cq.clone()),
             _ => (far.qp.clone(), far.cq.clone()),
@@ -271,7 +271,8 @@ fn of_two_destroys_of_a_busy_queue_pair_one_wins(rig: &Rig) {
                             late.fetch_add(1, Ordering::SeqCst);
                         }
                         Err(DestroyError::Busy { object, .. }) => {
-                            // The other thread's modify: it ends, and this destroy is tried again.
+                            // The modify of the other thread is in progress: when it ends, this destroy is
+                            // tried again.
                             while let Err(DestroyError::Busy { .. }) =
                                 object.clone().destroy().wait()
                             {
@@ -298,7 +299,7 @@ fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
         .open(&Requirements::new())
         .expect("a device that opens");
     let pd = context.alloc_pd().wait().expect("a domain");
-    // In real time this thread may have to wait for its turn.
+    // In real time this thread may have to wait for a processor.
     let latency = if rig.is_in_real_time() { 200 } else { 5 };
     rig.far.set_latency(Duration::from_millis(latency));
     let memory = Memory::zeroed(4096).expect("memory");
@@ -322,7 +323,8 @@ fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
     });
 }
 
-// Waits for what other threads may hold up for a moment: memory is released when nobody looks at it.
+// Waits for a condition that other threads may delay for a moment: memory is released when no thread
+// accesses it.
 fn eventually(rig: &Rig, mut what: impl FnMut() -> bool) {
     waiting::until(|| {
         let is_so = what();
@@ -417,10 +419,10 @@ fn a_removed_device_ends_requests_and_is_not_opened_again(rig: &Rig) {
     assert_eq!(refused.reason, PostReason::DeviceRemoved);
     let device = Device::of(Arc::clone(&rig.far.device));
     assert!(device.open(&Requirements::new()).is_err());
-    // The peer finds out as of any peer that does not answer.
+    // The peer notices the removal by its own timeout, because no answer comes.
     rig.run_for(Duration::from_secs(60));
     assert_ne!(poll(&pair.near.cq).len(), 0);
-    // Objects can still be given back, whatever holds them.
+    // Objects can still be destroyed, whatever references them.
     let Pair {
         far: Side { qp, cq },
         ..
@@ -465,7 +467,7 @@ fn objects_of_one_handle_serve_another(rig: &Rig) {
     drop(first);
     rig.finish(connect_pair(&found, &b, Access::REMOTE_WRITE));
     drop((second, pd));
-    // No handle of the context is left: its objects keep it, and work.
+    // No handle of the context is left: its objects keep the context open, and still work.
     found
         .post_one(wr::Write::new((), RemoteAddress::default()).signaled(1))
         .expect("posted");
@@ -473,7 +475,7 @@ fn objects_of_one_handle_serve_another(rig: &Rig) {
     drop((a, b, found));
     drop(cq);
     drop(device);
-    // It has ended with the last of them.
+    // The context closes with the last of its objects.
     eventually(rig, || Arc::strong_count(&rig.near.device) < held);
 }
 
@@ -512,7 +514,7 @@ fn events_of_a_queue_pair_reach_its_owner(rig: &Rig) {
     assert!(!rig.can_write(&pair, RemoteAddress::new(0, RKey::new(0xfff_ff00))));
     assert!(
         other.poll_event().is_none(),
-        "of somebody else's queue pair"
+        "an event of another context's queue pair"
     );
 }
 
@@ -538,7 +540,7 @@ fn events_of_a_port_reach_everybody(rig: &Rig) {
         told.iter()
             .all(|event| event.subject() == EventSubject::Port(1))
     );
-    // One event goes to one of those who wait for it.
+    // Each event goes to one of the threads that wait for events.
     let taken = AtomicU32::new(0);
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -579,7 +581,8 @@ fn communication_is_established_once(rig: &Rig) {
     let (at_near, at_far) = (near.endpoint().expect("one"), far.endpoint().expect("one"));
     let full = near.connect(&at_far, ConnectOptions::new());
     if rig.attributes().transport == Transport::Iwarp {
-        // Its queue pairs go from IDLE to RTS: there is no stay in RTR in which a message could come.
+        // Queue pairs of this transport go from IDLE to RTS: they have no time in RTR in which a message
+        // could arrive.
         rig.finish(far.connect(&at_near, ConnectOptions::new()));
         rig.finish(full);
     } else {
@@ -630,7 +633,8 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
         "QP_ACCESS_ERR, as the helper sees to"
     );
     assert!(poll(&pair.far.cq).is_empty());
-    // What the queue pair does not allow is an invalid request, and it allows nothing unless it is told to.
+    // The queue pair answers a request that it does not allow as an invalid one, and by default it allows
+    // none.
     let closed = ConnectOptions::new();
     let (near, far) = (rig.near.side(QpType::Rc), rig.far.side(QpType::Rc));
     let pair = rig.connected_with(near, far, closed);
@@ -639,7 +643,7 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
         wr::Write::new(rig.scratch.sge(0, 8), desk.remote(0)).signaled(1),
     );
     assert_ne!(verdict, WcStatus::Success);
-    // A queue that overruns ends those that complete there.
+    // An overrun of a completion queue fails the queue pairs that complete on it.
     let cq = rig.far.cq(1);
     let far = rig
         .far
@@ -656,13 +660,13 @@ fn faults_without_a_receive_raise_their_event(rig: &Rig) {
 }
 
 // covers 5.25 6.12
-fn a_fault_with_a_receive_is_told_by_it(rig: &Rig) {
+fn a_fault_with_a_receive_is_reported_by_the_receive(rig: &Rig) {
     let pair = rig.rc();
     let desk = rig.far.region(4096, rights());
     pair.far.receive(&desk, 0, 3000);
     pair.far.receive(&desk, 64, 8);
     pair.far.receive(&desk, 128, 8);
-    // Longer than what was posted for it: over a link, more than one frame.
+    // The message is longer than its receive: over a link, it is more than one frame.
     let send = wr::Send::new(rig.scratch.sge(0, 4000)).signaled(1);
     pair.near.post_one(send).expect("posted");
     rig.settle();
@@ -675,7 +679,7 @@ fn a_fault_with_a_receive_is_told_by_it(rig: &Rig) {
         ended,
         [(0, WcStatus::LocLenErr), (64, flushed), (128, flushed)]
     );
-    assert!(rig.far.events().is_empty(), "the receive has told it");
+    assert!(rig.far.events().is_empty(), "the receive has reported it");
     assert_eq!(pair.far.state(), QpState::Err);
 }
 

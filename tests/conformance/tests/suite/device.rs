@@ -1,4 +1,4 @@
-//! What the engine shows of a device, whatever its transport: FEATURES group 6.
+//! The behaviour of a device that is the same for every transport: FEATURES group 6.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,7 +31,7 @@ cases! {
     an_address_is_checked: ANY_DEVICE.without(BaselineGaps::NO_UD);
     a_datagram_is_answered_by_its_completion: ANY_DEVICE.without(BaselineGaps::NO_UD);
     arming_within_the_handler_loses_nothing: ANY_DEVICE;
-    a_query_tells_what_is_in_force: ANY_DEVICE;
+    a_query_returns_the_values_in_force: ANY_DEVICE;
 }
 
 steered_cases! {
@@ -64,7 +64,7 @@ fn a_queue_pair_connected_to_itself_works(rig: &Rig) {
     desk.put(0, b"to myself");
     let send = side.post_one(wr::Send::new(desk.sge(0, 9)).signaled(1));
     if rig.attributes().transport == Transport::Iwarp && (connected.is_err() || send.is_err()) {
-        // A stream has two ends: this one is refused, and nothing hangs.
+        // A stream has two ends: a connection to itself is refused, and nothing hangs.
         return;
     }
     connected.expect("a connection");
@@ -84,7 +84,7 @@ fn a_queue_pair_connected_to_itself_works(rig: &Rig) {
     rig.finish_destroy(side.qp.destroy());
 }
 
-// One device's queue pairs, or two devices'.
+// Connects two queue pairs of one device, or of two devices.
 fn pair_of(rig: &Rig, same: bool) -> Pair {
     let far = match same {
         true => rig.near.side(QpType::Rc),
@@ -95,7 +95,7 @@ fn pair_of(rig: &Rig, same: bool) -> Pair {
 
 type Outcome = Vec<(u64, WcStatus, WcOpcode, u32)>;
 
-// A seeded list of operations, good and bad, until the connection fails.
+// Runs a seeded list of valid and invalid operations until the connection fails.
 fn outcome_of(rig: &Rig, same: bool, seed: u64) -> [Outcome; 2] {
     let pair = pair_of(rig, same);
     let end = if same { &rig.near } else { &rig.far };
@@ -155,7 +155,7 @@ fn outcome_of(rig: &Rig, same: bool, seed: u64) -> [Outcome; 2] {
     [&pair.near, &pair.far].map(|side| {
         let done = poll(&side.cq);
         let told = done.iter().map(|done| {
-            // Of a failed request only identity and status are told.
+            // A failed completion reports only its identity and status.
             match done.status.is_success() {
                 true => (done.wr_id, done.status, done.opcode, done.byte_len),
                 false => (done.wr_id, done.status, WcOpcode::default(), 0),
@@ -168,10 +168,10 @@ fn outcome_of(rig: &Rig, same: bool, seed: u64) -> [Outcome; 2] {
 // covers 6.18
 fn a_peer_on_the_same_device_is_like_any_other(rig: &Rig) {
     if rig.is_in_real_time() && !rig.acknowledges() {
-        // How much a sender had sent before the peer ended the stream is a matter of time there.
+        // In real time it depends on the timing how much a sender has sent before the peer ends the stream.
         return;
     }
-    // In real time each takes seconds.
+    // In real time each seed takes seconds.
     let seeds = if rig.is_in_real_time() { 2 } else { 60 };
     for seed in 1..=seeds {
         let near = outcome_of(rig, true, seed);
@@ -182,7 +182,7 @@ fn a_peer_on_the_same_device_is_like_any_other(rig: &Rig) {
 
 // covers 6.18
 #[test]
-fn messages_handed_over_whole_end_as_those_cut_into_frames() {
+fn whole_messages_end_as_segmented_ones_do() {
     for (whole, framed) in [
         (Flavour::Ib, Flavour::IbFramed),
         (Flavour::Iwarp, Flavour::IwarpFramed),
@@ -212,7 +212,7 @@ fn without_a_peer_a_reliable_sender_gives_up(rig: &Rig) {
     assert_eq!((done.len(), done[0].wr_id), (1, 1));
     let expected: &[_] = match rig.attributes().transport {
         Transport::InfiniBand => &[WcStatus::RetryExcErr],
-        // The stream ended, and with it what had not left. A write that left is done.
+        // The stream ended, and with it the requests that had not been sent. A write that was sent is done.
         Transport::Iwarp if rig.is_in_real_time() => &[WcStatus::Success, WcStatus::WrFlushErr],
         Transport::Iwarp if rig.is_framed() => &[WcStatus::Success],
         Transport::Iwarp => &[WcStatus::WrFlushErr],
@@ -254,7 +254,7 @@ fn a_port_that_goes_down_fails_nothing_by_itself(rig: &Rig) {
     let done = rig.take(&pair.near.cq, 1);
     assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
     if rig.attributes().transport == Transport::InfiniBand {
-        // It times out by itself.
+        // The request times out by itself.
         rig.near.steer().set_port_state(PortState::Down);
         pair.near.post_one(write(2)).expect("posted");
         rig.run_for(Duration::from_secs(10));
@@ -288,7 +288,7 @@ fn the_mtu_is_the_lesser_of_path_and_port(rig: &Rig) {
 // covers 6.23
 fn groups_have_limits_and_are_freed_by_the_last(rig: &Rig) {
     let limits = rig.near.context.limits();
-    // Groups of an IPv4 network have addresses of it.
+    // The groups of an IPv4 network have IPv4 multicast addresses.
     let group = |number: u32| {
         let mut gid = [0; 16];
         (gid[0], gid[1], gid[12]) = (0xff, 0x0e, 0xef);
@@ -298,8 +298,8 @@ fn groups_have_limits_and_are_freed_by_the_last(rig: &Rig) {
     };
     let side = rig.near.side(QpType::Ud);
     let other = rig.near.side(QpType::Ud);
-    // Each is a socket, and a process may not have as many of them as the device has groups; and some devices have so many that
-    // filling them takes minutes.
+    // Over sockets each group takes a socket, and a process may not open as many as the device has groups. Other devices have
+    // so many groups that joining all takes minutes.
     let all = !rig.is_on_sockets() && limits.max_mcast_grp <= 1 << 12;
     let many = if all { limits.max_mcast_grp } else { 30 };
     for number in 0..many {
@@ -311,7 +311,7 @@ fn groups_have_limits_and_are_freed_by_the_last(rig: &Rig) {
         assert_eq!(refused.kind(), ErrorKind::Resources);
         assert!(refused.to_string().contains("max_mcast_grp"), "{refused}");
     }
-    // One that exists takes no place, and one that its last member left gives it back.
+    // Joining an existing group takes no place, and a group that its last member has left frees its place.
     rig.finish(other.attach_multicast(group(0)));
     rig.finish(side.detach_multicast(group(0)));
     if all {
@@ -409,7 +409,7 @@ fn an_address_is_checked(rig: &Rig) {
         ..good
     };
     let made = rig.finish(rig.near.pd.create_ah(path));
-    // Every path has a routing header, so a group's address has one as well.
+    // Every path has a GRH, so the address of a group has one as well.
     assert_eq!(made.query().expect("an address"), path);
     rig.finish_destroy(made.destroy());
 }
@@ -448,7 +448,7 @@ fn a_datagram_is_answered_by_its_completion(rig: &Rig) {
 
 // covers 6.25
 fn arming_within_the_handler_loses_nothing(rig: &Rig) {
-    // Over a link nothing completes before time passes: as many as there are slots.
+    // Over a link no request completes before time passes, so only as many are posted as there are slots.
     let each: u32 = if rig.is_framed() { 60 } else { 5000 };
     let pair = rig.rc();
     let desk = rig.far.region(64, OPEN);
@@ -464,7 +464,7 @@ fn arming_within_the_handler_loses_nothing(rig: &Rig) {
         }
     });
     pair.near.cq.arm(Notify::Next).expect("a queue that lives");
-    // One thread's requests complete while the other runs the handler.
+    // The requests of one thread complete while the other thread runs the handler.
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -486,7 +486,7 @@ fn arming_within_the_handler_loses_nothing(rig: &Rig) {
 }
 
 // covers 6.28
-fn a_query_tells_what_is_in_force(rig: &Rig) {
+fn a_query_returns_the_values_in_force(rig: &Rig) {
     let side: Side = rig.near.side_with(&rig.near.pd, |cq| {
         QpOptions::rc(cq)
             .max_send_wr(5)
@@ -499,7 +499,7 @@ fn a_query_tells_what_is_in_force(rig: &Rig) {
         (QpState::Reset, None)
     );
     assert_eq!(fresh.cap, side.cap());
-    // What was made with this much inline tells so, and takes it.
+    // A queue pair that was created with this much inline data reports it, and accepts it.
     assert!(fresh.cap.max_inline_data >= 48 && fresh.cap.max_send_wr >= 5);
     let options = ConnectOptions::new()
         .access(Access::REMOTE_READ)
@@ -535,7 +535,7 @@ fn a_query_tells_what_is_in_force(rig: &Rig) {
     assert_eq!(set.cur_qp_state, None);
 }
 
-// To its end, or until it fails.
+// The queue drains until its requests are done, or until it fails.
 // covers 6.28
 fn a_queue_drains_while_what_has_begun_is_not_over(rig: &Rig) {
     if rig.attributes().transport != Transport::InfiniBand {

@@ -19,7 +19,7 @@ cases! {
     a_key_maps_no_more_than_it_was_allocated_for: needs(Features::BMME);
     a_wrong_index_leaves_the_key_free: needs(Features::BMME);
     the_low_byte_is_the_programs: needs(Features::BMME);
-    requests_behind_a_registration_may_use_it: needs(Features::BMME);
+    requests_after_a_registration_may_use_it: needs(Features::BMME);
     local_operations_complete_like_others: needs(Features::BMME)
         .and(Features::LOCAL_INVALIDATE_FENCE);
     an_unsignaled_local_operation_completes_only_if_it_fails: needs(Features::BMME);
@@ -81,7 +81,7 @@ fn a_fresh_key_opens_nothing(rig: &Rig) {
     );
     let send = wr::Send::new(fast.sge(0, 8)).signaled(1);
     rig.fails(&rig.rc().far, send, WcStatus::LocProtErr);
-    // It is none the worse for it.
+    // The refused access does not harm the key.
     let pair = rig.rc();
     rig.succeeds(&pair.far, fast.register(OPEN).signaled(1));
     assert!(rig.can_write(&pair, fast.remote(0)));
@@ -188,7 +188,7 @@ fn the_low_byte_is_the_programs(rig: &Rig) {
 }
 
 // covers 2.23
-fn requests_behind_a_registration_may_use_it(rig: &Rig) {
+fn requests_after_a_registration_may_use_it(rig: &Rig) {
     let fast = rig.near.fast(8192);
     let target = rig.far.region(8192, OPEN);
     let pair = rig.rc();
@@ -321,7 +321,7 @@ fn an_address_of_the_programs_choice(rig: &Rig) {
     );
 }
 
-/// Memory in pieces, and a list of them that is registered for the far pair.
+/// Pieces of memory, and a page list of them that the far queue pair registers.
 struct Listed {
     memory: Memory,
     pieces: Vec<(usize, usize)>,
@@ -360,7 +360,7 @@ impl Listed {
         self.key.remote(self.list.address() + offset)
     }
 
-    /// Where octet `offset` of the list lies in the memory.
+    /// The position in the memory of byte `offset` of the list.
     fn place(&self, mut offset: usize) -> usize {
         for &(at, length) in &self.pieces {
             if offset < length {
@@ -375,7 +375,8 @@ impl Listed {
         self.memory.to_vec(self.place(offset), 1).expect("inside")[0]
     }
 
-    /// Writes all of it from afar, looks at each octet, and reads and sends it back.
+    /// Writes the whole list from the peer, checks each byte in the memory, and reads and sends
+    /// it back.
     fn is_mapped(&self, rig: &Rig, pair: &Pair) {
         let length = self.list.len() as u32;
         rig.scratch.fill(0x35);
@@ -391,7 +392,7 @@ impl Listed {
 
         assert!(rig.can_read_octets(pair, self.remote(0), length));
         assert_eq!(rig.scratch.bytes(0x8000, length as usize), wanted);
-        // Each octet by itself, across every seam.
+        // Each byte next to a seam between two pieces is accessed by itself.
         let seams = self.pieces.iter().scan(0, |end, &(_, length)| {
             *end += length;
             Some(*end)
@@ -401,7 +402,7 @@ impl Listed {
             assert!(rig.can_read_octets(pair, self.remote(at), 2));
             assert_eq!(rig.scratch.bytes(0x8000, 2), wanted[seam - 1..seam + 1]);
         }
-        // As the source of a send.
+        // The list is the source of a send.
         let landing = &rig.scratch;
         pair.near.receive(landing, 0x8000, length);
         let whole = self.key.sge(self.list.address(), length);
@@ -411,7 +412,7 @@ impl Listed {
         assert_eq!(landing.bytes(0x8000, length as usize), wanted);
         assert!(
             !rig.can_read_octets(pair, self.remote(1), length),
-            "one octet too far"
+            "one byte too far"
         );
     }
 }
@@ -430,7 +431,7 @@ fn pages_are_mapped_in_order(rig: &Rig) {
 
 // covers 2.31 2.32
 fn a_list_is_mapped_as_far_as_it_goes(rig: &Rig) {
-    // The second ends inside a page, so the third cannot follow it.
+    // The second piece ends inside a page, so the third cannot follow it.
     let pieces = [(0, 4096), (4 * 4096, 100), (8 * 4096, 4096)];
     let mut listed = Listed::new(rig, &pieces, |ranges| {
         let mapped = PageList::map(ranges, 4096, 3).expect("a list");
@@ -449,7 +450,7 @@ fn a_gap_list_maps_each_element_whole(rig: &Rig) {
 }
 
 fn blocks(rig: &Rig) -> Listed {
-    // Five blocks of 1000 octets, of which the first begins 37 octets in and the last is short.
+    // Five blocks of 1000 bytes, of which the first begins at byte 37 and the last is short.
     let starts = [7000, 1, 20_003, 12_345, 4096];
     let ranges = starts.map(|at| (at, 1000));
     let mut listed = Listed::new(rig, &ranges, |ranges| {

@@ -14,7 +14,7 @@ cases! {
     dropped_slots_are_unmapped_at_the_watermark: needs(Features::BMME);
     a_slot_that_is_given_back_is_unmapped_first: needs(Features::BMME);
     a_dropped_pool_leaves_nothing: needs(Features::BMME);
-    a_pool_is_refused_what_cannot_be: needs(Features::BMME);
+    a_pool_refuses_impossible_options: needs(Features::BMME);
     two_threads_map_from_one_pool: needs(Features::BMME);
 }
 
@@ -30,7 +30,7 @@ fn pages(length: usize) -> (Memory, PageList) {
     (memory, mapped.list)
 }
 
-// A connection for each attempt: a refused one ends it.
+// Each attempt has a connection of its own, because a refused access ends the connection.
 fn opens(rig: &Rig, remote: RemoteAddress) -> bool {
     let pair: Pair = rig.rc();
     rig.can_write(&pair, remote)
@@ -71,7 +71,7 @@ fn an_unmapped_slot_leaves_no_key_behind(rig: &Rig) {
     let (memory, list) = pages(8192);
     let (_other_memory, other) = pages(4096);
     let mut fmr = pool.take().expect("a slot");
-    // At an address of the program's choice, and over what was mapped before.
+    // The slot is mapped at an address of the program's choice, and mapped again over that.
     let first = rig.outcome(fmr.map(&list, 0x10_0000)).expect("a mapping");
     assert_eq!(first.remote(8).addr, 0x10_0008);
     rig.scratch.put(0, b"from afar");
@@ -86,7 +86,7 @@ fn an_unmapped_slot_leaves_no_key_behind(rig: &Rig) {
     for mapping in [first, second] {
         assert!(!opens(rig, mapping.remote(0)));
     }
-    // Unmapped twice is unmapped.
+    // Unmapping an unmapped slot has no effect.
     rig.outcome(pool.unmap([&mut fmr])).expect("an unmap");
 }
 
@@ -126,7 +126,7 @@ fn dropped_slots_are_unmapped_at_the_watermark(rig: &Rig) {
     rig.settle();
     assert_eq!(pool.available(), 4, "both at once");
     assert!(!opens(rig, one.remote(0)) && !opens(rig, two.remote(0)));
-    // Where nothing is left but what was dropped, that is unmapped early.
+    // If only dropped slots are left, the pool unmaps them before the watermark.
     let kept: Vec<_> = (0..3).map(|_| take_and_map()).collect();
     let (last, three) = take_and_map();
     drop(last);
@@ -137,7 +137,7 @@ fn dropped_slots_are_unmapped_at_the_watermark(rig: &Rig) {
         kept.iter()
             .all(|(_, mapping)| opens(rig, mapping.remote(0)))
     );
-    // Never mapped, it waits for no unmap.
+    // A slot that was never mapped needs no unmap before it is available.
     drop(fmr);
     assert_eq!(pool.available(), 1);
     fmr = pool.take().expect("a slot");
@@ -174,14 +174,14 @@ fn a_dropped_pool_leaves_nothing(rig: &Rig) {
         "a slot keeps it"
     );
     drop(fmr);
-    // Keys are released when no thread looks at them any more, of this test or of another.
+    // Keys are released when no thread of this test or of another accesses them.
     waiting::until(|| rig.far.keys_in_use() == keys);
     assert!(!opens(rig, mapping.remote(0)));
     rig.finish_destroy(pd.destroy());
 }
 
 // covers 2.34
-fn a_pool_is_refused_what_cannot_be(rig: &Rig) {
+fn a_pool_refuses_impossible_options(rig: &Rig) {
     let wrong = [
         FmrPoolOptions::new(0, PAGES),
         FmrPoolOptions::new(1, 0),

@@ -23,7 +23,7 @@ cases! {
     read_and_invalidate_is_one_operation: needs(FENCED);
     an_invalidated_key_is_free: needs(BMME);
     a_free_key_stays_free: needs(BMME);
-    what_is_no_valid_key_cannot_be_invalidated: needs(BMME);
+    only_a_valid_key_can_be_invalidated: needs(BMME);
     a_region_with_a_window_cannot_be_invalidated: one_of(Features::WINDOW_2).and(BMME);
     the_byte_must_be_the_current_one: needs(BMME);
     read_with_invalidate_frees_the_sink: needs(BMME.union(Features::READ_WITH_INVALIDATE));
@@ -50,7 +50,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE);
 const LONG: u32 = 6000;
 
-/// Far memory that can be read, filled.
+/// Filled memory of the far end that the peer may read.
 fn source(rig: &Rig, seed: u8) -> Region {
     let source = rig.far.region(8192, OPEN);
     source.fill(seed);
@@ -142,9 +142,13 @@ fn an_unfenced_invalidate_harms_no_memory(rig: &Rig) {
             assert_eq!(got[..LONG as usize], sent);
             assert_eq!(done[1].status, WcStatus::Success);
         } else {
-            assert_ne!(first, WcStatus::WrFlushErr, "an error of its own");
+            assert_ne!(
+                first,
+                WcStatus::WrFlushErr,
+                "an error of its own, not a flush"
+            );
             assert_eq!(pair.near.state(), QpState::Err);
-            // What was placed is of the source, and nothing was placed after the end.
+            // Every placed byte is from the source, and none is placed after the completion.
             let placed = got
                 .iter()
                 .zip(&sent)
@@ -203,7 +207,7 @@ fn read_and_invalidate_is_one_operation(rig: &Rig) {
     }
     rig.nothing_on(&pair.near.cq);
     assert_eq!(pair.near.counters().local_invalidates, 10);
-    // The sink is dead: one operation that fails, one completion.
+    // The key of the sink is invalid: the operation fails with a single completion.
     let portable = sink.key.sink(sink.pages.address(), 8);
     let operation = ReadAndInvalidate::new(source.remote(0), &portable).wr_id(99);
     pair.near
@@ -252,7 +256,7 @@ fn a_free_key_stays_free(rig: &Rig) {
 }
 
 // covers 2.26
-fn what_is_no_valid_key_cannot_be_invalidated(rig: &Rig) {
+fn only_a_valid_key_can_be_invalidated(rig: &Rig) {
     let pair = rig.rc();
     let fast = registered(rig, &pair);
     let key = fast.rkey().value();
@@ -333,7 +337,8 @@ fn read_with_invalidate_frees_the_sink(rig: &Rig) {
         let read = wr::ReadWithInvalidate::new(sink.sge(0, LONG), source.remote(0)).signaled(round);
         rig.succeeds(&pair.near, read);
         assert_eq!(sink.bytes(0, LONG as usize), source.bytes(0, LONG as usize));
-        // Free at the completion: it can be registered, and opens nothing to the peer meanwhile.
+        // The key is free when the read completes: it can be registered again, and until then it
+        // grants the peer no access.
     }
     let exposed = wr::Write::new(source.sge(0, 8), sink.remote(0)).signaled(1);
     pair.far.post_one(exposed).expect("a write");
@@ -341,7 +346,7 @@ fn read_with_invalidate_frees_the_sink(rig: &Rig) {
     assert_eq!(
         pair.near.state(),
         QpState::Err,
-        "the peer may not write the sink any more"
+        "the peer may no longer write the sink"
     );
     assert_eq!(sink.bytes(0, 8), source.bytes(0, 8), "and has not");
     let unusable = wr::Read::new(sink.sge(0, 8), source.remote(0)).signaled(2);
@@ -369,7 +374,7 @@ fn landing(rig: &Rig) -> Region {
 
 const MESSAGE: [u8; 16] = *b"the key is yours";
 
-/// Sends a message that invalidates `key`, and answers the far completion.
+/// Sends a message that invalidates `key`, and returns the far completion.
 fn send_invalidating(rig: &Rig, pair: &Pair, key: RKey) -> Completion {
     let send = wr::SendWithInvalidate::new(&MESSAGE, key).signaled(77);
     pair.near.post_one(send).expect("a send");
@@ -390,7 +395,7 @@ fn send_with_invalidate_frees_the_key_first(rig: &Rig) {
         assert_eq!(got.wc_flags, WcFlags::WITH_INV);
         assert_eq!((got.invalidated_rkey(), got.immediate()), (Some(key), None));
         assert_eq!(landing.bytes(64, MESSAGE.len()), MESSAGE);
-        // It is free when the receive has completed: it can be registered at once.
+        // The key is free when the receive has completed: it can be registered at once.
         rig.succeeds(&pair.far, fast.register_afresh(OPEN).signaled(round));
         assert_eq!(statuses(&rig.take(&pair.near.cq, 1)), succeeded([77]));
     }
@@ -414,7 +419,7 @@ fn send_with_invalidate_frees_a_window(rig: &Rig) {
         (WcStatus::Success, Some(key))
     );
     rig.take(&pair.near.cq, 1);
-    // The window is free, and cut from the queue pair; the region is not touched.
+    // The window is free and no longer bound to the queue pair; the region is not affected.
     let other = rig.rc();
     let bind = wr::BindWindow::new(&window, &fast.key, fast.pages.address(), 64);
     rig.succeeds(&other.far, bind.access(Access::REMOTE_WRITE).signaled(1));
@@ -468,7 +473,7 @@ fn only_reliable_connections_send_with_invalidate(rig: &Rig) {
     assert!(!QpType::Uc.operations().contains(Operations::SEND_WITH_INV));
 }
 
-/// A message that invalidates `key` arrives, and its receive fails with everything that follows.
+/// A message that invalidates `key` arrives, and its receive fails with all consequences of a failure.
 fn receive_fails(rig: &Rig, pair: &Pair, key: RKey) {
     let landing = landing(rig);
     pair.far.receive(&landing, 64, 64);
@@ -488,7 +493,7 @@ fn receive_fails(rig: &Rig, pair: &Pair, key: RKey) {
     assert_eq!(pair.near.counters().naks, 0);
     rig.settle();
     if !rig.acknowledges() {
-        assert_eq!(pair.near.state(), QpState::Err, "told by a Terminate");
+        assert_eq!(pair.near.state(), QpState::Err, "notified by a Terminate");
     }
 }
 
@@ -547,7 +552,7 @@ fn another_domain_fails_the_receive(rig: &Rig) {
     let pair = rig.rc();
     let fast = registered(rig, &pair);
     let pd = rig.far.other_pd();
-    // The receive's memory belongs to the queue pair's own domain.
+    // The memory of the receive belongs to the queue pair's own domain.
     let access = verbs_api::MrOptions::new(Access::LOCAL_WRITE);
     let landing = rig.far.region_with(&pd, 4096, access);
     let stranger = rig.rc_in(&pd);
@@ -573,7 +578,7 @@ fn a_region_without_remote_rights_fails_the_receive(rig: &Rig) {
     let fast = rig.far.fast(4096);
     rig.succeeds(&pair.far, fast.register(Access::LOCAL_WRITE).signaled(1));
     receive_fails(rig, &rig.rc(), fast.rkey());
-    // It is valid still: it can be sent from, and not be registered again.
+    // The registration is still valid: a send can use it, and a fast-register of it fails.
     let again = fast.register(Access::LOCAL_WRITE).signaled(2);
     rig.fails(&pair.far, again, WcStatus::LocQpOpErr);
 }
@@ -591,6 +596,10 @@ fn a_failed_invalidation_is_not_refused_to_the_sender(rig: &Rig) {
     rig.far.events();
     receive_fails(rig, &pair, RKey::new(u32::MAX));
     if rig.acknowledges() {
-        assert_eq!(pair.near.state(), QpState::Rts, "it has not heard of it");
+        assert_eq!(
+            pair.near.state(),
+            QpState::Rts,
+            "the sender is not notified"
+        );
     }
 }

@@ -33,7 +33,7 @@ cases! {
     a_bad_local_key_shows_at_execution: ANY_DEVICE;
     a_local_stretch_outside_its_region_is_refused: ANY_DEVICE;
     a_bad_key_of_a_receive_fails_the_receive: ANY_DEVICE;
-    an_empty_stretch_is_not_looked_at: ANY_DEVICE;
+    an_empty_entry_is_not_checked: ANY_DEVICE;
     a_receive_is_checked_as_far_as_the_message_reaches: ANY_DEVICE;
     a_message_beyond_the_limit_is_refused: ANY_DEVICE;
     inline_octets_are_copied_while_posting: ANY_DEVICE;
@@ -42,7 +42,7 @@ cases! {
     a_refused_change_leaves_the_region: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
     a_sink_needs_what_the_transport_says: ANY_DEVICE;
     a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
-    a_read_has_as_many_sinks_as_the_device_says: ANY_DEVICE;
+    a_read_has_up_to_the_reported_number_of_sinks: ANY_DEVICE;
     a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
     a_zero_based_region_counts_from_its_first_octet: needs(Features::ZBVA);
     a_zero_based_region_keeps_its_offset_in_the_page: needs(Features::ZBVA);
@@ -64,7 +64,7 @@ fn a_region_without_remote_rights_has_key_0(rig: &Rig) {
         assert!(!rig.can_read(&rig.rc(), remote));
         assert!(!rig.can_write(&rig.rc(), remote));
     }
-    // Not even whoever guesses the local key gets in.
+    // A peer that guesses the local key gets no access either.
     let guessed = RemoteAddress::new(region.mr.iova(), RKey::new(region.mr.lkey().value()));
     assert!(!rig.can_read(&rig.rc(), guessed));
     assert!(!rig.can_write(&rig.rc(), guessed));
@@ -181,13 +181,13 @@ fn an_access_stays_inside_the_region(rig: &Rig) {
             !rig.can_read_octets(&rig.rc(), remote, length),
             "read {length} at {addr:#x}"
         );
-        // InfiniBand looks at the whole message first, iWARP at each segment.
+        // InfiniBand checks the whole message first, iWARP each segment.
         let inside = if rig.acknowledges() { 0 } else { 4096 };
         let after = all.bytes(0, 3 * 4096);
-        assert!(after[..4096] == before[..4096], "octets below");
+        assert!(after[..4096] == before[..4096], "bytes below");
         assert!(
             after[4096 + inside..] == before[4096 + inside..],
-            "octets inside or above"
+            "bytes inside or above"
         );
     }
     let pair = rig.rc();
@@ -200,7 +200,7 @@ fn an_access_stays_inside_the_region(rig: &Rig) {
 // covers 2.06
 fn an_address_near_the_top_does_not_wrap(rig: &Rig) {
     let memory = verbs_api::Memory::zeroed(8192).expect("memory");
-    // Where it lies within its page is the same by either address: some devices ask for that.
+    // Both addresses have the same offset within their page, as some devices require.
     let length = 8191 - (memory.address() & 0xfff);
     let range = memory.range(0, length as usize).expect("inside");
     let top = MrOptions::new(OPEN).iova(u64::MAX - length);
@@ -213,7 +213,7 @@ fn an_address_near_the_top_does_not_wrap(rig: &Rig) {
         assert!(!rig.can_write(&rig.rc(), high.remote(offset)), "{offset}");
         assert!(!rig.can_read(&rig.rc(), high.remote(offset)), "{offset}");
     }
-    // One that would wrap is refused, or its part beyond the top is out of reach.
+    // A region that would wrap is refused, or its part beyond the top cannot be accessed.
     let wrapping = MrOptions::new(OPEN).iova(u64::MAX - 100);
     if let Ok(mr) = rig.outcome(rig.far.pd.register_with(&memory, wrapping)) {
         assert!(!rig.can_read(&rig.rc(), mr.remote(200)));
@@ -261,7 +261,7 @@ fn a_shared_receive_belongs_to_the_queues_domain(rig: &Rig) {
     assert_eq!(of_the_qp.bytes(0, 8), [0; 8]);
 }
 
-/// A message that arrives and cannot be taken.
+/// A message arrives and its receive cannot take it.
 fn receive_fails(rig: &Rig, pair: &Pair, status: WcStatus) {
     pair.near
         .post_one(wr::Send::new(&[7; 8]).signaled(9))
@@ -320,7 +320,7 @@ fn no_octets_need_the_queue_pairs_permission(rig: &Rig) {
     assert_eq!(rig.verdict(&pair(Access::REMOTE_WRITE), read()), invalid);
 }
 
-/// A bad request between two good ones: its status, and what becomes of the queue pair.
+/// Posts an invalid request between two valid ones, and checks its status and the state of the queue pair.
 fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::wr::WorkRequest<'static>>) {
     let pair = rig.rc();
     let mut batch = Batch::new();
@@ -329,7 +329,7 @@ fn shows_at_execution(rig: &Rig, bad: impl Into<verbs_api::wr::WorkRequest<'stat
     batch.push(wr::Write::new((), RemoteAddress::default()).signaled(3));
     pair.near
         .post(&mut batch)
-        .expect("taken at post, whatever the key");
+        .expect("accepted while posting, whatever the key");
     let done = rig.take(&pair.near.cq, 3);
     let statuses: Vec<_> = done.iter().map(|done| (done.wr_id, done.status)).collect();
     let expected = [
@@ -395,13 +395,13 @@ fn a_bad_key_of_a_receive_fails_the_receive(rig: &Rig) {
         let pair = rig.rc();
         pair.far
             .post_receive(ReceiveRequest::new(5, bad))
-            .expect("taken, whatever the key");
+            .expect("accepted, whatever the key");
         receive_fails(rig, &pair, WcStatus::LocProtErr);
     }
 }
 
 // covers 2.10
-fn an_empty_stretch_is_not_looked_at(rig: &Rig) {
+fn an_empty_entry_is_not_checked(rig: &Rig) {
     let pair = rig.rc();
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
     let nowhere = forged(u64::MAX, 0, 0xdead_beef);
@@ -558,7 +558,7 @@ fn deregistering_while_a_peer_reads(rig: &Rig) {
         source.put(0, &vec![0xbb; LENGTH]);
         let status = rig.take(&pair.near.cq, 1)[0].status;
         let got = sink.bytes(0, LENGTH);
-        assert!(!got.contains(&0xbb), "what was written after it");
+        assert!(!got.contains(&0xbb), "bytes written after it");
         match status {
             WcStatus::Success => assert!(got.iter().all(|&octet| octet == 0xaa)),
             other => assert_eq!(other, WcStatus::RemAccessErr),
@@ -582,7 +582,7 @@ fn a_region_is_changed(rig: &Rig) {
     assert!(rig.can_read(&rig.rc(), region.remote(0)));
     assert!(!rig.can_write(&rig.rc(), region.remote(0)));
     if before.rkey != region.mr.rkey() {
-        assert!(!rig.can_read(&rig.rc(), before), "the key of before");
+        assert!(!rig.can_read(&rig.rc(), before), "the old key");
     }
 
     let other = rig.far.other_pd();
@@ -659,7 +659,7 @@ fn a_sink_needs_what_the_transport_says(rig: &Rig) {
         let events = rig.far.events();
         assert!(
             !events.contains(&EventType::QpAccessErr),
-            "nothing was asked of the peer"
+            "no request reached the peer"
         );
         assert_eq!(pair.near.counters().reads, 0);
     } else {
@@ -688,7 +688,7 @@ fn a_private_sink_is_filled_or_refused_at_once(rig: &Rig) {
         assert_eq!(refused.reason, PostReason::PrivateReadSink);
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         assert_eq!(pool.available(), 1, "the buffer came back");
-        // The queue pair is as it was, and so is what a batch has posted before.
+        // The queue pair is unchanged, and the requests that a batch posted before remain posted.
         let mut batch = Batch::new();
         batch.push(wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(2));
         batch.push(wr::Read::new(
@@ -715,7 +715,7 @@ fn a_private_sink_is_filled_or_refused_at_once(rig: &Rig) {
 }
 
 // covers 2.61 1.13
-fn a_read_has_as_many_sinks_as_the_device_says(rig: &Rig) {
+fn a_read_has_up_to_the_reported_number_of_sinks(rig: &Rig) {
     let source = rig.far.region(64, OPEN);
     source.fill(3);
     let pair = rig.rc();
@@ -747,7 +747,8 @@ fn a_sink_is_open_to_its_peer_where_it_must_be(rig: &Rig) {
     let pair = rig.rc();
     let read = wr::Read::new(sink.sge(0, 4096), source.remote(0)).signaled(1);
     pair.near.post_one(read).expect("a read");
-    // The peer writes behind what the read fetches, while it is under way.
+    // While the read is in progress, the peer writes to the sink after the range that the read
+    // fetches.
     let write = wr::Write::new(source.sge(0, 8), sink.remote(4096)).signaled(2);
     pair.far.post_one(write).expect("a write");
     rig.settle();

@@ -1,4 +1,4 @@
-//! Programs that leave: everything dropped at any point, everything destroyed in any order, and nothing stays behind.
+//! Programs that end: they drop all objects at any point, or destroy them in any order, and nothing stays allocated.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -49,7 +49,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::MW_BIND);
 
-// What a program has made: `Any`, for it is only dropped.
+// The objects that a program has made: `Any` suffices, because they are only dropped.
 type Things = Vec<Box<dyn Any>>;
 
 // covers 5.14
@@ -72,14 +72,14 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
         }
         drop(things);
         rig.settle();
-        // What is left takes no time: with the rig its time ends.
+        // The remaining verbs must take no time, because the clock ends with the rig.
         rig.near.set_latency(Duration::ZERO);
         drop(rig);
         gone(&devices);
     }
 }
 
-// Memory that other threads look at right now is released when they have looked.
+// Another thread may be accessing memory right now; the device is released when that access ends.
 fn gone(devices: &[Weak<dyn DeviceOps>]) {
     waiting::until(|| devices.iter().all(|device| device.strong_count() == 0));
 }
@@ -138,7 +138,7 @@ fn pages() -> (Memory, PageList) {
     (memory, list)
 }
 
-// A pair with requests under way: done, waiting for a receive, refused, flushed.
+// Connects a pair and leaves requests in various states: done, waiting for a receive, refused, flushed.
 fn connected(rig: &Rig, chance: &mut Chance, things: &mut Things) {
     let pair = rig.rc();
     let desk = rig.far.region(1 << 14, OPEN);
@@ -214,7 +214,7 @@ enum Thing {
 }
 
 impl Thing {
-    // What is left of it: itself where it is in use.
+    // Destroys the object; returns it if it is still in use.
     fn destroy(self, rig: &Rig) -> Option<Self> {
         match self {
             Self::Pd(pd) => left(rig, pd.destroy()).map(Self::Pd),

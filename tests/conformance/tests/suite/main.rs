@@ -1,4 +1,4 @@
-//! What every device must show.
+//! The behaviour that every device must show.
 
 mod capabilities;
 mod completions;
@@ -19,5 +19,5 @@ mod submitted;
 mod support;
 mod windows;
 
-// Through the root, so that a crate with a driver of its own can include the modules and say on what they run.
+// The modules use the macros of the crate root, so that a crate with a driver of its own can include them and choose the devices.
 use conformance::{cases, steered_cases};

@@ -18,7 +18,7 @@ cases! {
     only_datagrams_join_and_only_groups_are_joined:
         needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_queue_pair_in_a_group_stays: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
-    each_member_is_looked_at_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+    each_member_is_checked_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_group_of_ipv4_has_two_names: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
 }
 
@@ -40,7 +40,7 @@ fn group_of_ipv4(first: u8, last: u8) -> Gid {
     Gid(octets)
 }
 
-/// A datagram queue pair of the far end that is ready, in the group, and has `receives`.
+/// A datagram queue pair of the far end that is ready, is in the group, and has `receives` posted.
 fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
     let side = rig.far.side(QpType::Ud);
     rig.finish(side.activate(ConnectOptions::new().qkey(qkey)));
@@ -52,7 +52,7 @@ fn member(rig: &Rig, qkey: u32, receives: usize) -> (Side, Region) {
     (side, landing)
 }
 
-/// A datagram queue pair of the near end that is ready, and the way to a group that `of_far` is in.
+/// A datagram queue pair of the near end that is ready, and the destination of a group that `of_far` has joined.
 fn sender(rig: &Rig, of_far: &Side, group: Gid) -> (Side, UdDestination) {
     let sender = rig.near.side(QpType::Ud);
     rig.finish(sender.activate(ConnectOptions::new().qkey(QKEY)));
@@ -107,7 +107,7 @@ fn a_queue_pair_in_a_group_stays(rig: &Rig) {
 }
 
 // covers 4.45
-fn each_member_is_looked_at_for_itself(rig: &Rig) {
+fn each_member_is_checked_for_itself(rig: &Rig) {
     let (good, landing) = member(rig, QKEY, 2);
     let (stranger, _of_stranger) = member(rig, QKEY + 1, 1);
     let (starved, _of_starved) = member(rig, QKEY, 0);
@@ -139,7 +139,7 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
         let dropped = rig.far.counters_of(side).map(|counted| counted.dropped);
         assert!(dropped.is_none_or(|count| count == 1), "dropped only there");
     }
-    // What was too short for this one is there for the next.
+    // The receive that was too short for the first datagram takes the next one.
     rig.succeeds(&sender, wr::Send::new(b"tiny").to(&to).signaled(2));
     rig.settle();
     assert_eq!(poll(&short.cq).len(), 1);
@@ -147,7 +147,7 @@ fn each_member_is_looked_at_for_itself(rig: &Rig) {
 
 // covers 4.44
 fn a_group_of_ipv4_has_two_names(rig: &Rig) {
-    // A group of its own: in real time other tests use the same network meanwhile.
+    // The test has a group of its own, because in real time other tests use the same network.
     let mapped: Gid = IpAddr::from([239, 0, 0, 8]).into();
     let by_prefix = group_of_ipv4(0xff, 8);
     assert!(mapped.is_multicast() && by_prefix.is_multicast());

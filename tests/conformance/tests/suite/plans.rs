@@ -1,4 +1,5 @@
-//! Portable operations: the plan is what is executed, with one completion, in the slots that it names.
+//! Portable operations: the device executes exactly the plan, with one completion, in the slots that
+//! the plan names.
 
 use std::sync::{Arc, Mutex};
 
@@ -32,18 +33,18 @@ steered_cases! {
     reserved_slots_hold_as_many_operations_as_asked_for: needs(FENCED);
 }
 
-/// What a read-and-invalidate takes.
+/// The features that a read-and-invalidate needs.
 const FENCED: Features = Features::BMME.union(Features::LOCAL_INVALIDATE_FENCE);
 const LENGTH: u32 = 4096;
 
-/// What queue pairs have executed, where their device tells.
+/// The steps that queue pairs have executed, if their device reports them.
 struct Traced {
     steps: Arc<Mutex<Vec<(PlanStep, WcStatus)>>>,
     is_told: bool,
 }
 
 impl Traced {
-    // What an end's queue pairs execute from now on.
+    // Records the steps that queue pairs of this end execute from now on.
     fn of(end: &End) -> Self {
         let steps = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&steps);
@@ -75,7 +76,7 @@ impl Traced {
     }
 }
 
-// Memory of the near end, registered to be read into.
+// Memory of the near end, registered as the sink of reads.
 fn sink(rig: &Rig, pair: &Pair) -> Fast {
     let sink = rig.near.fast(LENGTH as usize);
     register(rig, pair, &sink);
@@ -129,7 +130,7 @@ fn a_read_and_invalidate_is_executed_as_planned(rig: &Rig) {
         .map(|step| (step.operation, is_fenced(step)))
         .collect();
     assert_eq!(found, expected);
-    // The sink's key died with it.
+    // The operation has invalidated the key of the sink.
     let dead = wr::Send::new(sink.sge(0, 8)).signaled(9);
     rig.fails(&pair.near, dead, WcStatus::LocProtErr);
 }
@@ -171,7 +172,7 @@ fn a_registration_is_executed_as_planned(rig: &Rig) {
 
 fn a_registration_by_window_is_executed_as_planned(rig: &Rig) {
     let steps = Traced::of(&rig.far);
-    // Granted windows and nothing else that would do.
+    // The context is granted windows and no other feature that could open the memory.
     let device = Device::of(Arc::clone(&rig.far.device));
     let wanted = Requirements::new().needs(rig.far.context.features() & Features::WINDOW_2);
     let context = device.open(&wanted).expect("a device that opens");
@@ -226,7 +227,7 @@ fn opens_through(
         keys.push(access.remote().rkey);
         operations = plan.steps.iter().map(|step| step.operation).collect();
         match access.invalidation() {
-            // Without base memory management a window is closed only by giving it up.
+            // Without base memory management only deallocating a window closes it.
             Some(_) if !features.contains(Features::BMME) => break,
             Some(close) => rig.succeeds(&pair.far, close.signaled(99)),
             None => {}
@@ -290,7 +291,7 @@ fn one_completion_where_the_second_half_fails(rig: &Rig) {
     let into = rig
         .near
         .region(LENGTH as usize, read_sink_access(&rig.near.context).access);
-    // An ordinary region cannot be invalidated: not as a second request, nor with the read.
+    // An ordinary region cannot be invalidated: neither by a second request nor with the read.
     let rkey = RKey::new(into.mr.lkey().value());
     let sink = verbs_api::portable::Sink::new(into.sge(0, LENGTH), rkey);
     let fetch = ReadAndInvalidate::new(source.remote(0), &sink).wr_id(42);
@@ -306,7 +307,7 @@ fn one_completion_for_each_operation_that_is_flushed(rig: &Rig) {
     let pair = rig.rc();
     let source = rig.far.region(LENGTH as usize, Access::REMOTE_READ);
     let sinks: Vec<_> = (0..3).map(|_| sink(rig, &pair)).collect();
-    // Nothing gets through: everything is queued.
+    // No frame reaches the peer, so all requests stay queued.
     rig.near.steer().set_port_state(PortState::Down);
     let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(1);
     pair.near.post_one(write).expect("posted");
@@ -372,7 +373,7 @@ fn an_operation_takes_the_slots_of_its_plan_or_none(rig: &Rig) {
     let refused = pair.near.post_portable(fetch(source.remote(0), &sink, 77));
     assert_eq!(refused, Err(PostReason::QueueFull { max: room }.into()));
     for wr_id in fillers..room {
-        // Half an operation would have left no room.
+        // A posted half of the operation would have taken the slot of this write.
         let write = wr::Write::new(rig.scratch.sge(0, 8), source.remote(0)).signaled(wr_id.into());
         pair.near.post_one(write).expect("posted");
     }

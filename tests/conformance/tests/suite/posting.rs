@@ -1,4 +1,4 @@
-//! Which completions follow what was posted: FEATURES 3.24 to 3.33.
+//! Which completions follow the posted requests: FEATURES 3.24 to 3.33.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,14 +26,14 @@ cases! {
     a_queue_pair_that_signals_all_completes_all: ANY_DEVICE;
     unsignaled_requests_that_fail_complete: ANY_DEVICE;
     success_in_silence_stays_silent: ANY_DEVICE;
-    a_failure_tells_what_it_promises_and_no_more: ANY_DEVICE;
+    a_failed_completion_reports_only_id_and_status: ANY_DEVICE;
     the_error_comes_first_then_the_flush: ANY_DEVICE;
     the_state_changes_before_the_error_is_seen: ANY_DEVICE;
-    in_err_everything_is_taken_and_flushed_behind: ANY_DEVICE;
+    in_err_every_request_is_accepted_and_flushed: ANY_DEVICE;
     atomics_answer_eight_octets: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
     a_misaligned_atomic_changes_nothing: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
     a_datagram_fits_one_frame_and_its_domain: ANY_DEVICE.without(BaselineGaps::NO_UD);
-    forty_octets_come_before_each_datagram: ANY_DEVICE.without(BaselineGaps::NO_UD);
+    a_grh_area_of_40_bytes_precedes_each_datagram: ANY_DEVICE.without(BaselineGaps::NO_UD);
 }
 
 steered_cases! {
@@ -73,7 +73,7 @@ fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
             wr::WriteWithImmediate::new(data, place, [2; 4])
                 .flags(flags)
                 .into(),
-            // There is no completion at the other end that the mark could be on.
+            // A write has no completion at the other end that could be solicited.
             wr::Write::new(data, place).flags(flags).into(),
         ];
         let taken = move |request: &WorkRequest<'_>| offered.contains(request.operation());
@@ -86,7 +86,7 @@ fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
     }
     let plain = poll(&pair.far.cq).len();
     assert_eq!(told(&count), 0, "nothing was solicited");
-    // Still armed from before; then anew for each.
+    // The queue is still armed from before; after that the test arms it for each request.
     let mut marked = 0;
     for request in requests(SendFlags::SOLICITED) {
         let completes = request.operation() != Operations::WRITE;
@@ -97,7 +97,7 @@ fn a_queue_armed_for_solicited_sleeps_through_the_rest(rig: &Rig) {
         pair.far.cq.arm(Notify::Solicited).expect("armed");
     }
     assert_eq!(marked, plain);
-    // An error is worth waking for, and one notice is all that one arming gives.
+    // An error notifies as well, and one arming gives one notification only.
     go_to(rig, &pair.far, QpState::Err);
     rig.settle();
     assert_eq!(told(&count), 1);
@@ -128,7 +128,7 @@ fn a_solicited_invalidation_is_noticed(rig: &Rig) {
 fn only_marked_requests_complete_visibly(rig: &Rig) {
     let desk = rig.far.region(4096, OPEN);
     let pair = rig.rc();
-    // One by one and in one list; what is long is cut where the device cuts.
+    // The requests are posted one by one and as one list; a device that segments messages segments the long ones.
     for listed in [false, true] {
         let mut batch = Batch::new();
         for id in 0..8 {
@@ -174,7 +174,7 @@ fn unsignaled_requests_that_fail_complete(rig: &Rig) {
         go_to(rig, &pair.near, QpState::Err);
         assert_eq!(done(rig, &pair.near.cq), flushed(0..3));
     }
-    // Failed, each for its own reason: here, and there.
+    // The requests fail for reasons of their own: on this side, and on the peer's.
     let pair = rig.rc();
     let bad = wr::Write::new(unusable(rig), nowhere).wr_id(4);
     pair.near.post_one(bad).expect("posted");
@@ -206,7 +206,7 @@ fn success_in_silence_stays_silent(rig: &Rig) {
 }
 
 // covers 3.28
-fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
+fn a_failed_completion_reports_only_id_and_status(rig: &Rig) {
     let pool = rig
         .near
         .pd
@@ -220,7 +220,8 @@ fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
     let good = rig.far.region(64, OPEN);
     let bad = wr::Read::new(unusable(rig), good.remote(0)).wr_id(7);
     pair.near.post_one(bad).expect("posted");
-    // Fenced: a device may find a fault of a read's sink when the answer comes, and what follows need not wait for that.
+    // The request is fenced: a device may find a fault of a read's sink only when the response arrives, and later
+    // requests need not wait for that.
     let handed = wr::Send::new(pool.take().expect("a buffer")).wr_id(8);
     pair.near.post_one(handed.fence()).expect("posted");
     rig.settle();
@@ -234,7 +235,7 @@ fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
         assert_eq!((done.immediate(), done.invalidated_rkey()), (None, None));
         assert_eq!((done.byte_len, done.wc_flags), (0, WcFlags::empty()));
     }
-    // Buffers come home with it, failed or not.
+    // Buffers return with the completion, whether the request failed or not.
     let home: usize = all.iter_mut().map(|done| done.take_buffers().count()).sum();
     assert_eq!((home, pool.available()), (2, 3));
 }
@@ -243,7 +244,7 @@ fn a_failure_tells_what_it_promises_and_no_more(rig: &Rig) {
 fn the_error_comes_first_then_the_flush(rig: &Rig) {
     let desk = rig.near.region(4096, OPEN);
     let good = rig.far.region(4096, OPEN);
-    // The receives have a queue of their own, so that each side's order is plain.
+    // The receives have a queue of their own, so that the order of each is visible.
     let receives = rig.near.cq(64);
     for bad in [rig.scratch.sge(64, 8), unusable(rig)] {
         let near = rig.near.side_with(&rig.near.pd, |cq| {
@@ -301,11 +302,11 @@ fn the_state_changes_before_the_error_is_seen(rig: &Rig) {
 }
 
 // covers 3.30
-fn in_err_everything_is_taken_and_flushed_behind(rig: &Rig) {
+fn in_err_every_request_is_accepted_and_flushed(rig: &Rig) {
     flushed_behind(rig, 64);
 }
 
-// Hardware frees it when its completion is polled.
+// Real adapters free the slot when its completion is polled.
 // covers 3.30
 fn a_flushed_request_leaves_its_slot_at_once(rig: &Rig) {
     flushed_behind(rig, 4);
@@ -380,13 +381,13 @@ fn atomics_answer_eight_octets(rig: &Rig) {
             .signaled(2)
             .into(),
     );
-    // Not equal: nothing is swapped, and the answer says what is there.
+    // The values differ: nothing is swapped, and the response holds the value in memory.
     done(
         wr::CompareSwap::new(rig.scratch.sge(16, 8), place, 7, 11)
             .signaled(3)
             .into(),
     );
-    // Wraps. The result may lie at any address, and in pieces.
+    // The sum wraps. The result may be placed at any address, and in several entries.
     let pieces = [rig.scratch.sge(33, 3), rig.scratch.sge(41, 5)];
     done(
         wr::FetchAdd::new(&pieces, place, u64::MAX)
@@ -398,7 +399,7 @@ fn atomics_answer_eight_octets(rig: &Rig) {
     let split = [rig.scratch.bytes(33, 3), rig.scratch.bytes(41, 5)].concat();
     assert_eq!(split, 9_u64.to_ne_bytes());
     assert_eq!(counter.bytes(8, 56), [0; 56], "nothing else was touched");
-    // Room for more is allowed, and not used.
+    // A longer result entry is allowed; only its first eight bytes are written.
     rig.scratch.put(64, &[0xab; 32]);
     done(
         wr::FetchAdd::new(rig.scratch.sge(64, 24), place, 0)
@@ -460,8 +461,8 @@ fn a_datagram_fits_one_frame_and_its_domain(rig: &Rig) {
     pair.far.receive(&desk, 0, 40 + mtu as u32);
     pair.far.receive(&desk, 6000, 48);
     pair.far.receive(&desk, 7000, 48);
-    // The longest there is; then one with the top bit, which stands for the queue pair's own key,
-    // whatever the other bits say; then one with a wrong key, which nobody gets.
+    // The longest datagram succeeds. So does one whose Q_Key has the top bit set, which stands for the queue pair's own
+    // Q_Key whatever the other bits say. Then one has a wrong Q_Key, and is not delivered.
     let keyed = |remote_qkey| UdDestination {
         remote_qkey,
         ..to.clone()
@@ -472,7 +473,7 @@ fn a_datagram_fits_one_frame_and_its_domain(rig: &Rig) {
     rig.succeeds(near, send_to(rig, &wrong, 8, 3));
     assert_eq!(done(rig, &pair.far.cq), ok([0, 6000]));
     assert_eq!(desk.bytes(40, mtu), rig.scratch.bytes(0, mtu));
-    // An address handle that is gone takes nobody anywhere.
+    // A destroyed address handle leads to no destination.
     let gone = UdDestination {
         ah: rig.finish(rig.near.pd.create_ah(to.ah.path())),
         ..to.clone()
@@ -482,7 +483,7 @@ fn a_datagram_fits_one_frame_and_its_domain(rig: &Rig) {
 }
 
 // covers 3.33
-fn forty_octets_come_before_each_datagram(rig: &Rig) {
+fn a_grh_area_of_40_bytes_precedes_each_datagram(rig: &Rig) {
     let desk = rig.far.region(4096, OPEN);
     let (pair, to) = datagrams(rig);
     rig.scratch.fill(9);
@@ -492,7 +493,7 @@ fn forty_octets_come_before_each_datagram(rig: &Rig) {
     let request = verbs_api::wr::ReceiveRequest::new(1024, &two);
     pair.far.post_receive(request).expect("a receive");
     pair.far.receive(&desk, 3000, 40);
-    // Too long by one: dropped, and the receive is there for the next.
+    // The datagram is one byte too long: it is dropped, and the receive stays for the next.
     rig.succeeds(&pair.near, send_to(rig, &to, 9, 1));
     rig.nothing_on(&pair.far.cq);
     assert_eq!(desk.bytes(0, 48), [0xee; 48]);
@@ -506,12 +507,12 @@ fn forty_octets_come_before_each_datagram(rig: &Rig) {
     };
     arrives(8, 0);
     assert_eq!(desk.bytes(40, 8), rig.scratch.bytes(0, 8));
-    assert_eq!(desk.bytes(48, 8), [0xee; 8], "not one octet beyond");
-    // The header and the data go on from entry to entry.
+    assert_eq!(desk.bytes(48, 8), [0xee; 8], "not one byte beyond");
+    // The header and the data continue from entry to entry.
     arrives(20, 1024);
     let data = [desk.bytes(2058, 20), rig.scratch.bytes(0, 20)];
     assert_eq!(data[0], data[1]);
-    // No data at all: the forty octets have their place all the same.
+    // The datagram is empty: the forty bytes before it are kept free all the same.
     arrives(0, 3000);
     // A receive that cannot hold the header takes nothing.
     pair.far.receive(&desk, 3100, 39);

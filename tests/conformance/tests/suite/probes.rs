@@ -1,4 +1,5 @@
-//! The probes of the core and of every extension on every kind of device: what is claimed is proven, what is not is refused.
+//! The probes of the core and of every extension on every kind of device: each claimed feature is proven, and each other one
+//! is refused.
 
 use conformance::{Flavour, examined};
 use verbs_api::extension::{ExtensionDescriptor, Extensions};
@@ -74,10 +75,10 @@ fn extended_connections_reach_over_udp() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-// Through extended reliable connections what others promise is kept as well.
+// Extended reliable connections keep the promises of the other features as well.
 // covers 4.10 4.12
 #[test]
-fn extended_connections_carry_what_others_promise() {
+fn extended_connections_keep_the_promises_of_others() {
     for flavour in [Flavour::Ib, Flavour::IbFramed, Flavour::IbWire] {
         let [feature] = xrc::EXTENSION.all_features() else {
             panic!("one feature")

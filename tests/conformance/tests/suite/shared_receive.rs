@@ -17,20 +17,20 @@ use crate::support::{QKEY, datagrams_to, done, flushed, go_to, ok, poll, statuse
 cases! {
     a_shared_queue_keeps_what_is_posted_when_resized: SHARED;
     a_shared_queue_has_room_for_what_it_says: SHARED;
-    the_last_receive_is_told_when_the_state_is_changed: SHARED;
-    the_last_receive_is_told_after_an_error_of_its_own: SHARED;
-    the_last_receive_is_told_after_an_error_of_the_peer: SHARED;
-    the_last_receive_is_told_when_the_peer_is_gone: SHARED;
-    a_receive_in_progress_completes_before_it_is_told: SHARED;
-    it_is_told_once_for_each_life: SHARED;
-    a_queue_of_ones_own_tells_nothing: SHARED;
-    other_services_tell_it_too: SHARED.without(BaselineGaps::NO_UD);
-    what_was_not_taken_serves_another: SHARED;
+    the_last_wqe_event_follows_a_change_of_the_state: SHARED;
+    the_last_wqe_event_follows_an_error_of_its_own: SHARED;
+    the_last_wqe_event_follows_an_error_of_the_peer: SHARED;
+    the_last_wqe_event_follows_the_loss_of_the_peer: SHARED;
+    a_receive_in_progress_precedes_the_last_wqe_event: SHARED;
+    the_last_wqe_event_comes_once_between_resets: SHARED;
+    a_private_receive_queue_raises_no_last_wqe_event: SHARED;
+    uc_and_ud_raise_the_last_wqe_event_too: SHARED.without(BaselineGaps::NO_UD);
+    an_untaken_receive_serves_another_queue_pair: SHARED;
 }
 
 const SHARED: Needs = needs(Features::SRQ);
 
-/// A far end with a shared queue.
+/// A far end with a shared receive queue.
 struct Desk {
     region: Region,
     srq: Srq,
@@ -69,7 +69,7 @@ impl Desk {
         ids.for_each(|id| assert_eq!(self.post(id), Ok(())));
     }
 
-    /// How many receives it holds: at least as many as were asked for.
+    /// How many receives the queue holds: at least as many as were requested.
     fn room(&self) -> u64 {
         let status = self.srq.query().expect("a queue that lives");
         status.max_wr.into()
@@ -80,7 +80,7 @@ impl Desk {
         self.post(1000) == Err(PostReason::QueueFull { max })
     }
 
-    /// How many receives are in the queue: those that can still be posted tell.
+    /// How many receives are in the queue, found by posting until the queue is full.
     fn waiting(&self) -> u32 {
         let max = self.srq.query().expect("a queue that lives").max_wr;
         let mut posted = 0;
@@ -132,7 +132,7 @@ fn a_shared_queue_keeps_what_is_posted_when_resized(rig: &Rig) {
             .count(),
         0
     );
-    // The limit was kept, too.
+    // The SRQ limit was kept, too.
     send(rig, &pair, end - 3..end - 1);
     assert!(rig.far.events().contains(&EventType::SrqLimitReached));
     assert_eq!(done(rig, &pair.far.cq), ok(taken..end - 1));
@@ -148,7 +148,7 @@ fn a_shared_queue_has_room_for_what_it_says(rig: &Rig) {
     let large = rig.attributes().limits.max_srq_wr.min(3000);
     let small = Desk::new(rig, 2);
     let desk = match rig.outcome(small.srq.resize(large)) {
-        // The one verb of these queues that a device need not have.
+        // Resizing is the one verb of shared receive queues that a device need not have.
         Err(VerbError::UnsupportedVerb(_)) if rig.is_given() => Desk::new(rig, large),
         resized => resized.map(|()| small).expect("a larger queue"),
     };
@@ -164,7 +164,7 @@ fn a_shared_queue_has_room_for_what_it_says(rig: &Rig) {
     }
 }
 
-/// The far end's events, of this queue pair, and what had completed there when each came.
+/// The far end's events, of this queue pair, and the completions that were there when each arrived.
 type Told = Arc<Mutex<Vec<(EventType, Vec<(u64, WcStatus)>)>>>;
 
 fn listen(rig: &Rig, side: &Side) -> Told {
@@ -188,7 +188,7 @@ fn taken(told: &Told) -> Vec<(EventType, Vec<(u64, WcStatus)>)> {
 const LAST: EventType = EventType::QpLastWqeReached;
 
 // covers 3.83 3.84
-fn the_last_receive_is_told_when_the_state_is_changed(rig: &Rig) {
+fn the_last_wqe_event_follows_a_change_of_the_state(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
@@ -197,9 +197,13 @@ fn the_last_receive_is_told_when_the_state_is_changed(rig: &Rig) {
     assert_eq!(taken(&told), []);
     go_to(rig, &pair.far, QpState::Err);
     rig.settle();
-    assert_eq!(taken(&told), [(LAST, ok([0]))], "it held none any more");
+    assert_eq!(
+        taken(&told),
+        [(LAST, ok([0]))],
+        "the queue pair held no receive"
+    );
     assert_eq!(desk.waiting(), 3);
-    // Nothing more comes, whatever is done to it.
+    // No further event comes, whatever happens to the queue pair.
     go_to(rig, &pair.far, QpState::Err);
     let late = wr::Send::new(rig.scratch.sge(0, 8)).signaled(9);
     pair.near.post_one(late).expect("taken");
@@ -207,7 +211,7 @@ fn the_last_receive_is_told_when_the_state_is_changed(rig: &Rig) {
 }
 
 // covers 3.83 3.84
-fn the_last_receive_is_told_after_an_error_of_its_own(rig: &Rig) {
+fn the_last_wqe_event_follows_an_error_of_its_own(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
@@ -220,8 +224,8 @@ fn the_last_receive_is_told_after_an_error_of_its_own(rig: &Rig) {
 }
 
 // covers 3.83 3.84
-fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
-    // One receive is taken, and too short: it tells of the fault, and no other event does.
+fn the_last_wqe_event_follows_an_error_of_the_peer(rig: &Rig) {
+    // One receive was taken, and is too short: its completion reports the fault, and no other event does.
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
@@ -232,7 +236,7 @@ fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
     rig.settle();
     assert_eq!(taken(&told), [(LAST, vec![(0, WcStatus::LocLenErr)])]);
     assert_eq!(desk.waiting(), 3);
-    // None is taken: the fault has an event, and this one comes besides.
+    // No receive was taken: the fault has an event, and the last-WQE event comes in addition.
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
@@ -248,9 +252,9 @@ fn the_last_receive_is_told_after_an_error_of_the_peer(rig: &Rig) {
 }
 
 // covers 3.83
-fn the_last_receive_is_told_when_the_peer_is_gone(rig: &Rig) {
+fn the_last_wqe_event_follows_the_loss_of_the_peer(rig: &Rig) {
     if rig.acknowledges() {
-        // There is no connection that could be lost: the far end does not notice.
+        // InfiniBand has no connection whose loss the far end could notice.
         return;
     }
     let desk = Desk::new(rig, 8);
@@ -264,7 +268,7 @@ fn the_last_receive_is_told_when_the_peer_is_gone(rig: &Rig) {
 }
 
 // covers 3.83 3.84
-fn a_receive_in_progress_completes_before_it_is_told(rig: &Rig) {
+fn a_receive_in_progress_precedes_the_last_wqe_event(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let pair = desk.pair(rig);
     let told = listen(rig, &pair.far);
@@ -272,7 +276,8 @@ fn a_receive_in_progress_completes_before_it_is_told(rig: &Rig) {
     send(rig, &pair, 0..1);
     let long = wr::Send::new(rig.scratch.sge(0, 8000)).signaled(1);
     pair.near.post_one(long).expect("posted");
-    // Over a link some of it has come; elsewhere all of it. How much through sockets nobody knows, perhaps nothing.
+    // Over a link a part of the message has arrived; elsewhere all of it. Over sockets any part may have arrived,
+    // perhaps none.
     rig.step();
     go_to(rig, &pair.far, QpState::Err);
     rig.settle();
@@ -289,7 +294,7 @@ fn a_receive_in_progress_completes_before_it_is_told(rig: &Rig) {
 }
 
 // covers 3.83
-fn it_is_told_once_for_each_life(rig: &Rig) {
+fn the_last_wqe_event_comes_once_between_resets(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     desk.fill(0..2);
     let pair = desk.pair(rig);
@@ -307,13 +312,13 @@ fn it_is_told_once_for_each_life(rig: &Rig) {
     go_to(rig, &pair.far, QpState::Err);
     rig.settle();
     assert_eq!(taken(&told), [(LAST, vec![])]);
-    // Now it may go, and the shared queue after it.
+    // Now the queue pair can be destroyed, and the shared queue after it.
     rig.finish_destroy(pair.far.qp.clone().destroy());
     rig.finish_destroy(desk.srq.destroy());
 }
 
 // covers 3.83
-fn a_queue_of_ones_own_tells_nothing(rig: &Rig) {
+fn a_private_receive_queue_raises_no_last_wqe_event(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let pair = rig.rc();
     let told = listen(rig, &pair.far);
@@ -324,7 +329,7 @@ fn a_queue_of_ones_own_tells_nothing(rig: &Rig) {
 }
 
 // covers 3.83 3.84
-fn other_services_tell_it_too(rig: &Rig) {
+fn uc_and_ud_raise_the_last_wqe_event_too(rig: &Rig) {
     for qp_type in [QpType::Uc, QpType::Ud] {
         let desk = Desk::new(rig, 8);
         let (near, far) = (rig.near.side(qp_type), desk.side(rig, qp_type));
@@ -354,7 +359,7 @@ fn other_services_tell_it_too(rig: &Rig) {
 }
 
 // covers 3.84
-fn what_was_not_taken_serves_another(rig: &Rig) {
+fn an_untaken_receive_serves_another_queue_pair(rig: &Rig) {
     let desk = Desk::new(rig, 8);
     let (failing, other) = (desk.pair(rig), desk.pair(rig));
     desk.fill(0..8);

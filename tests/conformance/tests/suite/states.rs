@@ -1,4 +1,4 @@
-//! What a queue pair takes and does in each state: the table of FEATURES 3.1.
+//! What a queue pair accepts and does in each state: the table of FEATURES 3.1.
 
 use crate::cases;
 use conformance::{ANY_DEVICE, Pair, Region, Rig};
@@ -18,7 +18,7 @@ cases! {
     an_unreliable_connection_works_by_its_state: ANY_DEVICE.without(BaselineGaps::NO_UC);
     datagrams_work_by_their_state: ANY_DEVICE.without(BaselineGaps::NO_UD);
     a_draining_queue_starts_nothing_new: ANY_DEVICE;
-    what_was_begun_is_finished_while_draining: ANY_DEVICE;
+    a_draining_queue_finishes_begun_requests: ANY_DEVICE;
     an_error_on_the_way_up_flushes: ANY_DEVICE.without(BaselineGaps::NO_MODIFY_TO_RTR);
 }
 
@@ -26,14 +26,14 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_WRITE);
 
-/// A far queue pair that is led from state to state by hand, and a near one that is ready.
+/// A far queue pair that the test moves from state to state, and a near one that is ready.
 struct Stage<'r> {
     rig: &'r Rig,
     pair: Pair,
     at_near: QpEndpoint,
     desk: Region,
     home: Region,
-    // Where the near end sends datagrams to, and the far end.
+    // The destinations of the datagrams of the near end and of the far end.
     to_far: Option<UdDestination>,
     to_near: Option<UdDestination>,
 }
@@ -73,7 +73,7 @@ impl<'r> Stage<'r> {
         self.pair.far.qp_type()
     }
 
-    /// The far queue pair goes one step up.
+    /// Moves the far queue pair to the next state on the way to RTS.
     fn step(&self, to: QpState) {
         let up = QpAttributes::new().qp_state(to);
         let (is_rc, is_ud) = (self.qp_type() == QpType::Rc, self.qp_type() == QpType::Ud);
@@ -127,7 +127,7 @@ impl<'r> Stage<'r> {
         posted.map_err(|rejected| rejected.reason)
     }
 
-    /// The near end sends.
+    /// Makes the near end send a message.
     fn arrive(&self, id: u64) {
         let send = wr::Send::new(self.rig.scratch.sge(0, 8)).signaled(id);
         let send = match &self.to_far {
@@ -171,22 +171,23 @@ fn datagrams_work_by_their_state(rig: &Rig) {
 fn up_to_rts(rig: &Rig, qp_type: QpType) -> Stage<'_> {
     let stage = Stage::new(rig, qp_type);
     let refused = |state| Err(PostReason::InvalidState(state));
-    // RESET: nothing.
+    // In RESET nothing can be posted.
     assert_eq!(stage.receive(1), refused(QpState::Reset));
     assert_eq!(stage.send(1), refused(QpState::Reset));
     assert_eq!(stage.far(), []);
-    // INIT: receives can be posted; what arrives is dropped, and a reliable sender keeps it.
+    // In INIT receives can be posted; an arriving message is dropped, and a reliable sender retransmits
+    // it.
     stage.step(QpState::Init);
     assert_eq!((stage.receive(1), stage.receive(2)), (Ok(()), Ok(())));
     assert_eq!(stage.send(1), refused(QpState::Init));
     stage.arrive(1);
     assert_eq!(stage.far(), []);
     let keeps = qp_type == QpType::Rc;
-    // A stream takes the octets from its sender before the peer has them.
+    // A stream accepts the bytes of its sender before the peer has them.
     if rig.acknowledges() {
         assert_eq!(stage.near(), if keeps { vec![] } else { ok([1]) });
     }
-    // RTR: what arrives counts; nothing can be sent.
+    // In RTR arriving messages are received; nothing can be sent.
     stage.step(QpState::Rtr);
     assert_eq!(stage.receive(3), Ok(()));
     assert_eq!(stage.send(1), refused(QpState::Rtr));
@@ -196,7 +197,7 @@ fn up_to_rts(rig: &Rig, qp_type: QpType) -> Stage<'_> {
     }
     rig.run_for(std::time::Duration::from_millis(200));
     assert_eq!(stage.far(), ok([1]));
-    // RTS: both.
+    // In RTS messages are sent and received.
     stage.step(QpState::Rts);
     stage.arrive(2);
     assert_eq!(stage.far(), ok([2]));
@@ -208,11 +209,11 @@ fn up_to_rts(rig: &Rig, qp_type: QpType) -> Stage<'_> {
     (0..8).for_each(home);
     assert_eq!(stage.send(9), Ok(()));
     assert_eq!((stage.far(), stage.near()), (vec![], ok([0])));
-    // The third receive waits.
+    // The third receive is still posted.
     stage
 }
 
-// One receive, of identity 3, waits at the far end.
+// One receive, of identity 3, is posted at the far end.
 fn in_sqd(stage: &Stage<'_>) {
     let Stage { rig, pair, .. } = stage;
     go_to(rig, &pair.far, QpState::Sqd);
@@ -222,7 +223,7 @@ fn in_sqd(stage: &Stage<'_>) {
     assert_eq!(stage.near(), ok([3]));
     go_to(rig, &pair.far, QpState::Rts);
     assert_eq!((stage.far(), stage.near()), (vec![], ok([64])));
-    // Here as at the start one receive waits.
+    // As at the start, one receive is posted.
     stage.arrive(4);
     assert_eq!((stage.far(), stage.near()), (ok([4]), ok([4])));
     assert_eq!(stage.receive(3), Ok(()));
@@ -246,11 +247,11 @@ fn in_sqe(stage: &Stage<'_>) {
     );
     stage.arrive(5);
     assert_eq!((stage.far(), stage.near()), (ok([3]), ok([5])));
-    // Out of it again, and the send queue works.
+    // Moved from SQE to RTS again, the send queue works.
     go_to(rig, &pair.far, QpState::Rts);
     assert_eq!(stage.send(22), Ok(()));
     assert_eq!((stage.far(), stage.near()), (vec![], ok([128])));
-    // It fails once more, so that ERR is entered from here.
+    // It fails a second time, so that ERR is entered from SQE.
     let bad = wr::Send::new(unusable(rig)).wr_id(23);
     let bad = match &stage.to_near {
         Some(to) => bad.to(to),
@@ -261,7 +262,7 @@ fn in_sqe(stage: &Stage<'_>) {
     assert_eq!(pair.far.state(), QpState::Sqe);
 }
 
-// Any receives wait at the far end.
+// Any number of receives may be posted at the far end.
 fn in_err(stage: &Stage<'_>) {
     let Stage { rig, pair, .. } = stage;
     go_to(rig, &pair.far, QpState::Err);
@@ -278,14 +279,14 @@ fn in_err(stage: &Stage<'_>) {
     let mut taken = stage.far();
     taken.sort_by_key(|(id, _)| *id);
     assert_eq!(taken, flushed([30, 31, 32, 130, 131, 132]));
-    // What arrives is dropped.
+    // An arriving message is dropped.
     let places = stage.desk.bytes(0, 1 << 16);
     stage.arrive(6);
     assert_eq!(stage.far(), []);
     assert_eq!(stage.desk.bytes(0, 1 << 16), places);
     let done = stage.near();
     let delivered = match pair.near.qp_type() {
-        // Nobody acknowledges it.
+        // The far end does not acknowledge the message.
         QpType::Rc => !done.contains(&(6, WcStatus::Success)),
         _ => done == ok([6]),
     };
@@ -295,7 +296,7 @@ fn in_err(stage: &Stage<'_>) {
 // covers 3.S
 fn a_draining_queue_starts_nothing_new(rig: &Rig) {
     if rig.attributes().transport == Transport::Iwarp {
-        // There is no way back from SQD: it closes the stream, and both ends are flushed.
+        // On iWARP SQD cannot be left: it closes the stream, and both ends are flushed.
         let pair = rig.rc();
         go_to(rig, &pair.near, QpState::Sqd);
         rig.settle();
@@ -309,9 +310,9 @@ fn a_draining_queue_starts_nothing_new(rig: &Rig) {
     }
     let stage = up_to_rts(rig, QpType::Rc);
     in_sqd(&stage);
-    // Full is full in SQD too, and ERR flushes what never began.
+    // A full queue stays full in SQD, and ERR flushes the requests that never began.
     let Pair { near, far } = &stage.pair;
-    // A device need not free the slots of what was not signaled before something behind it has completed.
+    // A device need not free the slots of unsignaled requests before a later request has completed.
     near.receive(&rig.scratch, 0, 64);
     rig.succeeds(far, wr::Send::new(stage.desk.sge(0, 8)).signaled(999));
     go_to(rig, far, QpState::Sqd);
@@ -327,7 +328,7 @@ fn a_draining_queue_starts_nothing_new(rig: &Rig) {
 }
 
 // covers 3.S
-fn what_was_begun_is_finished_while_draining(rig: &Rig) {
+fn a_draining_queue_finishes_begun_requests(rig: &Rig) {
     if rig.attributes().transport == Transport::Iwarp {
         return;
     }
@@ -349,7 +350,7 @@ fn what_was_begun_is_finished_while_draining(rig: &Rig) {
     assert!(!status.sq_draining);
     go_to(rig, &pair.near, QpState::Rts);
     assert_eq!(done(rig, &pair.near.cq), ok([2]));
-    assert_eq!(rig.near.events(), [], "told once");
+    assert_eq!(rig.near.events(), [], "reported once");
 }
 
 // covers 3.S
@@ -377,7 +378,7 @@ fn an_error_on_the_way_up_flushes(rig: &Rig) {
                 flushed([1, 2, 3, 4, 5]),
                 "{qp_type:?} {last:?}"
             );
-            // And back to the start, where all is forgotten.
+            // In RESET again, the queue pair has forgotten its receives.
             go_to(rig, &stage.pair.far, QpState::Reset);
             let refused = Err(PostReason::InvalidState(QpState::Reset));
             assert_eq!((stage.receive(6), stage.send(6)), (refused, refused));

@@ -1,4 +1,4 @@
-//! Requests whose completions are awaited: a task looks again only when it was woken.
+//! Requests whose completions are awaited: a task polls again only after it was woken.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,13 +18,13 @@ use verbs_api::{
 cases! {
     futures_of_both_ends_and_polls_each_get_their_own: ANY_DEVICE;
     dropped_futures_give_their_buffers_back: ANY_DEVICE;
-    a_failure_is_told_to_its_future_and_flushes_the_others: ANY_DEVICE;
-    an_overrun_is_told_to_every_future: ANY_DEVICE;
-    a_reset_is_told_to_every_future: ANY_DEVICE;
+    a_failure_reaches_its_future_and_flushes_the_others: ANY_DEVICE;
+    an_overrun_reaches_every_future: ANY_DEVICE;
+    a_reset_reaches_every_future: ANY_DEVICE;
 }
 
 steered_cases! {
-    a_removal_is_told_to_every_future: ANY_DEVICE;
+    a_removal_reaches_every_future: ANY_DEVICE;
 }
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Wake for Woken {
     }
 }
 
-// Runs a future as an executor does: one that was not woken is not polled again.
+// Runs a future as an executor does: it polls the future again only after it was woken.
 fn run<F: Future + Unpin>(rig: &Rig, mut future: F) -> F::Output {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
@@ -78,7 +78,7 @@ fn futures_of_both_ends_and_polls_each_get_their_own(rig: &Rig) {
         let plain = write.signaled(100 + u64::from(number));
         pair.near.post_one(plain).expect("posted");
     }
-    // The last first.
+    // The last future is awaited first.
     for (number, future) in received.into_iter().enumerate().rev() {
         let done = success(rig, future);
         assert_eq!(
@@ -116,7 +116,7 @@ fn dropped_futures_give_their_buffers_back(rig: &Rig) {
 }
 
 // covers 5.32
-fn a_failure_is_told_to_its_future_and_flushes_the_others(rig: &Rig) {
+fn a_failure_reaches_its_future_and_flushes_the_others(rig: &Rig) {
     let pair = rig.rc();
     let received = pair
         .near
@@ -136,7 +136,7 @@ fn a_failure_is_told_to_its_future_and_flushes_the_others(rig: &Rig) {
 }
 
 // covers 5.32
-fn an_overrun_is_told_to_every_future(rig: &Rig) {
+fn an_overrun_reaches_every_future(rig: &Rig) {
     let small = rig.finish(rig.near.context.create_cq(1));
     let qp = rig.finish(rig.near.pd.create_qp(QpOptions::rc(&small).max_recv_wr(64)));
     let init = QpAttributes::new().qp_state(QpState::Init).pkey_index(0);
@@ -145,7 +145,7 @@ fn an_overrun_is_told_to_every_future(rig: &Rig) {
     let futures: Vec<_> = (0..small.cqe() + 8)
         .map(|_| qp.receive(ReceiveRequest::new(0, rig.scratch.sge(0, 8))))
         .collect();
-    // All of them are flushed at once.
+    // All requests are flushed at once.
     rig.finish(qp.modify(QpAttributes::new().qp_state(QpState::Err)));
     let mut overran = 0;
     for future in futures {
@@ -159,7 +159,7 @@ fn an_overrun_is_told_to_every_future(rig: &Rig) {
 }
 
 // covers 5.32
-fn a_removal_is_told_to_every_future(rig: &Rig) {
+fn a_removal_reaches_every_future(rig: &Rig) {
     let pair = rig.rc();
     let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
     let (first, second) = (
@@ -177,7 +177,7 @@ fn a_removal_is_told_to_every_future(rig: &Rig) {
 }
 
 // covers 5.32
-fn a_reset_is_told_to_every_future(rig: &Rig) {
+fn a_reset_reaches_every_future(rig: &Rig) {
     let pair = rig.rc();
     let receive = |wr_id| ReceiveRequest::new(wr_id, rig.scratch.sge(0, 8));
     let (first, second) = (

@@ -1,4 +1,4 @@
-//! What several modules of the suite use.
+//! Helpers that several modules of the suite use.
 
 use conformance::{Pair, Rig, Side};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
@@ -7,23 +7,23 @@ use verbs_api::{
     wr::UdDestination,
 };
 
-/// Ids and statuses.
+/// The identities and statuses of completions.
 pub(crate) fn statuses(done: &[Completion]) -> Vec<(u64, WcStatus)> {
     done.iter().map(|done| (done.wr_id, done.status)).collect()
 }
 
-/// These succeeded.
+/// The identities of requests that succeeded, with their status.
 pub(crate) fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     ids.into_iter().map(|id| (id, WcStatus::Success)).collect()
 }
 
-/// These were flushed.
+/// The identities of requests that were flushed, with their status.
 pub(crate) fn flushed(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     let ids = ids.into_iter();
     ids.map(|id| (id, WcStatus::WrFlushErr)).collect()
 }
 
-/// What there is, fetched one by one.
+/// The completions that are in the queue, polled one by one.
 pub(crate) fn poll(cq: &Cq) -> Vec<Completion> {
     let one = || {
         let mut slot = [Completion::default()];
@@ -34,19 +34,19 @@ pub(crate) fn poll(cq: &Cq) -> Vec<Completion> {
     std::iter::from_fn(one).collect()
 }
 
-/// Lets time pass, and answers what has come.
+/// Lets time pass, and returns the completions that have arrived.
 pub(crate) fn done(rig: &Rig, cq: &Cq) -> Vec<(u64, WcStatus)> {
     rig.settle();
     statuses(&poll(cq))
 }
 
-/// Takes a queue pair to a state that needs nothing else.
+/// Moves a queue pair to a state that needs no other attribute.
 pub(crate) fn go_to(rig: &Rig, side: &Side, state: QpState) {
     rig.finish(side.modify(QpAttributes::new().qp_state(state)));
 }
 
-/// The near queue pair can send, the far one is in RESET: what is posted stays outstanding. `None` where none can send before
-/// its peer.
+/// The near queue pair can send, and the far one is in RESET, so that posted requests stay outstanding. `None` on devices
+/// where no queue pair can send before its peer is ready.
 pub(crate) fn half_connected(rig: &Rig) -> Option<Pair> {
     if rig.has_gap(BaselineGaps::NO_MODIFY_TO_RTR) {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn datagrams_to(rig: &Rig, far: &Side) -> UdDestination {
     }
 }
 
-/// The key of datagrams.
+/// The Q_Key of the datagram queue pairs.
 pub(crate) const QKEY: u32 = 0x1111;
 
 /// Queue pairs for datagrams, ready, and how the near one addresses the far one.
@@ -81,14 +81,14 @@ pub(crate) fn datagrams(rig: &Rig) -> (Pair, UdDestination) {
     (Pair { near, far }, to)
 }
 
-/// A stretch that no key opens.
+/// A scatter/gather entry whose key is not valid.
 pub(crate) fn unusable(rig: &Rig) -> Sge {
     forged(rig.scratch.mr.iova(), 8, 0x12_3456)
 }
 
-/// An entry of made-up numbers.
+/// A scatter/gather entry of forged numbers.
 #[allow(unsafe_code)]
 pub(crate) fn forged(addr: u64, length: u32, lkey: u32) -> Sge {
-    // SAFETY: emulated devices tell the regions of buffer pools from others, whoever names them.
+    // SAFETY: emulated devices check whether a region belongs to a buffer pool, whichever entry names it.
     unsafe { Sge::from_raw(addr, length, LKey::new(lkey)) }
 }

@@ -64,14 +64,14 @@ fn host(rig: &Rig) -> Region {
     rig.far.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-/// A bind of a stretch of `host`, as peers may read and write it.
+/// A bind of a range of `host` that peers may read and write.
 fn bind_of<'a>(mw: &'a Mw, host: &'a Region, offset: u64, length: u64) -> wr::BindWindow<'a> {
     wr::BindWindow::new(mw, &host.mr, host.mr.iova() + offset, length)
         .access(READ_WRITE)
         .signaled(1)
 }
 
-/// Binds a window of either type and answers its key.
+/// Binds a window of either type and returns its key.
 fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> RKey {
     if mw.mw_type() == MwType::Type2 {
         let key = request.key();
@@ -89,7 +89,7 @@ fn bind(rig: &Rig, side: &Side, mw: &Mw, request: wr::BindWindow<'_>) -> RKey {
     key
 }
 
-/// A window that is bound to octets 0 to 63 of `host`, through a pair of its own.
+/// A window that is bound to bytes 0 to 63 of `host`, through a pair of its own.
 fn bound(rig: &Rig, mw_type: MwType, host: &Region) -> (Pair, Mw, RKey) {
     let pair = rig.rc();
     let mw = rig.far.window(mw_type);
@@ -188,7 +188,7 @@ fn a_type_2_window_cannot_be_bound_to_nothing(rig: &Rig) {
     );
     let unbind = wr::BindWindow::unbind(&mw).signaled(1);
     rig.fails(&rig.rc().far, unbind, WcStatus::MwBindErr);
-    // It is still free.
+    // The window is still free.
     let pair = rig.rc();
     bind(rig, &pair.far, &mw, bind_of(&mw, &host, 0, 64));
     rig.finish_destroy(mw.destroy());
@@ -364,7 +364,7 @@ fn a_bind_to_a_zero_based_region_keeps_its_bounds(rig: &Rig) {
     assert!(rig.can_read(&pair, RemoteAddress::new(192, key)));
     assert!(
         !rig.can_write(&pair, RemoteAddress::new(99, key)),
-        "one octet below"
+        "one byte below"
     );
 }
 
@@ -469,7 +469,7 @@ fn a_key_of_type_1_works_as_soon_as_the_peer_has_it(rig: &Rig) {
             .post_one(wr::Send::new(&key.value().to_be_bytes()).signaled(1))
             .expect("a send");
         assert_eq!(rig.take(&pair.near.cq, 1)[0].status, WcStatus::Success);
-        // Without it a device need not free the slots.
+        // A device need not free the slots before this completion has been polled.
         assert_eq!(rig.take(&pair.far.cq, 1)[0].status, WcStatus::Success);
         assert!(rig.can_write(&pair, at(&host, 0, key)), "round {round}");
     }
@@ -518,7 +518,7 @@ fn an_invalidated_window_is_free(rig: &Rig) {
     let host = host(rig);
     let (pair, mw, key) = bound(rig, MwType::Type2, &host);
     rig.succeeds(&pair.far, wr::LocalInvalidate::new(key).signaled(2));
-    // Cut from its queue pair: another one may bind it.
+    // The window is no longer bound to its queue pair: another one may bind it.
     let other = rig.rc();
     let again = bind(rig, &other.far, &mw, bind_of(&mw, &host, 0, 64));
     assert!(rig.can_write(&other, at(&host, 0, again)));
@@ -672,7 +672,7 @@ fn a_zero_based_window_counts_from_its_first_octet(rig: &Rig) {
     assert_eq!(host.bytes(0, 100), [0; 100]);
     assert!(
         !rig.can_write(&pair, RemoteAddress::new(43, key)),
-        "one octet too far"
+        "one byte too far"
     );
 }
 
@@ -693,7 +693,7 @@ fn a_window_dies_with_its_queue_pair(rig: &Rig) {
         "a new queue pair"
     );
 
-    // The window lives, holds its domain, and can be bound again.
+    // The window still exists, holds its domain, and can be bound again.
     rig.finish_destroy(elsewhere.mr.deregister());
     match rig.outcome(pd.clone().destroy()) {
         Err(DestroyError::Busy { held_by, .. }) => assert_eq!(held_by.len(), 1, "{held_by:?}"),
@@ -708,7 +708,7 @@ fn a_window_dies_with_its_queue_pair(rig: &Rig) {
 
 // covers 2.54
 fn a_window_is_not_inherited_with_the_number(rig: &Rig) {
-    // One number on each device: every queue pair has it in turn.
+    // Each device has one queue pair number, which every queue pair gets in turn.
     let rig = &rig.with_qp_numbers(0x40, 0x41);
     let host = host(rig);
     let (pair, mw, key) = bound(rig, MwType::Type2, &host);
