@@ -16,7 +16,7 @@ use verbs_api::provider::carrier::Carrier;
 use verbs_api::provider::{ContextOps, DeviceOps, EventSink};
 use verbs_api::{Device, ids::Psn, wr::ReceiveRequest};
 
-/// A device of ours, but for how connections are made.
+/// An emulated device whose connections are made by another carrier.
 struct Connecting {
     behind: Arc<dyn DeviceOps>,
     carrier: Option<Carrier>,
@@ -48,15 +48,15 @@ fn open(kind: &str, carrier: Option<Carrier>) -> Context {
         .unwrap()
 }
 
-/// Who brings queue pairs up.
+/// The component that brings queue pairs up.
 enum BroughtUp {
     /// The connector, with attributes that the network knows.
     WithChanges(fn([QpAttributes; 3]) -> [QpAttributes; 3]),
-    /// The network: those that will be asked for next.
+    /// The network; the queue holds the queue pairs of the next connects.
     By(Mutex<VecDeque<Qp>>),
 }
 
-/// A provider's own network.
+/// The network of a provider.
 struct Network {
     messages: Arc<InProcess>,
     brought_up: BroughtUp,
@@ -167,7 +167,7 @@ impl Ends {
         (active, accepted.wait().unwrap())
     }
 
-    /// A message goes from one end to the other.
+    /// Carries a message from one end to the other.
     fn carry(&self) {
         let receive = ReceiveRequest::new(7, ());
         self.passive.post_receive(receive).unwrap();

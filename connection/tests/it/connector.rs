@@ -108,7 +108,7 @@ fn error<T>(started: Started<T, ConnectError>) -> ConnectError {
     }
 }
 
-// What a peer says is padded.
+// The private data of a peer is padded.
 fn refused(said: &[u8]) -> ConnectError {
     let mut private_data = said.to_vec();
     private_data.resize(148, 0);
@@ -124,7 +124,7 @@ fn an_accept_completes_when_the_peer_has_completed() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());
-        // Receives may be posted before the connection is there.
+        // Receives may be posted before the connection exists.
         let init = QpAttributes::new()
             .qp_state(QpState::Init)
             .pkey_index(0)
@@ -158,7 +158,7 @@ fn an_accept_completes_when_the_peer_has_completed() {
 
 // covers 7.72 7.73
 #[test]
-fn a_refusal_carries_private_data_and_leaves_the_queue_pair_untouched() {
+fn a_refusal_has_private_data_and_leaves_the_qp_unchanged() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());
@@ -167,14 +167,14 @@ fn a_refusal_carries_private_data_and_leaves_the_queue_pair_untouched() {
         assert_eq!(error(asked), refused(b"full"));
         assert_eq!(state(&near), QpState::Reset);
 
-        // Nobody listens there.
+        // No program listens at this address.
         let elsewhere = "10.0.0.9:1".parse().unwrap();
         let asked = rig
             .connector
             .connect(&rig.context, &near, elsewhere, ConnectionOptions::new());
         assert!(matches!(error(asked), ConnectError::Refused { .. }));
 
-        // The same queue pair may ask again, and not once it is connected.
+        // The queue pair may connect again, but not while it is connected.
         let _connection = rig.connected(&near, &far);
         let asked = rig.connect(&near, ConnectionOptions::new());
         assert_eq!(error(asked), ConnectError::Connected);
@@ -207,7 +207,7 @@ fn an_accept_fails_if_the_peer_rejects_gives_up_or_times_out() {
         assert_eq!(error(accepted), expected);
         assert_eq!((state(&near), state(&far)), (QpState::Reset, QpState::Err));
     }
-    // Somebody who gives up before the answer.
+    // A peer gives up before the answer.
     let (near, far) = (rig.qp(), rig.qp());
     let (asked, incoming) = rig.ask(&near);
     rig.network.expire();
@@ -269,7 +269,7 @@ fn more_private_data_than_fits_is_an_error_and_nothing_is_sent() {
 
 // covers 7.77 7.78
 #[test]
-fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
+fn only_the_side_that_disconnects_flushes() {
     for kind in KINDS {
         let rig = Rig::new(kind);
         let (near, far) = (rig.qp(), rig.qp());
@@ -323,7 +323,7 @@ fn a_flush_completes_only_requests_of_its_queue_pair() {
 
 // covers 5.13
 #[test]
-fn a_queue_pair_destroyed_between_phases_fails_the_second_phase_only() {
+fn a_qp_destroyed_between_phases_fails_the_second_phase() {
     let rig = Rig::new("ib0");
     let (near, far) = (rig.qp(), rig.qp());
     let (at_near, at_far) = rig.connected(&near, &far);
@@ -340,7 +340,7 @@ fn a_queue_pair_destroyed_between_phases_fails_the_second_phase_only() {
     ));
     at_far.disconnected().wait().unwrap();
 
-    // The same while an active side has not completed.
+    // The queue pair is destroyed while an active side has not completed.
     let (near, far) = (rig.qp(), rig.qp());
     let (asked, incoming) = rig.ask(&near);
     let accepted = rig.accept(incoming, &far);
@@ -425,14 +425,14 @@ fn a_connection_request_is_reported_and_answered_once() {
         let rig = Rig::new(kind);
         let (near, far, other) = (rig.qp(), rig.qp(), rig.qp());
         let (at_near, at_far) = rig.connected(&near, &far);
-        // Neither end can be one of another connection.
+        // Neither queue pair can serve another connection.
         let asked = rig.connect(&near, ConnectionOptions::new());
         assert_eq!(error(asked), ConnectError::Connected);
         let (asked, incoming) = rig.ask(&other);
         assert_eq!(error(rig.accept(incoming, &far)), ConnectError::Connected);
         assert!(matches!(error(asked), ConnectError::Refused { .. }));
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
-        // It ends once, and ending it again ends nothing else.
+        // The connection ends once, and a second disconnect has no other effect.
         at_near.disconnect(&rig.context, &near).wait().unwrap();
         at_far.disconnected().wait().unwrap();
         at_near.disconnect(&rig.context, &near).wait().unwrap();
@@ -446,13 +446,13 @@ fn a_connection_request_is_reported_and_answered_once() {
 fn a_pending_connect_or_accept_blocks_no_other_call() {
     for kind in KINDS {
         let rig = Rig::new(kind);
-        // A queue pair goes, and the connect with it: its listener hears nothing bad.
+        // A queue pair is destroyed, and its connect fails: the listener sees no error.
         let near = rig.qp();
         let (asked, incoming) = rig.ask(&near);
         near.destroy().wait().unwrap();
         incoming.reject(b"").unwrap();
         assert!(matches!(error(asked), ConnectError::Refused { .. }));
-        // The same in the middle of an accept.
+        // The queue pair of the passive side is destroyed during an accept.
         let (near, far) = (rig.qp(), rig.qp());
         let (asked, incoming) = rig.ask(&near);
         let accepted = rig.accept(incoming, &far);

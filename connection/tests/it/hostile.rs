@@ -1,4 +1,4 @@
-//! Peers that mean harm: to InfiniBand's connection manager, and to MPA over TCP.
+//! Hostile peers of InfiniBand's connection manager, and of MPA over TCP.
 
 mod amplification;
 mod cm;

@@ -1,4 +1,4 @@
-//! Connections over both transports, between friends and against hostile peers.
+//! Connections over both transports, between honest peers and against hostile ones.
 
 mod backend;
 mod connector;

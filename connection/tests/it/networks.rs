@@ -1,5 +1,5 @@
-//! Requests of connectors on every network: one body for frames that are handed over in one process, for InfiniBand's
-//! connection manager over UDP, and for MPA over TCP.
+//! Requests of connectors on every network: one body for frames that are delivered within one process, for
+//! InfiniBand's connection manager over UDP, and for MPA over TCP.
 
 mod by_program;
 mod channel;

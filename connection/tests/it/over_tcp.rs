@@ -127,7 +127,7 @@ impl End {
 
 // covers 7.77 7.78
 #[test]
-fn a_peer_that_disconnects_does_not_flush_and_disconnecting_does() {
+fn only_the_side_that_disconnects_flushes() {
     let (near, far) = (End::new("127.0.4.16"), End::new("127.0.4.17"));
     let listener = far.listen("127.0.4.17");
     let (one, other) = near.connected(&far, &listener);
@@ -174,7 +174,7 @@ fn two_queue_pairs_connect_exchange_data_and_disconnect() {
         let far = End::with("127.0.4.2", change);
         let listener = far.listen("127.0.4.2");
         let (one, other) = near.connected(&far, &listener);
-        // Either side may send first: the indication has told that both are ready.
+        // Either side may send first: the ready-to-receive indication has shown that both are ready.
         say(&far, &near, b"the passive side begins");
         say(&near, &far, b"and is answered");
         let gone = other.disconnected();
@@ -187,7 +187,7 @@ fn two_queue_pairs_connect_exchange_data_and_disconnect() {
 }
 
 #[test]
-fn a_device_answers_a_ping_and_no_program_hears_of_it() {
+fn a_device_answers_a_ping_without_the_program() {
     let near = End::new("127.0.4.11");
     let far = End::with("127.0.4.12", |options| options.address.set_port(4791));
     let listener = far.listen("127.0.4.12");
@@ -284,7 +284,7 @@ fn a_rejected_queue_pair_can_connect_again() {
 }
 
 #[test]
-fn where_nobody_listens_a_connection_is_refused() {
+fn a_connect_without_a_listener_is_refused() {
     let near = End::new("127.0.4.8");
     let nobody = "127.0.4.9:9".parse().unwrap();
     let asked = near
@@ -343,7 +343,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     let mut reply = [0; 32];
     let start = Start::new(Kind::Reply, None, b"old").unwrap();
     let len = start.encode(&mut reply).unwrap();
-    // In two pieces.
+    // The reply arrives in two pieces.
     second.write_all(&reply[..9]).unwrap();
     waiting::until(|| manager.gate.heard() == 9);
     second.write_all(&reply[9..len]).unwrap();
@@ -385,7 +385,7 @@ fn the_ready_to_receive_indication_is_repeated() {
     let len = reply.encode(&mut bytes).unwrap();
     peer.write_all(&bytes[..len]).unwrap();
     let _connection = asked.wait().unwrap().complete().wait().unwrap();
-    // A write without bytes: as often as it comes, it says the same.
+    // The indication is a write of no bytes; each repetition is identical.
     let mut frames = [[0; 20]; 2];
     for frame in &mut frames {
         peer.read_exact(frame).unwrap();
@@ -443,7 +443,7 @@ fn a_passive_side_sends_first_only_if_configured_to() {
     let (near, far) = (End::new("127.0.4.28"), End::new("127.0.4.26"));
     let listener = far.listen("127.0.4.26");
     let mut said = SaidFirst::by(&far, &listener);
-    // A frame would be there before this answer of the device.
+    // A frame would arrive before this answer of the device.
     near.connector
         .ping(&near.context, listener.address())
         .wait()
@@ -475,7 +475,7 @@ fn peers_of_another_protocol_disturb_no_connection() {
             0 => b"GET / HTTP/1.1\r\n\r\n",
             1 => b"MPA ID Rep Frame\0\x02\0\0",
             2 => b"MPA ID Req Frame\0\x02\xff\xff",
-            // Says a little, and no more.
+            // This peer sends a part of a request, and then nothing.
             _ => b"MPA ID Req Fra",
         };
         liar.write_all(said).unwrap();
@@ -484,7 +484,7 @@ fn peers_of_another_protocol_disturb_no_connection() {
     say(&near, &far, b"undisturbed");
     for (number, liar) in liars.iter_mut().enumerate() {
         if number % 4 != 3 {
-            // Closed without an answer.
+            // The device closes the stream without an answer.
             let mut bytes = [0; 64];
             assert!(!matches!(liar.read(&mut bytes), Ok(1..)));
         }
@@ -495,7 +495,7 @@ fn peers_of_another_protocol_disturb_no_connection() {
 fn the_port_that_one_end_chose_is_the_one_that_its_peer_sees() {
     let (near, far) = (End::new("127.0.4.31"), End::new("127.0.4.32"));
     let listener = far.listen("127.0.4.32");
-    // Free until the connection takes it.
+    // The port is free until the connection takes it.
     let free = std::net::TcpListener::bind("127.0.4.31:0").unwrap();
     let own = free.local_addr().unwrap();
     drop(free);

@@ -13,9 +13,9 @@ use polyverbs_connection::{ConnectError, ConnectionOptions, ReadLimits, Refusal}
 use rig::{End, device_at, error};
 
 #[test]
-fn a_device_answers_a_ping_and_no_program_hears_of_it() {
+fn a_device_answers_a_ping_without_the_program() {
     let (near, far) = (End::new("127.0.20.7:4791"), End::new("127.0.20.8:4791"));
-    // One without a connection manager answers as well.
+    // A device without a connection manager answers as well.
     for listener in [None, Some(far.connector.listen(far.at(0), 0).unwrap())] {
         let at = listener
             .as_ref()
@@ -104,7 +104,7 @@ fn each_side_transmits_its_retry_counts() {
     let pending = asked.wait().unwrap();
     assert_eq!(pending.offered_rnr_retry(), Some(0));
     let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());
-    // Each queue pair does what its own end was told.
+    // Each queue pair has the values that its own end received.
     for (end, expected) in [(&near, (3, 5)), (&far, (1, 0))] {
         let has = end.qp.query().unwrap().attributes;
         assert_eq!(
@@ -171,7 +171,7 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
         (&b"full\0"[..], 148)
     );
     let _connected = near.connected(&far, &listener);
-    // Of another family, and of nobody.
+    // The addresses are one of another family, and one without a device.
     let six = "[::1]:7".parse().unwrap();
     let unreachable = error(End::new("127.0.21.3:4791").connect(six, ConnectionOptions::new()));
     assert_eq!(unreachable, ConnectError::Unreachable(six));
@@ -200,7 +200,7 @@ fn a_port_is_listened_at_once_for_all_devices_of_an_address() {
 
 // covers 7.60
 #[test]
-fn a_request_reaches_the_listener_through_any_device_of_the_address() {
+fn any_device_of_the_address_reaches_the_listener() {
     let ends: Vec<_> = (0..4).map(|_| End::new("127.0.23.1:4791")).collect();
     let near: Vec<_> = (0..8).map(|_| End::new("127.0.23.2:4791")).collect();
     let listener = ends[2].connector.listen(ends[2].at(11), 0).unwrap();
@@ -224,7 +224,7 @@ fn an_accept_fails_when_the_active_side_gives_up() {
 
 // covers 7.47
 #[test]
-fn a_request_that_was_taken_outlives_its_listener_and_one_that_waits_is_refused() {
+fn only_a_taken_request_outlives_its_listener() {
     let (near, far) = (End::new("127.0.31.1:4791"), End::new("127.0.31.2:4791"));
     let second = End::new("127.0.31.3:4791");
     let listener = far.connector.listen(far.at(14), 0).unwrap();
@@ -304,7 +304,7 @@ fn each_event_is_reported_once_and_in_order() {
     at_near.disconnect(&near.context, &near.qp).wait().unwrap();
     at_far.disconnected().wait().unwrap();
     waiting::until(|| told.lock().unwrap().len() >= 5);
-    // Everything that either side has sent arrives before this answer.
+    // All messages that either side has sent arrive before this answer.
     near.connector
         .ping(&near.context, far.at(0))
         .wait()

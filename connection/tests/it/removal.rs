@@ -1,4 +1,4 @@
-//! The device goes while a request about a connection is under way.
+//! Removal of the device while a request about a connection is in progress.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn removal_of_the_device_between_phases_ends_every_request() {
         let at_near = asked.wait().unwrap().complete().wait().unwrap();
         let at_far = accepted.wait().unwrap();
 
-        // One waits for its peer, one is between the end of the connection and the flush.
+        // One request waits for its peer; another is between the end of its connection and the flush.
         let unanswered = ask(&qps[2]);
         network.pause();
         let disconnected = at_near.disconnect(context, &qps[0]);

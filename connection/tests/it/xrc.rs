@@ -1,4 +1,4 @@
-//! Connections of XRC, whose ends are two processes: this test runs itself again as the one with the target.
+//! Connections of XRC, whose ends are two processes: this test runs itself again as the process with the target.
 use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,9 +16,9 @@ use polyverbs_connection::{ConnectError, ConnectionOptions, Connector, ReadLimit
 use polyverbs_engine::device::DeviceOptions;
 use xrc::{OpenXrcd, Xrc, XrcFeatures, XrcSrq, Xrcd, remote_srqn};
 
-/// Set for the process with the target: where its device is.
+/// Environment variable of the process with the target: the address of its device.
 const ADDRESS: &str = "XRC_TARGET_AT";
-/// What its lines begin with; its test harness says other things.
+/// The beginning of the lines of that process; its test harness prints other lines.
 const MARK: &str = "target ";
 
 struct End {
@@ -31,7 +31,7 @@ struct End {
 }
 
 impl End {
-    /// On an IP network.
+    /// Makes an end on an IP network.
     fn new(address: &str) -> Self {
         let address: SocketAddr = address.parse().unwrap();
         let driver = |at| InfiniBand {
@@ -77,7 +77,7 @@ impl End {
     }
 }
 
-/// A shared receive queue with receives, and where they land.
+/// A shared receive queue with receives, and their memory.
 struct Mailbox {
     srq: XrcSrq,
     cq: Cq,
@@ -118,7 +118,7 @@ impl Mailbox {
     }
 }
 
-/// Does nothing unless it is the process with the target.
+/// Runs the process with the target; does nothing in other processes.
 #[test]
 fn as_the_process_with_the_target() {
     let Ok(address) = std::env::var(ADDRESS) else {
@@ -140,7 +140,7 @@ fn as_the_process_with_the_target() {
 
     let incoming = listener.next().wait().unwrap();
     assert!(incoming.private_data().starts_with(b"may I\0"));
-    // Whoever asks serves nothing.
+    // The active side serves no reads.
     let offered = ReadLimits {
         inbound: 5,
         outbound: 0,
@@ -247,7 +247,7 @@ fn send(near: &End, initiator: &Qp, queue: u32, text: &str) {
 
 // covers 4.13 4.14
 #[test]
-fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection() {
+fn a_remote_target_outlives_its_connection() {
     let mut target = Target::at("127.0.60.2:4791");
     let near = End::new("127.0.60.1:4791");
     let initiator = near.initiator();
@@ -272,10 +272,10 @@ fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection
     assert_eq!(target.ask("receive 1"), "to the second");
     assert_eq!(target.ask("receive 0"), "to the first");
 
-    // Who has the target gives its connection up: nobody is told, and everything goes on.
+    // The process with the target drops its connection: no peer is notified, and the target keeps working.
     assert_eq!(target.ask("forget"), "forgotten");
     let ended = connection.disconnected();
-    // A message about that would arrive before this answer.
+    // A notification would arrive before this answer.
     near.connector
         .ping(&near.context, target.at)
         .wait()
@@ -285,7 +285,7 @@ fn a_target_of_another_process_is_reached_by_address_and_outlives_its_connection
     assert_eq!(target.ask("receive 0"), "still there");
     assert_eq!(target.ask("state"), "Rts");
 
-    // The initiator's end is told, and answered, although nobody knows of the connection any more.
+    // The disconnect of the initiator is answered, although the other process has forgotten the connection.
     let ending = connection.disconnect(&near.context, &initiator);
     ending.wait().unwrap();
     assert_eq!(initiator.query().unwrap().state, QpState::Err);
@@ -316,7 +316,7 @@ fn a_disconnect_of_an_initiator_leaves_the_target_untouched() {
 
 // covers 4.13
 #[test]
-fn an_xrc_target_neither_connects_nor_accepts_from_other_than_initiators() {
+fn an_xrc_target_accepts_only_initiators_and_never_connects() {
     let near = End::new("127.0.62.1:4791");
     let far = End::new("127.0.62.2:4791");
     let domain = far.domain();
@@ -355,7 +355,7 @@ fn an_xrc_target_neither_connects_nor_accepts_from_other_than_initiators() {
 
 // covers 4.14
 #[test]
-fn within_a_process_a_target_outlives_its_connection_as_well() {
+fn a_target_of_one_process_outlives_its_connection() {
     let device = emulated::device("ib0", &EmulatedOptions::default()).unwrap();
     let end = End::of(device, "127.0.63.1:0".parse().unwrap());
     let target = end.domain().create_target().wait().unwrap();

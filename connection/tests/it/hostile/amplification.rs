@@ -1,4 +1,4 @@
-//! A forged request over UDP, and the capture of what it draws.
+//! A forged request over UDP, and a capture of the answers that it draws.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ pub(crate) fn open(address: IpAddr, tap: Option<Tap>) -> Context {
     device.open(&Requirements::new()).unwrap()
 }
 
-/// Sends, and answers nothing.
+/// A management agent that sends and answers no message.
 struct Silent;
 
 impl ManagementSink for Silent {

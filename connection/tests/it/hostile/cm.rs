@@ -26,12 +26,12 @@ use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const PORT: u16 = 4420;
 const GUID: u64 = 0xfeed;
-/// Requests that wait at one listener at most.
+/// The largest number of requests that wait at one listener.
 const BACKLOG: usize = 1024;
-/// Nobody is waited for longer than this.
+/// The longest time for which the manager waits for a peer.
 const PATIENCE: Duration = Duration::from_secs(125);
 
-/// Queue pair 1 without a device.
+/// Queue pair 1 without a device: it records the datagrams that the manager sends.
 #[derive(Default)]
 struct Bare {
     now: Mutex<Duration>,
@@ -53,8 +53,8 @@ impl ManagementPort for Bare {
     }
 
     fn send(&self, to: IpAddr, datagram: &[u8]) {
-        let mad = mad::decode(datagram).expect("what is sent is well formed");
-        let message = decode(&mad).expect("what is sent is a message");
+        let mad = mad::decode(datagram).expect("a sent datagram is well formed");
+        let message = decode(&mad).expect("a sent datagram is a message");
         self.sent.lock().unwrap().push((to, message));
     }
 
@@ -75,7 +75,7 @@ fn peer(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// A manager, what it was told, and its attackers.
+/// A connection manager, and the port by which the attackers reach it.
 struct Lab {
     port: Arc<Bare>,
     agent: Arc<ib::Agent>,
@@ -133,7 +133,7 @@ impl Lab {
         (recorder, req.local_comm_id)
     }
 
-    /// A connection with a peer that asked for it: the own number.
+    /// Establishes a connection that the peer requested; returns the manager's communication ID.
     fn connected(&self, heard: &Heard, from: IpAddr, number: u32) -> (Arc<Recorder>, u32) {
         self.hear(from, req(number));
         let token = heard.asked.lock().unwrap().pop().unwrap();
@@ -205,7 +205,7 @@ fn offer() -> Offer {
     }
 }
 
-/// What the RDMA connection manager puts in front.
+/// The header that the RDMA connection manager puts before the private data.
 fn named(source: IpAddr) -> Vec<u8> {
     let header = RdmaCm::new(source, 9, OWN).unwrap();
     header.to_view().0.to_vec()
@@ -246,7 +246,7 @@ fn withdrawal(number: u32) -> Rej {
     }
 }
 
-/// Has another thread refuse who asks, and waits for that thread.
+/// A listener that has another thread reject each request, and waits for that thread.
 struct Refuses {
     lab: Weak<Lab>,
     sent: Mutex<Vec<(IpAddr, Message)>>,
@@ -265,9 +265,9 @@ impl ListenSink<Offer> for Refuses {
     fn withdrawn(&self, _: Token) {}
 }
 
-// The process may end as soon as the call has returned.
+// The process may end as soon as the call has returned, so the message must have been sent by then.
 #[test]
-fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_delivers() {
+fn a_call_returns_after_its_message_was_sent() {
     let lab = Arc::new(Lab::new());
     let refuses = Arc::new(Refuses {
         lab: Arc::downgrade(&lab),
@@ -287,18 +287,18 @@ fn the_message_of_a_call_has_left_when_it_returns_even_while_another_thread_deli
 
 // covers 7.04 7.47
 #[test]
-fn a_flood_of_requests_that_nobody_answers_is_bounded_and_keeps_nobody_out() {
+fn a_flood_of_unanswered_requests_is_bounded() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=10_000 {
         lab.hear(peer((number % 200) as u8 + 2), req(number));
     }
-    // The oldest ones have made room, and nobody was refused.
+    // The oldest requests have made room, and the manager has refused none.
     assert_eq!(heard.asked.lock().unwrap().len(), 10_000);
     assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000 - BACKLOG);
     assert_eq!(lab.sent(), []);
     lab.connected(&heard, peer(250), 77_777);
-    // When nobody repeats them they are over.
+    // Requests that their peers do not repeat are withdrawn.
     lab.pass(PATIENCE);
     assert_eq!(*heard.withdrawn.lock().unwrap(), 10_000);
 }
@@ -308,12 +308,12 @@ fn a_flood_of_requests_that_nobody_answers_is_bounded_and_keeps_nobody_out() {
 fn one_source_has_half_of_a_backlog_at_most() {
     let lab = Lab::new();
     let heard = lab.listen();
-    // Some are its own, and others may be forged in its name.
+    // Some of them are from the source, and others may be forged in its name.
     (1..=5000).for_each(|number| lab.hear(peer(2), req(number)));
     assert_eq!(heard.asked.lock().unwrap().len(), 5000);
     assert_eq!(*heard.withdrawn.lock().unwrap(), 5000 - BACKLOG / 2);
     assert_eq!(lab.sent(), []);
-    // Neither another source nor this one is kept out.
+    // Both another source and this one can still connect.
     for (source, number) in [(3, 1), (2, 5001)] {
         lab.connected(&heard, peer(source), number);
     }
@@ -328,7 +328,7 @@ fn a_backlog_has_the_room_that_was_asked_for() {
     let connector = Connector::new(Arc::clone(&lab.agent) as Arc<dyn Backend>);
     let at = SocketAddr::new(OWN, PORT);
     let listener = connector.listen(at, ROOM as usize).unwrap();
-    // All of one source.
+    // All requests come from one source.
     (1..=ROOM).for_each(|number| lab.hear(peer(2), req(number)));
     assert_eq!(lab.sent(), []);
     lab.hear(peer(3), req(ROOM + 1));
@@ -340,7 +340,7 @@ fn a_backlog_has_the_room_that_was_asked_for() {
     assert_eq!(incoming.len(), ROOM as usize);
 }
 
-/// A request whose sender wants answers again and again, at once.
+/// A request whose timeouts ask the manager to repeat its answers at once, again and again.
 fn impatient(number: u32) -> Req {
     Req {
         local_response_timeout: 0,
@@ -351,7 +351,7 @@ fn impatient(number: u32) -> Req {
 
 // covers 7.13 7.47
 #[test]
-fn an_unproven_address_gets_three_messages_for_each_of_its_own_at_most() {
+fn an_unproven_address_gets_at_most_3_answers_per_message() {
     for (repeated, is_accepted) in [(0, true), (0, false), (1, true), (1, false), (9, true)] {
         let lab = Lab::new();
         let heard = lab.listen();
@@ -384,7 +384,7 @@ fn an_unproven_address_gets_three_messages_for_each_of_its_own_at_most() {
 
 // covers 7.13 7.47
 #[test]
-fn a_proven_peer_chooses_neither_more_repeats_than_seven_nor_shorter_pauses_than_100_ms() {
+fn a_proven_peer_gets_at_most_7_repeats_100_ms_apart() {
     let lab = Lab::new();
     let heard = lab.listen();
     lab.hear(peer(2), impatient(5));
@@ -454,7 +454,7 @@ fn a_req_to_an_unproven_address_is_sent_twice_at_most() {
     assert_eq!(recorder.events(), [CmEvent::TimedOut]);
 }
 
-/// Accepts what is asked for.
+/// Accepts a request.
 fn accept(lab: &Lab, token: Token) -> Arc<Recorder> {
     let recorder = Arc::new(Recorder::default());
     let sink = Arc::clone(&recorder) as Arc<dyn Sink>;
@@ -464,7 +464,7 @@ fn accept(lab: &Lab, token: Token) -> Arc<Recorder> {
 
 // covers 7.47
 #[test]
-fn a_flood_that_the_program_accepts_leaves_room_for_others_and_for_its_own_connections() {
+fn a_flood_of_accepted_requests_leaves_room_for_others() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=70_000 {
@@ -479,7 +479,7 @@ fn a_flood_that_the_program_accepts_leaves_room_for_others_and_for_its_own_conne
 
 // covers 7.47
 #[test]
-fn whoever_means_well_connects_within_a_second_while_2000_forged_requests_a_second_arrive() {
+fn a_client_connects_within_1_s_among_2000_forgeries_a_second() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (mut number, mut established) = (0, None);
@@ -493,7 +493,7 @@ fn whoever_means_well_connects_within_a_second_while_2000_forged_requests_a_seco
             lab.hear(peer(2), req(5));
         }
         for token in std::mem::take(&mut *heard.asked.lock().unwrap()) {
-            // Of those that it does not answer now it hears no more.
+            // Every third request stays unanswered, and the program is not notified of it again.
             if token.0 % 3 != 0 || millisecond >= 59_000 {
                 let recorder = accept(&lab, token);
                 let reps = lab.sent().into_iter();
@@ -555,7 +555,7 @@ fn rejected_requests_do_not_fill_the_manager() {
 
 // covers 7.18
 #[test]
-fn sidr_requests_to_a_connection_listener_are_refused_and_use_no_backlog() {
+fn sidr_requests_to_a_connection_listener_are_refused() {
     let lab = Lab::new();
     let heard = lab.listen();
     for number in 1..=5000 {
@@ -584,7 +584,7 @@ fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
     let lab = Lab::new();
     let heard = lab.listen();
     let (recorder, _) = lab.connected(&heard, peer(2), 0x11);
-    // The same adapter and queue pair, and the same number, from elsewhere.
+    // The forged requests name the same adapter and queue pair, or the same communication ID, but come from another address.
     let forged = Req {
         qpn: 0x11,
         ..req(0x99)
@@ -598,7 +598,7 @@ fn a_peer_that_forges_a_guid_ends_no_connection_of_that_adapter() {
             .iter()
             .any(|(_, message)| matches!(message, Message::Dreq(_)))
     );
-    // From where it is, it is true.
+    // From the address of the peer, the request is genuine and ends the old connection.
     lab.hear(peer(2), forged);
     let sent = lab.sent();
     assert!(
@@ -667,7 +667,7 @@ fn messages_of_strangers_or_out_of_order_change_nothing() {
             },
         );
     }
-    // Of the wrong queue pair.
+    // The DREQ names the wrong queue pair.
     lab.hear(
         peer(2),
         Dreq {
@@ -704,10 +704,10 @@ fn messages_of_strangers_or_out_of_order_change_nothing() {
         },
     );
     assert!(established.events().is_empty() && asking.events().is_empty());
-    // Whom it was asked of is heard.
+    // A reply from the address to which the request was sent is accepted.
     lab.hear(peer(4), rep);
     assert!(matches!(asking.events()[..], [CmEvent::Accepted(_)]));
-    // A rejection of what is established ends it, and that is told.
+    // A rejection of an established connection ends it, and the manager reports that.
     lab.hear(peer(2), rej(own, 0x11, reason::CONSUMER));
     assert!(matches!(established.events()[..], [CmEvent::Rejected(..)]));
 }

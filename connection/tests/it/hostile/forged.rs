@@ -14,9 +14,10 @@ use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use crate::hostile::amplification::{open, silent};
 
 const FORGERS: u8 = 48;
-/// Forged requests that wait for the server at one time: so few that all have room in its socket.
+/// Forged requests that are unread at the server at one time: so few that all fit into its socket
+/// buffer.
 const WAITING: u32 = 100;
-/// Forged requests that have come before the first client does.
+/// Forged requests that have arrived before the first client connects.
 const BEFORE: u32 = 1000;
 const CLIENTS: u32 = 10;
 
@@ -36,7 +37,7 @@ fn request(from: IpAddr, to: IpAddr, port: u16, number: u32) -> [u8; mad::MAD_LE
     mad::encode(&header_of(&request, number.into()), &request.to_data())
 }
 
-/// Ends the others, also where something fails.
+/// Ends the other threads when it is dropped, also after a failure.
 struct Over<'o>(&'o AtomicBool);
 
 impl Drop for Over<'_> {
@@ -95,7 +96,7 @@ fn a_client_connects_while_forged_requests_arrive_all_the_time() {
                 waiting::until(|| {
                     has_answered(number.saturating_sub(WAITING)) || serving.is_finished()
                 });
-                // The server ends with a request.
+                // The server ends when it receives a request.
                 if serving.is_finished() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! MPA over TCP, and streams of whoever connects.
+//! MPA over TCP, and hostile streams.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -75,14 +75,15 @@ impl Target {
         stream
     }
 
-    /// Waits until the manager has accepted this many streams, and received this many bytes and ends.
+    /// Waits until the manager has accepted this many streams, and has received this many bytes and
+    /// ends of streams.
     fn wait_until_heard(&self, streams: usize, bytes: usize, ends: usize) {
         let gate = &self.manager.gate;
         let heard = || (gate.accepted(), gate.heard(), gate.ends_heard());
         waiting::until(|| heard() == (streams, bytes, ends));
     }
 
-    /// A peer that means well is served, before any time passes.
+    /// Checks that an honest peer is served before any time passes.
     pub(crate) fn serves(&self) {
         let (near, far) = (self.qp(), self.qp());
         let options = ConnectionOptions::new().private_data(b"in good faith");
@@ -98,7 +99,7 @@ impl Target {
     }
 }
 
-/// A request of revision 1, which nothing has to be agreed on for.
+/// A request of revision 1, which negotiates nothing.
 fn request() -> Vec<u8> {
     encoded(&Start::new(Kind::Request, None, b"bad").unwrap())
 }
@@ -117,7 +118,7 @@ fn reset(stream: TcpStream) {
     setsockopt(&stream.as_fd(), sockopt::Linger, &at_once).unwrap();
 }
 
-/// Whether nothing has come on the stream, neither bytes nor its end.
+/// Whether the stream has delivered nothing, neither bytes nor its end.
 pub(crate) fn is_quiet(stream: &mut TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let received = stream.read(&mut [0; 64]);
@@ -161,7 +162,8 @@ fn a_stream_without_a_complete_request_is_closed() {
 #[test]
 fn silent_connections_do_not_keep_others_out() {
     let target = Target::with("127.0.6.11", |options| options.max_early = 64);
-    // One that has asked, and waits for the program: it is not given up for those.
+    // This stream has sent its request and waits for the program: it must not be closed to make room
+    // for the silent ones.
     let mut asking = target.stream();
     asking.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
@@ -169,7 +171,7 @@ fn silent_connections_do_not_keep_others_out() {
     for _ in 0..5 {
         target.serves();
     }
-    // The oldest had to go, although no time has passed.
+    // The oldest silent stream was closed, although no time has passed.
     assert!(is_cut_off(&mut silent[0]));
     incoming.reject(b"seen").unwrap();
     let mut bytes = [0; 16];
@@ -192,7 +194,7 @@ fn single_bytes_now_and_then_extend_no_timeout() {
     target.serves();
 }
 
-/// A request that announces a write of nothing, as the sign that its sender is ready.
+/// A request that announces a write of nothing, as its ready-to-receive indication.
 fn request_with_a_sign() -> Vec<u8> {
     let wishes = Enhanced {
         peer_to_peer: true,
@@ -214,7 +216,7 @@ fn sign() -> Vec<u8> {
 
 // concerns 7.35
 #[test]
-fn a_peer_that_completes_and_disconnects_during_the_accept_was_connected() {
+fn a_peer_that_leaves_during_the_accept_was_connected() {
     let target = Target::new("127.0.6.7");
     let (request, sign) = (request_with_a_sign(), sign());
     for _ in 0..500 {
@@ -238,7 +240,7 @@ fn a_peer_that_completes_and_disconnects_during_the_accept_was_connected() {
 #[test]
 fn endless_bytes_are_not_read_for_ever() {
     let target = Target::new("127.0.6.3");
-    // Behind a request that nobody has answered, and as private data of a request that says so.
+    // The endless bytes follow an unanswered request, or pretend to be the private data of a request.
     let mut endless = request();
     endless[18..20].copy_from_slice(&u16::MAX.to_be_bytes());
     for start in [request(), endless] {
@@ -251,7 +253,7 @@ fn endless_bytes_are_not_read_for_ever() {
         }
         assert!(sent < 64 << 20, "all of it was taken");
     }
-    // The request of the first has come, and is withdrawn.
+    // The request of the first stream has arrived, and is withdrawn.
     target.serves();
 }
 
@@ -259,7 +261,7 @@ fn endless_bytes_are_not_read_for_ever() {
 #[test]
 fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let target = Target::new("127.0.6.4");
-    // Before anything, in the middle of the request, and after it.
+    // The reset comes before the request, in the middle of it, or after it.
     let lengths = [0, 9, request().len()].repeat(20);
     let mut bytes = 0;
     for (number, length) in lengths.into_iter().enumerate() {
@@ -273,7 +275,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     // The requests were withdrawn.
     target.serves();
 
-    // While the program looks at it.
+    // The reset comes while the program holds the request.
     let mut stream = target.stream();
     stream.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();
@@ -284,7 +286,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
     assert!(accepted.wait().is_err());
 
-    // When it is connected.
+    // The reset comes when the stream is connected.
     let mut stream = target.stream();
     stream.write_all(&request()).unwrap();
     let incoming = target.listener.next().wait().unwrap();

@@ -1,4 +1,4 @@
-//! Frames of a peer that is no device: what may not be, and who sends first.
+//! Frames of a peer that is no device: invalid ones, and the order of the first frames.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ pub(crate) const FRAMING: Framing = Framing {
     crc: true,
 };
 
-/// A connection to a device, of which the peer's end is bare.
+/// A connection to a device whose peer is a bare socket.
 struct Bare<'t> {
     target: &'t Target,
     stream: TcpStream,
@@ -32,7 +32,7 @@ struct Bare<'t> {
 }
 
 impl<'t> Bare<'t> {
-    /// Of revision 1: nothing is agreed on but checksums, and the peer has not sent a frame yet.
+    /// Connects with revision 1: only checksums are negotiated, and the peer has not sent a frame yet.
     fn new(target: &'t Target) -> Self {
         let mut bytes = [0; 64];
         let mut start = Start::new(Kind::Request, None, b"").unwrap();
@@ -66,7 +66,7 @@ impl<'t> Bare<'t> {
         self.stream.write_all(&frame[..len]).unwrap();
     }
 
-    /// A message of two bytes.
+    /// Sends a message of two bytes.
     fn say_hello(&mut self) {
         let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
         self.send(&[&header.to_view().0[..], b"hi"].concat());
@@ -74,10 +74,10 @@ impl<'t> Bare<'t> {
         assert_eq!((done.wr_id, done.status.is_success()), (1, true));
     }
 
-    /// Layer, type and code of the Terminate that comes before the end.
+    /// Layer, type and code of the Terminate that precedes the end of the stream.
     fn terminate(mut self) -> (u8, u8, u8) {
         let mut bytes = Vec::new();
-        // It is closed, or reset, behind it.
+        // After the Terminate the stream is closed or reset.
         let _ = self.stream.read_to_end(&mut bytes);
         let mut receiver = Direction::new(FRAMING);
         let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
@@ -153,11 +153,11 @@ fn an_opcode_on_the_wrong_queue_draws_a_terminate() {
 fn the_passive_side_sends_nothing_before_the_active_one() {
     let target = Target::new("127.0.7.3");
     let mut bare = Bare::new(&target);
-    // Posted with the accept; it waits for the first frame of the other side.
+    // The send must wait for the first frame of the active side.
     bare.qp
         .post_one(wr::Send::new(&b"early"[..]).signaled(2))
         .unwrap();
-    // The device sends on another stream meanwhile.
+    // The device sends on another stream while the send waits.
     target.serves();
     assert!(is_quiet(&mut bare.stream));
     let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);

@@ -1,5 +1,5 @@
-//! Connection managers of devices on sockets, in the time of a test: messages arrive by themselves, timeouts only when the test
-//! lets time pass. A gate keeps, counts or loses what one manager sends.
+//! Connection managers of devices on sockets, in the clock of a test: messages arrive by themselves, timeouts only when the
+//! test lets time pass. A gate holds, counts or drops the messages that one manager sends.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ const REJ: u16 = 0x12;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The time of connection managers. It stands still until a test lets it pass.
+/// The clock of connection managers. It stands still until a test lets it pass.
 #[derive(Default)]
 pub(crate) struct Clock(Mutex<Schedule>);
 
@@ -47,7 +47,7 @@ impl Clock {
         }
     }
 
-    // The next job that is due by `end`: it is its time then. Without one it is `end`.
+    // The next job that is due by `end`, with the clock set to its time. If none is due, the clock is set to `end`.
     fn next(&self, end: Duration) -> Option<Job> {
         let mut schedule = self.0.lock().unwrap();
         let jobs = schedule.jobs.iter().enumerate();
@@ -62,11 +62,11 @@ impl Clock {
     }
 }
 
-/// What passes between one connection manager and its device.
+/// The gate that messages pass between one connection manager and its device.
 pub(crate) struct Gate {
     clock: Arc<Clock>,
     held: Mutex<Held>,
-    /// Attribute IDs of management datagrams that get lost, by bit.
+    /// Attribute IDs of management datagrams that are dropped, by bit.
     loses: Mutex<u64>,
     sent: [AtomicUsize; 32],
     /// Streams of peers that the manager has accepted.
@@ -77,7 +77,7 @@ pub(crate) struct Gate {
     ends_heard: AtomicUsize,
 }
 
-/// Messages that are kept until the gate is opened.
+/// Messages that are held until the gate is opened.
 #[derive(Default)]
 struct Held {
     is_closed: bool,
@@ -95,18 +95,18 @@ impl Gate {
         }
     }
 
-    /// Keeps the messages that the manager sends from now on.
+    /// Holds the messages that the manager sends from now on.
     pub(crate) fn close(&self) {
         self.held.lock().unwrap().is_closed = true;
     }
 
-    /// Sends the messages that were kept.
+    /// Sends the messages that were held.
     pub(crate) fn open(&self) {
         let held = std::mem::take(&mut *self.held.lock().unwrap());
         held.messages.into_iter().for_each(|message| message());
     }
 
-    /// From now on, management datagrams with this attribute ID get lost.
+    /// Drops management datagrams with this attribute ID from now on.
     pub(crate) fn lose(&self, attribute: u16) {
         *self.loses.lock().unwrap() |= 1 << (attribute & 31);
     }
@@ -141,7 +141,7 @@ pub(crate) struct Managed {
 }
 
 impl Managed {
-    /// A manager that lives by this clock. The device must not have one yet.
+    /// Makes a manager whose timeouts follow this clock. The device must not have a manager yet.
     pub(crate) fn new(context: &Context, clock: &Arc<Clock>) -> Self {
         let gate = Arc::new(Gate {
             clock: Arc::clone(clock),
@@ -240,7 +240,7 @@ impl ManagementPort for Datagrams {
     }
 }
 
-/// Counts what its agent has handled.
+/// Counts the datagrams that its agent has handled.
 struct Datagram {
     agent: Arc<dyn ManagementSink>,
     gate: Arc<Gate>,
@@ -345,7 +345,7 @@ impl StreamListener for Accepting {
     }
 }
 
-/// Counts what its sink has handled.
+/// Counts the bytes and ends that its sink has handled.
 struct Stream {
     sink: Arc<dyn StreamSink>,
     gate: Arc<Gate>,

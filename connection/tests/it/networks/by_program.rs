@@ -58,7 +58,7 @@ fn a_program_can_bring_its_queue_pairs_up_by_the_given_steps() {
 }
 
 #[test]
-fn a_connection_touches_no_queue_pair_that_the_program_brings_up() {
+fn a_connect_leaves_queue_pairs_of_the_program_alone() {
     on(&[Flavour::Ib, Flavour::IbUdp], |ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, by_program(1));
@@ -72,7 +72,7 @@ fn a_connection_touches_no_queue_pair_that_the_program_brings_up() {
         );
         drop(at_near);
         ends.end(at_far.disconnected());
-        // One that is refused leaves it as it is, too.
+        // A refused connect leaves the queue pair unchanged, too.
         let near = ends.near_qp();
         let asked = ends.connect_with(&near, by_program(1));
         ends.end(ends.listener.next()).reject(b"").unwrap();
@@ -100,7 +100,7 @@ fn a_stream_needs_its_queue_pair_brought_up_with_it() {
 
 // covers 7.58 7.77
 #[test]
-fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
+fn an_end_without_disconnect_is_reported_and_flushes_nothing() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -112,7 +112,7 @@ fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
         ends.nothing_on(&ends.near);
         ends.nothing_on(&ends.far);
         assert_eq!((state(&near), state(&far)), (QpState::Rts, QpState::Rts));
-        // Again it ends nothing else, and the flush is another request.
+        // A second end has no effect, and the program requests the flush by itself.
         ends.end(at_near.end(&ends.rig.near.context));
         for (end, side, qp) in [
             (&ends.rig.near, &ends.near, &near),
@@ -126,7 +126,7 @@ fn ending_without_disconnect_is_reported_to_both_sides_and_flushes_nothing() {
 
 // covers 7.08
 #[test]
-fn an_accept_succeeds_for_a_connection_whose_dreq_overtook_its_rtu() {
+fn an_accept_succeeds_if_the_dreq_overtakes_the_rtu() {
     on(&[Flavour::IbUdp], |ends| {
         ends.gate().lose(RTU);
         let (near, far) = (ends.near_qp(), ends.far_qp());
@@ -137,7 +137,8 @@ fn an_accept_succeeds_for_a_connection_whose_dreq_overtook_its_rtu() {
         assert!(!accepted.is_done());
         ends.end(at_near.disconnect(&ends.rig.near.context, &near));
         assert_eq!((ends.gate().sent(DREQ), ends.gate().sent(RTU)), (1, 1));
-        // First there is one, and then it has ended; the queue pair is still the program's to flush.
+        // The accept yields a connection that has already ended; the queue pair remains for the
+        // program to flush.
         let at_far = ends.end(accepted);
         assert!(at_far.disconnected().is_done());
         assert_eq!(state(&far), QpState::Rts);

@@ -18,7 +18,7 @@ fn next(ends: &Ends, channel: &EventChannel) -> ChannelEvent {
     ends.end(channel.next())
 }
 
-/// A listener, and who asks it: the request has come.
+/// A listener, an identifier that connects to it, and the event of the request.
 fn asked(ends: &Ends, channel: &EventChannel, qp: &Qp) -> (Identifier, Identifier, ChannelEvent) {
     let far = &ends.rig.far;
     let listener = Identifier::new(channel, &ends.far.connector, &far.context);
@@ -67,7 +67,7 @@ fn events_of_many_identifiers_arrive_in_order_on_one_channel() {
                 matches!(told[0], ChannelEventKind::Disconnected),
                 "{told:?}"
             );
-            // On InfiniBand the numbers of a connection are kept for a while.
+            // On InfiniBand the communication IDs stay reserved for a while after the end.
             assert!(
                 told[1..]
                     .iter()
@@ -85,8 +85,8 @@ fn events_of_many_identifiers_arrive_in_order_on_one_channel() {
 
 // covers 7.60
 #[test]
-fn an_accepted_connection_is_reported_before_the_next_request_of_its_peer() {
-    // Over sockets the two messages come by themselves.
+fn an_accepted_connection_precedes_the_next_request() {
+    // Over sockets the order of the two messages is not deterministic.
     on(&[Flavour::Ib, Flavour::Iwarp], |ends| {
         let channel = EventChannel::new();
         let (near, far) = (ends.near_qp(), ends.far_qp());
@@ -131,12 +131,13 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
         let destroyed = listener.destroy();
         ends.settle();
         assert!(!destroyed.is_done());
-        // The request that nobody took goes with it.
+        // Dropping the event rejects the request in it.
         drop(event);
         ends.end(destroyed);
         let refused = next(ends, &channel);
         assert!(matches!(refused.kind(), ChannelEventKind::Rejected { .. }));
-        // Of one that is not handed out nothing waits.
+        // The destroy of the identifier waits only for the event that the program has taken
+        // from the channel.
         let destroyed = asking.destroy();
         assert!(!destroyed.is_done());
         drop(refused);
@@ -147,13 +148,13 @@ fn an_identifier_is_destroyed_when_its_events_are_acknowledged() {
 
 // covers 7.64
 #[test]
-fn an_identifier_moves_with_its_waiting_events_once_the_others_are_acknowledged() {
+fn an_identifier_moves_after_its_taken_events_are_acknowledged() {
     on_each(|ends| {
         let (old, new) = (EventChannel::new(), EventChannel::new());
         let near = ends.near_qp();
         let (listener, asking, event) = asked(ends, &old, &near);
         let moved = listener.migrate(&new);
-        // What happens meanwhile is told on neither.
+        // During the move, events are reported on neither channel.
         let other = Identifier::new(&old, &ends.near.connector, &ends.rig.near.context);
         let second = ends.near_qp();
         let at = listener.address().unwrap();
@@ -163,14 +164,14 @@ fn an_identifier_moves_with_its_waiting_events_once_the_others_are_acknowledged(
         assert!(old.poll().is_none() && new.poll().is_none());
         drop(event);
         ends.end(moved);
-        // Whoever was refused is told on the channel where it is.
+        // The rejected identifier gets its event on the channel that it is still on.
         let refused = next(ends, &old);
         assert!(refused.is_of(&asking));
         let mut request = next(ends, &new);
         assert!(request.is_of(&listener));
         request.take_request().unwrap().reject(b"").unwrap();
         assert!(next(ends, &old).is_of(&other));
-        // Nothing is with the program: at once.
+        // The program holds no event of the identifier, so it moves at once.
         drop(refused);
         ends.end(asking.migrate(&new));
         assert!(old.poll().is_none());
@@ -207,7 +208,7 @@ fn every_identifier_of_a_removed_device_gets_an_event() {
         drop(events);
         ends.end(listener.destroy());
         ends.end(asked.destroy());
-        // A future that is dropped takes no event with it.
+        // A future that is dropped consumes no event.
         drop(channel.next());
         let waits = channel.next();
         ends.rig.near.steer().remove();

@@ -1,4 +1,4 @@
-//! The manners of a connector, whatever carries its messages.
+//! The behaviour of a connector, whatever carries its messages.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn an_accept_ends_as_the_peer_decides() {
         let is_told = matches!(error, ConnectError::Aborted | ConnectError::Refused { .. });
         assert!(is_told, "{error}");
         assert_eq!((state(&near), state(&far)), (QpState::Reset, QpState::Err));
-        // Nothing comes at all. Of the queue pair that was given up packets might be under way still.
+        // No answer arrives at all. The test takes new queue pairs, because packets of the aborted one might still be in transit.
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
@@ -72,7 +72,8 @@ fn a_panicking_handler_does_not_prevent_other_connections() {
             runs.store(true, Ordering::SeqCst);
             panic!("a handler that a test has panic");
         });
-        // The panic is that of whoever has the handler run: who accepts in one process, or who polls.
+        // The panic reaches the thread that runs the handler: the thread that accepts in one process, or the thread that
+        // polls.
         let accepted = catch_unwind(AssertUnwindSafe(|| ends.accept(incoming, &far)));
         waiting::until(|| {
             let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -100,18 +101,18 @@ fn either_side_may_reject_with_a_reason() {
             other => panic!("{other}"),
         };
         assert!(said(ends.error(asked)).starts_with(b"not today"));
-        // The queue pair is as it was.
+        // The queue pair is unchanged.
         assert_eq!(state(&near), QpState::Reset);
         if ends.is_stream() {
             let _both = ends.connected(&near, &far);
             return ends.talk(&near, &far);
         }
-        // On a stream the answer has been the last word.
+        // Only InfiniBand has a message with which the active side rejects the reply.
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         ends.end(asked).reject(b"I have changed my mind").unwrap();
         assert!(said(ends.error(accepted)).starts_with(b"I have changed my mind"));
-        // Of this one packets might be under way still.
+        // The test takes new queue pairs, because packets of the rejected one might still be in transit.
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let _both = ends.connected(&near, &far);
         ends.talk(&near, &far);
@@ -127,7 +128,7 @@ fn a_connection_whose_accept_timed_out_cannot_be_completed() {
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
-        // The peer waits no longer, and says so.
+        // The peer stops waiting, and reports that.
         ends.expire();
         assert_eq!(ends.error(accepted), ConnectError::TimedOut);
         ends.wait_for_ends_heard(1);
@@ -138,7 +139,7 @@ fn a_connection_whose_accept_timed_out_cannot_be_completed() {
 
 // covers 7.75
 #[test]
-fn read_limits_are_the_minimum_of_both_sides_each_from_its_own_point_of_view() {
+fn each_side_reports_read_limits_clamped_to_the_other() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let asked = ends.connect_with(&near, ConnectionOptions::new().reads(255, 255));
@@ -259,7 +260,7 @@ fn a_short_buffer_is_filled_and_reported_as_too_short() {
         assert_eq!(incoming.copy_private_data(&mut large), Ok(whole));
         assert!(large.starts_with(b"may I"));
         assert!(large[whole..].iter().all(|byte| *byte == 0xa5));
-        // What else is asked leaves the buffer alone.
+        // Other queries leave the buffer unchanged.
         incoming.offered_reads();
         assert!(large.starts_with(b"may I"));
         let options = ConnectionOptions::new().private_data(b"you may");
@@ -274,7 +275,7 @@ fn a_short_buffer_is_filled_and_reported_as_too_short() {
 
 // covers 7.77 7.78
 #[test]
-fn a_disconnect_by_the_peer_is_reported_without_a_flush_and_disconnecting_flushes() {
+fn only_the_side_that_disconnects_flushes() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -296,7 +297,7 @@ fn a_disconnect_by_the_peer_is_reported_without_a_flush_and_disconnecting_flushe
         assert_eq!(ids, [1, 2]);
         assert!(done.iter().all(|done| done.status == WcStatus::WrFlushErr));
         ends.nothing_on(&ends.far);
-        // It is told to whoever asks later, and ending it again ends nothing else.
+        // A later query still reports the end, and a second disconnect has no other effect.
         ends.end(at_far.disconnected());
         ends.end(at_far.disconnect(&ends.rig.far.context, &far));
     });
@@ -312,7 +313,7 @@ fn a_flush_completes_the_requests_of_one_queue_pair_in_order() {
             .map(|(near, far)| ends.connected(near, far))
             .collect();
         let context = &ends.rig.far.context;
-        // On one without requests nothing comes of it.
+        // A flush of a queue pair without requests completes nothing.
         ends.end(flush(context, &ends.far_qp()));
         ends.nothing_on(&ends.far);
         for wr_id in [1, 2, 3] {
@@ -343,13 +344,13 @@ fn traffic_before_the_rtu_establishes_the_connection() {
         ends.far.post_receive(&far, 1);
         ends.settle();
         assert!(!accepted.is_done());
-        // No time passes for the connection managers: no REP is repeated.
+        // The clock of the connection managers stands still, so no REP is repeated.
         near.post_one(wr::Send::new(&b"I am here"[..]).signaled(1))
             .unwrap();
         let at_far = ends.end(accepted);
         assert_eq!(ends.take(&ends.far, 1)[0].wr_id, 1);
         assert_eq!(ends.gate().sent(RTU), 1);
-        // As good a connection as any.
+        // The connection is a complete one.
         let gone = at_far.disconnected();
         ends.end(at_near.disconnect(&ends.rig.near.context, &near));
         ends.end(gone);

@@ -1,4 +1,4 @@
-//! Which queue pair serves datagrams: asked, answered, and used.
+//! Resolution of the queue pair that serves datagrams: asked, answered, and used.
 
 use conformance::{End, Flavour};
 use polyverbs::{
@@ -21,7 +21,7 @@ fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
 
 // covers 7.18 7.17
 #[test]
-fn resolving_a_port_yields_the_queue_pair_and_its_qkey_to_send_to() {
+fn resolving_a_port_yields_the_queue_pair_and_its_qkey() {
     on(&INFINIBAND, |ends| {
         let (near, far) = (
             datagram_qp(ends, &ends.rig.near, &ends.near),
@@ -71,7 +71,7 @@ fn datagram_services_and_connections_have_separate_ports() {
         assert_eq!(services.address(), at);
         let again = ends.far.connector.listen_datagrams(at, 0);
         assert!(matches!(again, Err(ConnectError::AddressInUse { address, .. }) if address == at));
-        // A connect to one and a question to the other go their own ways.
+        // A connect reaches the listener, and a resolution the datagram service.
         let qp = ends.near_qp();
         let asked = ends.connect(&qp);
         let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
@@ -82,7 +82,7 @@ fn datagram_services_and_connections_have_separate_ports() {
         assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
         incoming.reject(b"").unwrap();
         ends.error(asked);
-        // Nobody answers for it any more, nor does the listener that is left.
+        // The dropped service answers no longer, and the remaining listener does not answer for it.
         let resolved = ends.near.connector.resolve(&ends.rig.near.context, at, b"");
         assert!(matches!(ends.error(resolved), ConnectError::Refused { .. }));
         assert!(ends.far.connector.listen_datagrams(at, 0).is_ok());
@@ -97,7 +97,7 @@ fn invalid_questions_and_answers_are_errors() {
         let context = &ends.rig.near.context;
         let at = address_of(&ends.rig.far);
         if ends.flavour == Flavour::IwTcp {
-            // The transport has no datagrams.
+            // iWARP has no datagrams.
             let none = |error| matches!(error, ConnectError::Verb(VerbError::UnsupportedVerb(_)));
             assert!(none(near.listen_datagrams(at, 0).unwrap_err()));
             assert!(none(ends.error(near.resolve(context, at, b""))));
@@ -110,7 +110,7 @@ fn invalid_questions_and_answers_are_errors() {
         let to = services.address();
         let too_much = ConnectError::PrivateData { len: 181, max: 180 };
         assert_eq!(ends.error(near.resolve(context, to, &[0; 181])), too_much);
-        // A queue pair with a peer serves no datagrams; too long an answer; more questions than may wait.
+        // A connected queue pair cannot answer; an answer may be too long; and a backlog may be full.
         let asked = near.resolve(context, to, &[1; 180]);
         let question = ends.end(services.next());
         assert_eq!(&question.private_data()[..180], [1; 180]);

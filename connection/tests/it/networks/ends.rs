@@ -1,4 +1,4 @@
-//! Two devices of one kind on one network, and a gate that keeps what the near one sends.
+//! Two devices of one kind on one network, and a gate that holds the messages that the near one sends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use verbs_api::provider::backend::Backend;
 
 use crate::managed::{Clock, Gate, Managed};
 
-/// A call about a peer that is gone has ended by then.
+/// A call about a peer that has vanished ends within this time.
 const BOUND: Duration = Duration::from_secs(25);
 
-/// Runs a test on every network: frames handed over in one process for both transports, InfiniBand over UDP, and iWARP
+/// Runs a test on every network: frames delivered within one process for both transports, InfiniBand over UDP, and iWARP
 /// over TCP.
 pub(crate) fn on_each(test: impl Fn(&Ends) + Sync) {
     on(
@@ -54,7 +54,7 @@ pub(crate) fn on(flavours: &[Flavour], test: impl Fn(&Ends) + Sync) {
     });
 }
 
-/// One end, with what a test needs of it.
+/// One end, with the objects that a test needs of it.
 pub(crate) struct Side {
     pub(crate) connector: Connector,
     pub(crate) cq: Cq,
@@ -71,12 +71,12 @@ pub(crate) struct Ends {
     network: Network,
 }
 
-/// Who carries the messages of the connectors.
+/// The network that carries the messages of the connectors.
 enum Network {
     InProcess(Arc<InProcess>),
     Sockets {
         clock: Arc<Clock>,
-        /// Of the near end, and of the far one.
+        /// The managers of the near end and of the far one.
         managers: [Managed; 2],
     },
 }
@@ -111,7 +111,7 @@ impl Ends {
         }
     }
 
-    /// From now on, messages of the near end are kept.
+    /// Holds the messages of the near end from now on.
     pub(crate) fn hold(&self) {
         match &self.network {
             Network::InProcess(network) => network.pause(),
@@ -119,7 +119,7 @@ impl Ends {
         }
     }
 
-    /// Sends the messages that were kept.
+    /// Sends the messages that were held.
     pub(crate) fn release(&self) {
         match &self.network {
             Network::InProcess(network) => network.deliver(),
@@ -130,7 +130,7 @@ impl Ends {
     /// The gate of the near end.
     ///
     /// # Panics
-    /// There are no sockets.
+    /// The network has no sockets.
     pub(crate) fn gate(&self) -> &Gate {
         match &self.network {
             Network::Sockets { managers, .. } => &managers[0].gate,
@@ -138,7 +138,7 @@ impl Ends {
         }
     }
 
-    /// Time passes until the connection managers have given up waiting for answers.
+    /// Lets time pass until the connection managers have given up waiting for answers.
     pub(crate) fn expire(&self) {
         match &self.network {
             Network::InProcess(network) => {
@@ -149,7 +149,7 @@ impl Ends {
         }
     }
 
-    /// Time passes, and answers arrive in time.
+    /// Lets time pass in steps, so that answers arrive in time.
     pub(crate) fn run_for(&self, time: Duration) {
         const STEP: Duration = Duration::from_millis(500);
         let Network::Sockets { clock, .. } = &self.network else {
@@ -164,7 +164,8 @@ impl Ends {
         }
     }
 
-    /// Waits until the messages sent so far have arrived: on sockets, until the far end has answered a ping, which comes last.
+    /// Waits until the messages sent so far have arrived: on sockets, until the far end has answered a ping, which is the last
+    /// message.
     pub(crate) fn settle(&self) {
         match &self.network {
             Network::InProcess(_) => self.rig.settle(),
@@ -175,10 +176,10 @@ impl Ends {
         }
     }
 
-    /// Sees that no completion comes.
+    /// Checks that no completion arrives.
     ///
     /// # Panics
-    /// One does.
+    /// A completion arrives.
     pub(crate) fn nothing_on(&self, side: &Side) {
         self.settle();
         let mut slots = [Completion::default()];
@@ -197,7 +198,7 @@ impl Ends {
         matches!(self.flavour, Flavour::Iwarp | Flavour::IwTcp)
     }
 
-    /// The reason that the peer of a program that rejects is given.
+    /// The reason that the peer receives when a program rejects.
     pub(crate) fn rejection(&self) -> Refusal {
         match self.near.connector.max_private_data() {
             PrivateDataLimits::IWARP => Refusal::ProgramOrBacklog,
@@ -226,7 +227,7 @@ impl Ends {
         self.near.connector.connect(context, qp, to, options)
     }
 
-    /// A connect that has been asked for, and the request.
+    /// Starts a connect; returns it and the request at the listener.
     pub(crate) fn ask(&self, qp: &Qp) -> (Started<Accepted, ConnectError>, Incoming) {
         let asked = self.connect(qp);
         (asked, self.end(self.listener.next()))
@@ -262,7 +263,7 @@ impl Ends {
         }
     }
 
-    /// Whether a message passes from the near queue pair to the far one.
+    /// Checks that a message passes from the near queue pair to the far one.
     pub(crate) fn talk(&self, near: &Qp, far: &Qp) {
         self.far.post_receive(far, 7);
         self.near.memory.write(0, b"hello").unwrap();
@@ -312,7 +313,7 @@ fn qp(rig: &Rig, end: &End, side: &Side) -> Qp {
     rig.finish(end.pd.create_qp(QpOptions::rc(&side.cq)))
 }
 
-/// Where an end is, with a port of its own.
+/// The address of an end, with a port of its own.
 pub(crate) fn address_of(end: &End) -> SocketAddr {
     match end.context.query_port(1).unwrap().address {
         LinkAddress::Ip(ip) => SocketAddr::new(ip, 0),

@@ -1,4 +1,4 @@
-//! Management datagrams without end, over a wire.
+//! An endless flood of management datagrams, over a wire.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use verbs_api::provider::carrier::Carrier;
 
 use crate::networks::ends::{Ends, on};
 
-/// Any message of the connection manager, with anything in it.
+/// A random message of the connection manager with random content.
 fn anything(random: &mut SmallRng) -> [u8; 256] {
     let data: [u8; 232] = std::array::from_fn(|_| random.random());
     let attribute = random.random_range(0x10..0x1b);
@@ -22,7 +22,7 @@ fn anything(random: &mut SmallRng) -> [u8; 256] {
 
 // covers 7.04 7.08 7.10
 #[test]
-fn endless_messages_disturb_neither_established_nor_new_connections() {
+fn a_flood_disturbs_neither_old_nor_new_connections() {
     on(&[Flavour::IbUdp], |ends: &Ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let both = ends.connected(&near, &far);
@@ -31,7 +31,7 @@ fn endless_messages_disturb_neither_established_nor_new_connections() {
         };
         let to: IpAddr = ends.listener.address().ip();
         let mut random = SmallRng::seed_from_u64(3);
-        // So few at a time that all have room in the socket.
+        // The datagrams are sent in batches that fit into the socket buffer.
         for _ in 0..200 {
             (0..100).for_each(|_| port.send(to, &anything(&mut random)));
             ends.settle();

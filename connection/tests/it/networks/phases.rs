@@ -1,4 +1,4 @@
-//! What goes between the phases of one request: the queue pair, the peer, the device.
+//! Loss of the queue pair, the peer or the device between the phases of one request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::networks::ends::{Ends, address_of, on_each, on_sockets, on_virtual, s
 
 /// How long each control verb of a slow device takes.
 const SLOW: Duration = Duration::from_millis(60);
-/// Longer than a test runs: until then a control verb does not end.
+/// A latency longer than a test runs, so that a control verb does not end.
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn destroy(ends: &Ends, qp: Qp) {
@@ -35,7 +35,7 @@ fn is_removal(error: &ConnectError) -> bool {
     )
 }
 
-/// The peer has gone, one way or another: refused, given up, or not heard of in time.
+/// Whether the error says that the peer is gone: it refused, gave up, or did not answer in time.
 fn is_gone(error: &ConnectError) -> bool {
     matches!(
         error,
@@ -53,7 +53,7 @@ fn a_queue_pair_destroyed_during_a_connect_fails_the_next_phase() {
         let accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
         let error = ends.error(pending.complete());
-        // A stream cannot be joined at the other side either, which may be told first.
+        // The far side cannot adopt the stream either, and its failure may be reported first.
         let is_told = ends.is_stream() && is_gone(&error);
         assert!(is_of_queue_pair(&error) || is_told, "{error}");
         let error = ends.error(accepted);
@@ -63,14 +63,14 @@ fn a_queue_pair_destroyed_during_a_connect_fails_the_next_phase() {
 
 // covers 5.13 7.71
 #[test]
-fn a_queue_pair_destroyed_during_an_accept_ends_the_connection_on_both_sides() {
+fn a_qp_destroyed_during_an_accept_ends_both_sides() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
         let accepted = ends.accept(incoming, &far);
         let pending = ends.end(asked);
         destroy(ends, far);
-        // It may come to a connection that ends at once, or to none.
+        // The complete may yield a connection that ends at once, or fail.
         let completed = ends.rig.outcome(pending.complete());
         let error = ends.error(accepted);
         assert!(is_of_queue_pair(&error) || is_gone(&error), "{error}");
@@ -81,7 +81,7 @@ fn a_queue_pair_destroyed_during_an_accept_ends_the_connection_on_both_sides() {
     });
 }
 
-/// A queue pair that may not be destroyed now.
+/// Checks that the queue pair cannot be destroyed now, and returns it.
 fn busy(ends: &Ends, qp: Qp) -> Qp {
     match ends.rig.outcome(qp.destroy()) {
         Err(DestroyError::Busy { object, .. }) => object,
@@ -127,7 +127,7 @@ fn queue_pairs_that_come_up_over_sockets_are_not_destroyed() {
         ends.rig.far.steer().set_latency(NEVER);
         let accepted_too = ends.accept(incoming, &second);
         let _far = busy(ends, second);
-        // Nothing but the removal of the devices ends these calls.
+        // Only the removal of the devices ends these calls.
         ends.settle();
         assert!(!completed.is_done() && !accepted.is_done() && !accepted_too.is_done());
         ends.rig.near.steer().remove();
@@ -140,7 +140,7 @@ fn queue_pairs_that_come_up_over_sockets_are_not_destroyed() {
 
 // covers 5.13 7.78
 #[test]
-fn a_queue_pair_destroyed_during_a_disconnect_fails_the_flush_only() {
+fn a_qp_destroyed_during_a_disconnect_fails_only_the_flush() {
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (at_near, at_far) = ends.connected(&near, &far);
@@ -151,7 +151,7 @@ fn a_queue_pair_destroyed_during_a_disconnect_fails_the_flush_only() {
         let error = ends.error(disconnected);
         assert!(is_of_queue_pair(&error), "{error}");
         ends.end(at_far.disconnected());
-        // Whoever is left can go on.
+        // The ends can still connect other queue pairs.
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let _both = ends.connected(&near, &far);
         ends.talk(&near, &far);
@@ -161,7 +161,7 @@ fn a_queue_pair_destroyed_during_a_disconnect_fails_the_flush_only() {
 // covers 5.13 7.71 7.73
 #[test]
 fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
-    // Who asks hears no more.
+    // The active side receives no further message.
     on_each(|ends| {
         let near = ends.near_qp();
         let (asked, incoming) = ends.ask(&near);
@@ -172,7 +172,7 @@ fn a_vanished_peer_ends_pending_calls_in_bounded_time() {
         assert!(is_gone(&error), "{error}");
         assert_eq!(state(&near), QpState::Reset);
     });
-    // Who has accepted hears no more.
+    // The passive side has accepted and receives no further message.
     on_each(|ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
@@ -307,7 +307,7 @@ fn a_pending_call_keeps_its_device_open_until_it_ends() {
         ends.hold();
         let context = ends.rig.near.context.clone();
         let disconnected = at_near.disconnect(&context, &near);
-        // Nobody waits for it, and the program has dropped what it has.
+        // No thread waits for the disconnect, and the program has dropped all its handles.
         drop((context, near, at_near));
         drop(disconnected);
         ends.release();
@@ -335,7 +335,7 @@ fn an_accept_that_timed_out_ignores_a_late_completion() {
         assert!(is_gone(&error), "{error}");
         ends.release();
         if let (Some(Ok(connection)), Flavour::IbUdp) = (completed, ends.flavour) {
-            // It learns that there is nobody.
+            // The connection learns that its peer has no such connection.
             ends.end(connection.disconnected());
         }
         assert!(matches!(state(&far), QpState::Err | QpState::Reset));
@@ -358,7 +358,7 @@ fn connections_on_slow_devices_are_established_concurrently() {
             .iter()
             .map(|(_, far)| ends.accept(ends.end(ends.listener.next()), far))
             .collect();
-        // All of them have the time that three modifies of one take, and the same again.
+        // The time suffices for the three modifies of one queue pair: all connects must end within it.
         ends.rig.run_for(3 * SLOW);
         assert!(asked.iter().all(Started::is_done));
         let pending = asked.into_iter().map(|asked| ends.end(asked));

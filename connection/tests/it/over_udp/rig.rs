@@ -26,7 +26,7 @@ pub(crate) struct End {
     pub(crate) mr: Mr,
 }
 
-/// A device that nobody manages connections of.
+/// A device without a connection manager.
 pub(crate) fn device_at(address: SocketAddr) -> OnWire {
     let driver = |at| InfiniBand {
         name: format!("ib at {address}"),
@@ -60,7 +60,7 @@ impl End {
         }
     }
 
-    /// The own address with this port.
+    /// The address of this device with this port.
     pub(crate) fn at(&self, port: u16) -> SocketAddr {
         let ip = self.wire.link.lease().address().ip();
         SocketAddr::new(ip, port)
@@ -70,7 +70,7 @@ impl End {
         self.pd.create_qp(QpOptions::rc(&self.cq)).wait().unwrap()
     }
 
-    /// One without acknowledges.
+    /// Creates an unreliable connected queue pair.
     pub(crate) fn new_uc_qp(&self) -> Qp {
         self.pd.create_qp(QpOptions::uc(&self.cq)).wait().unwrap()
     }
@@ -91,7 +91,7 @@ impl End {
         incoming.accept(&self.context, &self.qp, options)
     }
 
-    /// Both ends of a connection.
+    /// Connects both ends, and returns the connections.
     pub(crate) fn connected(&self, far: &Self, listener: &Listener) -> (Connection, Connection) {
         let (near, far, _) = self.connected_to(far, far.qp.clone(), listener);
         (near, far)
