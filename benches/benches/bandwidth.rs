@@ -1,4 +1,4 @@
-//! Writes of 4 KiB, 64 KiB and 1 MiB, beside plain copies of the same octets.
+//! Writes of 4 KiB, 64 KiB and 1 MiB, next to plain copies of the same bytes.
 // What `criterion_group!` makes has no documentation.
 #![allow(missing_docs)]
 

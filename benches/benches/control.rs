@@ -1,4 +1,4 @@
-//! What is done once per object: registering memory, fast-registering it, creating and connecting queue pairs.
+//! Operations that a program does once per object: registering memory, fast-registering it, creating and connecting queue pairs.
 // What `criterion_group!` makes has no documentation.
 #![allow(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Latencies of small requests, beside the primitives that bound them.
+//! Latencies of small requests, next to the primitives that bound them.
 // What `criterion_group!` makes has no documentation.
 #![allow(missing_docs)]
 

@@ -10,7 +10,7 @@ fn write_among_many(criterion: &mut Criterion) {
     for pairs in [1, 1_000, 100_000] {
         let rig = Rig::of_environment().unwrap();
         let mut crowd = Crowd::new(&rig, pairs).unwrap();
-        // One pair is less than what the allocator takes at a time.
+        // One pair occupies less than the allocator requests from the system at a time.
         if let Some(octets) = crowd.occupied().filter(|_| pairs > 1) {
             let each = octets / pairs as u64;
             println!(

@@ -1,9 +1,9 @@
-/* Prints the nanoseconds that a turn takes, of 64 octets: what benches/src/bin/sends.rs does without the C library.
+/* Prints the nanoseconds that a turn takes, of 64 bytes: the counterpart of benches/src/bin/sends.rs through the C library.
  *
  *     turn   a receive and a signaled send, posted, and both polled
- *     send   a signaled send, posted and polled; its receive is posted before and polled after what is timed
+ *     send   a signaled send, posted and polled; its receive is posted before and polled after the timed part
  *     write  a signaled write, posted and polled
- *     verb   a region registered and given back, for each of the two
+ *     verb   a region registered and deregistered; the time is per verb
  *
  * Usage: sends turn|send|write|verb TURNS */
 #include <infiniband/verbs.h>
@@ -70,8 +70,8 @@ static double now(void)
 	return at.tv_sec * 1e9 + at.tv_nsec;
 }
 
-/* Put together once, as programs do that count nanoseconds: a compiler may clear such a structure by means that take longer
- * than all of a call. */
+/* The requests are built once, as in programs that count nanoseconds: a compiler may clear such a structure with code that takes
+ * longer than the whole call. */
 static struct ibv_sge data, room;
 static struct ibv_recv_wr receive = { .wr_id = 1, .sg_list = &room, .num_sge = 1 };
 static struct ibv_send_wr request = { .sg_list = &data, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
@@ -176,7 +176,7 @@ int main(int argc, char **argv)
 	CHECK(!ibv_query_gid(context, 1, 0, &gid));
 	CHECK(pd = ibv_alloc_pd(context));
 	CHECK(sent = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0));
-	/* A turn polls both of one queue. */
+	/* A turn polls the send and the receive from one queue. */
 	CHECK(received = measure == turns_of ? sent : ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0));
 	CHECK(mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
 	prepare();

@@ -18,12 +18,12 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting what each thread asks it for.
+/// The system's allocator, which also counts the allocations of each thread.
 ///
-/// A program that wants to know makes it its `#[global_allocator]`.
+/// A program that wants the count makes it its `#[global_allocator]`.
 pub struct Counting;
 
-// SAFETY: every call is handed to the system's allocator as it is.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count_one();
@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 fn count_one() {
-    // A thread that ends may allocate when its count is gone already.
+    // A thread that ends may allocate after its count was dropped.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
@@ -59,7 +59,7 @@ pub fn count() -> u64 {
     COUNT.get()
 }
 
-/// What is posted and polled again and again.
+/// A request that is posted and polled repeatedly.
 type Turn = fn(&mut Bench);
 
 const TURNS: [(&str, Turn); 12] = [
@@ -117,7 +117,7 @@ struct Bench {
     cq: Cq,
     pool: BufferPool,
     batch: Batch<'static>,
-    /// One: a slot makes room for many buffers when it first needs it.
+    /// A single slot: a slot allocates room for many buffers on its first use.
     completions: [Completion; 1],
     local: Sge,
     word: Sge,
@@ -177,7 +177,7 @@ impl Bench {
     }
 }
 
-/// For each kind of request: its name, and the allocations of this thread in `turns` turns of a steady state.
+/// For each kind of request: its name and the allocations of this thread in `turns` turns of a steady state.
 ///
 /// # Errors
 /// The device refused.
@@ -204,7 +204,7 @@ pub fn per_request(rig: &Rig, turns: u32) -> Outcome<Vec<(&'static str, u64)>> {
         .filter(|(name, _)| atomics || !name.contains(" and "));
     Ok(possible
         .map(|(name, turn)| {
-            // What is made on first use is made now.
+            // Everything that is allocated on first use is allocated now.
             (0..64).for_each(|_| turn(&mut bench));
             let before = count();
             (0..turns).for_each(|_| turn(&mut bench));

@@ -1,4 +1,4 @@
-//! What the programs have in common that take options and print a table.
+//! The common part of the programs that take options and print a table.
 
 use std::env::Args;
 use std::iter::Skip;
@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use crate::Outcome;
 
-/// Reads the options, measures, and tells what went wrong: status 2 where it was the options. Where they ask for it, that
-/// is `None`, it prints the usage.
+/// Reads the options, measures, and reports a failure: with status 2 if the options are wrong. If `options` returns
+/// `None`, because help was requested, prints the usage.
 pub fn run<O>(
     name: &str,
     usage: &str,
@@ -35,10 +35,10 @@ pub fn run<O>(
     }
 }
 
-/// What an option says that counts something.
+/// Parses the value of an option that counts something.
 ///
 /// # Errors
-/// It is none, or 0.
+/// The value is no number, or 0.
 pub fn count<T: FromStr + PartialEq + From<u8>>(text: &str) -> Result<T, String> {
     let count = text.parse().ok().filter(|count| *count != T::from(0));
     count.ok_or(format!("{text} is no number above 0"))

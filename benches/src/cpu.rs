@@ -4,11 +4,11 @@ use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The two processors of a measurement: of this thread, and of its partner.
+/// The two processors of a measurement: the one of this thread, and the one of its partner.
 ///
-/// `None` where the process may use only one, or cannot tell: a figure of two threads says nothing then.
+/// `None` where the process may use only one, or cannot find out: a figure of two threads is meaningless then.
 pub fn two() -> Option<[usize; 2]> {
-    // Asked once: whoever is pinned already may use only one.
+    // The system is queried only once, because a thread that is already pinned may use only one processor.
     static CPUS: OnceLock<Option<[usize; 2]>> = OnceLock::new();
     *CPUS.get_or_init(first_two)
 }
@@ -19,7 +19,7 @@ fn first_two() -> Option<[usize; 2]> {
     Some([cpus.next()?, cpus.next()?])
 }
 
-/// Keeps this thread on one processor; answers whether that could be done.
+/// Pins this thread to one processor; returns whether that succeeded.
 pub fn pin_to(cpu: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -1,4 +1,4 @@
-//! Many connected queue pairs: what they occupy, and what a request costs among them.
+//! Many connected queue pairs: the memory that they occupy, and the cost of a request among them.
 
 use polyverbs::{
     Completion, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Sge, connect_pair,
@@ -12,7 +12,7 @@ use crate::yardstick::shuffled;
 
 /// Slots of each send queue and of each receive queue.
 pub const SLOTS: u32 = 16;
-/// Octets of a request.
+/// Bytes of a request.
 pub const LENGTH: u32 = 8;
 
 /// Which pair the next request goes to.
@@ -45,7 +45,7 @@ impl Crowd {
     /// Connects `pairs` pairs with [`SLOTS`] send and receive slots each, then uses each once in both directions.
     ///
     /// # Errors
-    /// The device refused, or an order of that many cannot be kept.
+    /// The device refused, or a permutation of so many pairs cannot be stored.
     ///
     /// # Panics
     /// If there are no pairs.
@@ -76,23 +76,23 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Octets that the connected pairs occupied before any was used, handles of the program included; `None` where the
-    /// system does not tell.
+    /// Bytes that the connected pairs occupied before any was used, including the program's handles; `None` where the
+    /// system does not report it.
     pub fn occupied_unused(&self) -> Option<u64> {
         self.occupied[0]
     }
 
-    /// The same when each queue pair had posted a receive and a write.
+    /// Bytes that the pairs occupied after each queue pair had posted a receive and a write.
     pub fn occupied(&self) -> Option<u64> {
         self.occupied[1]
     }
 
-    /// Pairs.
+    /// The number of pairs.
     pub fn pairs(&self) -> usize {
         self.near.len()
     }
 
-    /// An 8-octet write on the next pair of this choice, posted and polled.
+    /// Posts and polls an 8-byte write on the next pair of this choice, posted and polled.
     #[inline]
     pub fn write(&mut self, choice: Choice) {
         let index = self.next(choice);
@@ -116,7 +116,7 @@ impl Crowd {
         qp.post_one(wr::Write::new(source, target).signaled(1))
             .expect("a write within the region");
         loop {
-            let done = cq.poll(completions).expect("a queue that nobody overruns");
+            let done = cq.poll(completions).expect("a queue that does not overrun");
             if let Some(done) = done.first() {
                 assert!(done.status.is_success());
                 return;
@@ -155,7 +155,7 @@ impl Crowd {
         Ok(())
     }
 
-    // What is made on first use is there afterwards, and counted.
+    // Afterwards everything that is allocated on first use exists, and is counted.
     fn use_each(&mut self) -> Outcome<()> {
         let sink = self.source;
         for qp in self.near.iter().chain(&self.far) {

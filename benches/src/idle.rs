@@ -1,4 +1,4 @@
-//! Connections that are open and carry nothing: what they occupy, and what time they take.
+//! Connections that are open and carry nothing: the memory and the processor time that they take.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread::sleep;
@@ -15,11 +15,11 @@ use crate::Outcome;
 use crate::crowd::SLOTS;
 use crate::memory::{resident, used};
 
-/// How long what was begun by connecting may take to come to rest: longer than any timer of a handshake.
+/// How long the devices are given to become idle after connecting: longer than any timer of a handshake.
 const REST: Duration = Duration::from_secs(12);
 /// Connections that are being made at one time.
 const AT_ONCE: usize = 64;
-/// Of so many connections one is used afterwards.
+/// One of so many connections is used afterwards.
 const SAMPLE: usize = 100;
 
 struct Side {
@@ -31,21 +31,21 @@ struct Side {
     _memory: Memory,
 }
 
-/// What was found.
+/// The result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
-    /// Octets of this process for each connection, its two ends together; kernel memory of sockets is not in it.
+    /// Bytes of this process for each connection, its two ends together; kernel memory of sockets is not included.
     pub octets: Option<f64>,
     /// The share of one processor that both devices took with no connection.
     pub empty: f64,
-    /// The same with all connections open.
+    /// The share of one processor that both devices took with all connections open.
     pub open: f64,
 }
 
-/// Connects so many pairs between two devices of this process at two addresses of loopback, lets them be for `seconds`,
-/// and sends a message on some of them, to see that they are there.
+/// Connects so many pairs between two devices of this process at two addresses of loopback, leaves them idle for
+/// `seconds`, and sends a message on some of them, to check that they work.
 ///
 /// # Errors
 /// The system or the devices refuse, or a connection does not work.
@@ -53,7 +53,7 @@ pub fn measure(device: &str, connections: usize, seconds: u64) -> Outcome<Idle> 
     let time = Duration::from_secs(seconds);
     let (near, far) = (Side::new(device, 1)?, Side::new(device, 2)?);
     let listener = far.connector.listen(far_address(), 0)?;
-    // What is made on first use is there already.
+    // The first connection makes everything that is allocated on first use.
     let mut crowd = Crowd::default();
     crowd.connect(&near, &far, &listener, 1)?;
     sleep(REST);
@@ -129,7 +129,7 @@ impl Side {
     }
 }
 
-/// Connections, the ends of each side in the order in which they were made.
+/// Connections; the ends of each side in the order in which they were made.
 #[derive(Default)]
 struct Crowd {
     near: Vec<Qp>,
@@ -138,7 +138,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Connects so many more, all at one time.
+    /// Connects so many more pairs, all at the same time.
     fn connect(
         &mut self,
         near: &Side,
@@ -168,7 +168,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Sends a message on some of them.
+    /// Sends a message on some of the connections.
     fn use_some(&self, near: &Side, far: &Side) -> Outcome<()> {
         for qp in &self.far {
             let room = far.mr.sge(0, 64)?;

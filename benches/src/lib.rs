@@ -1,8 +1,8 @@
-//! What measuring needs: yardsticks of the machine, connected queue pairs, and samples that pair the two.
+//! Tools for measurements: yardsticks of the machine, connected queue pairs, and samples that pair the two.
 //!
-//! An absolute figure says little on a machine that others share. So everything here is measured beside a
+//! An absolute figure says little on a machine that others share. Therefore every figure is measured next to a
 //! [yardstick], the cost of the primitive that bounds it, immediately before and immediately after; the ratio of the
-//! two is the result. `docs/benchmarks.md` in the root says how to run it and what a run printed.
+//! two is the result. `docs/benchmarks.md` in the root explains how to run the benchmarks and what a run printed.
 #![deny(unsafe_code)]
 
 pub mod allocations;
@@ -21,5 +21,5 @@ pub mod sample;
 pub mod wired;
 pub mod yardstick;
 
-/// What setting up gives, or why it failed.
+/// The result of setting up a measurement, or the reason why it failed.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

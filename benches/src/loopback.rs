@@ -12,10 +12,10 @@ use crate::rig::{PEERS, REMOTE, Rig};
 /// Requests of a batch: one doorbell, the last one signaled.
 pub const BATCH: usize = 32;
 
-/// Places that consecutive requests alternate between, for the source and for the target.
+/// The number of places in memory that consecutive requests use in turn, for the source and for the target.
 const PLACES: usize = 2;
 
-/// Two connected queue pairs on one completion queue, and one region that both ends lie in.
+/// Two connected queue pairs on one completion queue, and one region that both ends use.
 pub struct Loopback {
     near: Qp,
     cq: Cq,
@@ -31,7 +31,7 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Connects a pair for requests of `length` octets.
+    /// Connects a pair for requests of `length` bytes.
     ///
     /// # Errors
     /// The device refused.
@@ -39,7 +39,7 @@ impl Loopback {
         Self::with(rig, length, |_, cq| Ok(QpOptions::rc(cq)))
     }
 
-    /// The same with queue pairs that do all that extensions add.
+    /// Connects a pair whose queue pairs have every operation that extensions add.
     ///
     /// # Errors
     /// The device refused.
@@ -75,35 +75,35 @@ impl Loopback {
         })
     }
 
-    /// A write, posted and polled.
+    /// Posts and polls a write.
     #[inline]
     pub fn write(&mut self) {
         let (source, target) = self.places();
         self.run(wr::Write::new(source, target).signaled(1));
     }
 
-    /// A read, posted and polled.
+    /// Posts and polls a read.
     #[inline]
     pub fn read(&mut self) {
         let (source, target) = self.places();
         self.run(wr::Read::new(source, target).signaled(1));
     }
 
-    /// A compare-and-swap that does not find what it compares with, posted and polled. For loopbacks of 8 octets.
+    /// Posts and polls a compare-and-swap whose comparison fails. For loopbacks of 8 bytes.
     #[inline]
     pub fn compare_swap(&mut self) {
         let (source, target) = self.places();
         self.run(wr::CompareSwap::new(source, target, u64::MAX, 0).signaled(1));
     }
 
-    /// A compare-and-swap that swaps, posted and polled. For loopbacks of 8 octets.
+    /// Posts and polls a compare-and-swap that swaps. For loopbacks of 8 bytes.
     #[inline]
     pub fn compare_swap_taken(&mut self) {
         let (source, target) = self.places();
         self.run(wr::CompareSwap::new(source, target, 0, 0).signaled(1));
     }
 
-    /// A batch of writes: one doorbell, the last one signaled and polled.
+    /// Posts a batch of writes with one doorbell, and polls the last write, which is signaled.
     #[inline]
     pub fn write_batch(&mut self) {
         for index in 1..=BATCH {
@@ -119,7 +119,7 @@ impl Loopback {
         self.poll();
     }
 
-    /// The same octets as the next write, copied plainly.
+    /// Copies the bytes of the next write with a plain copy.
     #[inline]
     #[allow(unsafe_code)]
     pub fn copy(&mut self) {
@@ -144,7 +144,7 @@ impl Loopback {
             let done = self
                 .cq
                 .poll(&mut self.completions)
-                .expect("a queue that nobody overruns");
+                .expect("a queue that does not overrun");
             if let Some(done) = done.first() {
                 assert!(done.status.is_success());
                 return;

@@ -1,5 +1,5 @@
 //! The memory and the time that the process takes, and plain copies within memory.
-// The yardstick of bandwidth is a plain copy of the very octets that a request moves.
+// The yardstick of bandwidth is a plain copy of the same bytes that a request moves.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use polyverbs::{Memory, memory::OutOfRange};
 
-/// Octets of memory that the process has in use, or `None` where the system does not tell.
+/// Bytes of memory that the process has in use, or `None` where the system does not report it.
 pub fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -26,13 +26,13 @@ pub fn used() -> Duration {
     )
 }
 
-/// Copies `length` octets within memory, from one place of it to another, as `memcpy` does.
+/// Copies `length` bytes within memory, from one place of it to another, as `memcpy` does.
 ///
 /// # Errors
-/// One of the places lies outside, or they overlap.
+/// One of the places is outside the memory, or they overlap.
 ///
 /// # Safety
-/// While this runs, nobody else reads or writes either place: no other thread, and no request.
+/// While this runs, no other thread and no request reads or writes either place.
 pub unsafe fn plain_copy(
     memory: &Memory,
     from: usize,
@@ -49,8 +49,8 @@ pub unsafe fn plain_copy(
     }
     let source = std::ptr::with_exposed_provenance::<u8>(source.address() as usize);
     let target = std::ptr::with_exposed_provenance_mut::<u8>(target.address() as usize);
-    // SAFETY: both stretches lie within the memory, which lives as long as `memory`, and do not overlap; the caller
-    // promises that nobody else accesses them.
+    // SAFETY: both ranges are within the memory, which lives as long as `memory`, and do not overlap; the caller
+    // promises that no thread or request accesses them.
     unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     Ok(())
 }

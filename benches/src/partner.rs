@@ -18,7 +18,7 @@ pub struct Partner {
 }
 
 impl Partner {
-    /// Starts the second thread, and keeps it and this one on different processors.
+    /// Starts the second thread, and pins it and this one to different processors.
     pub fn start() -> Self {
         let cpus = cpu::two();
         let (sender, receiver) = channel::<Work>();

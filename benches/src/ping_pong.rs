@@ -12,26 +12,26 @@ use crate::partner::Partner;
 use crate::rig::{LOCAL, Rig};
 use crate::sample::nanoseconds;
 
-/// Receives kept posted, at least: a message never waits for one, nor for the line that it lies on.
+/// The least number of posted receives: a message waits neither for a receive nor for the cache line that holds it.
 const AHEAD: usize = 512;
 /// Receives posted together.
 const AT_ONCE: usize = 8;
-/// Octets of a message.
+/// Bytes of a message.
 pub const MESSAGE: u32 = 64;
-/// Looks before a message counts as lost: seconds, and half a minute over sockets.
+/// Polls before a message counts as lost: these take seconds, and half a minute over sockets.
 const PATIENCE: u32 = 1 << 27;
 
 /// How the two sides send.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// One send of this many is signaled.
+    /// One of so many sends is signaled.
     pub signaled_every: u64,
-    /// Whether the receiver looks into the message, and sends on what it found.
+    /// Whether the receiver reads the message, and sends its content back.
     pub read: bool,
 }
 
 impl Default for Manner {
-    /// One send of 32 is signaled, and nobody looks into a message: as the programs that come with rdma-core measure.
+    /// One of 32 sends is signaled, and the receiver does not read the message: the programs of rdma-core measure in this way.
     fn default() -> Self {
         Self {
             signaled_every: 32,
@@ -55,7 +55,7 @@ struct Side {
     _region: Mr,
 }
 
-/// Two connected queue pairs, one for each thread, that send 64 octets to and fro.
+/// Two connected queue pairs, one for each thread, that send 64 bytes to and fro.
 pub struct PingPong {
     near: Side,
     far: Arc<Mutex<Side>>,
@@ -70,10 +70,10 @@ impl PingPong {
         Self::between([rig, rig], manner)
     }
 
-    /// The same of two devices.
+    /// Connects queue pairs of two devices.
     ///
     /// # Errors
-    /// One refused.
+    /// One of the devices refused.
     pub fn between([near, far]: [&Rig; 2], manner: Manner) -> Outcome<Self> {
         let (near, far) = (Side::new(near, manner)?, Side::new(far, manner)?);
         connect_pair(&near.qp, &far.qp, Access::empty()).wait()?;
@@ -152,14 +152,14 @@ impl Side {
             .expect("a send to a peer that has receives");
     }
 
-    // Spins until the next message has come.
+    // Spins until the next message has arrived.
     #[inline]
     fn receive(&mut self) {
         for _ in 0..PATIENCE {
             let done = self
                 .cq
                 .poll(&mut self.completions)
-                .expect("a queue that nobody overruns");
+                .expect("a queue that does not overrun");
             let Some(done) = done.first() else {
                 std::hint::spin_loop();
                 continue;

@@ -1,7 +1,7 @@
-//! What bare sockets over loopback give, and bare memory: the limits that a device with a wire runs into.
+//! The performance of bare sockets over loopback, and of bare memory: the limits of a device on a wire.
 //!
-//! Two threads on two processors, the same system calls that such a device must make, and nothing else: no headers, no
-//! checksums, no copies. Nobody sleeps.
+//! Two threads on two processors make the system calls that such a device must make, and nothing else: no headers, no
+//! checksums, no copies. No thread sleeps.
 
 use std::hint::spin_loop;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,27 +16,27 @@ use nix::sys::socket::sockopt::{RcvBuf, SndBuf, UdpGroSegment, UdpGsoSegment};
 use crate::Outcome;
 use crate::partner::Partner;
 
-/// Octets of a message of a ping-pong.
+/// Bytes of a message of a ping-pong.
 pub const MESSAGE: usize = 64;
-/// Octets of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
+/// Bytes of a datagram of a stream: 4 KiB, the headers of a write and its checksum.
 pub const SEGMENT: usize = 4156;
-/// Octets of a call with segmentation: as many whole datagrams as it takes.
+/// Bytes of a call with segmentation: the largest number of whole datagrams that fit.
 pub const SUPER: [usize; 1] = [65_507 / SEGMENT * SEGMENT];
-/// Octets of the two calls with segmentation that a write of 64 KiB takes: its first datagram is longer than those after it,
-/// and of one call only the last may differ, by being shorter.
+/// Bytes of the two calls with segmentation that a write of 64 KiB needs: its first datagram is longer than those after it,
+/// and within one call only the last datagram may differ, by being shorter.
 pub const WRITE: [usize; 2] = [SEGMENT, 15 * SEGMENT];
-/// Octets of a write to a TCP stream.
+/// Bytes of a write to a TCP stream.
 pub const CHUNK: usize = 64 << 10;
 
-/// Octets that may be under way: no more than a receiver's buffer certainly has room for.
+/// Bytes that may be in flight: few enough to fit into every receive buffer.
 const WINDOW: u64 = 1 << 20;
-/// A receiver that saw nothing for so long will see nothing: it was lost.
+/// If nothing arrives for so long, the datagrams were lost.
 const LOST: Duration = Duration::from_millis(20);
 
 /// How a datagram socket knows its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// It is told with each datagram: what a correct ICRC demands.
+    /// Each datagram is sent with the address of the peer, and received with it: a correct ICRC needs that.
     Named,
     /// The socket is connected, which saves the look-up of a route.
     Connected,
@@ -49,7 +49,7 @@ pub struct UdpPair {
 }
 
 impl UdpPair {
-    /// Two sockets on loopback.
+    /// Opens two sockets on loopback.
     ///
     /// # Errors
     /// The system refuses.
@@ -63,10 +63,10 @@ impl UdpPair {
         Ok(Self { sockets, peer })
     }
 
-    /// Has the kernel cut what the first sends and join what the second receives.
+    /// Has the kernel segment the calls of the first socket and join the datagrams that the second receives.
     ///
     /// # Errors
-    /// The kernel cannot.
+    /// The kernel does not support this.
     pub fn offload(self) -> Outcome<Self> {
         setsockopt(&self.sockets[0], UdpGsoSegment, &(SEGMENT as i32))?;
         setsockopt(&self.sockets[1], UdpGroSegment, &true)?;
@@ -76,14 +76,14 @@ impl UdpPair {
     /// Half of a round trip, in nanoseconds.
     ///
     /// # Errors
-    /// The system refuses, or something was lost.
+    /// The system refuses, or a datagram was lost.
     pub fn half_round_trip(&self, partner: &Partner, turns: u64) -> Outcome<f64> {
         let [ours, theirs] = [0, 1].map(|end| self.end(end));
         let [ours, theirs] = [ours?, theirs?];
         ping_pong(partner, turns, ours, theirs)
     }
 
-    /// Octets per nanosecond that arrive, in calls of so many octets in turn.
+    /// Bytes per nanosecond that arrive; the calls send the given numbers of bytes in turn.
     ///
     /// # Errors
     /// The system refuses.
@@ -122,7 +122,7 @@ impl UdpPair {
 pub struct TcpPair([Arc<TcpStream>; 2]);
 
 impl TcpPair {
-    /// A connection over loopback.
+    /// Opens a connection over loopback.
     ///
     /// # Errors
     /// The system refuses.
@@ -146,7 +146,7 @@ impl TcpPair {
         ping_pong(partner, turns, ours, theirs)
     }
 
-    /// Octets per nanosecond that arrive, in writes of [`CHUNK`] octets.
+    /// Bytes per nanosecond that arrive, in writes of [`CHUNK`] bytes.
     ///
     /// # Errors
     /// The system refuses.
@@ -163,7 +163,8 @@ impl TcpPair {
     }
 }
 
-/// Memory of both ends, by which 64 KiB go in two copies: into it by the one, out of it by the other.
+/// Memory that both ends share. Data passes through it in two copies of 64 KiB: one end copies it in, and the other copies it
+/// out.
 pub struct Ring(Arc<Slots>);
 
 struct Slots {
@@ -172,13 +173,13 @@ struct Slots {
     emptied: OwnLine,
 }
 
-/// On a cache line that nothing else is on.
+/// A value that has its cache line for itself.
 #[repr(align(128))]
 #[derive(Default)]
 struct OwnLine(AtomicUsize);
 
 impl Ring {
-    /// With nothing in it.
+    /// Makes an empty ring.
     #[expect(clippy::new_without_default, reason = "as the others have it")]
     pub fn new() -> Self {
         Self(Arc::new(Slots {
@@ -188,10 +189,10 @@ impl Ring {
         }))
     }
 
-    /// Octets per nanosecond.
+    /// Bytes per nanosecond.
     ///
     /// # Errors
-    /// It takes far too long.
+    /// The transfer takes far too long.
     pub fn stream(&self, partner: &Partner, octets: u64) -> Outcome<f64> {
         let [ours, theirs] = [(); 2].map(|()| Arc::clone(&self.0));
         let message = vec![0x5a; CHUNK];
@@ -225,7 +226,7 @@ impl Ring {
     }
 }
 
-/// One end: 0 octets where it would have to wait.
+/// One end; its calls return 0 bytes where they would have to wait.
 trait End: Send + 'static {
     fn send(&mut self, octets: &[u8]) -> io::Result<usize>;
     fn receive(&mut self, room: &mut [u8]) -> io::Result<usize>;
@@ -315,7 +316,7 @@ fn ping_pong(
     Ok(took?.as_nanos() as f64 / (2 * turns) as f64)
 }
 
-/// Fills the room, spinning; an error when it takes far too long, or when the other end has given up.
+/// Fills the room, spinning. Fails if that takes far too long, or if the other end has given up.
 #[inline]
 fn exactly(
     room: &mut [u8],
@@ -334,10 +335,10 @@ fn exactly(
     Ok(())
 }
 
-/// Looks at an empty socket before a ping-pong is given up: seconds.
+/// Polls of an empty socket before a ping-pong fails: these take seconds.
 const PATIENCE: u32 = 20_000_000;
 
-/// One end sends until the other has received so many octets.
+/// One end sends until the other has received so many bytes.
 fn stream(
     partner: &Partner,
     octets: u64,
@@ -380,7 +381,7 @@ fn stream(
         over.store(true, Ordering::Relaxed);
         result
     });
-    // What is still under way would be the next measurement's.
+    // Data that is still in flight would be counted by the next measurement.
     while receive()? > 0 {}
     let (received, time) = took?;
     Ok(received as f64 / time.as_nanos() as f64)

@@ -1,22 +1,22 @@
-//! Figures beside their yardsticks, as a table for people and as JSON for programs.
+//! Figures next to their yardsticks, as a table for people and as JSON for programs.
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
-/// What the bar demands of a ratio, if anything.
+/// The limit of a ratio, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// At most this.
+    /// The ratio is to be at most this.
     AtMost(f64),
-    /// At least this.
+    /// The ratio is to be at least this.
     AtLeast(f64),
-    /// Nothing: the figure informs.
+    /// There is no limit: the figure is information.
     None,
 }
 
 impl Limit {
-    /// Whether a ratio keeps it; `None` where there is nothing to keep.
+    /// Whether a ratio is within the limit; `None` where there is no limit.
     pub fn is_met(self, ratio: f64) -> Option<bool> {
         match self {
             Self::AtMost(limit) => Some(ratio <= limit),
@@ -65,18 +65,18 @@ impl Quantity {
     }
 }
 
-/// One figure beside its yardstick.
+/// One figure next to its yardstick.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
-    /// How much it is.
+    /// The measured value.
     pub figure: Quantity,
-    /// What it is held against, and how much that is.
+    /// The name and the value of the yardstick.
     pub yardstick: (String, Quantity),
-    /// Figure by yardstick, or yardstick by figure where more is better: taken within each sample.
+    /// Figure divided by yardstick, or yardstick by figure where more is better, computed within each sample.
     pub ratio: f64,
-    /// What the bar demands of the ratio.
+    /// The limit of the ratio.
     pub limit: Limit,
     /// Samples that count, and samples taken.
     pub samples: (usize, usize),
@@ -101,7 +101,7 @@ impl Row {
         ]
     }
 
-    /// The row for programs.
+    /// The row as JSON.
     pub fn json(&self) -> Value {
         let (counted, taken) = self.samples;
         json!({
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_tells_figure_yardstick_ratio_and_verdict() {
+    fn a_row_shows_figure_yardstick_ratio_and_verdict() {
         let row = Row {
             name: "a write".to_owned(),
             figure: Quantity(12.345, "ns"),

@@ -1,4 +1,4 @@
-//! A device, and what every measurement needs of it.
+//! A device, and the objects that every measurement needs of it.
 
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
@@ -8,24 +8,24 @@ use polyverbs::{
 
 use crate::Outcome;
 
-/// The device that is measured unless another is named.
+/// The device that is measured unless the user names another.
 pub const DEFAULT_DEVICE: &str = "ib0";
 
-/// The environment variable that names another device, for the runs that take no arguments of their own.
+/// The environment variable that names another device, for runs that take no arguments.
 pub const DEVICE_VARIABLE: &str = "POLYVERBS_BENCH_DEVICE";
 
-/// Rights of memory that only its own queue pairs reach.
+/// Rights of memory that only local requests access.
 pub const LOCAL: Access = Access::LOCAL_WRITE;
 
-/// What peers may do through a queue pair.
+/// Rights of peers through a queue pair.
 pub const PEERS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Rights of memory that peers reach, and that reads may fill on every transport.
+/// Rights of memory that peers access, and that may be the sink of reads on every transport.
 pub const REMOTE: Access = Access::LOCAL_WRITE.union(PEERS);
 
-/// A device of its own, opened for everything it has, with a protection domain.
+/// A device that is opened for every feature that it has, with a protection domain.
 pub struct Rig {
     /// The device.
     pub context: Context,
@@ -38,7 +38,7 @@ impl Rig {
     /// registered device of this name.
     ///
     /// # Errors
-    /// There is no such kind, and no such device.
+    /// There is neither such a kind nor such a device.
     pub fn new(device: &str) -> Outcome<Self> {
         match polyverbs::registry()?.device(device) {
             Some(registered) if emulated::kind(device).is_none() => Self::open(registered),
@@ -46,7 +46,7 @@ impl Rig {
         }
     }
 
-    /// The same without any extension, whatever is linked.
+    /// Makes and opens such an emulated device without any extension, whichever are linked.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -65,14 +65,14 @@ impl Rig {
     /// Opens this device.
     ///
     /// # Errors
-    /// It refuses.
+    /// The device refuses.
     pub fn open(device: &Device) -> Outcome<Self> {
         let context = device.open(&Requirements::everything_of(&device.attributes()))?;
         let pd = context.alloc_pd().wait()?;
         Ok(Self { context, pd })
     }
 
-    /// The same for the device that the environment names.
+    /// Makes or opens the device that the environment names.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -100,7 +100,7 @@ impl Rig {
             .flat_map(|extension| extension.all_operations());
         let mut options = QpOptions::rc(cq);
         for operation in all {
-            // One of another service is refused here.
+            // An operation of another queue pair type is refused here.
             let with = options.clone().operations(operation.bit());
             if self.pd.create_qp(with.clone()).wait().is_ok() {
                 options = with;
@@ -109,7 +109,7 @@ impl Rig {
         Ok(options)
     }
 
-    /// Memory of this length, page-aligned and touched, and its region.
+    /// Allocates page-aligned memory of this length, touches it, and registers it.
     ///
     /// # Errors
     /// Out of memory, or the device refused.

@@ -14,7 +14,7 @@ pub fn nanoseconds(turns: u64, mut work: impl FnMut()) -> f64 {
     began.elapsed().as_nanos() as f64 / turns as f64
 }
 
-/// The value in the middle; of an even number, the upper one of the two. 0 of none.
+/// The median; of an even number of values, the upper one of the middle two. 0 if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -35,25 +35,25 @@ impl Sample {
         (self.before + self.after) / 2.0
     }
 
-    // Whether this thread had its processor for itself, and the machine was the same before and after. The figure has
-    // no say in it.
+    // Whether this thread had its processor for itself, and the machine was in the same state before and after. The
+    // figure itself does not influence the decision.
     fn is_steady(&self, best: f64) -> bool {
         let [least, most] = [self.before.min(self.after), self.before.max(self.after)];
         most <= STEADY * least && self.pace <= AT_PACE * best
     }
 }
 
-/// How much the two readings of a sample that counts may differ.
+/// The largest ratio of the two readings of a sample that counts.
 const STEADY: f64 = 1.25;
 
-/// How much slower than the best pace a sample that counts may be.
+/// The largest ratio of the pace of a sample that counts to the best pace.
 const AT_PACE: f64 = 1.15;
 
-/// The best pace that this process has seen, as the bits of a positive number: they are in the order of the numbers.
+/// The best pace that this process has seen, as the bits of a positive float: their order is that of the numbers.
 static BEST_PACE: AtomicU64 = AtomicU64::new(f64::INFINITY.to_bits());
 
-/// How fast this thread gets on now, in nanoseconds per step of work that fills the processor. Where others share the
-/// core it halves, which hardly shows in a read-modify-write: that is all waiting.
+/// The current pace of this thread, in nanoseconds per step of work that keeps the processor busy. Where another
+/// thread shares the core, the speed halves; a read-modify-write hardly shows that, because it mostly waits.
 pub fn pace() -> f64 {
     let mut chains = black_box([1_u64, 2, 3, 5, 7, 11]);
     let step = || {
@@ -69,7 +69,7 @@ pub fn pace() -> f64 {
     reading
 }
 
-/// Looks for the best pace for this long, so that the first samples have one to be held against.
+/// Measures the pace for this long, so that the first samples have a best pace with which they are compared.
 pub fn find_best_pace(time: Duration) {
     let began = Instant::now();
     while began.elapsed() < time {
@@ -98,7 +98,7 @@ impl Samples {
         Self::take_at(rounds, pace, yardstick, figure)
     }
 
-    /// The same, with the pace of whichever threads take part: the slowest of them.
+    /// Takes samples with the pace of all participating threads: that of the slowest.
     pub fn take_at(
         rounds: usize,
         pace: impl FnMut() -> f64,
@@ -112,17 +112,17 @@ impl Samples {
         }
     }
 
-    /// The middle figure.
+    /// The median of the figures.
     pub fn figure(&self) -> f64 {
         median(self.counted().map(|sample| sample.figure))
     }
 
-    /// The middle yardstick.
+    /// The median of the yardsticks.
     pub fn yardstick(&self) -> f64 {
         median(self.counted().map(|sample| sample.yardstick()))
     }
 
-    /// The middle ratio of figure to yardstick, each taken within its own sample.
+    /// The median of the ratios of figure to yardstick, each computed within its own sample.
     pub fn ratio(&self) -> f64 {
         median(
             self.counted()
@@ -130,12 +130,12 @@ impl Samples {
         )
     }
 
-    /// Samples that count, and samples taken.
+    /// The number of samples that count, and the number of samples taken.
     pub fn counts(&self) -> (usize, usize) {
         (self.counted().count(), self.samples.len())
     }
 
-    // Those of a steady machine; all of them where that leaves too few to speak of a middle.
+    // The samples that a steady machine gave; all samples if those are too few for a median.
     fn counted(&self) -> impl Iterator<Item = &Sample> {
         let is_steady = |sample: &&Sample| sample.is_steady(self.best);
         let steady = self.samples.iter().filter(is_steady).count();
@@ -146,10 +146,10 @@ impl Samples {
     }
 }
 
-/// How many times as many samples are taken as are to count.
+/// The largest ratio of the samples taken to the samples that are to count.
 pub const PATIENCE: usize = 8;
 
-/// The fewest samples that have a middle to speak of.
+/// The fewest samples that have a meaningful median.
 const MIDDLE: usize = 7;
 
 fn paced(
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_steady_everything_counts() {
+    fn all_samples_count_if_none_is_steady() {
         let samples = samples(&[2.0], &[1.0, 9.0], &[10.0]);
         assert_eq!(samples.counts(), (64, 64));
         assert_eq!(samples.ratio(), 2.0);

@@ -1,4 +1,4 @@
-//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback: what is put beside [bare sockets](crate::raw).
+//! Two devices that speak RoCEv2 over UDP or iWARP over TCP, on loopback, to be compared with [bare sockets](crate::raw).
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -18,17 +18,17 @@ use crate::partner::Partner;
 use crate::ping_pong::{Manner, PingPong};
 use crate::rig::{PEERS, REMOTE, Rig};
 
-/// Octets of a write.
+/// Bytes of a write.
 pub const WRITE: u32 = 64 << 10;
-/// Writes under way.
+/// Writes that are outstanding at a time.
 const DEPTH: u64 = 16;
-/// Octets of each side's memory.
+/// Bytes of each side's memory.
 const MEMORY: usize = 2 << 20;
 const TOO_LONG: Duration = Duration::from_secs(10);
-/// Not that of RoCEv2, which a driver of the kernel may hold.
+/// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14_791;
 
-/// A device on a wire, and what keeps it there.
+/// A device on a wire, and the value that keeps its link open.
 type OnWire = (Arc<dyn DeviceOps>, Box<dyn Any + Sync + Send>);
 
 struct Side {
@@ -48,7 +48,7 @@ pub struct WiredPair {
 }
 
 impl WiredPair {
-    /// Over UDP, the devices at two addresses of loopback.
+    /// Connects two devices over UDP, at two addresses of loopback.
     ///
     /// # Errors
     /// The system refuses.
@@ -56,7 +56,7 @@ impl WiredPair {
         Self::roce_at([1, 2], offload)
     }
 
-    /// The same at one address, as two processes mostly are: through shared memory.
+    /// Connects two devices at one address through shared memory, as two processes of one machine usually are.
     ///
     /// # Errors
     /// The system refuses.
@@ -82,7 +82,7 @@ impl WiredPair {
         })
     }
 
-    /// Over TCP, with or without checksums in the frames.
+    /// Connects two devices over TCP, with or without checksums in the frames.
     ///
     /// # Errors
     /// The system refuses.
@@ -117,7 +117,7 @@ impl WiredPair {
         self.messages.half_round_trip(partner, turns)
     }
 
-    /// Octets per nanosecond that were written, and placed by the other side, which polls.
+    /// Bytes per nanosecond that were written, and placed by the other side, which polls.
     ///
     /// # Errors
     /// A write failed.
@@ -137,7 +137,8 @@ impl WiredPair {
         })
     }
 
-    // A read behind the writes comes back when they have been placed: on iWARP their own completions do not say that.
+    // A read after the writes completes when they have been placed: on iWARP the completions of the writes do not show
+    // that.
     fn write(&self, count: u64) -> Outcome<f64> {
         let near = &self.near;
         let source = near.mr.sge(0, WRITE)?;
@@ -170,7 +171,7 @@ impl WiredPair {
         Ok((count * u64::from(WRITE)) as f64 / began.elapsed().as_nanos() as f64)
     }
 
-    /// Requests that were sent again, by either side.
+    /// The retransmissions of both sides.
     pub fn retransmissions(&self) -> u64 {
         let of = |side: &Side| side.qp.counters().retransmissions;
         of(&self.near) + of(&self.far)

@@ -1,4 +1,4 @@
-//! What the machine itself needs for the primitives that the fast path is made of.
+//! The time that the machine takes for the primitives of which the fast path is made.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::partner::Partner;
 use crate::sample::nanoseconds;
 
-/// A value with the cache lines around it to itself: processors fetch lines in pairs.
+/// A value that shares no pair of cache lines with another: processors fetch lines in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
@@ -26,8 +26,8 @@ pub fn read_modify_write(turns: u64) -> f64 {
     })
 }
 
-/// A bare `fetch_add` on an own cache line, in nanoseconds: beside [`read_modify_write`], so that nobody need believe
-/// in its definition.
+/// A bare `fetch_add` on a cache line of its own, in nanoseconds: a check of [`read_modify_write`] that does not
+/// depend on its definition.
 pub fn fetch_add(turns: u64) -> f64 {
     let count = Alone(AtomicU64::new(0));
     let count = black_box(&count);
@@ -36,8 +36,8 @@ pub fn fetch_add(turns: u64) -> f64 {
     })
 }
 
-/// A cache line's way to the partner's processor in nanoseconds: half of a round trip of one flag, which each thread
-/// waits for and then sets.
+/// The time that a cache line takes to the partner's processor, in nanoseconds: half of a round trip of one flag,
+/// which each thread waits for and then sets.
 pub fn line_crossing(partner: &Partner, round_trips: u64) -> f64 {
     let flag = Arc::new(Alone(AtomicU64::new(0)));
     let theirs = Arc::clone(&flag);
@@ -56,17 +56,17 @@ pub fn line_crossing(partner: &Partner, round_trips: u64) -> f64 {
     partner.with(echo, || nanoseconds(round_trips, trip)) / 2.0
 }
 
-/// Places in memory, each of which names the next: no two on one line, and too many for any cache.
+/// Places in memory, each of which holds the index of the next: no two share a cache line, and there are too many for any cache.
 pub struct Misses {
     next: Vec<u32>,
     at: usize,
 }
 
 impl Misses {
-    // Of `u32`, so that places are 1 KiB apart.
+    // The distance in `u32`s, so that places are 1 KiB apart.
     const APART: usize = 256;
 
-    /// As many places as `count`, in an order without pattern.
+    /// Makes `count` places in an order without pattern.
     ///
     /// # Panics
     /// If there are none, or more than 2^24.
@@ -80,7 +80,7 @@ impl Misses {
         Self { next, at: 0 }
     }
 
-    /// A load in nanoseconds that no cache answers, and that the next one waits for.
+    /// The time of a load that misses every cache and on which the next load depends, in nanoseconds.
     pub fn miss(&mut self, turns: u64) -> f64 {
         let mut at = self.at;
         let each = nanoseconds(turns, || at = self.next[at] as usize);

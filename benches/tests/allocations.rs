@@ -1,4 +1,4 @@
-//! In steady state no request allocates, from the post to the poll of its completion.
+//! In steady state, no request allocates, from the post to the poll of its completion.
 
 use polyverbs_benches::allocations::{Counting, count, per_request};
 use polyverbs_benches::rig::Rig;

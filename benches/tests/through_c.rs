@@ -1,5 +1,5 @@
-//! In steady state no request through the C library allocates on this side of it. Apart from the other counts, because all queues
-//! of a process share what finds buffers again.
+//! In steady state, no request through the C library allocates on this side of it. The test has a binary of its own, because all
+//! queues of a process share the table that finds buffers again.
 
 use libibverbs_provider::LibIbverbs;
 use polyverbs::Registry;
@@ -13,7 +13,7 @@ const TURNS: u32 = 10_000;
 
 // covers 5.04
 #[test]
-fn a_request_through_a_library_of_c_allocates_nothing() {
+fn a_request_through_the_c_library_allocates_nothing() {
     let mut registry = Registry::new();
     let provider = LibIbverbs::in_file(built_library::built());
     registry.add_provider(provider).unwrap();

@@ -1,4 +1,4 @@
-//! Measures what the fast path is held to, and prints each figure beside its yardstick and its limit.
+//! Measures the figures for which the fast path has limits, and prints each next to its yardstick and its limit.
 //!
 //! The exit status is 0 whether the limits are met or not: a time is information, never a test.
 
@@ -21,7 +21,7 @@ use polyverbs_benches::sample::{Samples, find_best_pace, median, nanoseconds, pa
 use polyverbs_benches::yardstick::{self, Misses};
 use serde_json::json;
 
-// So that the figures and the count of allocations are of the same program.
+// The figures and the count of allocations must be of the same program.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -130,7 +130,7 @@ fn measure(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// The machine as it is now, in nanoseconds.
+/// The yardsticks of the machine at this moment, in nanoseconds.
 struct Machine {
     line: f64,
     rmw: f64,
@@ -224,7 +224,7 @@ fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// Requests that one thread posts and polls, held against read-modify-writes.
+/// Requests that one thread posts and polls, compared with read-modify-writes.
 fn requests(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     let rig = Rig::new(&options.device)?;
     let rounds = options.rounds;
@@ -258,7 +258,8 @@ fn requests(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-/// Requests that use no extension, on a device and queue pairs that have all of them, held against the same without any.
+/// Requests that use no extension, on a device and queue pairs that have all extensions, compared with the same requests where
+/// there is none.
 fn extensions(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     let (full, bare) = (
         Rig::new(&options.device)?,
@@ -310,7 +311,7 @@ fn bandwidths(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
         .collect()
 }
 
-/// Writes of one length, held against plain copies of the same octets.
+/// Writes of one length, compared with plain copies of the same bytes.
 fn bandwidth(options: &Options, length: u32, limit: Limit) -> Outcome<Row> {
     let rig = Rig::new(&options.device)?;
     let loopback = RefCell::new(Loopback::new(&rig, length)?);
@@ -331,7 +332,7 @@ fn bandwidth(options: &Options, length: u32, limit: Limit) -> Outcome<Row> {
     })
 }
 
-/// The worst of all kinds of requests.
+/// The largest number of allocations among all kinds of requests.
 fn allocations(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     const TURNS: u32 = 10_000;
     let counts = per_request(&Rig::new(&options.device)?, TURNS)?;
@@ -348,7 +349,7 @@ fn allocations(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     }])
 }
 
-/// Many connected pairs: what they occupy, and what a write costs on one of them.
+/// Many connected pairs: the memory that they occupy, and the cost of a write on one of them.
 fn crowd(options: &Options, _: &Partner) -> Outcome<Vec<Row>> {
     let lone_rig = Rig::new(&options.device)?;
     let lone = RefCell::new(Crowd::new(&lone_rig, 1)?);
@@ -382,7 +383,7 @@ fn occupied(crowd: &Crowd) -> Vec<Row> {
     const MIB: f64 = (1 << 20) as f64;
     const GIB: f64 = (1 << 30) as f64;
     let pairs = crowd.pairs();
-    // The bar is for 100,000 of them.
+    // The limit is for 100,000 pairs.
     let share = GIB * pairs as f64 / 100_000.0;
     let row = |what: &str, octets: u64, limit| Row {
         name: format!(

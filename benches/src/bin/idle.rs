@@ -1,4 +1,4 @@
-//! Opens many connections over sockets, lets them be, and says what they occupy and what time they take.
+//! Opens many connections over sockets, leaves them idle, and reports the memory and the processor time that they take.
 
 use std::process::{Command, ExitCode};
 
@@ -18,11 +18,11 @@ usage: idle [--count N] [--seconds S] [--device NAME]
   --device NAME  ib0 or iw0, both unless given
 ";
 
-/// Octets that an end may occupy.
+/// The most bytes that an end may occupy.
 const MOST: f64 = 10.0 * 1024.0;
-/// What may be measured where nothing happens: the share of a processor.
+/// The share of a processor that may be measured although nothing happens.
 const NOTHING: f64 = 0.001;
-/// Sockets and files of the process besides those of connections.
+/// Sockets and files of the process in addition to those of connections.
 const OTHERS: usize = 200;
 
 struct Asked {
@@ -64,7 +64,8 @@ fn asked(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
     Some(asked)
 }
 
-// What one device has given back, another one would occupy unseen: each has a process of its own.
+// Each device is measured in a process of its own, because one device would reuse, uncounted, the memory
+// that another has freed.
 fn run(asked: &Asked) -> Outcome<bool> {
     if let Some(device) = &asked.device {
         return show(asked, device);
@@ -111,7 +112,7 @@ fn is_within(idle: &Idle) -> bool {
     idle.octets.is_some_and(|octets| octets / 2.0 < MOST) && idle.open < idle.empty + NOTHING
 }
 
-/// On streams both ends of a connection are sockets of this process.
+/// The number of connections, limited by the descriptors: over streams both ends of a connection are sockets of this process.
 fn count_of(device: &str, wanted: usize) -> usize {
     let most = getrlimit(Resource::Nofile).current;
     let most = most.map_or(usize::MAX, |most| {

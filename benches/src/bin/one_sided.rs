@@ -1,5 +1,5 @@
-//! How long a write takes whose target does something else: it computes, sleeps, or polls another queue. Two processes, by
-//! memory and by sockets.
+//! How long a write takes whose target is busy with something else: it computes, sleeps, or polls another queue. The two
+//! ends are processes, connected by shared memory and by sockets.
 
 use std::env::Args;
 use std::hint::{black_box, spin_loop};
@@ -33,12 +33,12 @@ The program of the target polls its queue for 5 ms again and again, and in betwe
 polls a queue where nothing ever completes. Requester and target have a processor each.
 ";
 
-/// The 99th percentile of each, in microseconds.
+/// The limit of the 99th percentile of each, in microseconds.
 const BAR: f64 = 100.0;
 const POLLS: Duration = Duration::from_millis(5);
 const AWAY: Duration = Duration::from_millis(100);
 const BYTES: usize = 64;
-/// Not that of RoCEv2, which a driver of the kernel may hold.
+/// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14_799;
 const DEVICES: [&str; 2] = ["ib0", "iw0"];
 const TARGETS: [&str; 3] = ["computes", "sleeps", "polls another queue"];
@@ -46,7 +46,7 @@ const TARGETS: [&str; 3] = ["computes", "sleeps", "polls another queue"];
 struct Options {
     time: Duration,
     json: bool,
-    /// This process is a target: of this device, at this address, with this to do.
+    /// Makes this process a target: the device, its address and what the target does.
     target: Option<[String; 3]>,
 }
 
@@ -109,7 +109,7 @@ impl End {
         })
     }
 
-    /// The peer may write here.
+    /// The options with which the peer may write to this end.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
             .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
@@ -123,7 +123,7 @@ fn target_address(by_memory: bool) -> Ipv4Addr {
 
 const REQUESTER: Ipv4Addr = Ipv4Addr::new(127, 0, 91, 11);
 
-// Says where it listens, and does what it is to do until it is killed.
+// Prints the address at which it listens, and does its work until it is killed.
 fn be_target(device: &str, address: Ipv4Addr, does: &str) -> Outcome<()> {
     let end = End::new(device, address, address == REQUESTER)?;
     let another = end.context.create_cq(16).wait()?;
@@ -183,7 +183,7 @@ impl Drop for Target {
     }
 }
 
-/// How long each write took, the shortest first.
+/// The duration of each write, the shortest first.
 struct Times(Vec<Duration>);
 
 impl Times {
@@ -197,7 +197,7 @@ impl Times {
         let peer = accepted.private_data().first_chunk();
         let peer = RemoteAddress::from_bytes(*peer.ok_or("the target does not say where")?);
         let _connection = accepted.complete().wait()?;
-        // The target is a process of its own by now, which may use both.
+        // The target process has started before this thread is pinned, so it may use both processors.
         if let Some([_, cpu]) = cpu::two() {
             cpu::pin_to(cpu);
         }
@@ -219,7 +219,7 @@ impl Times {
         Ok(Self(times))
     }
 
-    /// In microseconds, of so many in a thousand.
+    /// The quantile of so many thousandths, in microseconds.
     fn at(&self, thousandths: usize) -> f64 {
         let place = (self.0.len() * thousandths / 1000).min(self.0.len() - 1);
         self.0[place].as_nanos() as f64 / 1e3

@@ -1,4 +1,5 @@
-//! Measures what bare sockets and bare memory give on this machine: the limits beside which a device with a wire is put.
+//! Measures the performance of bare sockets and bare memory on this machine: the limits with which a device on a wire is
+//! compared.
 
 use std::env::Args;
 use std::iter::Skip;
@@ -32,7 +33,7 @@ struct Options {
     json: bool,
 }
 
-/// A figure: its name for programs, for people, its unit, and how it is measured.
+/// A figure: its name in JSON, its title in the table, its unit, and the function that measures it.
 struct Figure {
     name: &'static str,
     title: &'static str,
@@ -119,7 +120,7 @@ const FIGURES: [Figure; 8] = [
 
 /// Round trips of a sample.
 const TURNS: u64 = 2_000;
-/// Octets of a sample.
+/// Bytes of a sample.
 const OCTETS: u64 = 128 << 20;
 
 fn main() -> ExitCode {
@@ -177,7 +178,7 @@ fn measure(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Microseconds.
+/// Half a round trip, in microseconds.
 fn latency(
     partner: &Partner,
     rounds: usize,
@@ -186,7 +187,7 @@ fn latency(
     samples(partner, rounds, || Ok(half_round_trip(TURNS)? / 1e3))
 }
 
-/// Octets per nanosecond, which are GB/s.
+/// Bytes per nanosecond, which are GB/s.
 fn bandwidth(
     partner: &Partner,
     rounds: usize,
@@ -195,7 +196,7 @@ fn bandwidth(
     samples(partner, rounds, || stream(OCTETS))
 }
 
-/// The same of a UDP stream with GSO and GRO.
+/// The bandwidth of a UDP stream with GSO and GRO.
 fn offloaded<const CALLS: usize>(
     partner: &Partner,
     rounds: usize,

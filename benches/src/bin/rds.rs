@@ -1,6 +1,7 @@
-//! Half a round trip of 8 bytes between the RDS sockets of two processes, the middle of all, in microseconds.
+//! Half a round trip of 8 bytes between the RDS sockets of two processes, the median of all, in microseconds.
 //!
-//! `rds AT` answers at this address; `rds AT PEER` asks from one that answers at another, or at the same, 100,000 times.
+//! `rds AT` answers at this address; `rds AT PEER` sends 100,000 requests from address AT to the one that answers at PEER, which
+//! may be the same.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -9,12 +10,12 @@ use std::time::{Duration, Instant};
 use polyverbs_benches::Outcome;
 use polyverbs_rds::RdsSocket;
 
-/// Where the one listens who answers.
+/// The port of the process that answers.
 const PORT: u16 = 4000;
 
 const ROUNDS: usize = 100_000;
 
-/// How long it may take until the first answer is there.
+/// How long the first answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {

@@ -1,9 +1,9 @@
-//! Prints the nanoseconds that a turn takes, of 64 octets: what `benches/c-layer/sends.c` does through the C library.
+//! Prints the nanoseconds of a turn of 64 bytes: the Rust counterpart of `benches/c-layer/sends.c`, which uses the C library.
 //!
 //! - `turn`: a receive and a signaled send, posted, and both polled
-//! - `send`: a signaled send, posted and polled; its receive is posted before and polled after what is timed
+//! - `send`: a signaled send, posted and polled; its receive is posted before and polled after the timed part
 //! - `write`: a signaled write, posted and polled
-//! - `verb`: a region registered and given back, for each of the two
+//! - `verb`: a region registered and deregistered; the time is per verb
 //!
 //! Usage: `sends turn|send|write|verb TURNS`. `POLYVERBS_BENCH_DEVICE` names the device.
 
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     if turns == 0 {
         return usage();
     }
-    // A turn polls both of one queue.
+    // A turn polls the send and the receive from one queue.
     match Pair::new(what == "turn") {
         Ok(pair) => {
             measure(&pair, DEPTH); // Rings are made when they are first used.
@@ -67,7 +67,7 @@ struct Pair {
     target: RemoteAddress,
     rig: Rig,
     memory: Memory,
-    // What the entries are of.
+    // The region of the scatter/gather entries.
     _mr: Mr,
 }
 
@@ -160,7 +160,10 @@ impl Pair {
         for _ in 0..turns {
             let register = self.rig.pd.register(&self.memory, Access::LOCAL_WRITE);
             let region = register.wait().expect("there is memory");
-            region.deregister().wait().expect("nobody uses it");
+            region
+                .deregister()
+                .wait()
+                .expect("no request uses the region");
         }
         began.elapsed() / 2
     }

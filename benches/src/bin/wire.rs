@@ -1,5 +1,5 @@
-//! Puts RoCEv2 over UDP or through shared memory, and iWARP over TCP, beside bare sockets, and beside other programs where
-//! they are installed: one table.
+//! Compares RoCEv2 over UDP or through shared memory, and iWARP over TCP, with bare sockets, and with other programs where
+//! they are installed, in one table.
 
 use std::env::Args;
 use std::iter::Skip;
@@ -32,9 +32,9 @@ usage: wire [--rounds N] [--only NAME] [--json]
 
 /// Round trips of a sample.
 const TURNS: u64 = 2_000;
-/// Octets of a sample.
+/// Bytes of a sample.
 const OCTETS: u64 = 128 << 20;
-/// Round trips of a line.
+/// Round trips of a cache line.
 const CROSSINGS: u64 = 20_000;
 
 const US: &str = "us";
@@ -46,20 +46,20 @@ struct Options {
     json: bool,
 }
 
-/// What a device does, beside what bare sockets do.
+/// A figure of a device, compared with bare sockets.
 struct Figure {
     name: &'static str,
     title: &'static str,
     unit: &'static str,
     bar: Option<Bar>,
-    /// On a thread of its own, which is kept on one processor when the devices have been made.
+    /// Runs on a thread of its own, which is pinned to one processor after the devices have been made.
     measure: fn(usize) -> Outcome<Pair>,
 }
 
-/// What a figure is to reach.
+/// The value that a figure is to reach.
 #[derive(Clone, Copy)]
 enum Bar {
-    /// The ratio to the limit.
+    /// The ratio of the figure to the limit.
     AtMost(f64),
     AtLeast(f64),
     /// The figure itself.
@@ -72,8 +72,8 @@ struct Pair {
     ours: f64,
 }
 
-/// What was measured, and what a line's way between the two processors took before and after, in nanoseconds: one that is
-/// far makes streams several times slower.
+/// A measured value, and how long a cache line took between the two processors before and after, in nanoseconds: between
+/// distant processors streams are several times slower.
 struct Measured<F: 'static, V> {
     figure: &'static F,
     value: V,
@@ -217,7 +217,7 @@ fn options(mut arguments: Skip<Args>) -> Result<Option<Options>, String> {
     Ok(Some(options))
 }
 
-/// Two figures that are taken in turn, so that they see the same machine: the medians of both.
+/// The medians of two figures that are measured in turn, so that both see the machine in the same state.
 fn beside(
     rounds: usize,
     mut limit: impl FnMut() -> Outcome<f64>,
@@ -235,7 +235,7 @@ fn beside(
     })
 }
 
-/// The same in microseconds, of figures in nanoseconds.
+/// The medians of [`beside`] in microseconds, of figures in nanoseconds.
 fn latency(
     rounds: usize,
     limit: impl FnMut() -> Outcome<f64>,
@@ -405,7 +405,8 @@ fn table(rows: &[Row], others: &[OtherRow]) -> Table {
     table
 }
 
-/// By a thread of its own: once there is a partner it stays on one processor, as would whatever it starts from then on.
+/// Measures on a thread of its own: a thread that has had a partner stays pinned to one processor, and so do all threads
+/// that it starts afterwards.
 fn apart<T: Send>(measure: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     thread::scope(|scope| {
         let measuring = scope.spawn(|| measure().map_err(|problem| problem.to_string()));
@@ -414,14 +415,14 @@ fn apart<T: Send>(measure: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
     })
 }
 
-/// A program that is put beside the devices.
+/// A program with which the devices are compared.
 struct Other {
     name: &'static str,
     title: &'static str,
     unit: &'static str,
-    /// The figure that is to take no longer.
+    /// The figure of a device that is to take no longer.
     no_slower: Option<&'static str>,
-    /// `None` where it is not installed, or does not do it.
+    /// Returns `None` where the program is not installed, or cannot run the measurement.
     measure: fn() -> Option<f64>,
 }
 
@@ -461,11 +462,11 @@ const OTHERS: [Other; 4] = [
     },
 ];
 
-/// Columns of what `fi_pingpong` prints, from the right: MB/s, and microseconds of half a round trip.
+/// Columns of the output of `fi_pingpong`, from the right: MB/s, and microseconds of half a round trip.
 const RATE: usize = 2;
 const TIME: usize = 1;
 
-/// The middle of three runs, each so long that how it begins does not count.
+/// The median of three runs, each so long that its start has no influence.
 fn ping_pong(of: [&str; 2], size: &str, turns: &str, column: usize) -> Option<f64> {
     let [provider, kind] = of;
     let arguments = ["-p", provider, "-e", kind, "-S", size, "-I", turns];
@@ -482,15 +483,15 @@ fn ping_pong(of: [&str; 2], size: &str, turns: &str, column: usize) -> Option<f6
     (runs.len() == 3).then(|| median(runs))
 }
 
-/// What a program prints that talks to another run of itself; `None` where there is no such program.
+/// The output of a program that talks to another run of itself; `None` where there is no such program.
 fn with_server(program: &str, server: &[&str], client: &[&str]) -> Option<String> {
-    // A message that is lost would keep them waiting for good.
+    // A lost message would keep both waiting for ever.
     let bounded = || {
         let mut command = Command::new("timeout");
         command.args(["10", program]);
         command
     };
-    // Is it there at all?
+    // This fails where the program is not installed.
     Command::new(program).arg("-h").output().ok()?;
     let mut server = bounded()
         .args(server)
@@ -505,7 +506,7 @@ fn with_server(program: &str, server: &[&str], client: &[&str]) -> Option<String
 }
 
 fn end(child: &mut Child) {
-    // It ended by itself, or is ended.
+    // The server has ended by itself, or is killed now.
     let _ = child.kill();
     let _ = child.wait();
 }
