@@ -1,4 +1,4 @@
-//! Connections that are not made, and how those end that were.
+//! Connections that are refused, and the ways in which established ones end.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -14,19 +14,19 @@ use crate::report::{Outcome, Row};
 use crate::stage::{Meeting, Place, Stage, ensure_words, reach, within};
 use crate::theirs::{Card, Event};
 
-/// Why somebody does not want a connection.
+/// The private data of a rejection.
 const REASON: &[u8] = b"not today";
-/// How long a side that has lost its peer may take to notice: eight times the wait for an acknowledge, which devices may
-/// make four times as long.
+/// How long a side that has lost its peer may take to notice: eight times the acknowledge timeout, which devices may
+/// quadruple.
 const CONFIGURED: Duration = Duration::from_nanos(8 * 4 * (4096 << TIMEOUT));
-/// Of a write.
+/// The bytes of a write.
 const OCTETS: usize = 65_536;
 /// Where the second half of the memory begins.
 const HALF: usize = 2 << 20;
 
 type End = fn(&Host, &mut Place) -> anyhow::Result<String>;
 
-/// Everything that connections can come to.
+/// Exercises every end that a connection can have.
 pub(crate) fn all(host: &Host, place: &mut Place) -> Vec<Row> {
     let ends: [(&str, &str, End); 8] = [
         ("refused, nobody listens", "we connect", refused_out),
@@ -63,7 +63,7 @@ fn refused_in(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let at = (host.address, place.port()).into();
     let event = place.peer()?.event(&reach(at, &[]))?;
     ensure_words(&event.data, &[])?;
-    // iWARP asks within the call.
+    // On iWARP the call itself waits for the answer and fails.
     let name = match host.is_infiniband() {
         true => REJECTED,
         false => "rdma_connect",
@@ -122,7 +122,7 @@ fn disconnected_by_them(host: &Host, place: &mut Place) -> anyhow::Result<String
     expect(&stage.theirs.event("event")?, DISCONNECTED)
 }
 
-// While we write.
+// The process of the kernel's side is killed while we write.
 fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let Stage {
         ours,
@@ -147,7 +147,7 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
         if done.status != WcStatus::Success {
             break done.status;
         }
-        // It may have gone into its error state meanwhile, and answers then.
+        // Our queue pair may have entered its error state meanwhile; then the post fails.
         let _ = ours.qp.post_one(wr::Write::new(data, to).signaled(1));
     };
     let completed = began.elapsed();
@@ -164,7 +164,7 @@ fn theirs_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     ))
 }
 
-// While the kernel's side writes; whoever is killed is a process of its own.
+// Our process is killed while the kernel's side writes; the victim is therefore a process of its own.
 fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let mut theirs = place.peer()?;
     let port = place.port();
@@ -173,7 +173,7 @@ fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     let card = Card::told(&theirs.heard("await", "request")?)?;
     theirs.tell("accept -")?;
     victim.connected()?;
-    // A message that came before the receive would end a connection of iWARP.
+    // A message that arrived before the receive was posted would end an iWARP connection.
     theirs.tell("recv 0 8")?;
     victim.begin()?;
     theirs.completes()?;
@@ -187,7 +187,8 @@ fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     victim.0.wait()?;
     let began = Instant::now();
     let status = loop {
-        // Its queue pair may have gone into the error state meanwhile: it posts no more then, and its receive tells.
+        // The queue pair of the kernel's side may have entered the error state meanwhile: then it posts nothing, and its
+        // flushed receive shows that.
         theirs.ask(&write)?;
         let answer = theirs.ask("poll")?;
         let status = answer.strip_prefix("wc ").context(answer.clone())?;
@@ -198,7 +199,7 @@ fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     };
     let completed = began.elapsed();
     ensure!(completed <= CONFIGURED, "after {completed:?}");
-    // A datagram's peer says nothing when it dies: whoever has noticed asks.
+    // A peer of InfiniBand's connection manager sends nothing when it is killed: the side that has noticed must disconnect.
     if host.is_infiniband() {
         theirs.tell("disconnect")?;
     }
@@ -211,7 +212,7 @@ fn ours_killed(host: &Host, place: &mut Place) -> anyhow::Result<String> {
     ))
 }
 
-/// A process of ours that connects, and waits to be killed.
+/// Our process that connects and waits to be killed.
 struct Victim(Child);
 
 impl Victim {
@@ -234,7 +235,7 @@ impl Victim {
         Ok(())
     }
 
-    /// Has it send its message.
+    /// Has the process send its message.
     fn begin(&mut self) -> anyhow::Result<()> {
         let input = self.0.stdin.as_mut().context("no input")?;
         Ok(input.write_all(b"begin\n")?)
@@ -243,13 +244,13 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // It may have gone already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What the process does that will be killed.
+/// The program of the process that will be killed.
 pub(crate) fn victim(host: &Host, to: std::net::SocketAddr) -> anyhow::Result<()> {
     let ours = host.make(QpType::Rc)?;
     let accepted = within(ours.ask(to, &[])?)??;
@@ -270,7 +271,7 @@ fn expect(event: &Event, name: &str) -> anyhow::Result<String> {
     })
 }
 
-// As libibverbs numbers them.
+// The name of a status, by its number in libibverbs.
 fn status_name(status: &str) -> &str {
     match status {
         "5" => "WR_FLUSH_ERR",
@@ -285,7 +286,7 @@ fn seconds(elapsed: Duration) -> String {
 
 const REJECTED: &str = "RDMA_CM_EVENT_REJECTED";
 const DISCONNECTED: &str = "RDMA_CM_EVENT_DISCONNECTED";
-/// Writes under way.
+/// Writes that are outstanding at a time.
 const DEPTH: usize = 8;
-/// Writes before somebody dies.
+/// Writes that complete before a process is killed.
 const WRITES: usize = 20;

@@ -13,7 +13,7 @@ use crate::theirs::gid_text;
 const SHORT: [usize; 4] = [1, 64, 1000, 1024];
 /// Where the second half of the memory begins.
 const HALF: usize = 2 << 20;
-/// Routing header before a datagram.
+/// Bytes of the GRH before a datagram.
 const GRH: usize = 40;
 
 pub(crate) const OUT: &str = "ours to the kernel's";
@@ -21,7 +21,7 @@ pub(crate) const IN: &str = "the kernel's to ours";
 
 type Run = fn(&mut Stage) -> anyhow::Result<()>;
 
-/// What `peer` is told where iWARP does not define an operation, and refuses.
+/// The `peer` command of an operation that iWARP does not define and refuses.
 type Undefined = Option<&'static str>;
 
 const RC: [(&str, &str, Undefined, Run); 16] = [
@@ -68,7 +68,7 @@ const UD: [(&str, &str, Run); 2] = [
     ("datagram", IN, datagram_in),
 ];
 
-/// Everything, over connections that either side asked for.
+/// Runs every exercise, over connections that either side requested.
 pub(crate) fn all(host: &Host, place: &mut Place) -> Vec<Row> {
     let mut rows = Vec::new();
     for meeting in [Meeting::WeConnect, Meeting::TheyConnect] {
@@ -185,7 +185,8 @@ fn send_immediate_in(stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-// Of a window where there are any: the kernel fast-registers nothing for programs.
+// Invalidates a window where the device has windows: the kernel offers programs no
+// fast-register.
 fn send_invalidate_out(stage: &mut Stage) -> anyhow::Result<()> {
     let key = stage.theirs.told(&format!("key {HALF:x} 1000"), "key")?;
     let key = RKey::new(u32::from_str_radix(&key, 16)?);
@@ -201,7 +202,8 @@ fn send_invalidate_out(stage: &mut Stage) -> anyhow::Result<()> {
         .ours
         .succeeds(wr::SendWithInvalidate::new(data, key).signaled(1))?;
     let (received, invalidated) = stage.theirs.completes()?;
-    // Neither driver tells programs which key it was; that it is gone shows.
+    // Neither driver reports to programs which key was invalidated; that it is no longer valid
+    // shows.
     let is_told = [0, key.value()].contains(&invalidated);
     ensure!(received == 1000 && is_told, "{invalidated:x} for {key:?}");
     stage.peer_checks(0, 1000, 1)?;
@@ -210,7 +212,7 @@ fn send_invalidate_out(stage: &mut Stage) -> anyhow::Result<()> {
         .qp
         .post_one(wr::Write::new(data, to).signaled(1))?;
     let done = stage.ours.next()?;
-    // On a stream the write is gone before the answer comes.
+    // On a stream the write completes before the peer answers.
     let is_gone = done.status == WcStatus::Success && !stage.is_infiniband;
     let status = if is_gone {
         stage.ours.ended()?
@@ -252,7 +254,7 @@ fn send_invalidate_in(stage: &mut Stage) -> anyhow::Result<()> {
     stage.theirs.completes()?;
     stage.ours.check(0, 1000, 1)?;
     stage.ours.check(HALF, 1000, 1)?;
-    // What comes with the key now is an error, and changes nothing.
+    // A request that uses the key now fails, and changes nothing.
     stage.ours.receive(0, 8)?;
     stage.peer_fills(0, 1000, 2)?;
     stage.theirs.tell(&write)?;
@@ -350,7 +352,7 @@ fn swap_out(stage: &mut Stage) -> anyhow::Result<()> {
         stage.ours.succeeds(swap.signaled(1))?;
         ensure!(stage.ours.memory.load_u64(0)? == old, "the value before");
     }
-    // One that finds another value changes nothing.
+    // A compare-and-swap that finds another value changes nothing.
     let swap = wr::CompareSwap::new(result, word, 7, 8);
     stage.ours.succeeds(swap.signaled(1))?;
     ensure!(stage.ours.memory.load_u64(0)? == 200);

@@ -1,7 +1,7 @@
-//! Exchanges data between a device of ours and one of the kernel, and prints what was exercised.
+//! Exchanges data between a device of ours and one of the kernel, and prints the exercises.
 //!
-//! The other side is `peer.c`, which does with libibverbs what it is told over TCP, or `ibv_rc_pingpong`. See the scripts
-//! beside this crate: they run both in a guest.
+//! The other side is `peer.c`, which executes with libibverbs the commands that it receives over TCP, or
+//! `ibv_rc_pingpong`. The scripts next to this crate run both in a guest.
 #![forbid(unsafe_code)]
 
 mod ends;
@@ -29,16 +29,16 @@ struct Arguments {
     /// Our device: `ib0` or `iw0`.
     #[arg(long)]
     device: String,
-    /// Its address.
+    /// The address of our device.
     #[arg(long)]
     at: IpAddr,
-    /// What the kernel's device is called in the table.
+    /// The name of the kernel's device in the table.
     #[arg(long, default_value = "")]
     peer: String,
     /// Lines of the table are appended to this file.
     #[arg(long)]
     table: Option<PathBuf>,
-    /// What our device sends and receives is captured in this file (pcapng).
+    /// The packets that our device sends and receives are captured in this file (pcapng).
     #[arg(long)]
     capture: Option<PathBuf>,
     #[command(subcommand)]
@@ -47,24 +47,24 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum With {
-    /// `peer`, which does what it is told: every operation in both directions, and every end of connections.
+    /// Exercises `peer`, which executes our commands: every operation in both directions, and every end of connections.
     Peer {
-        /// Where it listens.
+        /// The address at which `peer` listens.
         control: SocketAddr,
-        /// Octets of the largest message.
+        /// Bytes of the largest message.
         #[arg(long, default_value_t = 1 << 20)]
         largest: usize,
     },
-    /// `ibv_rc_pingpong`, waiting for us.
+    /// Connects to a waiting `ibv_rc_pingpong`.
     ConnectPingpong {
-        /// Where it listens.
+        /// The address at which `ibv_rc_pingpong` listens.
         at: SocketAddr,
         #[command(flatten)]
         size: Size,
     },
-    /// `ibv_rc_pingpong`, that comes to us.
+    /// Waits for an `ibv_rc_pingpong` that connects.
     ListenPingpong {
-        /// Where we listen.
+        /// The address at which we listen.
         at: SocketAddr,
         #[command(flatten)]
         size: Size,
@@ -72,14 +72,14 @@ enum With {
     /// Connects, and waits to be killed.
     #[command(hide = true)]
     Victim {
-        /// Who is there.
+        /// The address of the peer.
         to: SocketAddr,
     },
 }
 
 #[derive(clap::Args, Clone, Copy)]
 struct Size {
-    /// Octets of a message.
+    /// Bytes of a message.
     #[arg(long, default_value_t = 4096)]
     octets: usize,
     /// Messages in each direction.

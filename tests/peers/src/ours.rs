@@ -23,24 +23,24 @@ use polyverbs::{
 
 use crate::theirs::{Card, pattern};
 
-/// Octets of memory.
+/// Bytes of memory.
 pub(crate) const MEMORY: usize = 4 << 20;
-/// The key of datagrams.
+/// The Q_Key of datagrams.
 pub(crate) const QKEY: u32 = 0x1111_1111;
-/// First sequence number: the end of the numbers is near.
+/// The first PSN: so close to the end that it wraps soon.
 const PSN: u32 = 0xff_fff0;
-/// What a link of 1,500 octets carries.
+/// The path MTU of a link that carries 1,500 bytes.
 pub(crate) const MTU: Mtu = Mtu::Mtu1024;
 /// How long a completion may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Acknowledge timeout of connections that are asked for: 4.096 µs x 2^n.
+/// Acknowledge timeout of the connections that we request: 4.096 µs × 2^n.
 pub(crate) const TIMEOUT: u8 = 18;
 const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
 
-/// A device, and what its context gave.
+/// A device, and the objects of its context.
 pub(crate) struct Host {
     name: String,
     pub(crate) address: IpAddr,
@@ -63,10 +63,10 @@ pub(crate) struct Ours {
 }
 
 impl Host {
-    /// What a key allows that was registered for the peer.
+    /// The rights of a key that is registered for the peer.
     pub(crate) const KEY_RIGHTS: Access = OPEN;
 
-    /// The device of this name, at this address; what it sends and receives is captured in a file.
+    /// The device of this name, at this address; its packets are captured in a file.
     pub(crate) fn new(name: &str, address: IpAddr, capture: Option<&Path>) -> anyhow::Result<Self> {
         let capture = match capture {
             Some(path) => Some(Arc::new(OctetCapture::new(File::create(path)?)?)),
@@ -88,7 +88,7 @@ impl Host {
         })
     }
 
-    /// Has everything written that was captured.
+    /// Writes all captured packets to the file.
     pub(crate) fn finish(&self) -> anyhow::Result<()> {
         Ok(self.capture.as_ref().map_or(Ok(()), |tap| tap.flush())?)
     }
@@ -101,7 +101,7 @@ impl Host {
         self.context.attributes().transport != Transport::Iwarp
     }
 
-    /// Waits for connections.
+    /// Listens for connections.
     pub(crate) fn listen(&self, port: u16) -> anyhow::Result<Listener> {
         let at = SocketAddr::new(self.address, port);
         Ok(Connector::of(&self.context)?.listen(at, 1)?)
@@ -114,7 +114,7 @@ impl Host {
         }
     }
 
-    /// A queue pair in INIT.
+    /// Makes a queue pair in INIT.
     pub(crate) fn make(&self, qp_type: QpType) -> anyhow::Result<Ours> {
         let cq = self.context.create_cq(1024).wait()?;
         let options = match qp_type {
@@ -149,7 +149,7 @@ impl Host {
 }
 
 impl Ours {
-    /// What the peer is told of it.
+    /// The description of the queue pair and its memory for the peer.
     pub(crate) fn card(&self) -> Card {
         let remote = self.mr.remote(0);
         Card {
@@ -161,7 +161,7 @@ impl Ours {
         }
     }
 
-    /// Connects with that one.
+    /// Connects the queue pair with the peer's.
     pub(crate) fn connect(&self, peer: &Card) -> anyhow::Result<()> {
         let path = path_to(peer.gid)?;
         let reliable = self.qp.qp_type() == QpType::Rc;
@@ -188,7 +188,7 @@ impl Ours {
         Ok(())
     }
 
-    /// Asks for a connection: what the peer is told begins with where the memory is.
+    /// Requests a connection. The private data begins with the address and key of our memory.
     pub(crate) fn ask(
         &self,
         to: SocketAddr,
@@ -198,7 +198,7 @@ impl Ours {
         Ok(connector.connect(&self.context, &self.qp, to, self.options(words)))
     }
 
-    /// What a connection is asked for and accepted with.
+    /// The options with which a connection is requested or accepted.
     fn options(&self, words: &[u8]) -> ConnectionOptions {
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
         let atomic = match self.context.attributes().transport {
@@ -212,7 +212,7 @@ impl Ours {
         ConnectionOptions::new().qp(qp).private_data(&told)
     }
 
-    /// Accepts one that somebody asks for.
+    /// Accepts a connection that the peer requests.
     pub(crate) fn accept(
         &self,
         incoming: Incoming,
@@ -226,7 +226,7 @@ impl Ours {
         Ok(connection.disconnect(&self.context, &self.qp).wait()?)
     }
 
-    /// The way of datagrams to that one.
+    /// The destination of datagrams to the peer.
     pub(crate) fn way_to(&self, peer: &Card) -> anyhow::Result<UdDestination> {
         Ok(UdDestination {
             ah: self.pd.create_ah(path_to(peer.gid)?).wait()?,
@@ -260,7 +260,7 @@ impl Ours {
         Ok(self.qp.post_receive(request)?)
     }
 
-    /// The next completion, whatever it says.
+    /// The next completion, with any status.
     pub(crate) fn next(&self) -> anyhow::Result<Completion> {
         let began = Instant::now();
         loop {
@@ -274,18 +274,18 @@ impl Ours {
                 "no completion within {PATIENCE:?}; {:?}",
                 self.qp.counters()
             );
-            // Few processors, and the kernel's device needs one as well.
+            // There may be few processors, and the kernel's device needs one as well.
             std::thread::yield_now();
         }
     }
 
-    /// The next completion that does not succeed.
+    /// The status of the next completion that does not succeed.
     pub(crate) fn ended(&self) -> anyhow::Result<WcStatus> {
         self.receive(0, 8)?;
         Ok(self.next()?.status)
     }
 
-    /// The next completion, that succeeds.
+    /// The next completion, which must succeed.
     pub(crate) fn completes(&self) -> anyhow::Result<Completion> {
         let done = self.next()?;
         ensure!(
@@ -297,7 +297,7 @@ impl Ours {
         Ok(done)
     }
 
-    /// Posts a request, and sees it succeed.
+    /// Posts a request, and checks that it succeeds.
     pub(crate) fn succeeds<'a>(
         &self,
         request: impl Into<WorkRequest<'a>>,
@@ -317,7 +317,7 @@ fn path_to(gid: Gid) -> anyhow::Result<AddressVector> {
     Ok(AddressVector::new(LinkAddress::Ip(address), gid, 1))
 }
 
-/// Memory of the peer, from its beginning on.
+/// The remote address of a place in the peer's memory, counted from its beginning.
 pub(crate) fn remote(card: &Card, at: usize) -> RemoteAddress {
     RemoteAddress::new(card.address + at as u64, RKey::new(card.rkey))
 }

@@ -1,4 +1,4 @@
-//! `ibv_rc_pingpong`, rdma-core's: what it tells over TCP, and messages to and fro.
+//! `ibv_rc_pingpong`, of rdma-core: its exchange over TCP, and its messages in both directions.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,14 +13,14 @@ use crate::ours::{Host, Ours};
 use crate::report::{Outcome, Row};
 use crate::theirs::{Card, gid_text, parse_gid};
 
-/// LID, number, sequence number and identifier with colons between, and an octet of zero.
+/// The bytes of a description: LID, QPN, PSN and GID with colons between, and a zero byte.
 const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
-/// What the one that connected says at last, with an octet of zero.
+/// The last words of the connecting side, with a zero byte.
 const DONE: &[u8] = b"done\0";
 /// Receives that are posted at a time.
 const DEPTH: usize = 400;
 
-/// With one that waits for us.
+/// Exchanges messages with a program that waits for us.
 pub(crate) fn connect(host: &Host, at: SocketAddr, size: Size) -> Row {
     let outcome = (|| {
         let ours = host.make(QpType::Rc)?;
@@ -30,13 +30,13 @@ pub(crate) fn connect(host: &Host, at: SocketAddr, size: Size) -> Row {
         ours.connect(&peer)?;
         prepare(&ours, size)?;
         stream.write_all(DONE)?;
-        // It prepares itself before it answers; whoever connected begins.
+        // The program posts its receives before it answers; the side that connected begins.
         exchange(&ours, size, true)
     })();
     row("we connect", size, outcome)
 }
 
-/// With one that comes to us.
+/// Exchanges messages with a program that connects to us.
 pub(crate) fn listen(host: &Host, at: SocketAddr, size: Size) -> Row {
     let outcome = (|| {
         let ours = host.make(QpType::Rc)?;
@@ -58,7 +58,7 @@ fn row(who: &'static str, size: Size, outcome: anyhow::Result<()>) -> Row {
     Row::new("ibv_rc_pingpong", who, "both", size.to_string(), outcome)
 }
 
-// It may not listen yet.
+// The program may not listen yet, so this tries repeatedly.
 fn reach(at: SocketAddr) -> anyhow::Result<TcpStream> {
     let began = Instant::now();
     loop {
@@ -98,7 +98,7 @@ fn prepare(ours: &Ours, size: Size) -> anyhow::Result<()> {
     (0..size.count.min(DEPTH)).try_for_each(|_| ours.receive(0, size.octets))
 }
 
-// A message each in turn.
+// Both sides send one message each in turn.
 fn exchange(ours: &Ours, size: Size, begins: bool) -> anyhow::Result<()> {
     let (octets, count) = (size.octets, size.count);
     let data = ours.sge(0, octets)?;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_has_the_length_that_is_read() {
+    fn a_description_has_the_length_that_is_read() {
         let card = Card {
             qpn: 0x11,
             psn: 0xff_fff0,

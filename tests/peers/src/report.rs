@@ -1,4 +1,4 @@
-//! What was exercised, as lines of a table.
+//! The exercises, as lines of a table.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -10,15 +10,15 @@ static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Ok,
-    /// The peer has no such operation, and says so.
+    /// The peer reports that it has no such operation.
     NotDefined,
     Failed(String),
 }
 
-/// What was exercised, and how it ended.
+/// An exercise and its outcome.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
-    /// Who asked for the connection.
+    /// The side that requested the connection.
     pub(crate) who: &'static str,
     pub(crate) direction: &'static str,
     pub(crate) detail: String,
@@ -45,7 +45,7 @@ impl Row {
         }
     }
 
-    /// Nothing was found wrong.
+    /// Whether the exercise did not fail.
     pub(crate) fn is_fine(&self) -> bool {
         !matches!(self.outcome, Outcome::Failed(_))
     }

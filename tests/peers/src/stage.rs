@@ -1,4 +1,4 @@
-//! Two queue pairs, connected: by their connection managers, or told of each other.
+//! Two connected queue pairs: connected by their connection managers, or by hand.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -12,7 +12,7 @@ use polyverbs::{Started, wr};
 use crate::ours::{Host, MTU, Ours};
 use crate::theirs::{Card, Peer, gid_text, hexadecimal, octets};
 
-/// What the kernel's side says when it asks or accepts, and what ours says.
+/// The private data of the kernel's side when it connects or accepts, and that of our side.
 const THEIR_WORDS: &[u8] = b"from the kernel";
 const OUR_WORDS: &[u8] = b"from a program";
 /// How long a step of a connection may take.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How two queue pairs find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// Each is told of the other.
+    /// The attributes of each are passed to the other over TCP.
     Told,
     WeConnect,
     TheyConnect,
@@ -40,13 +40,13 @@ impl Meeting {
 /// Lengths of messages: around the path MTU, and larger than a window.
 const LENGTHS: [usize; 9] = [1, 8, 1000, 1024, 1025, 4096, 10_000, 65_536, 1 << 20];
 
-/// Those that are at most so large.
+/// The lengths that are at most `largest`.
 pub(crate) fn up_to(largest: usize) -> Vec<usize> {
     let fits = |length: &usize| *length <= largest;
     LENGTHS.into_iter().filter(fits).collect()
 }
 
-/// Where the kernel's side is, and ports that nobody has used yet.
+/// The address of the kernel's side, and ports that no exercise has used yet.
 pub(crate) struct Place {
     control: SocketAddr,
     pub(crate) largest: usize,
@@ -62,7 +62,7 @@ impl Place {
         }
     }
 
-    /// A kernel's side of its own.
+    /// Connects to a new process of the kernel's side.
     pub(crate) fn peer(&self) -> anyhow::Result<Peer> {
         Peer::connect(self.control)
     }
@@ -72,13 +72,13 @@ impl Place {
         self.next_port
     }
 
-    /// Where connections of the kernel's side are asked for.
+    /// The address at which the kernel's side accepts connections.
     pub(crate) const fn at(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.control.ip(), port)
     }
 }
 
-/// Two queue pairs, connected.
+/// Two connected queue pairs.
 pub(crate) struct Stage {
     pub(crate) ours: Ours,
     pub(crate) own: Card,
@@ -119,12 +119,12 @@ impl Stage {
         })
     }
 
-    /// Lengths of messages, and a number for each.
+    /// The lengths of messages, each with an index.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         up_to(self.largest).into_iter().enumerate()
     }
 
-    /// A message to the peer: what was written before it has been placed when it comes.
+    /// Sends a message to the peer: earlier writes have been placed when it arrives.
     pub(crate) fn say(&mut self) -> anyhow::Result<()> {
         self.theirs.tell("recv 0 8")?;
         self.ours
@@ -132,7 +132,7 @@ impl Stage {
         self.theirs.completes().map(drop)
     }
 
-    /// A message from the peer.
+    /// Receives a message from the peer.
     pub(crate) fn hear(&mut self) -> anyhow::Result<()> {
         self.ours.receive(0, 8)?;
         self.theirs.tell("send 0 1")?;
@@ -161,7 +161,7 @@ impl Stage {
     }
 }
 
-/// What two queue pairs have told each other.
+/// The descriptions that two queue pairs have exchanged.
 struct Met {
     own: Card,
     card: Card,
@@ -203,7 +203,7 @@ fn we_connect(ours: &Ours, theirs: &mut Peer, to: SocketAddr) -> anyhow::Result<
     let answer = theirs.answer(&accept)?;
     ensure!(answer == "ok", "{accept}: {answer}");
     theirs.tell("recv 0 8")?;
-    // Whoever asked for a connection of iWARP begins.
+    // On iWARP, the side that requested the connection must send first.
     ours.succeeds(wr::Send::new(ours.sge(0, 1)?).signaled(0))?;
     theirs.completes()?;
     Ok(Met {
@@ -240,12 +240,12 @@ fn they_connect(ours: &Ours, theirs: &mut Peer, listener: &Listener) -> anyhow::
     })
 }
 
-/// The command that has the kernel's side ask for a connection.
+/// The command that makes the kernel's side request a connection.
 pub(crate) fn reach(to: SocketAddr, words: &[u8]) -> String {
     format!("reach {} {:x} {}", to.ip(), to.port(), hexadecimal(words))
 }
 
-/// What was told is this; InfiniBand's connection manager fills up with zeros.
+/// Checks private data; InfiniBand's connection manager pads it with zeros.
 pub(crate) fn ensure_words(told: &[u8], expected: &[u8]) -> anyhow::Result<()> {
     let rest = told.strip_prefix(expected);
     let is_same = rest.is_some_and(|rest| rest.iter().all(|octet| *octet == 0));
@@ -258,7 +258,7 @@ pub(crate) fn ensure_words(told: &[u8], expected: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a verb answers, that answers soon.
+/// Waits for the result of a verb, for a bounded time.
 pub(crate) fn within<T: Send + 'static>(
     started: Started<T, ConnectError>,
 ) -> anyhow::Result<Result<T, ConnectError>> {

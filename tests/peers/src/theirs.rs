@@ -1,4 +1,4 @@
-//! The kernel's side: what `peer.c` is told, and what it answers.
+//! The kernel's side: the commands of `peer.c`, and its answers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use polyverbs::ids::Gid;
 
-/// A queue pair, and the memory behind it, as its owner tells of them.
+/// The description of a queue pair and its memory, for the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Card {
     pub(crate) qpn: u32,
@@ -18,10 +18,10 @@ pub(crate) struct Card {
 }
 
 impl Card {
-    /// Octets of what is told when a connection is asked for or accepted.
+    /// Bytes of the private data of a request or an accept.
     pub(crate) const PRIVATE: usize = 12;
 
-    /// What is told then: where the memory is, and its key.
+    /// The private data: the address of the memory, and its key.
     pub(crate) fn private(&self) -> [u8; Self::PRIVATE] {
         let mut told = [0; Self::PRIVATE];
         told[..8].copy_from_slice(&self.address.to_be_bytes());
@@ -29,7 +29,7 @@ impl Card {
         told
     }
 
-    /// From what was told; the connection has told the rest.
+    /// Reads the private data; the connection itself has carried the rest.
     pub(crate) fn told(private: &[u8]) -> anyhow::Result<Self> {
         let Some(&[a, b, c, d, e, f, g, h, ref rkey @ ..]) = private.get(..Self::PRIVATE) else {
             bail!("{} octets of private data", private.len());
@@ -46,18 +46,18 @@ impl Card {
     }
 }
 
-/// What `peer` says of its connection.
+/// An event of its connection that `peer` reports.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// As librdmacm names it.
+    /// The name of the event in librdmacm.
     pub(crate) name: String,
-    /// A reason, or an errno.
+    /// A reason of the connection manager, or an errno.
     pub(crate) status: i32,
     pub(crate) data: Vec<u8>,
 }
 
 impl Event {
-    /// From an answer of `peer`.
+    /// Parses an answer of `peer`.
     pub(crate) fn parse(answer: &str) -> anyhow::Result<Self> {
         let fields: Vec<_> = answer.split(' ').collect();
         let &["event", name, status, data] = &fields[..] else {
@@ -86,18 +86,18 @@ impl Peer {
         })
     }
 
-    /// Sends a command; what is done meanwhile is done before its answer.
+    /// Sends a command without waiting for its answer.
     pub(crate) fn begin(&mut self, command: &str) -> anyhow::Result<()> {
         Ok(writeln!(self.stream.get_mut(), "{command}")?)
     }
 
-    /// Sends a command and answers its answer.
+    /// Sends a command and returns its answer.
     pub(crate) fn ask(&mut self, command: &str) -> anyhow::Result<String> {
         self.begin(command)?;
         self.answer(command)
     }
 
-    /// The answer of a command that was sent.
+    /// Waits for the answer of a command that was sent.
     pub(crate) fn answer(&mut self, command: &str) -> anyhow::Result<String> {
         let mut line = String::new();
         let read = self.stream.read_line(&mut line);
@@ -105,14 +105,14 @@ impl Peer {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Sends a command that is obeyed.
+    /// Sends a command that must be answered by `ok`.
     pub(crate) fn tell(&mut self, command: &str) -> anyhow::Result<()> {
         let answer = self.ask(command)?;
         ensure!(answer == "ok", "{command}: {answer}");
         Ok(())
     }
 
-    /// What a command answers behind this word.
+    /// Sends a command and returns the rest of its answer after this word.
     pub(crate) fn told(&mut self, command: &str, word: &str) -> anyhow::Result<String> {
         let answer = self.ask(command)?;
         let behind = answer.strip_prefix(word).map(str::trim_start);
@@ -121,17 +121,17 @@ impl Peer {
             .to_owned())
     }
 
-    /// The octets that it was told.
+    /// Sends a command and returns the bytes of its answer after this word.
     pub(crate) fn heard(&mut self, command: &str, word: &str) -> anyhow::Result<Vec<u8>> {
         octets(&self.told(command, word)?)
     }
 
-    /// What happened to its connection.
+    /// Sends a command and returns the event that it answers.
     pub(crate) fn event(&mut self, command: &str) -> anyhow::Result<Event> {
         Event::parse(&self.ask(command)?)
     }
 
-    /// Waits for a completion that succeeds: its length and immediate data.
+    /// Waits for a successful completion; returns its length and immediate data.
     pub(crate) fn completes(&mut self) -> anyhow::Result<(u32, u32)> {
         let answer = self.ask("poll")?;
         let numbers = hexadecimals(answer.strip_prefix("wc ").unwrap_or_default());
@@ -157,7 +157,7 @@ impl Peer {
         })
     }
 
-    /// What lies in its memory.
+    /// The number that is stored in the memory of `peer`.
     pub(crate) fn number(&mut self, at: usize) -> anyhow::Result<u64> {
         let answer = self.ask(&format!("get {at:x}"))?;
         let number = answer.strip_prefix("number ").context("no number")?;
@@ -165,7 +165,7 @@ impl Peer {
     }
 }
 
-/// Octets in hexadecimal; `-` for none.
+/// Parses bytes in hexadecimal; `-` stands for none.
 pub(crate) fn octets(text: &str) -> anyhow::Result<Vec<u8>> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     ensure!(
@@ -179,7 +179,7 @@ pub(crate) fn octets(text: &str) -> anyhow::Result<Vec<u8>> {
         .collect::<Result<_, _>>()?)
 }
 
-/// The same the other way.
+/// Writes bytes in hexadecimal; `-` stands for none.
 pub(crate) fn hexadecimal(octets: &[u8]) -> String {
     match octets {
         [] => "-".to_owned(),
@@ -193,7 +193,7 @@ fn hexadecimals(text: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Thirty-two hexadecimal digits.
+/// Parses a GID of 32 hexadecimal digits.
 pub(crate) fn parse_gid(text: &str) -> anyhow::Result<Gid> {
     let number = u128::from_str_radix(text, 16).with_context(|| format!("identifier {text}"))?;
     Ok(Gid(number.to_be_bytes()))
@@ -203,7 +203,7 @@ pub(crate) fn gid_text(gid: Gid) -> String {
     format!("{:032x}", u128::from_be_bytes(gid.0))
 }
 
-/// What memory is filled with: the same on both sides.
+/// The pattern with which both sides fill memory.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length)
         .map(|at| {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_told_as_it_is_heard() {
+    fn a_description_survives_the_exchange() {
         let card = Card {
             qpn: 0,
             psn: 0,

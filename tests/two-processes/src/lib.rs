@@ -1,9 +1,10 @@
 //! Conformance probes whose two ends are two processes, over UDP or TCP.
 //!
-//! A probe does not know that: its far end is a device of its own process, and its near end, the one that asks, a stand-in
-//! that passes what the contract of providers has on to a device of another process. `docs/two-processes.md` tells how.
+//! A probe does not know that: its far end is a device of its own process. Its near end, which posts the requests, is a
+//! stand-in that forwards each call of the provider contract to a device of another process. `docs/two-processes.md`
+//! explains how.
 //!
-//! The other process is the test itself, run again: [`other_process!`] makes the test that it runs.
+//! The other process is the test binary itself, run again: [`other_process!`] makes the test that it runs.
 #![deny(unsafe_code)]
 
 mod memory;
@@ -30,13 +31,13 @@ use verbs_api::{
     extension::{FeatureInfo, QpVariant},
 };
 
-/// Set for the other process: what kind of device it has, and where.
+/// Environment variable of the other process: the kind of its device, and the address.
 const OTHER: &str = "POLYVERBS_OTHER_PROCESS";
-/// Not that of RoCEv2, which a driver of the kernel may hold.
+/// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14795;
 
-/// Makes the test that the other process runs: in a test of its own it does nothing. It is told which variants of queue
-/// pairs the probes make.
+/// Makes the test that the other process runs; in any other process it does nothing. Its arguments are the variants of
+/// queue pairs that the probes make.
 #[macro_export]
 macro_rules! other_process {
     ($($variant:expr),* $(,)?) => {
@@ -48,7 +49,7 @@ macro_rules! other_process {
     };
 }
 
-/// Is the other process, if it is asked to.
+/// Serves as the other process if the environment variable says so.
 pub fn serve(variants: &'static [&'static QpVariant]) {
     let Ok(asked) = std::env::var(OTHER) else {
         return;
@@ -64,7 +65,7 @@ pub fn serve(variants: &'static [&'static QpVariant]) {
     peer::serve(UnixStream::from(stream), &device, variants);
 }
 
-/// What the probes say about a feature of devices of this transport, in two processes.
+/// The verdict of the probes about a feature of devices of this transport, in two processes.
 pub fn examined(transport: Transport, feature: &FeatureInfo, probes: &[Probe]) -> Verified {
     let attributes = device(transport, address(0)).attributes();
     verify(
@@ -103,7 +104,7 @@ fn rig(transport: Transport) -> Result<Rig, Evidence> {
     Rig::new(near_context, far_context, clock)
 }
 
-// Each rig has addresses of its own, and each process others as far as there are enough.
+// Each rig takes addresses of its own, and so does each process as far as there are enough addresses.
 fn address(number: u16) -> SocketAddr {
     let network = 160 + (std::process::id() % 90) as u8;
     let [c, d] = number.to_be_bytes();

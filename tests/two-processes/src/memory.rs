@@ -1,5 +1,5 @@
-//! Memory that both processes have a copy of: what changed on one side is told to the other.
-// Reads and writes registered memory.
+//! Memory of which both processes have a copy: each side sends its changes to the other.
+// This module reads and writes registered memory.
 #![allow(unsafe_code)]
 
 use std::ptr::with_exposed_provenance_mut;
@@ -9,10 +9,10 @@ use verbs_api::PageList;
 use verbs_api::memory::Span;
 use verbs_api::provider::RegionMemory;
 
-/// Octets that are compared and told together.
+/// Bytes that are compared and sent together.
 const BLOCK: usize = 256;
 
-/// Octets of a region that are otherwise than they were.
+/// Bytes of a region that have changed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Change {
     pub(crate) region: u32,
@@ -20,7 +20,7 @@ pub(crate) struct Change {
     octets: Vec<u8>,
 }
 
-/// The memory of a region, and what of it the other process knows.
+/// The memory of a region, and the content that the other process knows.
 pub(crate) struct Mirror {
     region: u32,
     memory: RegionMemory,
@@ -28,7 +28,7 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Of memory that the other process takes for zeroed.
+    /// Mirrors memory that the other process assumes to be zeroed.
     pub(crate) fn new(region: u32, memory: RegionMemory) -> Self {
         let known = vec![0; memory.len()];
         Self {
@@ -39,8 +39,8 @@ impl Mirror {
     }
 
     fn span(&self) -> Span<'_> {
-        // SAFETY: a region that the library owns, kept by `memory`; the stand-in takes none that is private, so that
-        // everybody copies.
+        // SAFETY: the library owns the region, and `memory` keeps it; the stand-in takes no private memory, so every
+        // access is a copy.
         unsafe {
             Span::new(
                 with_exposed_provenance_mut(self.memory.address()),
@@ -49,7 +49,7 @@ impl Mirror {
         }
     }
 
-    /// What has changed since the other was told.
+    /// The changes since the last ones were sent.
     pub(crate) fn changes(&mut self) -> Vec<Change> {
         let mut now = vec![0; self.known.len()];
         self.span().read(&mut now);
@@ -66,7 +66,7 @@ impl Mirror {
         changes
     }
 
-    /// What the other has told.
+    /// Applies a change of the other process.
     pub(crate) fn take(&mut self, change: &Change) {
         let Change { offset, octets, .. } = change;
         self.span().sub(*offset, octets.len()).write(octets);
@@ -76,13 +76,13 @@ impl Mirror {
     }
 }
 
-/// The octets that a page list maps.
+/// The bytes that a page list maps.
 pub(crate) fn octets_of(pages: &PageList) -> Vec<u8> {
     let mut octets = vec![0; pages.len() as usize];
     let mut at = 0;
     while let Some((address, length)) = pages.locate(at) {
         let start = with_exposed_provenance_mut(address as usize);
-        // SAFETY: a page list keeps the memory that it maps, which is exposed: everybody copies.
+        // SAFETY: a page list keeps the memory that it maps, which is exposed, so every access is a copy.
         let span = unsafe { Span::new(start, length as usize) };
         span.read(&mut octets[at as usize..]);
         at += length;

@@ -1,4 +1,4 @@
-//! The process that is asked: it does to a device what the contract of providers has, as it is told.
+//! The process that serves requests: it makes the requested calls of the provider contract on its device.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -19,7 +19,7 @@ use verbs_api::{
 use crate::memory::{Change, Mirror};
 use crate::said::{Answer, Ask, Line, QpMade, Receive, Request, Say, ip_of, zeroed};
 
-/// Does what it is told until nobody tells it anything any more.
+/// Serves requests until the other process closes the stream.
 pub(crate) fn serve(
     stream: UnixStream,
     device: &Arc<dyn DeviceOps>,
@@ -30,7 +30,9 @@ pub(crate) fn serve(
     )));
     let attributes = device.attributes();
     let wanted = Requirements::everything_of(&attributes);
-    let grant = wanted.check(&attributes).expect("what the device claims");
+    let grant = wanted
+        .check(&attributes)
+        .expect("features that the device claims");
     let opened = device.open(&grant, Arc::new(speaker.clone()));
     let peer = Peer {
         context: opened.expect("a device that can be opened"),
@@ -51,7 +53,7 @@ impl Speaker {
     fn say(&self, what: &Say) {
         let mut line = serde_json::to_vec(what).expect("plain data");
         line.push(b'\n');
-        // Who does not listen any more has seen what it wanted.
+        // The other process closes the stream as soon as it needs no further answer, so an error is no fault.
         let _ = lock(&self.0).write_all(&line);
     }
 }
@@ -86,7 +88,7 @@ struct State {
     objects: BTreeMap<u32, Object>,
     last: u32,
     mirrors: BTreeMap<u32, Mirror>,
-    // What was registered by requests, kept until the end.
+    // The memory that requests have registered, kept until the end.
     pages: Vec<PageList>,
 }
 

@@ -1,6 +1,6 @@
-//! What the two processes say to each other, a line of JSON each.
+//! The messages between the two processes, each a line of JSON.
 //!
-//! Numbers of the registry are of one process: operations, opcodes and attributes of extensions go by their names.
+//! Numbers of the registry are valid in one process only: messages name operations, opcodes and attributes of extensions.
 
 use serde::{Deserialize, Serialize};
 use verbs_api::objects::ObjectId;
@@ -20,7 +20,7 @@ use verbs_api::{
 
 use crate::memory::{Change, octets_of};
 
-/// What the process with the probes asks for. Objects go by numbers of the other process.
+/// The requests of the process with the probes. Objects are named by numbers of the other process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
     AllocPd,
@@ -48,7 +48,7 @@ pub(crate) enum Ask {
     Destroy {
         object: u32,
     },
-    // What follows is answered before anything else is asked.
+    // The requests below are answered before the next request is sent.
     QueryPort {
         port: u8,
     },
@@ -70,7 +70,7 @@ pub(crate) enum Ask {
     },
 }
 
-/// What the other one says.
+/// The messages of the other process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Say {
     Answer {
@@ -123,16 +123,16 @@ pub(crate) enum Answer {
     },
 }
 
-/// A line to the other process.
+/// A request as a line to the other process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) number: u64,
-    /// The identity of what is made, for its events.
+    /// The identity of the new object, for its events.
     pub(crate) id: Option<(u32, u32)>,
     pub(crate) ask: Ask,
 }
 
-/// An error of a verb, as far as a probe looks at it.
+/// An error of a verb, as far as probes examine it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     unsupported: bool,
@@ -166,7 +166,7 @@ impl From<Failure> for VerbError {
     }
 }
 
-/// Why a request was not posted, as far as a probe looks at it.
+/// The reason why a request was not posted, as far as probes examine it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Refusal {
     Gap(OperationNames, u32),
@@ -205,7 +205,7 @@ impl From<Refusal> for PostReason {
             Refusal::NoReceives => Self::NoReceives,
             Refusal::Other(text) => Self::Extension {
                 extension: "the other process",
-                // Once for each refusal of a test that fails for it.
+                // This leaks once for each unexpected refusal, which makes its test fail.
                 reason: text.leak(),
             },
         }
@@ -220,7 +220,7 @@ fn linked() -> Extensions {
     Extensions::linked().expect("extensions that fit together")
 }
 
-/// Operations: those of the core, and by name those of extensions.
+/// A set of operations: bits of the core, and names of extensions.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OperationNames {
     core: u64,
@@ -258,7 +258,7 @@ fn operation(extension: &str, name: &str) -> &'static ExtensionOperation {
     found.expect("an operation that this program has linked, too")
 }
 
-/// What an extension makes of a queue pair.
+/// The options of an extension for a queue pair.
 #[derive(Debug, Serialize, Deserialize)]
 struct Extended {
     extension: String,
@@ -294,11 +294,11 @@ impl Extended {
             return made;
         };
         let variant = variants.iter().find(|variant| variant.name() == name);
-        made.variant(variant.expect("a variant that the other process was told of"))
+        made.variant(variant.expect("a variant that the other process knows"))
     }
 }
 
-/// What a queue pair is made of.
+/// The options of a queue pair.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct QpMade {
     service: u8,
@@ -393,9 +393,9 @@ pub(crate) struct Attributes {
     port_num: Option<u8>,
     path: Option<Path>,
     path_mtu: Option<u8>,
-    /// Queue key, the two packet sequence numbers, and the peer's number.
+    /// The Q_Key, the two PSNs, and the QPN of the peer.
     numbers: [Option<u32>; 4],
-    /// Timeout, retries, retries without a receive, depths as initiator and responder, delay without a receive.
+    /// Timeout, retry count, RNR retry count, depths as initiator and responder, RNR timer.
     codes: [Option<u8>; 6],
 }
 
@@ -520,7 +520,7 @@ impl From<QpStatus> for Answer {
     }
 }
 
-/// Where the octets of a request lie.
+/// The data of a request: inline, or in memory.
 #[derive(Debug, Serialize, Deserialize)]
 enum Octets {
     Sges(Vec<(u64, u32, u32)>),
@@ -543,7 +543,8 @@ impl Octets {
         let Self::Sges(list) = self else {
             return Vec::new();
         };
-        // SAFETY: the probe's process said an entry that it was given here; this one makes no buffer pools.
+        // SAFETY: the process of the probe sent an entry that it received from here; this process makes no buffer
+        // pools.
         #[allow(unsafe_code)]
         let sge = |&(addr, length, lkey): &(u64, u32, u32)| unsafe {
             Sge::from_raw(addr, length, LKey::new(lkey))
@@ -574,7 +575,7 @@ impl Receive {
         }
     }
 
-    /// Hands the request over.
+    /// Passes the receive request to `post`.
     pub(crate) fn with<T>(&self, post: impl FnOnce(ReceiveRequest<'_>) -> T) -> T {
         let sges = self.octets.sges();
         post(ReceiveRequest::new(self.wr_id, self.octets.data(&sges)))
@@ -586,7 +587,7 @@ impl Receive {
 pub(crate) struct Request {
     wr_id: u64,
     flags: u8,
-    /// Name of its extension, its own name, and its value.
+    /// The name of the extension, the name of the attribute, and its value.
     attribute: Option<(String, String, u32)>,
     octets: Octets,
     what: What,
@@ -602,7 +603,7 @@ enum What {
     Read(u64, u32),
     CompareSwap(u64, u32, u64, u64),
     FetchAdd(u64, u32, u64),
-    /// The pages' octets go along, and are not brought back.
+    /// The bytes of the pages are sent along, and changes of them are not sent back.
     FastRegister(Box<Pages>),
     LocalInvalidate(u32),
     Extension(String, String, Vec<u8>),
@@ -697,11 +698,11 @@ impl Request {
         let (extension, name, value) = self.attribute.as_ref()?;
         let mut kinds = variants.iter().filter_map(|of| of.request_attribute());
         let kind = kinds.find(|kind| kind.extension() == extension && kind.name() == name);
-        let kind = kind.expect("an attribute of a variant that the other process was told of");
+        let kind = kind.expect("an attribute of a variant that the other process knows");
         Some(kind.with(*value))
     }
 
-    /// Hands the request over. Answers what memory it names that nobody else keeps.
+    /// Passes the request to `post`. Also returns the memory that the request names and that no other object keeps.
     pub(crate) fn with<T>(
         &self,
         variants: &[&'static QpVariant],
@@ -769,7 +770,7 @@ impl Pages {
     fn list(&self) -> PageList {
         let memory = Memory::zeroed(self.octets.len()).expect("memory for a few pages");
         let written = memory.write(0, &self.octets);
-        written.expect("as many octets as there are");
+        written.expect("as many bytes as the memory has");
         let entries = (self.octets.len() as u64).div_ceil(self.page_size) as u32;
         let mapped = PageList::map(&[(&memory).into()], self.page_size, entries);
         mapped.expect("memory that begins with a page").list
@@ -782,7 +783,7 @@ pub(crate) struct Done {
     wr_id: u64,
     status: u8,
     opcode: u8,
-    /// Of the operation, where it is one of an extension.
+    /// The extension and the name of the operation, if it is one of an extension.
     of_extension: Option<(String, String)>,
     flags: u8,
     byte_len: u32,
@@ -831,7 +832,7 @@ impl From<Done> for Completion {
     }
 }
 
-/// Every event that a device has of its own accord.
+/// Every event that a device raises by itself.
 const EVENTS: &[EventType] = &[
     EventType::CqErr,
     EventType::QpFatal,
@@ -866,7 +867,7 @@ pub(crate) fn subject_of(object: Option<(u32, u32)>) -> EventSubject {
     }
 }
 
-/// Memory of the other process that stands for a region's.
+/// Allocates memory that mirrors the memory of a region in the other process.
 pub(crate) fn zeroed(octets: usize) -> Result<RegionMemory, VerbError> {
     let memory = Memory::zeroed(octets).map_err(|_| VerbError::Resources("memory"))?;
     Ok(RegionMemory::from(&memory.into()))

@@ -1,4 +1,4 @@
-//! What stands for the device of the other process: a provider that passes everything on.
+//! The stand-in for the device of the other process: a provider that forwards every call.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -32,15 +32,15 @@ use crate::said::{
 type Answered = Result<Answer, VerbError>;
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Who waits for an answer.
+/// The recipient of an answer.
 enum Waiting {
-    /// A thread does.
+    /// A thread waits for the answer.
     Now(mpsc::Sender<Answered>),
-    /// It is told when it comes.
+    /// A callback receives the answer.
     Later(Box<dyn FnOnce(Answered) + Send>),
 }
 
-/// The way to the other process. Dropped, the other process ends.
+/// The connection to the other process. Dropping it ends that process.
 struct Way {
     process: Mutex<Child>,
     stream: Mutex<UnixStream>,
@@ -49,7 +49,7 @@ struct Way {
     mirrors: Mutex<BTreeMap<u32, Mirror>>,
 }
 
-/// What the thread that listens shares with those that ask.
+/// The state that the listening thread shares with the threads that send requests.
 #[derive(Default)]
 struct Heard {
     waiting: Mutex<BTreeMap<u64, Waiting>>,
@@ -60,7 +60,8 @@ impl Way {
     fn new(process: Child, stream: UnixStream) -> Arc<Self> {
         let heard = Arc::new(Heard::default());
         let (jobs, to_do) = mpsc::channel::<Job>();
-        // Whoever is told something may ask for something: so the thread that listens tells nobody.
+        // A callback may send a request and wait for its answer, so callbacks run on a thread other
+        // than the listening one.
         thread::spawn(move || to_do.into_iter().for_each(|job| job()));
         let (ear, listening) = (stream.try_clone(), Arc::clone(&heard));
         thread::spawn(move || listening.listen(ear.expect("a descriptor"), &jobs));
@@ -83,14 +84,14 @@ impl Way {
         sent.expect("another process that listens");
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     fn ask(&self, ask: Ask) -> Answered {
         let (sender, answer) = mpsc::channel();
         self.say(None, ask, Waiting::Now(sender));
         answer.recv().expect("another process that answers")
     }
 
-    /// Asks for something to be made or done; `answer` makes something of what comes.
+    /// Starts a verb; `answer` makes the result of the verb from the answer.
     fn begin<T: 'static>(
         &self,
         id: Option<ObjectId>,
@@ -137,10 +138,10 @@ impl Heard {
         for line in BufReader::new(stream).lines() {
             let Ok(line) = line else { break };
             let job = self.hear(serde_json::from_str(&line).expect("a line of this program"));
-            // The thread that does them ends with this one.
+            // The thread that runs the jobs ends with this one.
             job.into_iter().for_each(|job| drop(jobs.send(job)));
         }
-        // Nobody answers any more.
+        // The other process will send no further answer.
         lock(&self.waiting).clear();
     }
 
@@ -150,7 +151,7 @@ impl Heard {
                 let answer = answer.map_err(Into::into);
                 match lock(&self.waiting).remove(&to)? {
                     Waiting::Now(sender) => {
-                        // Whoever asked waits.
+                        // The receiver exists, because the requesting thread waits.
                         let _ = sender.send(answer);
                         None
                     }
@@ -198,7 +199,7 @@ impl DeviceOps for StandIn {
         self.attributes.clone()
     }
 
-    // The other process has opened it for everything that it claims.
+    // The other process has opened the device for every feature that it claims.
     fn open(
         &self,
         _: &Grant,
@@ -296,7 +297,7 @@ impl CqOps for Cq {
         Ok(found)
     }
 
-    // Probes poll.
+    // Probes poll, so no notification is needed.
     fn arm(&self, _: Notify) -> Result<bool, VerbError> {
         Ok(false)
     }
@@ -450,7 +451,7 @@ impl QpOps for Qp {
         self
     }
 
-    // The thread of the probe posts and destroys, one after the other.
+    // Posting and destroying need no lock: the thread of the probe does both.
     fn admit(&self, _: bool) {}
 
     fn qp_num(&self) -> Qpn {

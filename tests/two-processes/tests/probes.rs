@@ -1,5 +1,5 @@
 //! The probes of masked atomics and of XRC, whose ends are two processes.
-// The default extensions are linked: probes need features of others of them.
+// The default extensions are linked: the probes need features of several of them.
 
 use polyverbs as _;
 use two_processes::{examined, other_process};
@@ -30,19 +30,19 @@ fn masked_atomics_pass(transport: Transport) {
 
 // covers 4.20 4.21 4.22 4.24 4.24b 4.25 4.26 4.30 4.31
 #[test]
-fn masked_atomics_reach_the_memory_of_another_process_over_udp() {
+fn masked_atomics_reach_another_process_over_udp() {
     masked_atomics_pass(Transport::InfiniBand);
 }
 
 // covers 4.20 4.21 4.22 4.24 4.24b 4.25 4.27 4.30 4.31
 #[test]
-fn masked_atomics_reach_the_memory_of_another_process_over_tcp() {
+fn masked_atomics_reach_another_process_over_tcp() {
     masked_atomics_pass(Transport::Iwarp);
 }
 
 // covers 4.03 4.06 4.07 4.08 4.09 4.10 4.11 4.12
 #[test]
-fn an_initiator_of_another_process_reaches_shared_receive_queues_over_udp() {
+fn an_xrc_initiator_reaches_another_process_over_udp() {
     all_pass(Transport::InfiniBand, &xrc::EXTENSION, xrc::PROBES);
     all_pass(Transport::InfiniBand, &xrc::EXTENSION, xrc::CARRIED);
 }

@@ -1,5 +1,5 @@
-//! Programs that watch their own memory for what the peer writes there. They do not poll meanwhile, and what arrives is
-//! placed all the same, whether they have polled before or never do.
+//! Programs that watch their own memory for the writes of the peer. They do not poll while they watch, and the writes
+//! are placed all the same, whether the program has polled before or never polls.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -20,18 +20,18 @@ fn turns() -> u64 {
     100 * runs.map_or(1, |runs| runs.parse::<u64>().unwrap())
 }
 
-/// Not that of RoCEv2, which a driver of the kernel may hold.
+/// Differs from the port of RoCEv2, which a kernel driver may hold.
 const PORT: u16 = 14797;
-/// Set for the other process: the game, and where it is asked.
+/// Environment variable of the other process: the game, and the address of the first program.
 const OTHER: &str = "POLYVERBS_WATCHING_PROCESS";
 
-/// Two programs write to one another in turn.
+/// A game in which two programs write to one another in turn.
 #[derive(Clone, Copy)]
 struct Game {
     device: &'static str,
-    /// Of the program that is asked, and of the one that asks.
+    /// The addresses of the program that listens, and of the one that connects.
     addresses: [Ipv4Addr; 2],
-    /// A program polls for the completion of its write before it watches, as those of perftest do; else nobody polls.
+    /// A program polls for the completion of its write before it watches, as those of perftest do; otherwise it never polls.
     polls: bool,
 }
 
@@ -69,7 +69,7 @@ impl Program {
         }
     }
 
-    /// The peer may write here.
+    /// The options with which the peer may write to this program.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
             .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
@@ -92,14 +92,14 @@ impl Program {
         until(|| self.memory.load_u64(0).unwrap() == turn);
     }
 
-    /// Nothing else may have ended than the game.
+    /// Checks that the connection outlived the game.
     fn check(&self) {
         assert_eq!(self.qp.query().unwrap().state, QpState::Rts);
     }
 }
 
 impl Game {
-    /// Is asked for a connection by whomever `ask` starts and told of where, and answers each turn.
+    /// Starts the peer by `ask`, which gets the address of this program, accepts its connection, and answers each turn.
     fn be_asked(&self, ask: impl FnOnce(SocketAddr)) {
         let program = Program::new(self, 0);
         let connector = Connector::of(&program.context).unwrap();
@@ -115,7 +115,7 @@ impl Game {
             program.write(turn, peer);
         }
         program.check();
-        // The last turn may still be under way.
+        // The write of the last turn may still be in transit.
         connection.disconnected().wait().unwrap();
     }
 
@@ -160,7 +160,7 @@ impl Game {
     }
 }
 
-/// Is the other process, if it is asked to: in a test of its own it does nothing.
+/// Serves as the other process if the environment variable says so; in any other process it does nothing.
 #[test]
 fn as_the_other_process() {
     let Ok(asked) = std::env::var(OTHER) else {
@@ -183,7 +183,7 @@ fn remote(private_data: &[u8]) -> RemoteAddress {
     RemoteAddress::from_bytes(*bytes)
 }
 
-/// One game in which the programs never poll, and one in which they poll for the completion of each write.
+/// Plays a game in which the programs never poll, and one in which they poll for the completion of each write.
 fn play(device: &'static str, addresses: [[u8; 4]; 2], run: impl Fn(&Game)) {
     for polls in [false, true] {
         run(&Game {
@@ -195,29 +195,29 @@ fn play(device: &'static str, addresses: [[u8; 4]; 2], run: impl Fn(&Game)) {
 }
 
 #[test]
-fn who_watches_memory_is_served_over_udp() {
+fn a_watching_program_sees_writes_over_udp() {
     let addresses = [[127, 0, 24, 101], [127, 0, 24, 102]];
     play("ib0", addresses, Game::in_two_processes);
 }
 
 #[test]
-fn who_watches_memory_is_served_over_tcp() {
+fn a_watching_program_sees_writes_over_tcp() {
     let addresses = [[127, 0, 24, 103], [127, 0, 24, 104]];
     play("iw0", addresses, Game::in_two_processes);
 }
 
 #[test]
-fn who_watches_memory_is_served_by_roce_in_shared_memory() {
+fn a_watching_program_sees_roce_writes_in_shared_memory() {
     play("ib0", [[127, 0, 24, 105]; 2], Game::in_two_processes);
 }
 
 #[test]
-fn who_watches_memory_is_served_by_iwarp_in_shared_memory() {
+fn a_watching_program_sees_iwarp_writes_in_shared_memory() {
     play("iw0", [[127, 0, 24, 106]; 2], Game::in_two_processes);
 }
 
 #[test]
-fn two_devices_of_one_process_serve_who_watches_memory() {
+fn a_watching_program_sees_writes_within_one_process() {
     play("ib0", [[127, 0, 24, 107]; 2], Game::in_one_process);
     play("iw0", [[127, 0, 24, 108]; 2], Game::in_one_process);
 }

@@ -1,4 +1,4 @@
-//! What devices sent and received, by their capture.
+//! The traffic of devices, according to their capture.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use pcap_file::pcapng::{Block, PcapNgReader};
 
-/// The bytes of all its packets, headers included.
+/// The bytes of all packets of the capture, headers included.
 pub(crate) fn bytes(file: &Path) -> anyhow::Result<u64> {
     let name = || format!("the capture {}", file.display());
     let opened = File::open(file).with_context(name)?;

@@ -1,4 +1,4 @@
-//! What the programs come from: Debian's packages, PyPI and crates.io.
+//! The sources of the programs: Debian's packages, PyPI and crates.io.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,17 +11,17 @@ use anyhow::Context;
 
 use crate::rows::Trial;
 
-/// Where the programs are found.
+/// The place where the programs are installed.
 pub(crate) struct Tools {
-    /// PATH.
+    /// The PATH by which they are found.
     pub(crate) path: OsString,
 }
 
 impl Tools {
-    /// Installs what is missing of what these need.
+    /// Installs the missing packages that these trials need.
     ///
     /// # Errors
-    /// What cannot be installed.
+    /// The package that cannot be installed.
     pub(crate) fn install(trials: &[Trial<'_>], folder: &Path) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let wanted: BTreeSet<&str> = trials
@@ -70,7 +70,7 @@ fn debian<'a>(names: impl Iterator<Item = &'a str>) -> anyhow::Result<()> {
         )
     };
     apt(&["update"])?;
-    // Servers that a package brings are started by rows only.
+    // Servers that a package brings are started only by rows.
     let install = ["install", "-y", "--no-install-recommends"];
     apt(&[&install[..], &missing].concat())
 }
@@ -105,7 +105,7 @@ fn python<'a>(names: impl Iterator<Item = &'a str>, environment: &Path) -> anyho
 }
 
 fn cargo(name: &str, root: &Path) -> anyhow::Result<()> {
-    // Does nothing where that version is there.
+    // Cargo does nothing where that version is installed.
     succeed(
         Command::new("cargo")
             .args(["install", "-q", "--locked", "--root"])

@@ -1,5 +1,6 @@
-//! Programs that nobody here wrote, unmodified, over our C libraries: each is a row of `rows/*.toml` that says how to install
-//! it, how to run it and what must be seen. The page [docs/programs.md](../../../docs/programs.md) is made of the results.
+//! Programs of other projects, unmodified, over our C libraries: each is a row of `rows/*.toml` with the way to install it,
+//! the way to run it and the output that it must have. The page [docs/programs.md](../../../docs/programs.md) is made from
+//! the results.
 #![forbid(unsafe_code)]
 
 mod capture;
@@ -24,18 +25,18 @@ use rows::{Group, Trial};
 #[derive(Parser)]
 #[command(name = "tests/peers/table/run", version, after_help = EXAMPLES)]
 struct Arguments {
-    /// Run only what has this in its name, its group or its device
+    /// Run only the rows that have this in their name, their group or their device
     only: Vec<String>,
     /// Run the rows that are marked `full`, too
     #[arg(long)]
     full: bool,
-    /// Run each so often; all of them have to end well
+    /// Run each row N times; every run has to succeed
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
-    /// List what would be run, and run nothing
+    /// List the rows that would be run, and run nothing
     #[arg(long)]
     list: bool,
-    /// Write the page from the results that there are
+    /// Write the page from the existing results
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
     /// The folder with the rows
@@ -89,7 +90,7 @@ fn chosen<'a>(groups: &'a [Group], arguments: &Arguments) -> Vec<Trial<'a>> {
         .collect()
 }
 
-/// Runs all of them; answers how many failed.
+/// Runs all trials; returns how many failed.
 fn perform(
     trials: &[Trial<'_>],
     arguments: &Arguments,

@@ -43,7 +43,7 @@ pub(crate) fn text(groups: &[Group], results: &Results) -> String {
     page
 }
 
-/// What came of the row on all its devices.
+/// The result of the row on all its devices.
 fn result(group: &Group, row: &Row, results: &Results) -> String {
     let mut failures = Vec::new();
     for trial in group.of_row(row) {

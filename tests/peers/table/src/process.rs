@@ -1,4 +1,4 @@
-//! A command of the shell with all that it starts, in a process group of its own.
+//! A shell command with all processes that it starts, in a process group of its own.
 
 use std::fs::File;
 use std::io;
@@ -13,14 +13,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Ended with all that it started when dropped.
+/// A process group: dropping it kills the command and all processes that it started.
 pub(crate) struct Group {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
 impl Group {
-    /// Starts it; what it prints goes to the file.
+    /// Starts the command; its output goes to the file.
     pub(crate) fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let child = command
@@ -40,7 +40,7 @@ impl Group {
         Ok(self.ended)
     }
 
-    /// How it has ended, or `None` where it has not by then.
+    /// Waits for the exit status; `None` if the command has not ended in time.
     pub(crate) fn wait(&mut self, at_most: Duration) -> io::Result<Option<ExitStatus>> {
         let until = Instant::now() + at_most;
         loop {
@@ -52,7 +52,7 @@ impl Group {
         }
     }
 
-    /// Waits until the text is true of what it has printed, it has ended, or the time is over.
+    /// Waits until the condition is true, the command has ended, or the time is over.
     pub(crate) fn wait_until(
         &mut self,
         at_most: Duration,
@@ -65,8 +65,8 @@ impl Group {
         Ok(())
     }
 
-    /// Asks it to end, and ends it where it does not. The status is that of a program which ended by itself or by the
-    /// first signal.
+    /// Terminates the command, and kills it if it does not end. The status is that of a program that ended by itself
+    /// or by the first signal.
     pub(crate) fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.ended()?.is_none() {
             self.signal(Signal::TERM);
@@ -77,7 +77,7 @@ impl Group {
     }
 
     fn signal(&self, signal: Signal) {
-        // Those that have ended already need none.
+        // Processes that have ended already need no signal.
         let _ = kill_process_group(Pid::from_child(&self.child), signal);
     }
 }
@@ -85,16 +85,16 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
-        // A child that was killed ends.
+        // A killed child ends, so this does not hang.
         let _ = self.child.wait();
     }
 }
 
-/// Whether a fault ended it, and no signal of ours.
+/// Whether the program crashed, rather than ended by one of our signals.
 pub(crate) fn has_crashed(status: ExitStatus) -> bool {
     let signal = match (status.signal(), status.code()) {
         (Some(signal), _) => signal,
-        // As a shell tells of a command that it ran.
+        // A shell reports the signal of its command in this way.
         (None, Some(code)) if code > 128 => code - 128,
         _ => return false,
     };

@@ -1,4 +1,4 @@
-//! What came of each row, kept from run to run: the page is made of all of them.
+//! The results of all rows, kept from run to run: the page is made from them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,12 +12,12 @@ use crate::rows::Trial;
 /// How a run ended.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Outcome {
-    /// What went wrong, if anything did.
+    /// The failure, if there was one.
     pub(crate) failure: Option<String>,
     pub(crate) seconds: f64,
 }
 
-/// The last outcome of each, by its name, in a file.
+/// The last outcome of each trial by its name, stored in a file.
 pub(crate) struct Results {
     folder: PathBuf,
     outcomes: BTreeMap<String, Outcome>,
@@ -47,7 +47,7 @@ impl Results {
         self.outcomes.get(&trial.name())
     }
 
-    /// Writes it at once: what is stopped has lost nothing.
+    /// Writes the outcome at once, so that an interrupted run loses no result.
     pub(crate) fn keep(&mut self, trial: &Trial<'_>, outcome: Outcome) -> anyhow::Result<()> {
         self.outcomes.insert(trial.name(), outcome);
         let text = serde_json::to_vec_pretty(&self.outcomes)?;

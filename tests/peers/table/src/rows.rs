@@ -1,4 +1,4 @@
-//! The rows: what is run, and what must be seen.
+//! The rows: the programs, and the output that they must have.
 
 use std::fs;
 use std::path::Path;
@@ -13,49 +13,49 @@ use serde::de::Error;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Group {
     pub(crate) title: String,
-    /// What the page says above the rows.
+    /// The text of the page above the rows.
     #[serde(default)]
     pub(crate) text: String,
     #[serde(rename = "row")]
     pub(crate) rows: Vec<Row>,
 }
 
-/// A program, and how it is run.
+/// A program, and the way to run it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// As the page shows it.
+    /// The name of the program on the page.
     pub(crate) program: String,
-    /// Debian packages; `pip:NAME==VERSION` and `cargo:NAME@VERSION` are of those registries.
+    /// Debian packages; `pip:NAME==VERSION` and `cargo:NAME@VERSION` come from those registries.
     #[serde(default)]
     pub(crate) install: Vec<String>,
-    /// A command of the shell that is started first and ended afterwards.
+    /// A shell command that is started first and ended afterwards.
     pub(crate) server: Option<String>,
-    /// What the server prints once it may be asked. Without it, it has a second.
+    /// The output of the server when it is ready. Without this, the server has a second to get ready.
     pub(crate) ready: Option<Pattern>,
-    /// The command of the shell that has to end with 0 in time.
+    /// The shell command that has to end with status 0 in time.
     pub(crate) run: String,
-    /// What both print has to match each of these.
+    /// The output of both has to match each of these.
     pub(crate) seen: Vec<Pattern>,
-    /// A run for each of these devices, which is then the only one; without any, one run with all devices.
+    /// The row is run once for each of these devices, which is then the only device; if the list is empty, once with all devices.
     #[serde(default)]
     pub(crate) on: Vec<String>,
     /// More options of `polyverbs run`, as a shell would split them at spaces.
     #[serde(default)]
     pub(crate) options: String,
-    /// So many bytes at least pass the devices of `run`, by their capture.
+    /// The least number of bytes that the devices of `run` carry, according to their capture.
     pub(crate) carried: Option<u64>,
-    /// It is run once more with this `--fault`.
+    /// The row is run a second time with this `--fault`.
     pub(crate) faults: Option<String>,
-    /// What a user has to set, and why, for the page.
+    /// The settings that a user has to make, and the reason, for the page.
     #[serde(default)]
     pub(crate) settings: String,
-    /// It cannot work, and this is why; `seen` matches how it says so, and its exit status is not looked at.
+    /// The reason why the program cannot work; `seen` matches its message, and its exit status is ignored.
     pub(crate) refused: Option<String>,
     /// How long `run` may take.
     #[serde(default = "a_minute")]
     pub(crate) seconds: u64,
-    /// Left out of the short form.
+    /// Whether the row is left out unless `--full` is given.
     #[serde(default)]
     pub(crate) full: bool,
 }
@@ -77,7 +77,7 @@ impl<'de> Deserialize<'de> for Pattern {
     }
 }
 
-/// A row on one device, with or without faults.
+/// A run of a row on one device, with or without faults.
 #[derive(Clone, Copy)]
 pub(crate) struct Trial<'a> {
     pub(crate) group: &'a str,
@@ -111,7 +111,7 @@ impl Group {
 }
 
 impl Trial<'_> {
-    /// Unique in the table.
+    /// A name that is unique in the table.
     pub(crate) fn name(&self) -> String {
         [Some(self.row.program.as_str()), self.device, self.faults]
             .into_iter()

@@ -17,11 +17,11 @@ use crate::rows::{Row, Trial};
 /// How long a trial waits for a server.
 #[derive(Clone, Copy)]
 pub(crate) struct Patience {
-    /// Until the server is ready: it has printed the row's word, or has opened a device or a port.
+    /// The time until the server is ready: it has printed the row's word, or has opened a device or a port.
     ready: Duration,
-    /// Then, before the client starts, where the row has no word.
+    /// The time after that before the client starts, where the row has no word.
     beginning: Duration,
-    /// Until it ends by itself, after the client.
+    /// The time that the server has to end by itself after the client.
     ending: Duration,
 }
 
@@ -32,10 +32,10 @@ pub(crate) const PATIENCE: Patience = Patience {
     ending: Duration::from_secs(2),
 };
 
-/// Runs it once. Logs and capture stay in a folder of its name.
+/// Runs the trial once. Logs and capture stay in a folder of its name.
 ///
 /// # Errors
-/// What kept it from being run at all; a program that fails is an outcome.
+/// The program could not be run at all; a program that fails is an outcome.
 pub(crate) fn run(
     trial: &Trial<'_>,
     polyverbs: &Path,
@@ -73,7 +73,7 @@ pub(crate) fn run(
     })
 }
 
-// A capture may take gigabytes, and where the disk is full a program's last words are lost.
+// A capture may take gigabytes, and on a full disk the last output of a program is lost.
 fn shortage(folder: &Path) -> String {
     const LITTLE: u64 = 256 << 20;
     match rustix::fs::statvfs(folder) {
@@ -85,7 +85,7 @@ fn shortage(folder: &Path) -> String {
     }
 }
 
-// What may be connected to on this machine: ports of TCP, and what processes with a device of ours are called.
+// The servers on this machine to which a client can connect: TCP ports, and the names of processes that have a device of ours.
 fn listening() -> BTreeSet<String> {
     let lines = |file| fs::read_to_string(file).unwrap_or_default();
     let words = |line: &str| {
@@ -122,7 +122,7 @@ impl Scene<'_> {
         self.folder.join("capture.pcapng")
     }
 
-    /// What went wrong, if anything did.
+    /// Plays the scene; returns the failure, if there was one.
     fn play(&self) -> anyhow::Result<Option<String>> {
         let mut server = match &self.row().server {
             Some(command) => Some(self.serve(command)?),
@@ -168,7 +168,7 @@ impl Scene<'_> {
         Ok(server)
     }
 
-    /// `polyverbs run` with a command of the shell.
+    /// The command that runs a shell command under `polyverbs run`.
     fn command(&self, shell: &str, is_captured: bool) -> Command {
         let mut command = Command::new(self.polyverbs);
         command
@@ -208,7 +208,7 @@ impl Scene<'_> {
     }
 }
 
-/// Ends a server that does not end by itself. Answers its status where that is a failure.
+/// Ends a server that does not end by itself. Returns its status where that is a failure.
 fn end(server: &mut Group, at_most: Duration) -> anyhow::Result<Option<std::process::ExitStatus>> {
     let by_itself = server.wait(at_most)?;
     if let Some(status) = by_itself {
@@ -218,7 +218,7 @@ fn end(server: &mut Group, at_most: Duration) -> anyhow::Result<Option<std::proc
     Ok(status.filter(|&status| has_crashed(status)))
 }
 
-/// What a program has printed; other than UTF-8 is replaced.
+/// The output of a program; bytes that are not UTF-8 are replaced.
 fn text(log: &Path) -> String {
     fs::read(log).map_or_else(
         |_| String::new(),
@@ -231,8 +231,8 @@ mod tests {
     use super::*;
     use crate::rows;
 
-    /// Stands for `polyverbs`. A file that a test writes cannot be run while a process that another test has just
-    /// started still has it open.
+    /// A program that stands in for `polyverbs`. It is a file of the sources: a file that a test writes cannot be
+    /// executed while a process that another test has just started still holds it open for writing.
     const STAND_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/stand-in");
 
     fn failure(row: &str) -> Option<String> {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_what_its_row_says_passes() {
+    fn a_program_that_meets_its_row_passes() {
         for row in [
             "run = 'echo done'\nseen = ['^done$']",
             "server = 'mkfifo pipe; echo ready; read -r line <pipe; echo got $line'\nready = 'ready'
