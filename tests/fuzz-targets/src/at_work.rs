@@ -1,4 +1,4 @@
-//! A queue pair that is at work, whatever its peer says: what both transports have in common.
+//! A working queue pair with a hostile peer: the part that both transports share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,34 +18,34 @@ use crate::script::Script;
 pub(crate) struct AtWork<D: Driver> {
     pub(crate) simulation: Simulation,
     pub(crate) network: Arc<Network<Device<D>>>,
-    /// The queue pair whose peer the fuzzer speaks for.
+    /// The queue pair of the victim whose peer the fuzzer plays.
     pub(crate) qp: Qp,
     pub(crate) victim: Program,
     pub(crate) honest: Program,
-    /// The queue pairs of the victim's and of the neighbour's.
+    /// The queue pairs that connect the victim and the neighbour, one of each.
     pub(crate) neighbours: [Qp; 2],
 }
 
-/// Whom the fuzzer speaks for.
+/// A peer that the fuzzer plays.
 pub(crate) trait Peer {
     type Driver: Driver;
 
-    /// Longer than anything waits for an answer of this peer.
+    /// A time longer than any wait for an answer of this peer.
     const PATIENCE: Duration;
 
     fn at_work(&mut self) -> &mut AtWork<Self::Driver>;
 
-    /// Says something.
+    /// Sends a message that the script makes up.
     fn say(&mut self, script: &mut Script<'_>);
 
-    /// Those of its own queue pairs that a connection needs.
+    /// The queue pair of the peer, if a connection needs one.
     fn own(&self) -> Option<&Qp>;
 
-    /// Connects both ends, which are as new.
+    /// Connects both ends, which are in RESET.
     fn connect(&mut self);
 }
 
-/// Has a peer do what the script says, and sees to it that nothing was harmed. The peer may be used again.
+/// Has a peer act by the script, and checks that it harmed nothing. The peer can be used again.
 pub(crate) fn run<P: Peer>(peer: &mut P, script: &mut Script<'_>) {
     for _ in 0..STEPS {
         if script.is_over() {
@@ -85,7 +85,7 @@ fn step<P: Peer>(peer: &mut P, script: &mut Script<'_>) {
     at_work.victim.take();
 }
 
-// The program ends the connection, and begins a new one with the same queue pair.
+// The program ends the connection, and connects the same queue pair again.
 fn begin_again<P: Peer>(peer: &mut P) {
     all_to(peer, QpState::Err);
     let at_work = peer.at_work();
@@ -117,5 +117,5 @@ impl<D: Driver> AtWork<D> {
     }
 }
 
-/// Things that happen at most: more make a run long and not deeper.
+/// The most steps of a run: more make it longer but not deeper.
 const STEPS: usize = 64;

@@ -1,10 +1,10 @@
 //! Calls of the C libraries in any order, with arguments that a fuzzer makes up.
 //!
-//! Pointers are to what there is, or null where a function takes that; everything else is arbitrary. Whatever is called,
-//! nothing aborts or hangs, a call that fails says why, and in the end all that was made can be destroyed.
+//! Pointers refer to existing objects, or are null where a function accepts that; everything else is arbitrary. Whatever
+//! is called, nothing aborts or hangs, a call that fails sets errno, and in the end all objects can be destroyed.
 #![allow(unsafe_code)]
 
-/// A call of a function of C, or a look at a structure.
+/// Calls a C function, or reads a C structure.
 macro_rules! c {
     ($call:expr) => {{
         // SAFETY: objects are live, structures are the program's own, and buffers are as long as they say.
@@ -31,7 +31,7 @@ use crate::c_library::{call, configure};
 use crate::intruder::alone;
 use crate::script::Script;
 
-/// What a fuzzer has a C program call.
+/// Runs a C program whose calls a fuzzer makes up.
 pub fn run(octets: &[u8]) {
     static PROGRAM: Mutex<()> = Mutex::new(());
     let _alone = alone(&PROGRAM);
@@ -48,7 +48,7 @@ pub fn run(octets: &[u8]) {
     program.end();
 }
 
-/// Arguments of calls.
+/// The source of the arguments of calls.
 struct Arguments<'o>(Script<'o>);
 
 impl Arguments<'_> {
@@ -60,7 +60,7 @@ impl Arguments<'_> {
         std::array::from_fn(|_| self.0.octet())
     }
 
-    /// Mostly a small number, otherwise any.
+    /// A number: mostly a small one, otherwise any.
     fn number(&mut self) -> u32 {
         match self.octet() {
             small @ 0..224 => u32::from(small) >> 2,
@@ -73,7 +73,7 @@ impl Arguments<'_> {
         self.number() as c_int
     }
 
-    /// A bit of each sort now and then, or any.
+    /// Flags: mostly the low seven bits, otherwise any.
     fn flags(&mut self) -> u32 {
         match self.octet() {
             some @ 0..240 => u32::from(some & 0x7f),
@@ -85,14 +85,14 @@ impl Arguments<'_> {
         self.octet() & 1 != 0
     }
 
-    /// One of several, or null if there is none.
+    /// One of several objects, or null if there is none.
     fn one_of<T>(&mut self, several: &[*mut T]) -> *mut T {
         let which = usize::from(self.octet());
         let at = which.checked_rem(several.len());
         at.map_or(ptr::null_mut(), |at| several[at])
     }
 
-    /// The same, or null now and then.
+    /// One of several objects, or sometimes null.
     fn one_or_null<T>(&mut self, several: &[*mut T]) -> *mut T {
         match self.octet() {
             0..32 => ptr::null_mut(),
@@ -100,7 +100,7 @@ impl Arguments<'_> {
         }
     }
 
-    /// Memory of the program's: where, and how much.
+    /// A range of the program's memory: its address and length.
     fn memory(&mut self) -> (*mut c_void, usize) {
         let at = usize::from(u16::from_ne_bytes(self.octets())) % MEMORY;
         let length = match self.octet() {
@@ -111,13 +111,13 @@ impl Arguments<'_> {
     }
 }
 
-/// Memory that regions are of: devices may write there after a run.
+/// The memory of all regions; it is static, because devices may write to it after a run.
 fn memory() -> *mut u8 {
     static ROOM: [AtomicU64; MEMORY / 8] = [const { AtomicU64::new(0) }; MEMORY / 8];
     ROOM.as_ptr().cast_mut().cast()
 }
 
-/// What a program has made and not destroyed yet.
+/// The objects that a program has made and not destroyed yet.
 #[derive(Default)]
 struct Program {
     contexts: Vec<*mut IbvContext>,
@@ -134,13 +134,13 @@ struct Program {
     cm: cm::Program,
 }
 
-/// A structure of numbers and null pointers.
+/// A structure with all numbers zero and all pointers null.
 fn zeroed<T>() -> T {
-    // SAFETY: of the structures of C here zero is a value.
+    // SAFETY: all zero bytes are a valid value of the C structures here.
     unsafe { mem::zeroed() }
 }
 
-/// Keeps what was made, if it was.
+/// Keeps the new object, if the call made one.
 fn keep<T>(made: impl FnOnce() -> *mut T, among: &mut Vec<*mut T>) {
     let made = call(|made: *mut T| made.is_null(), made);
     if !made.is_null() {
@@ -148,20 +148,20 @@ fn keep<T>(made: impl FnOnce() -> *mut T, among: &mut Vec<*mut T>) {
     }
 }
 
-/// A call that answers an error number.
+/// Makes a call that returns an error number.
 fn number(of: impl FnOnce() -> c_int) -> c_int {
     let answer = call(|answer| answer != 0, of);
     assert!(answer >= 0, "{answer} is no error number");
     answer
 }
 
-/// Destroys one of several, if nothing needs it.
+/// Destroys one of several objects, if no other object needs it.
 fn destroy<T>(
     one: *mut T,
     among: &mut Vec<*mut T>,
     destroy: unsafe extern "C-unwind" fn(*mut T) -> c_int,
 ) {
-    // SAFETY: one that there is, or null; who has it forgets it where it is destroyed.
+    // SAFETY: the object exists, or the pointer is null; a destroyed object is removed from its list.
     if number(|| unsafe { destroy(one) }) == 0 {
         among.retain(|other| *other != one);
     }
@@ -169,7 +169,7 @@ fn destroy<T>(
 
 fn destroy_all<T>(all: &mut Vec<*mut T>, destroy: unsafe extern "C-unwind" fn(*mut T) -> c_int) {
     for one in mem::take(all) {
-        // SAFETY: one that there is.
+        // SAFETY: the object exists.
         assert_eq!(
             number(|| c!(destroy(one))),
             0,
@@ -216,7 +216,7 @@ impl Program {
         }
     }
 
-    // Objects that are left would be of no use any more.
+    // A context is closed only without objects: objects that outlived it would be useless.
     fn close(&mut self, arguments: &mut Arguments<'_>) {
         let has_some = [
             self.pds.len(),
@@ -400,7 +400,7 @@ impl Program {
         all
     }
 
-    // Two queue pairs, or one with itself, as far as their kinds let them.
+    // Connects two queue pairs, or one with itself, as far as their types permit it.
     fn connect(&mut self, arguments: &mut Arguments<'_>) {
         let pair = [(); 2].map(|()| arguments.one_of(&self.qps));
         let rights = arguments.flags();
@@ -485,7 +485,7 @@ impl Program {
         path
     }
 
-    // Entries of a list. Inline data are read where they are: those have to be there.
+    // Entries of a list. The library reads inline data in place, so their memory must exist.
     fn entries(&self, arguments: &mut Arguments<'_>, is_inline: bool) -> Vec<IbvSge> {
         let count = arguments.octet() % 5;
         let entry = |_| {
@@ -640,7 +640,7 @@ impl Program {
         }
     }
 
-    // Descriptors wait for nothing. What is fetched is acknowledged at once.
+    // The descriptors are non-blocking. Each fetched event is acknowledged at once.
     fn events(&mut self, arguments: &mut Arguments<'_>) {
         let (mut queue, mut queue_context) = (ptr::null_mut(), ptr::null_mut());
         let channel = arguments.one_or_null(&self.channels);
@@ -731,7 +731,7 @@ impl Program {
         call(|answer| answer < 0, found);
     }
 
-    // Everything can be destroyed.
+    // Checks that all objects can be destroyed.
     fn end(&mut self) {
         self.cm.end();
         for (qp, gid) in mem::take(&mut self.groups) {
@@ -750,13 +750,13 @@ impl Program {
     }
 }
 
-/// Has a descriptor wait for nothing.
+/// Makes a descriptor non-blocking.
 fn unblock(fd: c_int) {
     // SAFETY: a flag of a descriptor.
     assert_eq!(c!(libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK)), 0);
 }
 
-/// State, rights, partition, port; route, MTU, PSN, timer, depth, number; timeout, retries, depth, PSN.
+/// The attribute masks: state, rights, P_Key index, port; path, MTU, PSN, RNR timer, depth, QPN; timeout, retries, depth, PSN.
 const TO_INIT: c_int = 1 | 1 << 3 | 1 << 4 | 1 << 5;
 const TO_RTR_OF_UC: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
 const TO_RTR: c_int = TO_RTR_OF_UC | 1 << 15 | 1 << 17;

@@ -1,11 +1,11 @@
-//! What targets of the C libraries have in common.
+//! The part that the targets of the C libraries share.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
 
 use crate::intruder::own_address;
 
-/// Where the libraries have a RoCE and an iWARP device.
+/// The address numbers of the RoCE and the iWARP device of the libraries.
 pub(crate) const ROCE: u8 = 4;
 pub(crate) const IWARP: u8 = 5;
 
@@ -17,13 +17,13 @@ pub(crate) fn configure() {
         own_address(ROCE),
         own_address(IWARP)
     );
-    // SAFETY: nothing but the libraries looks at the environment, and they do so behind this.
+    // SAFETY: only the libraries read the environment, and they do so after this.
     ONCE.call_once(|| unsafe { std::env::set_var("POLYVERBS_CONFIG", devices) });
 }
 
-/// Calls a function of C, and answers what it answers; where `has_failed` says so it has said why.
+/// Calls a C function and returns its result; if `has_failed` says that it failed, checks that it set errno.
 pub(crate) fn call<T: Copy>(has_failed: impl FnOnce(T) -> bool, call: impl FnOnce() -> T) -> T {
-    // SAFETY: the place is the calling thread's own.
+    // SAFETY: errno is a variable of the calling thread.
     unsafe { *libc::__errno_location() = 0 };
     let answer = call();
     if has_failed(answer) {
@@ -32,13 +32,14 @@ pub(crate) fn call<T: Copy>(has_failed: impl FnOnce(T) -> bool, call: impl FnOnc
     answer
 }
 
-/// Why the last call has failed.
+/// The error number of the last failed call.
 pub(crate) fn errno() -> i32 {
-    // SAFETY: as above.
+    // SAFETY: errno is a variable of the calling thread.
     unsafe { *libc::__errno_location() }
 }
 
-/// Calls a function of C that waits, until it is not a signal that has ended it: the fuzzer's clock sends some.
+/// Calls a C function that waits, again and again while a signal interrupts it: the clock of the fuzzer sends
+/// some.
 pub(crate) fn unbroken(mut of: impl FnMut() -> isize) -> isize {
     loop {
         let answer = of();

@@ -35,7 +35,7 @@ pub fn run(octets: &[u8]) {
         assert_eq!(rig.states(pair), [Some(State::Established); 2]);
     }
     assert_eq!(rig.honest.connections(), 2);
-    // Those of the hostile peer that it has completed are connections like others.
+    // The completed connections of the hostile peer are connections like others.
     let established = |id: &&u32| rig.victim.state(CommId(**id)) == Some(State::Established);
     let of_hostile = rig.told.iter().filter(established).count();
     assert_eq!(rig.victim.connections(), 2 + of_hostile);
@@ -47,13 +47,13 @@ struct Rig {
     now: Time,
     /// Requests that the victim's program has not answered.
     asked: VecDeque<(CommId, Requested)>,
-    /// Where the peers of the victim's connections are.
+    /// The addresses of the peers of the victim's connections.
     peers: BTreeMap<CommId, LinkAddress>,
     /// Communication IDs of the victim that the hostile peer has received.
     told: BTreeSet<u32>,
     /// Messages from and to each address without a host.
     absent: BTreeMap<LinkAddress, (usize, usize)>,
-    /// What the honest peer was last replied.
+    /// The connection of the last REP to the honest peer.
     replied: Option<CommId>,
     connected: u32,
 }
@@ -95,7 +95,7 @@ impl Rig {
         assert!(self.victim.connections() <= 2 * MOST);
     }
 
-    // A request that makes sense, from any address.
+    // Sends a valid request from any address.
     fn request(&mut self, script: &mut Script<'_>) {
         let from = some_address(script);
         let [number, times, retries] = [(); 3].map(|()| script.octet());
@@ -114,7 +114,7 @@ impl Rig {
         self.deliver(from, &request.into());
     }
 
-    // Any message from any address, with communication IDs that the hostile peer has received.
+    // Sends any message from any address, with communication IDs that the hostile peer has received.
     fn say(&mut self, how: u8, script: &mut Script<'_>) {
         let from = some_address(script);
         let attribute = REQ + u16::from(script.octet() % 11);
@@ -151,12 +151,12 @@ impl Rig {
         [HONEST, HOSTILE].contains(&address)
     }
 
-    // The victim's program answers a request.
+    // Has the program of the victim answer a request.
     fn answer(&mut self, how: u8) {
         let Some((id, request)) = self.asked.pop_front() else {
             return;
         };
-        // Each fails where the request has been given up meanwhile.
+        // Each call fails if the request has been withdrawn meanwhile.
         let _ = match how & 3 {
             0 => {
                 let rejection = Rejection {
@@ -177,7 +177,7 @@ impl Rig {
         self.victim.reply(self.now, id, &reply)
     }
 
-    // The victim's program connects to the hostile peer.
+    // Has the program of the victim connect to the hostile peer.
     fn ask_hostile(&mut self, how: u8) {
         let path = Path::new(HOSTILE, Gid([1; 16]), Gid([3; 16]));
         let request = Request::new(SERVICE, path, Qpn::new(0x300 + u32::from(how)), Psn::new(1));
@@ -196,7 +196,7 @@ impl Rig {
         let near = self.honest.connect(self.now, &request).expect("room");
         self.settle();
         while let Some((id, request)) = self.asked.pop_front() {
-            // It may have been given up meanwhile.
+            // The request may have been withdrawn meanwhile.
             let _ = self.reply(id, &request);
         }
         self.settle();
@@ -257,7 +257,7 @@ impl Rig {
         to.handle_message(self.now, from, sent.transaction_id, &sent.message);
     }
 
-    // A message to the hostile peer, or to an address without a host.
+    // Notes a message to the hostile peer, or to an address without a host.
     fn note(&mut self, sent: &Outgoing) {
         if sent.to == HOSTILE {
             let data = sent.message.to_data();
@@ -283,14 +283,14 @@ impl Rig {
                     q_key: 0,
                     private_data: b"",
                 };
-                // It has just been asked.
+                // The resolution has just been requested, so the answer cannot come too late.
                 let _ = self.victim.resolve_reply(id, &answer);
             }
             Event::Established { id, .. } => {
                 let peer = self.peers[&id];
                 assert!(
                     self.is_known(peer),
-                    "{peer:?} has completed what it never heard"
+                    "{peer:?} has completed a connection without a reply"
                 );
                 if peer == HONEST {
                     self.replied = Some(id);
@@ -318,9 +318,9 @@ fn some_address(script: &mut Script<'_>) -> LinkAddress {
 
 const SERVICE: u64 = 0x0106_1144;
 const REQ: u16 = 0x10;
-/// Connections of peers, and of the program, at most.
+/// The largest number of connections of peers, and of the program.
 const MOST: usize = 32;
-/// No request lives as long.
+/// A time that no request survives.
 const LONG: Duration = Duration::from_secs(600);
 
 const VICTIM: LinkAddress = LinkAddress::InProcess(1);

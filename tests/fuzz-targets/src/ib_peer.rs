@@ -1,7 +1,8 @@
-//! An InfiniBand peer that says what a fuzzer makes up, with right checksums, to a queue pair that is at work.
+//! An InfiniBand peer that sends packets that a fuzzer makes up, with correct checksums, to a working queue pair.
 //!
-//! A device has a queue pair for it and another one for an honest neighbour. Whatever comes, nothing panics, memory that the
-//! peer has no key of stays as it is, every request completes once, and the neighbour is served.
+//! A device has a queue pair connected to the peer and another one connected to an honest neighbour. Whatever arrives,
+//! nothing panics, memory for which the peer has no key stays unchanged, every request completes once, and the neighbour is
+//! served.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,12 +34,12 @@ use crate::program::{Program, RIGHTS};
 use crate::script::Script;
 
 thread_local! {
-    /// Devices take longer to make than to disturb: those that nothing has harmed are used again, in virtual time that goes
-    /// on. One for each service.
+    /// A device takes longer to make than to disturb, so an unharmed one is used again, in virtual time that continues.
+    /// There is one for each queue pair type.
     static KEPT: RefCell<[Option<Rig>; 2]> = const { RefCell::new([None, None]) };
 }
 
-/// What a fuzzer has the peer do, and the program that it is connected to.
+/// Runs a peer and the program that it is connected to, both by the script of a fuzzer.
 pub fn run(octets: &[u8]) {
     let mut script = Script::new(octets);
     let qp_type = match script.octet() {
@@ -55,7 +56,7 @@ pub fn run(octets: &[u8]) {
 struct Rig {
     at_work: AtWork<InfiniBand>,
     codec: RoceV2,
-    /// Where the way to the neighbour leads.
+    /// The path to the neighbour.
     path: AddressVector,
 }
 
@@ -123,7 +124,7 @@ impl Rig {
         rig
     }
 
-    // A packet of the peer's: headers from the script, what has to fit made to fit where the script says so.
+    // Sends a packet of the peer: its headers come from the script, and are made valid where the script says so.
     fn packet(&mut self, script: &mut Script<'_>) {
         let how = script.octet();
         let opcode = script.octet();
@@ -135,7 +136,7 @@ impl Rig {
             let base = self.at_work.victim.mr.remote(0);
             headers[..8].copy_from_slice(&(base.addr + place).to_be_bytes());
             headers[8..12].copy_from_slice(&base.rkey.value().to_be_bytes());
-            // A length that the packets can reach.
+            // The length is so short that the packets can reach its end.
             if let Some(length) = headers.get_mut(12..14) {
                 length.fill(0);
             }
@@ -240,7 +241,7 @@ fn connect(qp: &Qp, path: AddressVector, peer: Qpn) {
     }
 }
 
-/// A link without delay; what goes to the peer is lost.
+/// A link without delay; frames to the peer are dropped.
 #[derive(Default)]
 struct Wire {
     under_way: Mutex<VecDeque<OwnedFrame<Header>>>,

@@ -1,7 +1,8 @@
-//! What a process at an address says to the others there, as a fuzzer makes it up.
+//! A process that sends messages that a fuzzer makes up to the other processes at its address.
 //!
-//! It talks to the inboxes of an honest process, which has leased a range and answers for a service, and is what another one
-//! finds that joins. Whatever it says, the honest ones go on: datagrams are handed over, and whoever joins is let in.
+//! It sends to the inboxes of an honest process, which has leased a range and serves a service ID, and it answers a process
+//! that joins. Whatever it sends, the honest processes continue to work: datagrams are forwarded, and a process that joins
+//! is let in.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +20,7 @@ use crate::script::Script;
 
 static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
-/// What a fuzzer says to inboxes, and to a process that joins.
+/// Sends the messages of a fuzzer to inboxes, and to a process that joins.
 pub fn run(octets: &[u8]) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rig = kept.take().unwrap_or_else(Rig::new);
@@ -43,7 +44,7 @@ struct Rig {
     service: Service,
     neighbour: Lease,
     intruders: Vec<Intruder>,
-    /// What may come along with a message, and none of it is what it should be.
+    /// Descriptors that may come with a message, all of them of the wrong kind.
     wrong: Vec<OwnedFd>,
 }
 
@@ -125,7 +126,7 @@ impl Rig {
         self.service.attend(take).expect("an inbox");
     }
 
-    // Inboxes are read up, datagrams are handed over, and whoever joins gets all sockets.
+    // Checks that inboxes are emptied, datagrams are forwarded, and a process that joins gets all sockets.
     fn serves(&self) {
         for inbox in [self.victim.as_fd(), self.service.as_fd()] {
             let looks = (0..ENOUGH).take_while(|_| is_ready(inbox));
@@ -149,11 +150,12 @@ impl Rig {
         self.attend_service(&mut take);
         assert_eq!((came, self.victim.strangers()), (2, 0));
         let passed = Intruder::joins(&self.victim, &self.range_name());
-        // The common socket, both ends of the store of sockets, and the memory.
+        // The four descriptors are the common socket, both ends of the store of sockets, and the memory.
         assert_eq!(passed.len(), 4);
     }
 
-    // Somebody asks the intruder for what those at another address share: he gets that from nobody, or all of it.
+    // An honest process asks the intruder for the state that the processes at another address share: it gets that from no
+    // process, or completely.
     fn is_joined(&self, script: &mut Script<'_>) {
         let port = if script.octet() & 1 == 0 { 0 } else { PORT + 1 };
         let range = 1 + script.octet() % 63;
@@ -180,7 +182,7 @@ impl Rig {
             });
             let joined = Lease::join(options(port));
             is_over.store(true, Ordering::Relaxed);
-            // Otherwise something of the thread may be there still when memory is looked through.
+            // Otherwise memory of the thread may still exist when the leak checker searches the process.
             answering.join().expect("a thread that ends");
             joined
         });
@@ -201,7 +203,7 @@ fn message(what: u8, script: &mut Script<'_>) -> Vec<u8> {
         1 => vec![VERSION, JOIN],
         2 => [&[VERSION, what][..], &octets, &long].concat(),
         3 => [&octets[..], &long].concat(),
-        // Names as the system has them, in part.
+        // These are parts of names, in the form in which the system has them.
         4 | 5 => {
             let mut names = octets;
             names.resize(2 + 2 * 28, 0);
@@ -254,5 +256,5 @@ const DATAGRAM: &[u8] = b"a datagram";
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;
 const STEPS: usize = 64;
-/// Looks that read up any inbox.
+/// More reads than any inbox has messages.
 const ENOUGH: usize = 10_000;

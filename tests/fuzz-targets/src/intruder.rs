@@ -1,4 +1,4 @@
-//! A process of the same user, at an address of honest ones, that keeps to no rule.
+//! A process of the same user, at an address of honest ones, that follows no rule.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,13 +15,13 @@ use rustix::net::{
     connect, listen, recvmsg, sendmsg, socket_with,
 };
 
-/// An address of this process's own, for each number from 1 to 7: another run does not meet this one.
+/// An address of this process's own, for each number from 1 to 7, so that another run does not meet this one.
 pub(crate) fn own_address(number: u8) -> IpAddr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     IpAddr::V4(Ipv4Addr::new(127, number << 5 | high & 0x1f, middle, low))
 }
 
-/// One run of this process at a time is at an address.
+/// Makes sure that only one run of this process uses an address at a time.
 pub(crate) fn alone(address: &Mutex<()>) -> MutexGuard<'_, ()> {
     address.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -30,7 +30,7 @@ pub(crate) fn alone(address: &Mutex<()>) -> MutexGuard<'_, ()> {
 pub(crate) struct Intruder(OwnedFd);
 
 impl Intruder {
-    /// To whoever holds a name.
+    /// Connects to the process that holds a name.
     pub(crate) fn to(name: &str) -> Self {
         let socket = unconnected();
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
@@ -38,7 +38,7 @@ impl Intruder {
         Self(socket)
     }
 
-    /// Says something, if there is room for it.
+    /// Sends a message, if the socket has room for it.
     pub(crate) fn say(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut room);
@@ -49,7 +49,7 @@ impl Intruder {
         let _ = sendmsg(&self.0, &[IoSlice::new(message)], &mut control, flags);
     }
 
-    /// What comes along with the next message, if there is one.
+    /// The descriptors that come with the next message, if there is one.
     pub(crate) fn descriptors(&self) -> Vec<OwnedFd> {
         let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
         let (mut control, mut message) = (RecvAncillaryBuffer::new(&mut room), [0; 2]);
@@ -63,7 +63,7 @@ impl Intruder {
         descriptors.flatten().collect()
     }
 
-    /// What an honest process passes to one that joins: sockets, and memory as the last.
+    /// The descriptors that an honest process passes to one that joins: sockets, and the memory as the last.
     pub(crate) fn joins(honest: &Lease, name: &str) -> Vec<OwnedFd> {
         let asking = Self::to(name);
         asking.say(&[VERSION, JOIN], &[]);
@@ -74,7 +74,7 @@ impl Intruder {
     }
 }
 
-/// A name that is taken from honest processes.
+/// A name that the intruder holds, so that no honest process can.
 pub(crate) struct Hideout(OwnedFd);
 
 impl Hideout {
@@ -86,7 +86,7 @@ impl Hideout {
         Self(socket)
     }
 
-    /// Answers whoever asks, if anybody does within a millisecond.
+    /// Answers the next request, if one arrives within a millisecond.
     pub(crate) fn answer(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let time = Timespec {
             tv_sec: 0,
@@ -107,6 +107,6 @@ fn unconnected() -> OwnedFd {
 
 /// The most descriptors that a message has.
 const DESCRIPTORS: usize = 65;
-/// Of the messages between processes.
+/// The version of the messages between processes.
 pub(crate) const VERSION: u8 = 8;
 pub(crate) const JOIN: u8 = 1;

@@ -1,7 +1,7 @@
-//! An iWARP peer that says what a fuzzer makes up, in right frames, to a queue pair that is at work.
+//! An iWARP peer that sends segments that a fuzzer makes up, in correct frames, to a working queue pair.
 //!
-//! A device has a connection with it and another one with an honest neighbour. Whatever comes, nothing panics, memory that
-//! the peer has no key of stays as it is, every request completes once, and the neighbour is served.
+//! A device has a connection with the peer and another one with an honest neighbour. Whatever arrives, nothing panics,
+//! memory for which the peer has no key stays unchanged, every request completes once, and the neighbour is served.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -30,12 +30,11 @@ use crate::program::Program;
 use crate::script::Script;
 
 thread_local! {
-    /// Devices take longer to make than to disturb: those that nothing has harmed are used again, in virtual time that goes
-    /// on.
+    /// A device takes longer to make than to disturb, so an unharmed one is used again, in virtual time that continues.
     static KEPT: RefCell<Option<Rig>> = const { RefCell::new(None) };
 }
 
-/// What a fuzzer has the peer do, and the program that it is connected to.
+/// Runs a peer and the program that it is connected to, both by the script of a fuzzer.
 pub fn run(octets: &[u8]) {
     let mut rig = KEPT.take().unwrap_or_else(Rig::new);
     at_work::run(&mut rig, &mut Script::new(octets));
@@ -46,7 +45,7 @@ struct Rig {
     at_work: AtWork<Iwarp>,
     wire: Arc<Wire>,
     peer_qp: Qp,
-    /// Frames of the peer's have this.
+    /// The stream that the frames of the peer name.
     stream: Stream,
     /// Messages that the peer has sent to each queue.
     sent: [u32; 4],
@@ -70,7 +69,7 @@ impl Peer for Rig {
         Some(&self.peer_qp)
     }
 
-    // The peer's device connects and says something once: from then on the fuzzer speaks for it.
+    // The peer's device connects and sends one message; from then on the fuzzer sends in its place.
     fn connect(&mut self) {
         self.peer.drain();
         self.wire.state().is_open = true;
@@ -86,7 +85,7 @@ impl Peer for Rig {
     }
 }
 
-/// What peers may do: all that they ask for.
+/// The rights of peers: everything that they can request.
 const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -132,7 +131,7 @@ impl Rig {
         rig
     }
 
-    // A segment of the peer's: from the script, what has to fit made to fit where the script says so.
+    // Sends a segment of the peer: its bytes come from the script, and are made valid where the script says so.
     fn segment(&mut self, script: &mut Script<'_>) {
         let how = script.octet();
         let control = [script.octet(), script.octet()];
@@ -143,7 +142,7 @@ impl Rig {
             self.fit(is_tagged, &mut octets, script);
         }
         if how & 128 != 0 && !is_tagged && octets.len() >= 16 {
-            // Behind DDP's header of an untagged message: that of a read or an atomic.
+            // The header of a read or an atomic follows DDP's header of an untagged message.
             let at = if control[1] & 0xf == READ_REQUEST {
                 32
             } else {
@@ -161,7 +160,7 @@ impl Rig {
         self.deliver(&mut frame);
     }
 
-    // A buffer that there is, or the queue's next message.
+    // Makes the segment name an existing buffer, or the next message of a queue.
     fn fit(&mut self, is_tagged: bool, octets: &mut [u8], script: &mut Script<'_>) {
         if is_tagged {
             return self.name(octets.get_mut(..12), script);
@@ -176,7 +175,7 @@ impl Rig {
         }
     }
 
-    // STag and tagged offset.
+    // Writes a valid STag and tagged offset.
     fn name(&self, octets: Option<&mut [u8]>, script: &mut Script<'_>) {
         if let Some(octets) = octets {
             let open = self.at_work.victim.mr.remote(0);
@@ -210,7 +209,7 @@ impl Rig {
     }
 }
 
-/// A stream link without delay; what the peer's device says is lost, unless it is to connect.
+/// A stream link without delay; frames of the peer's device are dropped, except while it connects.
 #[derive(Default)]
 struct Wire(Mutex<State>);
 
@@ -218,7 +217,7 @@ struct Wire(Mutex<State>);
 struct State {
     under_way: VecDeque<OwnedFrame<Header>>,
     is_open: bool,
-    /// Of the peer's frames.
+    /// The stream of the peer's frames.
     stream: Option<Stream>,
 }
 

@@ -1,7 +1,7 @@
-//! What is done with octets that a fuzzer makes up: one function for each target.
+//! The fuzz targets: one function for each, which takes the bytes that a fuzzer makes up.
 //!
-//! `fuzz/` hands them to libFuzzer; `tests/corpus.rs` replays its corpus, so that what was found once stays found. Each
-//! function demands more than that nothing panics: what is taken apart is put together again to the same octets.
+//! `fuzz/` passes them to libFuzzer; `tests/corpus.rs` replays its corpus, so that a mended fault stays mended. Each
+//! function demands more than the absence of panics: decoded input is encoded again and must give the same bytes.
 
 #![deny(unsafe_code)]
 
@@ -43,7 +43,7 @@ pub use rsocket_peer::run as rsocket_peer;
 pub use shm_peer::run as shm_peer;
 pub use stream_peer::run as stream_peer;
 
-/// A target.
+/// The function of a target.
 pub type Target = fn(&[u8]);
 
 /// The targets by their names, which are those of their files and of the folders of their corpora.
@@ -68,7 +68,7 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("stream_peer", stream_peer::run),
 ];
 
-/// A datagram to the port of RoCEv2.
+/// Decodes a datagram to the port of RoCEv2.
 pub fn roce(octets: &[u8]) {
     const ENVELOPE: Envelope = Envelope {
         source: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 0xc000),
@@ -90,7 +90,7 @@ pub fn roce(octets: &[u8]) {
     assert_eq!(again.concat(), octets);
 }
 
-/// A management datagram.
+/// Decodes a management datagram.
 pub fn mad(octets: &[u8]) {
     let Ok(datagram) = mad::decode(octets) else {
         return;
@@ -102,7 +102,7 @@ pub fn mad(octets: &[u8]) {
     assert_eq!(mad::encode(&MadHeader::of(datagram.header), &data), octets);
 }
 
-/// What a connection of MPA begins with.
+/// Decodes a request or reply that begins an MPA connection.
 pub fn mpa_start(octets: &[u8]) {
     if let Ok(Some((start, len))) = start::decode(octets) {
         let mut out = [0; start::MAX_START_LEN];
@@ -111,7 +111,7 @@ pub fn mpa_start(octets: &[u8]) {
     }
 }
 
-/// A stream of frames. The first octet says with or without markers and checksums, the second where it begins.
+/// Decodes a stream of frames. The first byte selects markers and checksums, the second the position at which the stream begins.
 pub fn fpdu(octets: &[u8]) {
     let [flags, position, stream @ ..] = octets else {
         return;
@@ -131,7 +131,7 @@ pub fn fpdu(octets: &[u8]) {
         };
         let mut out = vec![0; fpdu.frame_len];
         assert_eq!(sender.frame(&[fpdu.ulpdu], &mut out), Some(fpdu.frame_len));
-        // What is sent is what would be received: checksums and markers fit.
+        // The sent frame would be received: checksums and markers fit.
         let layout = fpdu::Layout::of(&out, position + at as u64, framing.markers);
         let layout = layout.expect("a whole frame");
         assert!(layout.markers_fit(&out) && (!framing.crc || layout.is_intact(&out)));
@@ -140,7 +140,7 @@ pub fn fpdu(octets: &[u8]) {
     }
 }
 
-/// A DDP segment.
+/// Decodes a DDP segment.
 pub fn rdmap(octets: &[u8]) {
     let Ok(segment) = rdmap::decode(octets) else {
         return;
@@ -157,7 +157,7 @@ pub fn rdmap(octets: &[u8]) {
     }
 }
 
-/// A pcap or pcapng file.
+/// Reads a pcap or pcapng file.
 pub fn capture(octets: &[u8]) {
     let Ok(mut file) = CaptureFile::new(octets) else {
         return;
@@ -181,7 +181,7 @@ pub fn capture(octets: &[u8]) {
     assert_eq!(encode(&capture), Ok(captured));
 }
 
-/// The JSON form of a capture.
+/// Reads the JSON form of a capture.
 pub fn json(octets: &[u8]) {
     if let Ok(capture) = serde_json::from_slice::<Capture>(octets) {
         let _ = encode(&capture);

@@ -11,7 +11,7 @@ use polyverbs_wire::iwarp::start::{self, Kind, MAX_START_LEN};
 
 use crate::script::Script;
 
-/// What a fuzzer says to an initiator or to a responder.
+/// Sends the bytes of a fuzzer to an initiator or to a responder.
 pub fn run(octets: &[u8]) {
     let mut script = Script::new(octets);
     let options = options(&mut script);
@@ -40,7 +40,7 @@ pub fn run(octets: &[u8]) {
 struct Side {
     negotiation: Negotiation,
     options: StartOptions,
-    /// What this side sends.
+    /// The kind of message that this side sends.
     own: Kind,
     is_over: bool,
 }
@@ -100,7 +100,7 @@ impl Side {
         }
     }
 
-    // The agreed settings stay within the offers of both sides.
+    // Checks that the agreed settings stay within the offers of both sides.
     fn check_agreed(&self, started: &Started) {
         assert!((1..=self.options.revision).contains(&started.revision));
         assert!(started.settings.crc || !self.options.crc);
@@ -109,7 +109,7 @@ impl Side {
         assert!(started.depths.ird <= self.options.most_ird.max(ird).max(1));
     }
 
-    // This side has sent one whole request or reply.
+    // Checks that this side has sent one whole request or reply.
     fn check_said(&mut self) {
         let said = self.negotiation.poll_bytes();
         let (start, len) = start::decode(&said)
@@ -147,7 +147,7 @@ fn options(script: &mut Script<'_>) -> StartOptions {
     }
 }
 
-// A request or reply whose length fits, with flags, revision and private data of the script's.
+// A request or reply of valid length, with flags, revision and private data from the script.
 fn start(script: &mut Script<'_>) -> Vec<u8> {
     let how = script.octet();
     let kind = match how & 1 {
@@ -161,5 +161,5 @@ fn start(script: &mut Script<'_>) -> Vec<u8> {
 }
 
 const START: Time = Time(0);
-/// What may wait behind a request or reply: another one, or a socket's worth of frames.
+/// The most bytes that may be kept after a request or reply: another one, or as many frames as a socket holds.
 const MOST_KEPT: usize = MAX_START_LEN + (1 << 16);

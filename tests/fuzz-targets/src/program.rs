@@ -1,4 +1,4 @@
-//! A program on a device, which a peer may disturb as it likes: what must hold whatever comes.
+//! A program on a device whose peer is hostile, and the conditions that must hold whatever arrives.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use verbs_api::*;
 
 use crate::script::Script;
 
-/// Octets of its memory, and the part of them that peers may reach.
+/// Bytes of the program's memory, and the start of the part that peers may access.
 const MEMORY: usize = 16_384;
 const OPEN: usize = 4096;
 const OPEN_LENGTH: usize = 8192;
-/// Where its requests and receives work, within that part.
+/// The range that its requests and receives use, within that part.
 const LOCAL: usize = 4096;
-/// What it has in its memory.
+/// The byte with which its memory is filled.
 const GUARD: u8 = 0x5a;
-/// The id of what it does with its neighbour.
+/// The identity of its requests to its neighbour.
 const NEIGHBOURS: u64 = u64::MAX;
-/// What peers may do there.
+/// The rights of peers on that part.
 pub(crate) const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// The program.
+/// A program with one device, its memory and its requests.
 pub(crate) struct Program {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
@@ -65,7 +65,7 @@ impl Program {
         self.pd.create_qp(options).wait().expect("a queue pair")
     }
 
-    /// A request to a peer.
+    /// Posts a request to a peer.
     pub(crate) fn post(&mut self, qp: &Qp, script: &mut Script<'_>) {
         let (which, length) = (script.octet(), u32::from(script.octet()) * 4);
         let id = self.note();
@@ -101,39 +101,42 @@ impl Program {
         self.posted
     }
 
-    /// Each request and receive completes once.
+    /// Polls, and checks that each request and receive completes once.
     pub(crate) fn take(&mut self) {
         for done in completions(&self.cq) {
             let known = self.outstanding.remove(&done.wr_id);
-            assert!(known, "nobody posted {done:?}");
+            assert!(known, "{done:?} was not posted");
         }
         while self.context.poll_event().is_some() {}
     }
 
-    /// Nothing has been left out.
+    /// Checks that every request and receive has completed.
     pub(crate) fn has_all(&self) {
         assert!(self.outstanding.is_empty(), "{:?}", self.outstanding);
     }
 
-    /// What no peer has a key of is as it was.
+    /// Checks that memory for which no peer has a key is unchanged.
     pub(crate) fn is_unharmed(&self) {
         let octets = self.memory.to_vec(0, MEMORY).expect("within");
         for outside in [&octets[..OPEN], &octets[OPEN + OPEN_LENGTH..]] {
-            assert!(*outside == [GUARD; OPEN], "octets that nobody has a key of");
+            assert!(
+                *outside == [GUARD; OPEN],
+                "memory without a key for peers has changed"
+            );
         }
     }
 
-    /// Takes what nobody looks at.
+    /// Drops the pending completions.
     pub(crate) fn drain(&self) {
         drop(completions(&self.cq));
     }
 
-    /// Its memory is as it was in the beginning.
+    /// Fills the memory as it was in the beginning.
     pub(crate) fn tidy(&self) {
         self.memory.write(0, &[GUARD; MEMORY]).expect("within");
     }
 
-    /// Exchanges something with a neighbour: here by `qp`, there by `theirs`. `run` lets that happen.
+    /// Exchanges data with a neighbour: here by `qp`, there by `theirs`. `run` lets time pass.
     pub(crate) fn serves(&self, qp: &Qp, there: &Self, theirs: &Qp, run: impl FnOnce()) {
         let told: Vec<u8> = (0..1000_u32).map(|at| at as u8).collect();
         there.memory.write(OPEN, &told).expect("within");

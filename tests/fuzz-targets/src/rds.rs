@@ -3,7 +3,7 @@ use polyverbs_rds_wire::{
     Version,
 };
 
-/// What RDS says. The first octet says what follows: a header, private data of IPv4 or IPv6, or congestion maps.
+/// Decodes what RDS sends. The first byte says what follows: a header, private data of IPv4 or IPv6, or congestion maps.
 pub fn run(octets: &[u8]) {
     match octets {
         [0, octets @ ..] => header(octets),
@@ -50,7 +50,7 @@ fn private_data(octets: &[u8], is_v6: bool) {
     };
     let mut again = data.to_bytes();
     assert_eq!(ConnectData::parse(&again, is_v6), Some(data));
-    // What is reserved is not kept.
+    // Reserved fields are not kept.
     let reserved = [length - 19..length - 18, length - 4..length];
     for range in reserved {
         again[range.clone()].copy_from_slice(&octets[range]);
@@ -61,7 +61,7 @@ fn private_data(octets: &[u8], is_v6: bool) {
     }
 }
 
-// One map after the other, each a list of ports of two octets that ends with port 0.
+// Decodes one map after the other, each a list of two-byte ports that ends with port 0.
 fn congestion_maps(octets: &[u8]) {
     let mut current = CongestionMap::new();
     let mut next = CongestionMap::new();

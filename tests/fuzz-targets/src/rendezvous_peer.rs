@@ -21,7 +21,7 @@ use crate::script::Script;
 
 static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
-/// What a fuzzer says to a device, whose queue pairs are found by their numbers.
+/// Sends the bytes of a fuzzer to a device whose queue pairs are found by their numbers.
 pub fn run(octets: &[u8]) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let rig = kept.take().unwrap_or_else(Rig::new);
@@ -30,7 +30,7 @@ pub fn run(octets: &[u8]) {
 }
 
 struct Side {
-    // Its device is there as long as this is.
+    // Keeps the device of the program alive.
     _wire: OnWire,
     program: Program,
 }
@@ -136,7 +136,7 @@ fn say(stream: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-// A request that names queue pairs: that of the device, or some other.
+// A request that names queue pairs: that of the device, or another.
 fn request([own, theirs]: [u32; 2], script: &mut Script<'_>) -> Vec<u8> {
     let how = script.octet();
     let number = |named: u32, bit: u8, script: &mut Script<'_>| match how & bit {

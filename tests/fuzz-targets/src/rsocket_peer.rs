@@ -1,7 +1,7 @@
-//! A stream rsocket, whose peer says what a fuzzer makes up.
+//! A stream rsocket whose peer is played by a fuzzer.
 //!
-//! The peer's hello, what it writes to the rsocket's memory, and its messages are the fuzzer's, while the program goes on using
-//! the socket. Whatever comes, calls end and say why they fail, and another peer is served.
+//! The fuzzer makes up the peer's hello, its writes to the memory of the rsocket, and its messages, while the program keeps
+//! using the socket. Whatever arrives, calls end and set errno if they fail, and another peer is served.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -26,7 +26,7 @@ use crate::script::Script;
 
 static KEPT: Mutex<Option<Rig>> = Mutex::new(None);
 
-/// What a fuzzer says to an rsocket, and what the program does with it.
+/// Runs a peer of an rsocket and the program that uses it, both by the script of a fuzzer.
 pub fn run(octets: &[u8]) {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let rig = kept.take().unwrap_or_else(Rig::new);
@@ -60,11 +60,11 @@ struct Rig {
     mr: Mr,
 }
 
-/// A connection of the fuzzer's with an rsocket.
+/// A connection of the fuzzer with an rsocket.
 struct Attack {
     fd: c_int,
     qp: Qp,
-    /// Until one of its requests has failed.
+    /// The connection, until one of the fuzzer's requests has failed.
     connection: Option<Connection>,
     list: RemoteAddress,
     ring: RemoteAddress,
@@ -94,7 +94,7 @@ impl Rig {
         }
     }
 
-    // The parameters of an rsocket, a list of two targets and a ring, but for what the script says.
+    // The hello of an rsocket, with a list of two targets and a ring, except where the script changes it.
     fn hello(&self, script: &mut Script<'_>) -> Vec<u8> {
         let mut bytes = vec![1, 0, 0, 100, 0, 0, 0, 0];
         for (at, length) in [(0, 2_u32), (PART as u64, PART as u32)] {
@@ -110,7 +110,7 @@ impl Rig {
         bytes
     }
 
-    // `None` where the rsocket refuses.
+    // Connects to the rsocket; `None` if that refuses.
     fn attack(&self, script: &mut Script<'_>) -> Option<Attack> {
         let options = QpOptions::rc(&self.cq).max_send_wr(64).max_recv_wr(64);
         let qp = self.pd.create_qp(options).wait().expect("a queue pair");
@@ -143,7 +143,7 @@ impl Rig {
     }
 
     fn accept(&self) -> Option<c_int> {
-        // SAFETY: nobody asks for the address.
+        // SAFETY: null pointers request no address.
         let accept = || unsafe { calls::accept(self.listener, ptr::null_mut(), ptr::null_mut()) };
         let fd = call(|fd| fd < 0, accept);
         if fd < 0 {
@@ -165,7 +165,7 @@ impl Rig {
         }
     }
 
-    // Something of the peer's: a message, with or without bytes, or a write that nothing tells of.
+    // Sends a message of the peer, with or without bytes, or a write that no message announces.
     fn say(&self, what: u8, attack: &mut Attack, script: &mut Script<'_>) {
         let length = usize::from(script.octet());
         let bytes = script.octets(length.min(64));
@@ -202,7 +202,7 @@ impl Rig {
                 .into(),
         };
         if attack.qp.post_one(request).is_err() || !self.has_arrived(attack) {
-            // Says so to the rsocket, which would wait for this side.
+            // Dropping the connection notifies the rsocket, which would otherwise wait for this side.
             attack.connection = None;
         }
     }
@@ -222,12 +222,12 @@ impl Rig {
         }
     }
 
-    // Two rsockets exchange something.
+    // Checks that two rsockets can exchange data.
     fn serves(&self) {
         let client = calls::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
         let raw = address::write(self.at);
         let length = size_of::<libc::sockaddr_in>() as socklen_t;
-        // SAFETY: an address as long as it says.
+        // SAFETY: the address is as long as `length` says.
         let connected = unsafe { calls::connect(client, (&raw const raw).cast(), length) };
         assert_eq!((connected, errno()), (-1, libc::EINPROGRESS));
         assert!(await_ready(self.listener, libc::POLLIN, -1));
@@ -238,7 +238,7 @@ impl Rig {
         assert!(await_ready(client, libc::POLLOUT, -1));
         for (from, to) in [(client, server), (server, client)] {
             let (said, mut heard) = (*b"an honest peer", [0; 14]);
-            // SAFETY: as many bytes as are told.
+            // SAFETY: the buffers are as long as the given lengths.
             unsafe {
                 let sent = unbroken(|| calls::send(from, said.as_ptr().cast(), 14, 0));
                 assert_eq!(sent, 14);
@@ -253,27 +253,27 @@ impl Rig {
     }
 }
 
-// Whether a socket is ready, after so many milliseconds at most.
+// Waits until a socket is ready, for so many milliseconds at most; returns whether it is.
 fn await_ready(fd: c_int, events: i16, milliseconds: c_int) -> bool {
     let mut entry = libc::pollfd {
         fd,
         events,
         revents: 0,
     };
-    // SAFETY: one entry.
+    // SAFETY: there is one entry.
     let count = unbroken(|| unsafe { calls::poll(&raw mut entry, 1, milliseconds) } as isize);
     assert!(count >= 0);
     entry.revents == events
 }
 
-/// What the program does with its socket. It waits for nothing.
+/// Has the program use its socket, by non-blocking calls.
 fn use_socket(fd: c_int, script: &mut Script<'_>) {
     let (what, length) = (script.octet(), usize::from(script.octet()) << 10);
     let mut bytes = vec![7_u8; 256 << 10];
     let at = bytes.as_mut_ptr().cast();
     let offset = libc::off_t::from(script.octet()) << 3;
     let fails = |answer: isize| answer < 0;
-    // SAFETY: as many bytes as are told; what is mapped is unmapped before its memory ends.
+    // SAFETY: the buffers are as long as the given lengths; mapped memory is unmapped before it is freed.
     unsafe {
         match what % 8 {
             0 | 1 => {
@@ -314,7 +314,7 @@ fn listening() -> (c_int, SocketAddr) {
     let mut length = size_of::<libc::sockaddr_in>() as socklen_t;
     let at = (&raw mut raw).cast::<sockaddr>();
     let maps = 4_u32;
-    // SAFETY: an address and a number as long as they say, with room for any address.
+    // SAFETY: the address and the number are as long as the given lengths, with room for any address.
     unsafe {
         let (level, name, four) = (0x10000, 3, size_of::<u32>() as socklen_t);
         let set = calls::setsockopt(fd, level, name, (&raw const maps).cast(), four);
@@ -326,7 +326,7 @@ fn listening() -> (c_int, SocketAddr) {
     }
 }
 
-/// Memory that the rsocket's hello names at this place.
+/// The memory that the rsocket's hello names at this position.
 fn target(accepted: &Accepted, at: usize) -> RemoteAddress {
     let bytes = accepted.private_data();
     let addr = bytes[at..].first_chunk().expect("an address");
@@ -345,7 +345,7 @@ fn octets<const COUNT: usize>(script: &mut Script<'_>) -> [u8; COUNT] {
     std::array::from_fn(|_| script.octet())
 }
 
-/// A part of the peer's memory: targets, ring, what it sends, what it receives.
+/// Bytes of each part of the peer's memory: targets, ring, send buffer, receive buffer.
 const PART: usize = 4096;
 const RECEIVES: usize = 48;
 const SAID: u64 = 7;

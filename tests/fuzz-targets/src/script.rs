@@ -1,6 +1,6 @@
-//! Octets of a fuzzer as a row of decisions.
+//! The bytes of a fuzzer as a sequence of decisions.
 
-/// What is left of them.
+/// The bytes that are left.
 pub(crate) struct Script<'o>(&'o [u8]);
 
 impl<'o> Script<'o> {
@@ -12,12 +12,12 @@ impl<'o> Script<'o> {
         self.0.is_empty()
     }
 
-    /// The next octet; 0 where none is left.
+    /// The next byte; 0 if none is left.
     pub(crate) fn octet(&mut self) -> u8 {
         self.octets(1).first().copied().unwrap_or(0)
     }
 
-    /// The next so many, or what is left of them.
+    /// The next `count` bytes, or all that are left.
     pub(crate) fn octets(&mut self, count: usize) -> &'o [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;

@@ -1,7 +1,8 @@
-//! Memory that processes at an address share, while one of them writes into it what a fuzzer makes up.
+//! The shared memory of the processes at an address, while one of them writes arbitrary bytes into it.
 //!
-//! Two honest processes have their rings there. Whatever is written, whoever reads ends its look and is given nothing longer
-//! than a record, and whoever writes goes on; those that begin anew exchange records as if nothing had been.
+//! Two honest processes have their rings in the memory. Whatever the fuzzer writes, a reader's poll ends and yields no
+//! record longer than allowed, a writer continues, and processes that join afterwards exchange records as if nothing had
+//! happened.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +16,7 @@ use verbs_api::memory::Span;
 use crate::intruder::{Intruder, alone, own_address};
 use crate::script::Script;
 
-/// What a fuzzer writes into the memory, and what those who share it do meanwhile.
+/// Runs the writes of a fuzzer and the operations of the processes that share the memory.
 pub fn run(octets: &[u8]) {
     static ADDRESS: Mutex<()> = Mutex::new(());
     let _alone = alone(&ADDRESS);
@@ -35,10 +36,10 @@ pub fn run(octets: &[u8]) {
 }
 
 struct Rig {
-    /// Stays, so that the memory does.
+    /// Keeps the memory alive.
     _keeper: Lease,
     memory: File,
-    /// Two.
+    /// The two honest processes.
     ends: Vec<End>,
 }
 
@@ -66,7 +67,7 @@ impl End {
         self.lease.range()
     }
 
-    /// One look: what came.
+    /// Polls once; returns the records that arrived.
     fn look(&mut self) -> Vec<(QpnRange, Vec<u8>, Vec<u8>)> {
         let mut came = Vec::new();
         let mut take = |record: &Record<'_>| {
@@ -82,7 +83,7 @@ impl End {
     }
 
     fn takes_nothing(&mut self) {
-        assert_eq!(self.look(), [], "of nobody who writes now");
+        assert_eq!(self.look(), [], "records of no current writer");
     }
 }
 
@@ -108,7 +109,7 @@ impl Rig {
         rig
     }
 
-    // Otherwise what the fuzzer writes would mean nothing.
+    // Checks the layout below: with a wrong layout the writes of the fuzzer would be meaningless.
     fn is_where_it_is_written(&mut self) {
         let [one, other] = [0, 1].map(|end| self.ends[end].range());
         let ring = ring(one, other);
@@ -152,7 +153,7 @@ impl Rig {
         }
     }
 
-    // An element of the ring to `own`, mostly the one that is read next.
+    // Writes an element of the ring to `own`, mostly the one that is read next.
     fn write_element(&self, own: usize, other: usize, script: &mut Script<'_>) {
         let how = script.octet();
         let [own, other] = [own, other].map(|end| self.ends[end].range());
@@ -168,7 +169,7 @@ impl Rig {
             0 => self.word(door(own)),
             _ => arbitrary(script),
         };
-        // Lengths and places at their limits more often than chance has it.
+        // Lengths and places near their limits are chosen more often than by chance.
         let [length, place] =
             [(how & 16, 0x1_ffff), (how & 32, 0x1f_ffff)].map(|(any, near)| match any {
                 0 => arbitrary(script) & near,
@@ -190,7 +191,7 @@ impl Rig {
         }
     }
 
-    // What the two sides of a ring tell one another.
+    // Writes a word by which the two sides of a ring notify each other.
     fn write_word(&self, own: usize, other: usize, script: &mut Script<'_>) {
         let [own, other] = [own, other].map(|end| self.ends[end].range());
         let at = match script.octet() % 8 {
@@ -287,7 +288,7 @@ impl Rig {
         }
     }
 
-    // Both processes are gone, and others have their ranges.
+    // Both processes end, and others get their ranges.
     fn begin_anew(&mut self) {
         let ranges = [self.ends[0].range(), self.ends[1].range()];
         self.ends.clear();
@@ -295,7 +296,7 @@ impl Rig {
         assert_eq!([self.ends[0].range(), self.ends[1].range()], ranges);
     }
 
-    // Records of every kind get through, in order.
+    // Checks that records of every kind arrive in order.
     fn exchange(&mut self, from: usize, to: usize) {
         let [sender, receiver] = [from, to].map(|end| self.ends[end].range());
         let sent = LENGTHS.map(|length| (sender, b"head".to_vec(), vec![5; length]));
@@ -320,11 +321,11 @@ fn octets<const COUNT: usize>(script: &mut Script<'_>) -> [u8; COUNT] {
 
 const STEPS: usize = 64;
 
-/// Lengths of payloads: some beside their heads, others not.
+/// Lengths of payloads: some are stored next to their heads, others elsewhere.
 const LENGTHS: [usize; 5] = [0, 4, 100, 5000, LONGEST_PAYLOAD];
 const EXCHANGED: usize = LENGTHS.len();
 
-// Where things lie: as the documentation of `polyverbs_io::shm` says.
+// The layout of the memory, as the documentation of `polyverbs_io::shm` describes it.
 
 const fn door(of: QpnRange) -> u64 {
     of.index() as u64 * 128

@@ -1,7 +1,7 @@
-//! Streams in memory, whose peer puts down records that a fuzzer makes up.
+//! Streams through shared memory whose peer writes records that a fuzzer makes up.
 //!
-//! A link has streams with it, by memory, and one with an honest link. Whatever comes, nothing is delivered for a stream that
-//! there is not, and the honest one goes on.
+//! A link has streams with the fuzzer through shared memory, and one with an honest link. Whatever arrives, no frame is
+//! delivered for a stream that does not exist, and the stream with the honest link keeps working.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ use verbs_api::provider::carrier::ReadyForms;
 use crate::intruder::{alone, own_address};
 use crate::script::Script;
 
-/// What a fuzzer has the peer of streams put down, and what becomes of them.
+/// Runs the peer of the streams by the script of a fuzzer.
 pub fn run(octets: &[u8]) {
     static ADDRESS: Mutex<()> = Mutex::new(());
     let _alone = alone(&ADDRESS);
@@ -41,7 +41,7 @@ pub fn run(octets: &[u8]) {
     rig.streams.iter().for_each(|stream| stream.socket.abort());
 }
 
-/// A link, and what it has delivered.
+/// A link, and the frames that it has delivered.
 struct End {
     link: Arc<TcpLink<MpaCodec>>,
     came: Mutex<Vec<OwnedFrame<Header>>>,
@@ -64,7 +64,7 @@ impl End {
         }
     }
 
-    /// One look: the frames that came.
+    /// Polls once; returns the frames that arrived.
     fn look(&self, now: Time) -> Vec<OwnedFrame<Header>> {
         self.link.flush();
         self.link.progress(now, self);
@@ -85,7 +85,7 @@ impl End {
             is_held: false,
             announcement,
         };
-        // A peer that has reset it already has no segments.
+        // A stream that the peer has reset already has no segments.
         let _ = self.link.attach(attachment);
     }
 
@@ -104,19 +104,19 @@ impl End {
     }
 }
 
-/// The fuzzer's end of a stream of the victim's.
+/// The fuzzer's end of a stream of the victim.
 struct PeerStream {
     key: u64,
     socket: Arc<TcpSocket>,
     own: Connection,
-    /// What the victim calls it, if it has announced it.
+    /// The number by which the victim names the stream, if it has announced it.
     named: u32,
 }
 
 struct Rig {
     victim: End,
     honest: End,
-    /// Of the fuzzer.
+    /// The lease of the fuzzer.
     peer: Lease,
     readers: Readers,
     listener: TcpListener,
@@ -158,7 +158,7 @@ impl Rig {
         self.peer.memory().expect("it is open")
     }
 
-    // The end that connects, and the one that accepts.
+    // Connects two sockets: the end that connects, and the one that accepts.
     fn connect(&self) -> [Arc<TcpSocket>; 2] {
         let at = SocketAddr::new(own_address(3), 0);
         let one = TcpSocket::connect(at, self.listener.local()).expect("a port");
@@ -172,7 +172,7 @@ impl Rig {
     }
 
     fn join_honest(&self) {
-        // Another connection may have the place of one.
+        // Another connection may occupy the slot of one end, so this tries repeatedly.
         loop {
             let [one, other] = self.connect();
             let announced = self.honest.link.announce(&one);
@@ -217,7 +217,7 @@ impl Rig {
         self.streams.get(which.checked_rem(self.streams.len())?)
     }
 
-    // A record, mostly for a stream that there is.
+    // Writes a record, mostly for an existing stream.
     fn put(&self, script: &mut Script<'_>) {
         let how = script.octet();
         let stream = match self.chosen(script) {
@@ -254,7 +254,7 @@ impl Rig {
         QpnRange::of_qpn((index as u32) << QpnRange::SHIFT)
     }
 
-    // Another stream with the victim, which either end may have connected.
+    // Begins another stream with the victim, which either end may have connected.
     fn begin(&mut self, script: &mut Script<'_>) {
         let how = script.octet();
         let [one, other] = self.connect();
@@ -312,7 +312,7 @@ impl Rig {
         }
     }
 
-    // The peer's socket says something, or is no more.
+    // Has the peer send bytes on its socket, or end it.
     fn peer_ends(&mut self, script: &mut Script<'_>) {
         let Some(stream) = self.chosen(script) else {
             return;
@@ -366,7 +366,7 @@ impl Rig {
         self.honest.send(HONEST, data, b"before", self.now);
     }
 
-    // What the honest link says arrives.
+    // Checks that a message of the honest link arrives.
     fn serves(&mut self) {
         let data = Message::untagged(1, Opcode::send(false, false), Body::Data);
         let said = vec![7; 5000];
@@ -390,7 +390,7 @@ fn is_honest(frame: &OwnedFrame<Header>) -> bool {
     u64::from(frame.header.stream.source.epoch) == HONEST
 }
 
-// The headers of a DDP segment that make sense, but for what the script says.
+// Valid headers of a DDP segment, except where the script changes them.
 fn segment(script: &mut Script<'_>) -> Vec<u8> {
     let control: [u8; 2] = octets(script);
     let mut head = vec![control[0] & 0xc0 | 1, control[1] & 0xf | 0x40];
@@ -408,13 +408,13 @@ const FRAMING: Framing = Framing {
     markers: false,
     crc: true,
 };
-/// Ranges that were leased since.
+/// How many ranges were leased after that of the victim, and after that of the honest link.
 const VICTIMS: usize = 2;
 const HONESTS: usize = 1;
 /// The key of the honest link's stream, at both ends.
 const HONEST: u64 = 1;
-/// Streams that the peer has at most.
+/// The most streams that the peer has.
 const MOST: usize = 6;
 const STEPS: usize = 64;
-/// Looks that bring what lies there, and some more.
+/// More polls than are needed to empty the rings.
 const LOOKS: usize = 200;

@@ -1,4 +1,4 @@
-//! The fuzzer's corpus, replayed.
+//! Replays the corpus of the fuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn every_target_is_built_for_the_fuzzer() {
 }
 
 #[test]
-fn octets_without_a_pattern_break_nothing() {
+fn random_bytes_break_no_target() {
     let runs = std::env::var("POLYVERBS_FUZZ_RUNS").map_or(50, |runs| {
         runs.parse()
             .expect("POLYVERBS_FUZZ_RUNS is a number of runs")
@@ -65,9 +65,9 @@ const fn step(state: u64) -> u64 {
 }
 
 #[test]
-fn octets_of_every_small_size_break_nothing() {
+fn inputs_of_every_small_size_break_no_target() {
     for (name, target) in TARGETS {
-        // What has to be set up takes its time, and does not depend on single octets.
+        // A target with a rig is slow to set up, and does not depend on single bytes.
         let is_set_up = name.ends_with("_peer") || name == "c_calls";
         let every = if is_set_up { 10 } else { 1 };
         for length in (0..300).step_by(every) {

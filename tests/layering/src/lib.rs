@@ -1,4 +1,4 @@
-//! What the layering tests need to read the workspace: its packages, and Rust sources by [`source`].
+//! Helpers by which the layering tests read the workspace: its packages, and Rust sources by [`source`].
 
 #![forbid(unsafe_code)]
 
@@ -8,10 +8,10 @@ use std::{env, process::Command};
 
 use serde_json::Value;
 
-/// The packages of the workspace, as `cargo metadata` tells of them.
+/// The packages of the workspace, as `cargo metadata` reports them.
 ///
 /// # Panics
-/// Cargo does not.
+/// Cargo fails.
 pub fn packages() -> Vec<Value> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

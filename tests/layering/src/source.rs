@@ -24,7 +24,8 @@ pub fn without_comments_and_literals(text: &str) -> String {
     out
 }
 
-/// Drops the items behind `#[cfg(test)]` or `#[cfg(all(test, …))]` and names the modules among them that lie in other files.
+/// Drops the items after `#[cfg(test)]` or `#[cfg(all(test, …))]`, and returns the names of the modules among them that are in
+/// other files.
 ///
 /// Expects text without comments and literals.
 pub fn without_test_items(code: &str) -> (String, Vec<String>) {
@@ -49,7 +50,7 @@ pub fn without_test_items(code: &str) -> (String, Vec<String>) {
     (kept + rest, modules)
 }
 
-/// Where the paths that a grouped `use` names would stand: `std::{fs, net::X}` gives `std::fs` and
+/// Writes out the paths that a grouped `use` names: `std::{fs, net::X}` gives `std::fs` and
 /// `std::net::X` too.
 pub fn with_groups_spelled_out(code: &str, root: &str) -> String {
     let dense: String = code.chars().filter(|c| !c.is_whitespace()).collect();
@@ -84,7 +85,7 @@ pub fn public_names(code: &str) -> Vec<String> {
     public_paths(code).iter().filter_map(name).collect()
 }
 
-/// The same with the way there: `a` where it is declared, `a::B` or `a::B as C` where it is imported from.
+/// The public names with their paths: `a` where it is declared, `a::B` or `a::B as C` where it is imported from.
 ///
 /// Expects text without comments and literals.
 pub fn public_paths(code: &str) -> Vec<String> {
@@ -98,8 +99,9 @@ pub fn public_paths(code: &str) -> Vec<String> {
     paths
 }
 
-/// The documentation of each declaration of `name` in a file with its comments: of an item, a variant, or what a macro is
-/// given to declare. One line of it for each line there, without the slashes; none where it has no documentation.
+/// The documentation of each declaration of `name` in a file with its comments. A declaration is an item, a variant, or a
+/// name that a macro is given to declare. The result has one line for each line of the documentation, without the slashes;
+/// none where there is no documentation.
 pub fn docs_of<'t>(text: &'t str, name: &str) -> Vec<Vec<&'t str>> {
     let mut found = Vec::new();
     let mut docs = Vec::new();
@@ -116,7 +118,7 @@ pub fn docs_of<'t>(text: &'t str, name: &str) -> Vec<Vec<&'t str>> {
     found
 }
 
-/// Whether documentation has an example of what a program may do: one that compiles.
+/// Whether documentation has an example that compiles.
 pub fn has_example(docs: &[&str]) -> bool {
     let fences = docs.iter().filter_map(|line| line.strip_prefix("```"));
     let mut opening = fences.step_by(2);
@@ -137,7 +139,7 @@ pub fn has_token(code: &str, token: &str) -> bool {
     })
 }
 
-/// Every file of the folder that is not built for tests only, reduced to its code.
+/// Every file of the folder, reduced to its code, except files that are built for tests only.
 ///
 /// # Panics
 /// A file cannot be read.
@@ -173,7 +175,7 @@ fn collect(folder: &Path, paths: &mut Vec<PathBuf>) {
     }
 }
 
-/// Where the modules that a file declares lie.
+/// The folder of the modules that a file declares.
 fn folder_of_children(path: &Path) -> PathBuf {
     let is_root = path
         .file_stem()
@@ -204,14 +206,14 @@ fn public_paths_of(item: &str) -> Vec<String> {
     declared(public).map(str::to_owned).into_iter().collect()
 }
 
-/// The name that a declaration begins with, behind its keywords.
+/// The name of a declaration, which follows its keywords.
 fn declared(item: &str) -> Option<&str> {
     let item = item.strip_prefix("pub ").unwrap_or(item);
     let mut words = item.split(|c: char| !c.is_alphanumeric() && c != '_');
     words.find(|word| !word.is_empty() && !KEYWORDS.contains(word))
 }
 
-/// The attributes of an item, and what is behind them.
+/// The attributes of an item, and the rest of it.
 fn split_attributes(item: &str) -> (&str, &str) {
     let mut rest = item;
     while let Some(attribute) = rest.trim_start().strip_prefix('#') {
@@ -227,7 +229,7 @@ fn split_attributes(item: &str) -> (&str, &str) {
     (&item[..attributes], rest.trim_start())
 }
 
-/// The paths that a tree of `use` brings in below `parent`.
+/// The paths that a tree of `use` imports below `parent`.
 fn imported(tree: &str, parent: &str) -> Vec<String> {
     let tree = tree.trim();
     if let Some(members) = tree
@@ -259,7 +261,7 @@ fn joined(parent: &str, name: &str) -> String {
     }
 }
 
-/// What a group holds, cut at the commas that are in no group inside it.
+/// The members of a group, split at the commas that are in no inner group.
 fn members_of(group: &str) -> Vec<&str> {
     let mut depth = 0;
     let cut = |c| {
@@ -319,7 +321,7 @@ fn quoted(chars: &[char], at: usize, quote: char) -> usize {
     (here + 1).min(chars.len())
 }
 
-/// `hashes` is where the hashes, if any, begin.
+/// The end of a raw string; `hashes` is the position at which the hashes, if any, begin.
 fn raw_string(chars: &[char], hashes: usize) -> Option<usize> {
     let open = find(chars, hashes, |c| c != '#');
     if chars.get(open) != Some(&'"') {
@@ -333,7 +335,7 @@ fn raw_string(chars: &[char], hashes: usize) -> Option<usize> {
     Some(length.map_or(chars.len(), |n| open + 1 + n + end.len()))
 }
 
-/// A character literal; a lifetime is none.
+/// The end of a character literal; a lifetime is no literal.
 fn character(chars: &[char], at: usize) -> Option<usize> {
     let is_literal = chars.get(at + 1) == Some(&'\\') || chars.get(at + 2) == Some(&'\'');
     is_literal.then(|| quoted(chars, at, '\''))
@@ -349,8 +351,7 @@ fn is_for_tests(condition: &str) -> bool {
         .any(|part| part == "test")
 }
 
-/// Where the item that begins in `code` ends: at its first `;` outside of brackets or at the brace
-/// that closes its body.
+/// The end of the item that begins in `code`: at its first `;` outside of brackets, or at the brace that closes its body.
 fn item_end(code: &str) -> usize {
     let mut depth = 0_i32;
     for (at, c) in code.char_indices() {
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_tests_alone_have_is_dropped() {
+    fn only_code_for_tests_alone_is_dropped() {
         let code = "#[cfg(all(test, not(loom)))] mod a { }\n#[cfg(not(test))] fn b() {}\n";
         let (kept, modules) = without_test_items(code);
         assert!(!kept.contains("mod a") && kept.contains("fn b"));
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_of_a_name_is_what_stands_before_its_declarations() {
+    fn the_documentation_of_a_name_precedes_its_declarations() {
         let text =
             "/// One.\n///\n/// ```no_run\n/// b();\n/// ```\n#[derive(Debug)]\npub struct A;\n
             enum B {\n    /// Two.\n    A,\n}\n/// Three.\nfn b() { A }\nimpl A {}\n";
@@ -429,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_compile_is_no_example_of_use() {
+    fn an_example_that_does_not_compile_is_none() {
         let refused = ["```compile_fail,E0382", "a();", "```"];
         assert!(!has_example(&refused));
         assert!(has_example(

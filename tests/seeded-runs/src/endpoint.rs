@@ -19,10 +19,10 @@ use verbs_api::{
     ids::{LinkAddress, Psn},
 };
 
-/// Octets of each side's memory.
+/// Bytes of each side's memory.
 pub const MEMORY: usize = 1 << 18;
 
-/// One side.
+/// One side of a pair.
 pub struct Endpoint {
     /// Its open device.
     pub context: Context,
@@ -36,45 +36,45 @@ pub struct Endpoint {
     pub memory: Memory,
     /// Its memory, with every right.
     pub mr: Mr,
-    /// Where it is.
+    /// Its address.
     pub address: LinkAddress,
-    // Kept alive as long as the rest.
+    // Keeps the device alive as long as the rest.
     _engine: Arc<Engine<InfiniBand>>,
 }
 
-/// Both sides.
+/// Both sides and the link between them.
 pub struct Pair {
-    /// What drives them.
+    /// The simulation that drives both sides.
     pub simulation: Simulation,
-    /// What joins them.
+    /// The link that joins both sides.
     pub link: Arc<DatagramLink<Header>>,
-    /// The two.
+    /// The two sides.
     pub ends: [Endpoint; 2],
-    /// What was chosen.
+    /// The choices of the seed.
     pub chosen: Chosen,
 }
 
-/// What the seed decided about the path.
+/// The choices of the seed about the path.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
-    /// Service.
+    /// The queue pair type.
     pub qp_type: QpType,
-    /// Largest frame.
+    /// The largest frame of the link.
     pub mtu: Option<Mtu>,
-    /// What the link does.
+    /// The faults of the link.
     pub faults: FaultSpec,
-    /// Code of the acknowledge timeout.
+    /// The code of the acknowledge timeout.
     pub timeout: u8,
-    /// Reads under way.
+    /// The most outstanding reads.
     pub depth: u8,
-    /// First numbers.
+    /// The first PSNs.
     pub psns: [u32; 2],
-    /// No link at all.
+    /// Whether there is no link at all.
     pub direct: bool,
 }
 
 impl Chosen {
-    /// By chance.
+    /// Chooses at random.
     pub fn new(qp_type: QpType, rng: &mut SmallRng) -> Self {
         let mtu = Mtu::from_code(rng.random_range(0..=5));
         let mut rate = |most: u32| {
@@ -82,7 +82,8 @@ impl Chosen {
             let millionths = if heavy { rng.random_range(0..=most) } else { 0 };
             Rate::of_millionths(millionths)
         };
-        // Few enough that eight tries in a row are never lost, on services that try again.
+        // Losses are so rare that eight tries in a row are never lost, on the type that
+        // retransmits.
         let (drop, corrupt) = if qp_type == QpType::Rc {
             (10_000, 10_000)
         } else {
@@ -123,7 +124,7 @@ impl Chosen {
 }
 
 impl Pair {
-    /// Made, connected and idle. Every second seed has its frames as octets on their way.
+    /// Makes and connects an idle pair. With every second seed, frames are encoded as bytes on the link.
     pub fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
         let delay = Duration::from_micros(rng.random_range(0..150));
         let faults = FaultSpec {
@@ -258,33 +259,33 @@ impl Endpoint {
         AddressVector::new(port.address, port.gids[0].gid, 1)
     }
 
-    /// A stretch of its memory.
+    /// The scatter/gather entry of a range of its memory.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         self.mr
             .sge(offset, length as u32)
             .expect("within the memory")
     }
 
-    /// A stretch of its memory, as a peer names it.
+    /// The remote address by which a peer accesses its memory at `offset`.
     pub fn remote(&self, offset: usize) -> RemoteAddress {
         self.mr.remote(offset as u64)
     }
 
-    /// What its memory holds.
+    /// The content of a range of its memory.
     pub fn octets(&self, offset: usize, length: usize) -> Vec<u8> {
         self.memory
             .to_vec(offset, length)
             .expect("within the memory")
     }
 
-    /// Puts octets into its memory.
+    /// Writes bytes into its memory.
     pub fn put(&self, offset: usize, octets: &[u8]) {
         self.memory
             .write(offset, octets)
             .expect("within the memory");
     }
 
-    /// Every completion there is.
+    /// Every completion that is in the queue.
     pub fn completions(&self) -> Vec<Completion> {
         let mut all = Vec::new();
         loop {

@@ -1,7 +1,7 @@
 //! Seeded runs: pairs of devices in virtual time, under faults and generated requests, against models.
 //!
-//! Each test runs the seeds from 1 to 300, or as many as it gets done in `POLYVERBS_SEEDED_SECONDS`. A run that fails prints its
-//! seed; `POLYVERBS_SEED` runs that one alone.
+//! Each test runs the seeds from 1 to 300, or as many as fit into `POLYVERBS_SEEDED_SECONDS`. A run that fails prints its seed;
+//! `POLYVERBS_SEED` runs that seed alone.
 
 pub mod endpoint;
 pub mod objects;
@@ -13,7 +13,7 @@ use std::fmt::Debug;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-// Linked: the runs register and invalidate by work requests.
+// `bmme` is linked because the runs register and invalidate by work requests.
 use bmme as _;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;

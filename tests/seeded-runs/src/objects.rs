@@ -1,5 +1,5 @@
-//! Keys and windows against a naive model: objects made and destroyed, keys registered and invalidated, windows bound,
-//! accesses tried. The model says of each step how it must end.
+//! Keys and windows against a naive model: a run makes and destroys objects, registers and invalidates keys, binds
+//! windows, and tries accesses. The model predicts for each step how it must end.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use verbs_api::{
 
 use crate::endpoint::{Chosen, Endpoint, MEMORY, Pair};
 
-/// Octets of the target's memory that keys are made for.
+/// Bytes of the target's memory for which keys are made.
 const EXTENT: usize = 32_768;
-/// Where the target's receives go, outside of it.
+/// The position of the target's receives, outside of that range.
 const RECEIVE: usize = MEMORY - 64;
 const PAGE: u64 = 4096;
 
-/// What stands behind a key.
+/// The object of a key.
 #[derive(Clone)]
 enum Handle {
     Region(Mr),
@@ -39,13 +39,13 @@ struct Key {
     valid: bool,
     pd: usize,
     access: Access,
-    /// Where its memory begins.
+    /// The start of its memory.
     base: usize,
     iova: u64,
     length: u64,
-    /// Of a window: the index of the region's key.
+    /// For a window: the index of the region's key.
     region: Option<u32>,
-    /// Of a type-2 window: the connection that it is bound to.
+    /// For a type-2 window: the connection to which it is bound.
     owner: Option<usize>,
 }
 
@@ -62,25 +62,25 @@ impl Key {
         (self.valid, self.region, self.owner) = (false, None, None);
     }
 
-    // Where `length` octets at `addr` lie, if they are within.
+    // The position of `length` bytes at `addr`, if they are within the bounds.
     fn place(&self, addr: u64, length: u64) -> Option<usize> {
         let offset = addr.checked_sub(self.iova)?;
         let fits = offset
             .checked_add(length)
             .is_some_and(|end| end <= self.length);
-        // Only then: an address outside of the region may be so far off that the sum overflows.
+        // The sum is computed only then: an address outside of the region may be so far off that it overflows.
         fits.then(|| self.base + offset as usize)
     }
 }
 
-/// Two queue pairs that are connected: the asking one, and the one that is asked.
+/// Two connected queue pairs: the requester and the target.
 struct Connection {
     from: Qp,
     to: Qp,
     pd: usize,
 }
 
-/// One run.
+/// Makes one run.
 pub fn run(seed: u64, rng: &mut SmallRng) {
     let mut chosen = Chosen::new(QpType::Rc, rng);
     chosen.faults = polyverbs_sim::FaultSpec::default();
@@ -99,7 +99,7 @@ struct World {
     pds: [Pd; 2],
     connections: Vec<Connection>,
     keys: Vec<Key>,
-    /// Keys that once opened something.
+    /// Keys that were valid once.
     stale: Vec<u32>,
     memory: Vec<u8>,
     steps: u64,
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    // After an error both queue pairs begin again, and type-2 windows are bound to none of them any more.
+    // After an error both queue pairs begin again, and no type-2 window is bound to them.
     fn begin_again(&mut self, connection: usize) {
         self.pair.run_for(Duration::from_millis(1));
         self.from().completions();
@@ -311,12 +311,12 @@ impl World {
         assert_eq!(
             kept.is_some(),
             busy,
-            "what windows are bound to is busy, and nothing else"
+            "a region is busy if windows are bound to it, and only then"
         );
         self.keys.extend(kept.map(|handle| Key { handle, ..key }));
     }
 
-    // Other rights for an ordinary region: refused while windows are bound to it; its key changes.
+    // Changes the rights of an ordinary region: refused while windows are bound to it; its key changes.
     fn reregister(&mut self, rng: &mut SmallRng) {
         let Some(at) = self.pick(rng) else { return };
         let busy = self.bound_to(self.keys[at].index);
@@ -326,7 +326,7 @@ impl World {
             return;
         };
         let changed = mr.rereg(MrReregister::new().access(access)).wait();
-        // Memory that was registered for local use only is not exposed by new rights.
+        // New rights do not expose memory that was registered for local use only.
         if changed.is_ok() {
             assert!(!busy);
             self.stale.push(key.rkey());
@@ -340,7 +340,7 @@ impl World {
         (!self.keys.is_empty()).then(|| rng.random_range(0..self.keys.len()))
     }
 
-    // The status of the one request that the target's queue pair posted.
+    // Posts one request on the target's queue pair, and checks its status.
     fn local(&mut self, connection: usize, request: WorkRequest<'_>, expected: WcStatus) {
         let qp = &self.connections[connection].to;
         let what = format!("{request:?}");
@@ -412,7 +412,7 @@ impl World {
                 .find(|&at| wanted(&self.keys[at]))
         };
         let window = likely(Key::is_window);
-        // Mostly one that is valid, so that enough binds succeed.
+        // The region is mostly a valid one, so that enough binds succeed.
         let region = likely(|key| key.valid && !key.is_window());
         let region = region.or_else(|| likely(|key| !key.is_window()));
         let (Some(window), Some(region)) = (window, region) else {
@@ -510,7 +510,7 @@ impl World {
         self.local(connection, request.into(), expected);
     }
 
-    // A key of now or of earlier, or nonsense.
+    // A current key, an earlier one, or a random number.
     fn some_key(&self, rng: &mut SmallRng) -> u32 {
         let bound: Vec<_> = self.keys.iter().filter_map(|key| key.region).collect();
         match self.pick(rng) {
@@ -577,7 +577,8 @@ impl World {
             self.keys[at].unbind();
         }
         let Connection { from, to, pd } = &self.connections[connection];
-        // The receive's region must be of the queue pair's own domain: the second has none, and needs no octets.
+        // The region of a receive must belong to the queue pair's own domain: the second domain has none, so its
+        // receive has no bytes.
         let receive = if *pd == 0 {
             ReceiveRequest::new(9, self.to().sge(RECEIVE, 64))
         } else {
@@ -620,7 +621,7 @@ impl World {
         let (iova, extent) = found.map_or((rng.random(), 64), |at| {
             (self.keys[at].iova, self.keys[at].length)
         });
-        // Mostly within, at times across an end or before the beginning.
+        // The address is mostly within the region, sometimes across its end or before its beginning.
         let mut addr = iova
             .wrapping_add(rng.random_range(0..=extent))
             .wrapping_sub(u64::from(rng.random_bool(0.1)));
@@ -657,7 +658,7 @@ impl World {
                 .into(),
         };
         let expected = match place {
-            // What memory a peer's address stands for is not the peer's to align, but its address is.
+            // The alignment rule applies to the peer's address, not to the memory for which it stands.
             _ if kind >= 2 && !addr.is_multiple_of(8) => WcStatus::RemInvReqErr,
             _ if length == 0 => WcStatus::Success,
             Some(place) if kind >= 2 && !self.is_aligned(place) => WcStatus::RemInvReqErr,
@@ -678,7 +679,7 @@ impl World {
         assert_eq!(
             done,
             [(self.steps, expected)],
-            "key {rkey:#x} at {addr:#x}, {length} octets, kind {kind}"
+            "key {rkey:#x} at {addr:#x}, {length} bytes, kind {kind}"
         );
         match place.filter(|_| expected.is_success() && length > 0) {
             Some(place) => self.carried_out(kind, place, &octets, compare, value),
@@ -697,7 +698,7 @@ impl World {
         if kind == 0 {
             return here.copy_from_slice(octets);
         }
-        assert_eq!(found, here, "what was read");
+        assert_eq!(found, here, "the bytes that were read");
         if kind == 1 {
             return;
         }
@@ -730,7 +731,7 @@ fn extent(rng: &mut SmallRng) -> (usize, usize) {
     }
 }
 
-// Rights that may be granted together, and mostly many of them.
+// A set of rights that may be granted together, mostly a large one.
 fn rights(rng: &mut SmallRng, region: bool) -> Access {
     let mut access = Access::empty();
     let all = [

@@ -1,5 +1,5 @@
-//! Reliable connections: nothing is lost, doubled or reordered, every request completes once, and memory is what a model
-//! says.
+//! Reliable connections: no message is lost, duplicated or reordered, every request completes once, and memory has the
+//! content that a model predicts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,27 +15,27 @@ use verbs_api::{
 
 use crate::endpoint::{Chosen, Endpoint, Pair};
 
-/// Octets of the longest message.
+/// Bytes of the longest message.
 const LONGEST: usize = 6000;
-/// Octets of a slot: sources and sinks of requests, and receives.
+/// Bytes of a slot, which serves a request as source or sink, or a receive.
 const SLOT: usize = 6144;
 const SLOTS: usize = 8;
-/// Written by the peer, and never read by it.
+/// The range that the peer writes and never reads.
 const WRITTEN: usize = 65_536;
 const WRITTEN_LENGTH: usize = 32_768;
-/// Read by the peer; its writes here are fenced, so that a read which is repeated finds the same.
+/// The range that the peer reads; its writes here are fenced, so that a repeated read finds the same bytes.
 const SHARED: usize = WRITTEN + WRITTEN_LENGTH;
 const SHARED_LENGTH: usize = 32_768;
-/// Operated on atomically.
+/// The range of atomic operations.
 const COUNTERS: usize = SHARED + SHARED_LENGTH;
 const COUNTERS_LENGTH: usize = 64;
 const RECEIVES: usize = COUNTERS + 1024;
 const RECEIVE_SLOTS: usize = 16;
 const KEYS: usize = 4;
 
-/// One direction: what one side asks of the other, and what must come of it.
+/// One direction: the requests of one side to the other, and their expected results.
 struct Direction {
-    /// What the other side's memory holds from `WRITTEN` to the end of the counters, when all is done.
+    /// The content of the other side's memory from `WRITTEN` to the end of the counters, when all requests are done.
     model: Vec<u8>,
     outstanding: VecDeque<Posted>,
     free: Vec<usize>,
@@ -50,7 +50,7 @@ struct Direction {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum KeyState {
     Free,
-    /// Under way: its register, then the message that invalidates it.
+    /// The registration of the key, or the message that invalidates it, is in progress.
     Busy,
     Registered(RKey),
 }
@@ -60,23 +60,23 @@ struct Posted {
     signaled: bool,
     slot: Option<usize>,
     opcode: WcOpcode,
-    /// What the slot must hold in the end.
+    /// The content that the slot must have in the end.
     result: Option<Vec<u8>>,
-    /// The key of the other direction that is registered by it.
+    /// The key of the other direction that the request registers.
     registers: Option<(usize, RKey)>,
 }
 
-/// What the next receive of the other side must show.
+/// The message that the next receive of the other side must show.
 struct Message {
     opcode: WcOpcode,
-    /// Without octets where they went elsewhere.
+    /// The bytes in the receive; `None` if they were written elsewhere.
     octets: Option<Vec<u8>>,
     length: usize,
     immediate: Option<[u8; 4]>,
     invalidated: Option<(usize, RKey)>,
 }
 
-/// One run: both directions at once, of the requests and faults that the seed brings.
+/// Makes one run: both directions at once, with the requests and faults that the seed chooses.
 pub fn run(seed: u64, rng: &mut SmallRng) {
     let chosen = Chosen::new(QpType::Rc, rng);
     let pair = Pair::new(chosen, seed, rng);
@@ -125,8 +125,8 @@ impl Run {
                 .mul_f64(rng.random_range(0.0..2.0)),
         );
         self.pair.link.heal(from, to);
-        // Enough for three retries to pass: with fewer, partitions one after the other and what is lost between them
-        // use up all that `retry_cnt` allows, and the requester rightly gives up.
+        // The pause lasts long enough for three retries: with fewer, successive partitions and the losses between them
+        // exhaust `retry_cnt`, and the requester rightly gives up.
         self.pair
             .run_for(self.pair.chosen.ack_timeout().mul_f64(3.5));
     }
@@ -235,7 +235,7 @@ impl Run {
         left.join("; ")
     }
 
-    // Until everything has completed; then memory is compared.
+    // Runs until every request has completed, then compares memory.
     fn finish(&mut self, rng: &mut SmallRng) {
         let mut last_posted = [false; 2];
         for round in 0.. {
@@ -262,7 +262,7 @@ impl Run {
                 break;
             }
         }
-        // Nothing comes after the end, whatever is still under way.
+        // No completion arrives after the end, whichever frames are still in transit.
         self.pair.run_for(Duration::from_millis(50));
         for (side, way) in self.directions.iter().enumerate() {
             let end = &self.pair.ends[1 - side];
@@ -311,7 +311,7 @@ impl Direction {
         self.next_id
     }
 
-    // Whether a read or atomic may be under way.
+    // Whether a read or atomic may be outstanding.
     fn reads(&self) -> bool {
         self.outstanding
             .iter()
@@ -335,7 +335,7 @@ impl Direction {
             .collect();
         from.put(at, &octets);
         let id = self.id();
-        // The last of the slots is always seen to come back.
+        // A request that takes the last slot is always signaled, so that the slot is freed.
         let signaled = last || self.free.is_empty() || rng.random_bool(0.6);
         let sge = from.sge(at, length);
         let mut flags = if signaled {
@@ -494,7 +494,7 @@ impl Direction {
             .into()
     }
 
-    // A send completion of the side that this direction comes from.
+    // Handles a send completion of the sending side.
     fn sent(&mut self, from: &Endpoint, done: &Completion, peers: &mut Self) {
         loop {
             let posted = self
@@ -506,7 +506,7 @@ impl Direction {
                     assert_eq!(
                         &from.octets(slot * SLOT, result.len()),
                         result,
-                        "what was read"
+                        "the bytes that were read"
                     );
                 }
                 self.free.push(slot);
@@ -527,7 +527,7 @@ impl Direction {
         }
     }
 
-    // A receive completion of the side that this direction goes to.
+    // Handles a receive completion of the receiving side.
     fn received(&mut self, to: &Endpoint, done: &Completion) {
         let (id, slot) = self
             .receives
@@ -548,7 +548,7 @@ impl Direction {
             assert_eq!(
                 to.octets(RECEIVES + slot * SLOT, octets.len()),
                 octets,
-                "what was received"
+                "the bytes that were received"
             );
         }
         if let Some((index, _)) = message.invalidated {
@@ -570,7 +570,7 @@ impl Message {
     }
 }
 
-/// Lengths at which something changes, and others.
+/// A length: often one at which the segmentation changes, otherwise any.
 pub(crate) fn length(rng: &mut SmallRng) -> usize {
     const EDGES: [usize; 10] = [0, 1, 8, 255, 256, 257, 1024, 2048, 4096, LONGEST];
     if rng.random_bool(0.3) {

@@ -1,5 +1,5 @@
-//! iWARP over a stream: every request completes once, what arrived is an in-order prefix of what was sent and unharmed,
-//! and a flipped bit ends the connection in a Terminate.
+//! iWARP over a stream: every request completes once, the received messages are an unharmed prefix of the sent ones in
+//! order, and a flipped bit ends the connection with a Terminate.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -23,29 +23,29 @@ use verbs_api::{
     wr::{self, ReceiveRequest, WorkRequest},
 };
 
-/// What each side may do with the memory of the other.
+/// The rights of each side on the memory of the other.
 const PEERS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// Octets of a request at most, and of the place that each has on both sides.
+/// The most bytes of a request, and the bytes of the place that each has on both sides.
 const SLOT: usize = 3072;
 const REQUESTS: usize = 48;
-/// What reads find, and where atomics work, behind the slots of the target.
+/// The range that reads fetch, and the range of atomics, after the slots of the target.
 const SHARED: usize = SLOT * REQUESTS;
 const COUNTER: usize = SHARED + SLOT;
-/// Receives of the target, a slot each.
+/// The receives of the target, each with a slot.
 const RECEIVES: usize = COUNTER + 1024;
 const MEMORY: usize = RECEIVES + SLOT * REQUESTS;
 
 /// How a stream may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Not: it is only slow.
+    /// The stream does not end: it is only slow.
     Never,
-    /// Reset after some frames.
+    /// The stream is reset after some frames.
     Reset,
-    /// By a flipped bit, if chance has one flipped.
+    /// A flipped bit ends the stream, if a bit is flipped.
     Flip,
 }
 
@@ -81,7 +81,7 @@ struct Run {
     what: String,
 }
 
-/// One run.
+/// Makes one run.
 pub fn run(end: End, seed: u64, rng: &mut SmallRng) {
     let mut run = Run::new(end, seed, rng);
     let [from, to] = &run.sides;
@@ -157,7 +157,8 @@ impl Run {
         ));
         let mut simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
-        // Every second seed has its frames as octets on their way, and every fourth one with markers among them.
+        // With every second seed, frames are encoded as bytes on the link, and with every fourth one there are markers among
+        // them.
         if seed.is_multiple_of(2) {
             let begin = if seed.is_multiple_of(4) {
                 with_markers
@@ -245,7 +246,7 @@ impl Run {
         self.check_arrived(to, ended);
     }
 
-    // What was read is right wherever a read or an atomic succeeded.
+    // Checks the results of all reads and atomics that succeeded.
     fn check_results(&self, from: &Side, shared: &[u8]) {
         let mut adds = 0;
         for (number, posted) in self.posted.iter().enumerate() {
@@ -271,7 +272,7 @@ impl Run {
         }
     }
 
-    // Messages and writes that arrived are a prefix of those that were sent.
+    // Checks that the messages and writes that arrived are a prefix of those that were sent.
     fn check_arrived(&self, to: &Side, ended: bool) {
         let what = &self.what;
         let arrived: Vec<_> = self
@@ -327,7 +328,7 @@ impl Run {
                 };
                 assert!(
                     whole,
-                    "message {number} arrived and what was before it did not: {what}"
+                    "message {number} arrived and one before it did not: {what}"
                 );
                 if posted.kind == Kind::Send {
                     assert_eq!(*byte_len as usize, octets.len());
@@ -348,7 +349,7 @@ impl Run {
             arrived.len(),
             "a message that was not sent: {what}"
         );
-        assert!(ended || whole, "something never arrived: {what}");
+        assert!(ended || whole, "a message never arrived: {what}");
     }
 }
 
@@ -400,7 +401,7 @@ impl Side {
             rng.random_range(0..=SLOT)
         };
         let at = number * SLOT;
-        // No octet is 0, so that what was not written shows.
+        // No byte is 0, so that unwritten bytes show.
         let octets: Vec<u8> = (0..length).map(|_| rng.random_range(1..=255)).collect();
         self.memory.write(at, &octets).expect("within the memory");
         let sge = self.sge(at, length);

@@ -1,4 +1,4 @@
-//! Unreliable services: messages get lost; none is doubled, torn or falsified, and nobody who sends notices.
+//! Unreliable services: messages get lost; none is duplicated, torn or falsified, and the sender does not notice.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::reliable::length;
 
 const SLOT: usize = 8192;
 const SLOTS: usize = 16;
-/// Where receives go: behind the sources, of which each has a slot.
+/// The position of receives: after the sources, each of which has a slot.
 const RECEIVES: usize = SLOT * SLOTS;
-/// Written by the peer, each place at most once, and then whole or in part.
+/// The slots that the peer writes, each at most once, and then whole or in part.
 const WRITTEN_SLOTS: usize = 7;
 const RECEIVE_SLOTS: usize = SLOTS - WRITTEN_SLOTS;
 const WRITTEN: usize = RECEIVES + RECEIVE_SLOTS * SLOT;
-/// Octets of the routing header in front of a datagram.
+/// Bytes of the GRH before a datagram.
 const GRH: usize = 40;
 
-/// What was sent, by the number that travels as immediate data or as the first octets.
+/// The sent messages, by the number that travels as immediate data or as the first bytes.
 #[derive(Default)]
 struct Sent {
     octets: Vec<Vec<u8>>,
@@ -36,7 +36,7 @@ struct Sent {
     arrived: Vec<u32>,
 }
 
-/// One run over a service that loses: from the first side to the second.
+/// Makes one run over an unreliable service: from the first side to the second.
 pub fn run(qp_type: QpType, seed: u64, rng: &mut SmallRng) {
     let chosen = Chosen::new(qp_type, rng);
     let pair = Pair::new(chosen, seed, rng);
@@ -191,7 +191,7 @@ fn received(pair: &Pair, sent: &mut Sent, receives: &[usize]) {
         );
         assert_eq!(
             &found, octets,
-            "{number} is not what was sent: {:?}",
+            "{number} differs from the sent message: {:?}",
             pair.chosen
         );
     }

@@ -14,14 +14,14 @@ use super::{Arguments, memory, unblock, zeroed};
 use crate::c_library::{IWARP, ROCE, call};
 use crate::intruder::own_address;
 
-/// What a program has made and not destroyed yet.
+/// The objects that a program has made and not destroyed yet.
 #[derive(Default)]
 pub(super) struct Program {
     channels: Vec<*mut RdmaEventChannel>,
     ids: Vec<*mut RdmaCmId>,
 }
 
-/// A call that answers 0 or -1.
+/// Makes a call that returns 0 or -1.
 fn outcome(of: impl FnOnce() -> c_int) -> bool {
     let answer = call(|answer| answer != 0, of);
     assert!([0, -1].contains(&answer), "{answer}");
@@ -94,7 +94,7 @@ impl Program {
                 self.channels.push(made);
             }
         }
-        // Without a channel its calls would wait.
+        // The calls of an identifier without a channel would block.
         let channel = arguments.one_of(&self.channels);
         let space = match arguments.octet() {
             0..160 => port_space::TCP,

@@ -1,4 +1,4 @@
-//! The modules of a crate do not go round in circles: whoever reads one has to read few others with it.
+//! The modules of a crate do not depend on each other in circles: the reader of one has to read few others with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::slice;
 use layering::packages;
 use layering::source::{public_paths, shipped_code, with_groups_spelled_out};
 
-/// As many modules may need one another.
+/// The largest number of modules that may depend on each other.
 const MOST: usize = 3;
 
 type Graph = BTreeMap<String, BTreeSet<String>>;
@@ -76,7 +76,7 @@ fn sources(src: &Path) -> Vec<Source> {
     sources.collect()
 }
 
-/// Code whose paths to parents are paths from the root.
+/// Rewrites paths to parents as paths from the root.
 fn from_root(module: &[String], code: &str) -> String {
     let mut code: String = code.split_whitespace().collect::<Vec<_>>().join(" ");
     for up in (1..=module.len()).rev() {
@@ -96,7 +96,7 @@ fn parents(sources: &[Source]) -> BTreeSet<Vec<String>> {
     sources.iter().filter_map(above).collect()
 }
 
-/// What each module in a parent needs of the others there: a file, or a folder as a whole.
+/// The other modules that each module in a parent depends on; a module is a file, or a folder as a whole.
 fn graph(sources: &[Source], parent: &[String]) -> Graph {
     let inside = |source: &Source| source.module.strip_prefix(parent)?.first().cloned();
     let mut graph: Graph = sources
@@ -121,7 +121,7 @@ fn graph(sources: &[Source], parent: &[String]) -> Graph {
     graph
 }
 
-/// Names that a module has from those inside it, for whomever, each with its module.
+/// The names that a module re-exports from its inner modules, each with its module.
 fn given_out_by(code: &str) -> BTreeMap<String, String> {
     let mut code = code
         .replace("pub(crate) use", "use")
@@ -138,7 +138,7 @@ fn given_out_by(code: &str) -> BTreeMap<String, String> {
     names
 }
 
-/// What code names in a module.
+/// The modules of a parent that the code names.
 fn named_in(parent: &[String], code: &str) -> BTreeSet<String> {
     let mut code = code.to_owned();
     for len in 0..=parent.len() {
@@ -160,7 +160,7 @@ fn named_in(parent: &[String], code: &str) -> BTreeSet<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// Modules that need one another, however far round; the largest circle first.
+/// The sets of modules that depend on each other, directly or indirectly; the largest circle first.
 fn circles(graph: &Graph) -> Vec<BTreeSet<String>> {
     let reached: BTreeMap<_, _> = graph
         .keys()

@@ -3,19 +3,19 @@
 use layering::packages;
 use serde_json::Value;
 
-/// What each crate may depend on within the workspace. From the ground up; a crate that is not
-/// listed fails the test, so that its place is decided when it is added. Development dependencies
-/// are free: tests may look up.
+/// The crates of the workspace that each crate may depend on, from the ground up. A crate that is
+/// not listed fails the test, so that its place is decided when it is added. Development
+/// dependencies are free: tests may use higher layers.
 const ALLOWED: &[(&str, &[&str])] = &[
-    // The ground.
+    // The ground depends on no other crate.
     ("verbs-api", &[]),
-    // On it: the engine knows no link and no transport, the formats know no engine.
+    // On the ground: the engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
     ("polyverbs-wire", &["verbs-api"]),
     ("polyverbs-rds-wire", &[]),
     // Virtual time and link models know no socket.
     ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
-    // Links with a wire are generic over the codec that a driver hands them.
+    // Links with a wire are generic over the codec that a driver gives them.
     (
         "polyverbs-io",
         &["verbs-api", "polyverbs-engine", "polyverbs-sim"],
@@ -23,8 +23,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
+    // The layouts of C, and the checks that some of them are those of verbs-api.
     ("polyverbs-abi", &["verbs-api"]),
-    // Real devices: the contract and the layouts of C, and no engine.
+    // The provider of real devices knows the contract and the layouts of C, and no engine.
     ("libibverbs-provider", &["verbs-api", "polyverbs-abi"]),
     // Connections know the formats of both transports, and no device.
     (
@@ -36,7 +37,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bmme", EXTENSION),
     ("low-latency-qp", EXTENSION),
     ("masked-atomics", EXTENSION),
-    // It is there on real devices too, and knows their provider for that.
+    // XRC works on real devices too, and therefore knows their provider.
     (
         "xrc",
         &["verbs-api", "polyverbs-engine", "libibverbs-provider"],
@@ -65,14 +66,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-rds",
         &["polyverbs", "masked-atomics", "polyverbs-rds-wire"],
     ),
-    // Programs on the facade.
+    // These are programs on the facade.
     ("capability-matrix", &["verbs-api", "polyverbs"]),
-    // Looks at captures: it knows formats and no device.
+    // The dissector reads captures: it knows formats and no device.
     (
         "polyverbs-dissect",
         &["polyverbs-wire", "polyverbs-rds-wire"],
     ),
-    // What a program is started with: the command writes it, the libraries read it.
+    // The configuration of a program: the command writes it, the libraries read it.
     ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
     (
         "polyverbs-cli",
@@ -85,8 +86,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-rds",
         ],
     ),
-    // Layouts of C, and what of them is the same as in verbs-api.
-    // C's verbs on the facade; the library has nothing but names of them.
+    // The verbs of C, on the facade; `polyverbs-compat` only exports their names.
     (
         "polyverbs-libibverbs",
         &[
@@ -112,9 +112,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-compat",
         &["polyverbs-libibverbs", "polyverbs-librdmacm"],
     ),
-    // Paths, and whose a descriptor is.
+    // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
-    // Sockets of C programs.
+    // The sockets of C programs.
     (
         "polyverbs-rds-sockets",
         &[
@@ -124,7 +124,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-rds",
         ],
     ),
-    // Tests.
+    // The crates of tests.
     ("waiting", &[]),
     ("polyverbs-benches", TEST),
     // Tests depend on it to have the libraries for C built.
@@ -212,7 +212,7 @@ const LINKED: &[&str] = &[
     "link-forms",
 ];
 
-/// Crates that make no OS calls, and what they may therefore not depend on.
+/// Crates that make no OS calls, and the crates that they may therefore not depend on.
 const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire", "polyverbs-rds-wire"];
 const OS_DEPENDENCIES: &[&str] = &["libc", "mio", "nix", "rustix", "socket2", "tokio"];
 
@@ -262,7 +262,7 @@ fn core_depends_on_no_os_crate() {
     }
 }
 
-/// The dependencies that end up in what is built, each with whether it is of this workspace.
+/// The dependencies that are part of the built crate, each with whether it is of this workspace.
 fn shipped(package: &Value) -> Vec<(String, bool)> {
     let all = package["dependencies"].as_array().unwrap().iter();
     all.filter(|dependency| dependency["kind"] != "dev")

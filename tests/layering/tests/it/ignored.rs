@@ -1,18 +1,19 @@
-//! What `cargo test --workspace` leaves out says so: cargo lists each with what it needs and what runs it.
+//! Every test that `cargo test --workspace` leaves out is listed by cargo with the things that it needs and the script that runs
+//! it.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Where a test that is left out belongs: to the second command, or to the test that starts it.
+/// The two places that run an ignored test: the script, or the test that starts it.
 const PLACES: [&str; 2] = [
     ": tests/foreign runs it\"]",
     "\"a process of the other tests\"]",
 ];
 
 #[test]
-fn what_is_ignored_names_what_runs_it() {
+fn each_ignored_test_names_the_script_that_runs_it() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let (mut ignored, mut wrong) = (0, Vec::new());
     for path in sources(root) {
@@ -29,7 +30,7 @@ fn what_is_ignored_names_what_runs_it() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The sources of the workspace, without what is built.
+/// The sources of the workspace, without build folders.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let paths = entries.filter(|entry| {

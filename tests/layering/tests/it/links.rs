@@ -1,4 +1,4 @@
-//! What the documents refer to is there: files, and headings in them.
+//! The links of the documents lead to existing files, and to existing headings in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn a_link_and_a_heading_are_found() {
     assert_eq!(headings(text).collect::<Vec<_>>(), ["some-code-and-more"]);
 }
 
-/// The documents below a folder; what is built or hidden has none.
+/// The documents below a folder; build folders and hidden ones are left out.
 fn documents(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -54,7 +54,7 @@ fn documents(folder: &Path) -> Vec<PathBuf> {
     documents.collect()
 }
 
-/// Where links of a text lead; what is code is none.
+/// The targets of the links of a text; links in code are left out.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let prose = text.split('`').step_by(2);
     prose.flat_map(|prose| {
@@ -63,7 +63,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The names of headings in links, as forges make them.
+/// The names by which links refer to headings, as forges make them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings.map(|heading| {

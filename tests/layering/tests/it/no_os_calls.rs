@@ -6,10 +6,10 @@ use layering::source::{
     has_token, shipped_code, with_groups_spelled_out, without_comments_and_literals,
 };
 
-/// The sources that are looked at; a folder that does not exist yet is passed over.
+/// The sources that are checked; a folder that does not exist is skipped.
 const SOURCES: &[&str] = &["providers/engine/src", "providers/wire/src"];
 
-/// What must not stand in them outside of tests.
+/// The paths that they must not name outside of tests.
 const FORBIDDEN: &[&str] = &[
     "std::env",
     "std::fs",

@@ -1,10 +1,10 @@
-//! A release checks its sums where peers have a say in them.
+//! A release build checks the arithmetic that peers can influence.
 
 use std::fs;
 
 use toml::Table;
 
-/// What takes apart what peers send.
+/// The crates that parse the input of peers.
 const PARSERS: [&str; 4] = [
     "polyverbs-wire",
     "polyverbs-rds-wire",
@@ -13,7 +13,7 @@ const PARSERS: [&str; 4] = [
 ];
 
 #[test]
-fn what_parses_is_released_with_overflow_checks() {
+fn parsers_are_released_with_overflow_checks() {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
     let manifest: Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
     let packages = &manifest["profile"]["release"]["package"];

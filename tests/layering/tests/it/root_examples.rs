@@ -1,4 +1,4 @@
-//! Every name of the root has an example: whoever types it finds the lines to begin with.
+//! Every name of the root has an example: a program that uses it finds lines to begin with.
 
 use std::{fs, path::Path};
 
@@ -15,15 +15,15 @@ fn names_without(package: &str) -> Vec<String> {
     let sources = workspace.join(package).join("src");
     let root = fs::read_to_string(sources.join("lib.rs")).unwrap();
     let mut paths = public_paths(&without_comments_and_literals(&root));
-    // A glob brings the names of another package.
+    // A glob re-exports the names of another package.
     paths.retain(|path| !path.ends_with("::*"));
     assert!(!paths.is_empty(), "{package}");
     paths.retain(|path| !is_shown(&sources, &root, path));
     paths
 }
 
-/// Whether the name has an example at its declaration, which is in the root or in the module that the root has it from. A
-/// module in files of its own needs none: its names are what a program types.
+/// Whether the name has an example at its declaration, which is in the root or in the module from which the root imports
+/// it. A module in files of its own needs none, because a program uses the names in it.
 fn is_shown(sources: &Path, root: &str, path: &str) -> bool {
     let declared = path.split(" as ").next().unwrap_or(path);
     let has_example_in =
@@ -38,7 +38,7 @@ fn is_shown(sources: &Path, root: &str, path: &str) -> bool {
     }
 }
 
-/// What the files of a module hold.
+/// The contents of the files of a module.
 fn files_of(sources: &Path, module: &str) -> Vec<String> {
     let own = sources.join(format!("{module}.rs"));
     let folder = fs::read_dir(sources.join(module)).into_iter().flatten();

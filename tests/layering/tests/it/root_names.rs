@@ -7,7 +7,7 @@ use layering::source::{public_names, without_comments_and_literals};
 /// How many names the root has at most.
 const MOST: usize = 60;
 
-/// What the preludes of `std` bring into every program; of macros, the derives.
+/// The names that the preludes of `std` bring into every program; of the macros, only the derives.
 const PRELUDE: &str = "
     Send Sized Sync Copy Drop Fn FnMut FnOnce AsyncFn AsyncFnMut AsyncFnOnce Unpin
     drop align_of align_of_val size_of size_of_val
@@ -34,7 +34,7 @@ fn no_name_of_the_root_is_one_of_the_prelude() {
     assert!(both.is_empty(), "{both:?}");
 }
 
-/// What `use polyverbs::*` brings: the names of the facade, and those of the API that it has by a glob.
+/// The names that `use polyverbs::*` imports: those of the facade, and those of the API that it re-exports by a glob.
 fn root_names() -> Vec<String> {
     let mut names = names_of("polyverbs");
     let own = names.len();

@@ -1,4 +1,4 @@
-//! A target that cargo is told not to test has nothing to test.
+//! A target for which `Cargo.toml` disables tests has none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use layering::packages;
 use serde_json::Value;
 
-/// The files that a target is made of: its own, and those below its folder unless they are programs of their own.
+/// The files of a target: its main file, and the files below its folder unless they are programs of their own.
 fn sources(target: &Value) -> Vec<PathBuf> {
     let main = PathBuf::from(target["src_path"].as_str().unwrap());
     let is_library = main.file_name().is_some_and(|name| name == "lib.rs");

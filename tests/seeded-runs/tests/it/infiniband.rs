@@ -9,14 +9,14 @@ fn reliable_connections_lose_double_and_reorder_nothing() {
 }
 
 #[test]
-fn unreliable_connections_never_double_tear_or_falsify() {
+fn unreliable_connections_never_duplicate_or_falsify() {
     for_each_seed("unreliable", |seed, rng| {
         unreliable::run(QpType::Uc, seed, rng)
     });
 }
 
 #[test]
-fn datagrams_are_never_doubled_torn_or_falsified() {
+fn datagrams_are_never_duplicated_or_falsified() {
     for_each_seed("datagram", |seed, rng| {
         unreliable::run(QpType::Ud, seed, rng)
     });
