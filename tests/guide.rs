@@ -1,4 +1,4 @@
-// What the test of a guide is made of: included by the crates that guides show.
+// The test that a guide shows a crate: the crates that guides show include this file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,13 +23,14 @@ fn pieces(guide: &str) -> BTreeMap<&str, Vec<String>> {
     files
 }
 
-/// The guide shows the crate in this folder: what it shows is there as shown, and of the sources it leaves out only these.
+/// Checks that the guide shows the crate in this folder: every file that it shows is there as shown, and the only sources
+/// that it leaves out are those in `left_out`.
 pub fn shows(guide: &str, folder: &str, left_out: &[&str]) {
     let folder = Path::new(folder);
     let shown = pieces(guide);
     for (path, pieces) in &shown {
         let text = std::fs::read_to_string(folder.join(path)).unwrap();
-        // There the project lies beside the crate, here around it.
+        // In the guide the project is next to the crate, here it contains the crate.
         let text = text.replace("\"../../", "\"../polyverbs/");
         assert_eq!(pieces.join("\n\n") + "\n", text, "{path}");
     }

@@ -40,7 +40,7 @@ address = "127.0.0.1"
 #[allow(unsafe_code)]
 pub fn built_apart() -> PathBuf {
     static ONCE: Once = Once::new();
-    // SAFETY: every test begins with it, before anything looks at the environment.
+    // SAFETY: every test begins with it, before anything reads the environment.
     ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_CONFIG", APART) });
     built()
 }
@@ -53,6 +53,6 @@ pub fn built_apart() -> PathBuf {
 pub fn named_apart() {
     static ONCE: Once = Once::new();
     let file = built_apart();
-    // SAFETY: every test begins with it, before anything looks at the environment.
+    // SAFETY: every test begins with it, before anything reads the environment.
     ONCE.call_once(|| unsafe { env::set_var("POLYVERBS_RDMA_CORE", file) });
 }

@@ -1,4 +1,4 @@
-//! Rows and claims joined: the page and what is wrong with it.
+//! Rows and claims joined: the page and its problems.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ impl Index {
             .collect()
     }
 
-    /// Everything that contradicts the convention, one line each.
+    /// Every breach of the convention, one line each.
     pub fn problems(&self) -> Vec<String> {
         let mut problems: Vec<String> = self
             .claims
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn exempting_what_may_not_be_is_a_problem() {
+    fn exempting_a_required_row_is_a_problem() {
         let index = index("3.40", Some("no such thing"), "3.40", None);
         assert!(
             index

@@ -2,7 +2,7 @@
 //!
 //! `rows.toml` lists the features. Tests name the rows that they cover in a `// covers` line, which
 //! [`scan`] finds in the sources. [`Index`] joins the two; it renders `docs/features.md` and lists
-//! what is wrong. Read [`rows`], [`scan`] and [`index`] in this order.
+//! the problems. Read [`rows`], [`scan`] and [`index`] in this order.
 
 #![forbid(unsafe_code)]
 

@@ -38,11 +38,11 @@ pub struct Group {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// What a `// covers` line names.
+    /// The id that a `// covers` line names.
     pub id: String,
     /// The feature in a few words.
     pub feature: String,
-    /// What it promises, in one sentence.
+    /// The promise of the feature, in one sentence.
     pub says: String,
     /// Why the row cannot apply yet, if it cannot.
     pub not_yet: Option<String>,

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// How many lines of code, comments not counted, may lie between a `// covers` line and its `fn`.
+/// How many lines of code, comments not counted, may stand between a `// covers` line and its `fn`.
 const REACH: usize = 6;
 
 /// The folder whose functions are test bodies without a `#[test]` of their own.
@@ -38,7 +38,7 @@ pub struct Claim {
 /// Scans every Rust file below `root`, build folders and hidden ones left out.
 ///
 /// # Errors
-/// What reading a folder or a file answered.
+/// The error of reading a folder or a file.
 pub fn scan(root: &Path) -> io::Result<Vec<Claim>> {
     let mut files = Vec::new();
     collect(root, &mut files)?;

@@ -1,6 +1,6 @@
-//! What a program finds registered, for tests that link it in several forms.
+//! The extensions and providers that a program finds registered, for tests that link it in several forms.
 //!
-//! Nothing here names an extension or a provider: what is found is what the program that is built names.
+//! This crate names no extension and no provider: those are found that the linked program names.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -10,18 +10,18 @@ use verbs_api::{
     capability::feature_names, connect_pair, wr,
 };
 
-/// What is registered, and what each device makes of it.
+/// The registered extensions, providers and devices.
 pub struct Report {
     /// Names of the extensions.
     pub extensions: Vec<&'static str>,
     /// Names of the providers.
     pub providers: Vec<&'static str>,
-    /// Name of each device, the features of the core that it claims, and what became of a fast-register.
+    /// Name of each device, the features of the core that it claims, and the outcome of a fast-register.
     pub devices: Vec<(String, Vec<&'static str>, String)>,
 }
 
 impl Report {
-    /// Of what is in `registry`.
+    /// Reports the content of `registry`.
     pub fn of(registry: &Registry) -> Self {
         let extensions = registry.extensions().iter();
         let devices = registry.devices().map(|device| {
@@ -39,7 +39,7 @@ impl Report {
     }
 }
 
-/// Registers memory by a work request, with as much of it granted as the device claims.
+/// Registers memory by a work request, with every feature granted that the device claims.
 fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let everything = Requirements::everything_of(&device.attributes());
     let context = device.open(&everything)?;
@@ -56,11 +56,12 @@ fn fast_register(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let allocated = pd.alloc_key(1).wait();
     let request = match &allocated {
         Ok(key) => wr::FastRegister::new(key, &pages),
-        // Refused for what it is, before anybody looks for a key.
+        // The request is refused because of its operation, before any device looks for the key.
         Err(_) => wr::FastRegister::new(RKey::new(0x100), &pages),
     };
     let posted = near.post_one(request.signaled(1));
-    // Two refusals where there is none of it: of a queue pair for it, and of the request on any other.
+    // Without the feature there are two refusals: of a queue pair with the operation, and of the request
+    // on any other queue pair.
     posted.map_err(|refused| format!("{}; {refused}", refusal.unwrap_or_default()))?;
     let done = cq.next().wait()?;
     match done.status.is_success() {

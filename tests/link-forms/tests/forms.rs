@@ -1,4 +1,4 @@
-//! Registrations counted in each form in which a program can be linked: what the facade names is what there is.
+//! Registrations counted in each form in which a program can be linked: exactly the crates that the facade names are there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use polyverbs as _;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// What a report says of extensions, providers and devices.
+/// The content of a report: extensions, providers and devices.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
     extensions: BTreeSet<String>,
@@ -48,8 +48,8 @@ fn run(program: impl AsRef<Path>) -> Said {
     said(output(&mut Command::new(program.as_ref())))
 }
 
-/// The crates that the facade names for what they register, as its source has them: extensions, and providers, whose crates may
-/// say behind the name what they are.
+/// The crates that the facade names to register them, as its source lists them: extensions, and providers, whose crate names
+/// may end in `-provider`.
 fn named_by_the_facade() -> (BTreeSet<String>, BTreeSet<String>) {
     let source = std::fs::read_to_string(format!("{ROOT}/polyverbs/src/lib.rs")).unwrap();
     let named = source.lines().filter_map(|line| {
@@ -70,11 +70,11 @@ fn has_the_default_set(said: &Said) {
 
 // covers 1.17
 #[test]
-fn a_binary_has_what_it_names_and_one_line_adds_an_extension() {
+fn one_line_adds_an_extension_to_a_binary() {
     let source = |name: &str| {
         let path = format!("{}/src/bin/{name}.rs", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(path).unwrap();
-        // The first line says in words what is different.
+        // The first line is skipped, because it describes the difference.
         let lines = text.lines().skip(1).map(|line| format!("{line}\n"));
         lines.collect::<String>()
     };
@@ -83,7 +83,7 @@ fn a_binary_has_what_it_names_and_one_line_adds_an_extension() {
     assert!(with.contains(line) && with.replacen(line, "", 1) == without);
 
     let providers = ["emulated-ib", "emulated-iwarp"].map(str::to_owned).into();
-    // It depends on `bmme` and on the facade: what it does not name is not there.
+    // The program depends on `bmme` and on the facade; a crate that it does not name is not there.
     let without = run(env!("CARGO_BIN_EXE_without-bmme"));
     assert_eq!(
         (without.extensions.len(), &without.providers),
@@ -158,11 +158,11 @@ impl Built {
     }
 }
 
-/// What the standard library needs, where it is in an archive.
+/// The libraries that the standard library needs when it is linked from an archive.
 const SYSTEM: [&str; 5] = ["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"];
 
 #[test]
-fn a_shared_library_called_from_c_has_what_the_facade_names() {
+fn a_shared_library_has_what_the_facade_names() {
     let built = Built::new();
     let folder = built.shared.parent().unwrap().display();
     let (search, run_path) = (format!("-L{folder}"), format!("-Wl,-rpath,{folder}"));
@@ -171,7 +171,7 @@ fn a_shared_library_called_from_c_has_what_the_facade_names() {
 }
 
 #[test]
-fn a_static_library_called_from_c_has_it_where_it_is_linked_whole() {
+fn a_static_library_linked_whole_has_what_the_facade_names() {
     let built = Built::new();
     let archive = built.archive.to_str().unwrap();
     let whole = ["-Wl,--whole-archive", archive, "-Wl,--no-whole-archive"];
@@ -180,7 +180,7 @@ fn a_static_library_called_from_c_has_it_where_it_is_linked_whole() {
 }
 
 #[test]
-fn a_static_library_called_from_c_always_has_what_is_added_by_hand() {
+fn a_static_library_always_has_what_is_added_by_hand() {
     let built = Built::new();
     let archive = built.archive.to_str().unwrap();
     let program = built.program("parts", &[&[archive][..], &SYSTEM].concat());

@@ -1,7 +1,7 @@
 //! Commits one memory fault on purpose, so that `.ci/memory` can prove that its tool reports it.
 //!
-//! Nothing else runs this program. `none` commits no fault and shows that the tool is not one that
-//! reports always.
+//! No other program or test runs this program. `none` commits no fault and shows that the tool
+//! does not report one always.
 
 use std::{hint::black_box, process::ExitCode, ptr};
 
@@ -20,14 +20,14 @@ fn main() -> ExitCode {
 
 fn use_after_free() {
     let freed = Box::into_raw(Box::new(7_u64));
-    // SAFETY: the pointer is the box's own and is given back once.
+    // SAFETY: the pointer is the box's own and is freed once.
     drop(unsafe { Box::from_raw(freed) });
     // SAFETY: none; this is the fault.
     black_box(unsafe { ptr::read_volatile(freed) });
 }
 
 fn leak() {
-    // Several, because an address that stays behind in a register or on the stack hides a leak.
+    // Several, because an address that remains in a register or on the stack hides a leak.
     for value in 0..64_u64 {
         black_box(Box::into_raw(Box::new(value)));
     }

@@ -6,25 +6,25 @@ use std::panic::{self, AssertUnwindSafe};
 
 use serde::Deserialize;
 
-/// What a driver does wrong.
+/// A fault of a driver.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// Which cases show it, `module::body`.
+    /// The cases that show it, `module::body`.
     pub cases: Vec<String>,
-    /// What they say then, or a part of it; where they are not run, what the kernel says.
+    /// Their failure message, or a part of it; where they are not run, the message of the kernel.
     pub says: String,
-    /// It stops the kernel, so that the cases are not run.
+    /// Whether the fault stops the kernel, so that the cases are not run.
     #[serde(default)]
     pub stops: bool,
-    /// It shows now and then only, so that the cases may pass.
+    /// Whether the fault shows only sometimes, so that the cases may pass.
     #[serde(default)]
     pub sometimes: bool,
-    /// What the driver does.
+    /// The behaviour of the driver.
     pub does: String,
-    /// What is right.
+    /// The correct behaviour.
     pub right: String,
-    /// Where in the kernel's source it does so.
+    /// The place in the kernel's source.
     pub source: String,
 }
 
@@ -32,7 +32,7 @@ pub struct Fault {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Faults {
-    /// One for each cause.
+    /// The faults, one for each cause.
     #[serde(default, rename = "fault")]
     pub faults: Vec<Fault>,
 }
@@ -41,7 +41,7 @@ impl Faults {
     /// Reads a list.
     ///
     /// # Errors
-    /// It is not one.
+    /// The text is no list of faults.
     pub fn parse(list: &str) -> Result<Self, toml::de::Error> {
         toml::from_str(list)
     }
@@ -54,7 +54,7 @@ impl Faults {
     /// Runs a case: one that is listed must fail, any other must not. One that stops the kernel is not run.
     ///
     /// # Panics
-    /// It is otherwise.
+    /// A listed case passes, or another one fails.
     pub fn run(&self, case: &str, body: impl FnOnce()) {
         let Some(fault) = self.of(case) else {
             return body();

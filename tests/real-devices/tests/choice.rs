@@ -72,7 +72,7 @@ fn each_set_of_requirements_opens_the_device_that_it_is_for() {
 
 // covers 1.21
 #[test]
-fn one_error_lists_what_each_of_them_lacks() {
+fn one_error_lists_the_gaps_of_each_device() {
     let registry = devices();
     let both = Features::READ_WITH_INVALIDATE | Features::WINDOW_1;
     let Err(OpenError::NotMet(lacking)) = registry.open(&Requirements::new().needs(both)) else {
@@ -86,7 +86,7 @@ fn one_error_lists_what_each_of_them_lacks() {
     }
     let unknown = registry.open(&Requirements::new().device("mlx5_7"));
     let Err(OpenError::NoSuchDevice { known, .. }) = unknown else {
-        panic!("nobody has such a device here");
+        panic!("no device here has these features");
     };
     assert_eq!(known.len(), 4, "{known:?}");
 }

@@ -1,4 +1,4 @@
-//! The conformance suite on devices that nobody built for it: its own modules, run on a device that is opened twice.
+//! The conformance suite on devices that were not made for it: its own modules, run on a device that is opened twice.
 //!
 //! `CONFORMANCE_DEVICE` names the device, of the library that `POLYVERBS_RDMA_CORE` names or the linker finds. Without it
 //! the suite is run on the devices of this project's own C library, one of each kind. `CONFORMANCE_FAULTS` is
@@ -60,7 +60,7 @@ fn faults() -> Faults {
     Faults::parse(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// One at a time: they share the limits of the device.
+/// Lets one case run at a time, because they share the limits of the device.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,7 +79,7 @@ fn run(module: &str, name: &str, needs: Needs, body: fn(&Rig)) {
     });
 }
 
-/// What the modules of the suite make tests of their bodies with.
+/// The macros by which the modules of the suite make tests of their bodies.
 mod made {
     macro_rules! cases {
         ($($name:ident: $needs:expr;)*) => {
@@ -97,7 +97,7 @@ mod made {
         };
     }
 
-    // Nobody steers a real device.
+    // A real device cannot be steered, so these cases make no tests.
     macro_rules! steered_cases {
         ($($name:ident: $needs:expr;)*) => {
             $(const _: (conformance::Needs, fn(&conformance::Rig)) = ($needs, $name);)*

@@ -1,4 +1,4 @@
-//! The driver: what the contract demands, and what it overrides.
+//! The driver: the mandatory parts of the contract, and the overrides.
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::driver::{Change, Driver, Executed};
@@ -29,8 +29,8 @@ pub struct AcmeFabric {
 }
 
 impl AcmeFabric {
-    /// A device of this name at this address. A driver that numbers its queue pairs itself takes the numbers from
-    /// `qp_numbers`: the first, and the one behind the last.
+    /// Makes a device of this name at this address. A driver that numbers its queue pairs itself takes the numbers
+    /// from `qp_numbers`, which are the first number and the end of the range.
     pub fn new(name: impl Into<String>, address: LinkAddress, qp_numbers: (u32, u32)) -> Self {
         #[cfg(not(feature = "some"))]
         let _ = qp_numbers;
@@ -104,7 +104,7 @@ mod overrides {
         () => {};
     }
 
-    /// Queue pair numbers of the driver's own: fresh ones while there are any, then the one that has rested longest.
+    /// Queue pair numbers of the driver's own: unused ones while there are any, then the one that was freed first.
     #[cfg(feature = "some")]
     #[derive(Debug)]
     pub(super) struct Numbers {
@@ -200,7 +200,7 @@ mod overrides {
     pub(crate) use {all, some};
 }
 
-/// What the device tells about itself.
+/// The attributes that the device reports.
 fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     let limits = Limits {
         max_qp: 1 << 16,

@@ -1,7 +1,7 @@
 //! A third driver of the engine: reliable connections between the queue pairs of one process, and nothing on a wire.
 //!
-//! What a driver must have is in [`driver`], and beside it what it overrides: nothing, with the feature `some` a few of
-//! the contract's defaults, with `all` every one. Devices of all three builds pass the same conformance suite.
+//! The mandatory parts of a driver are in [`driver`], next to its overrides: none by default, a few of the contract's
+//! defaults with the feature `some`, and all with `all`. Devices of all three builds pass the same conformance suite.
 #![forbid(unsafe_code)]
 
 pub mod driver;

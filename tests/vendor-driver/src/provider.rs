@@ -1,4 +1,4 @@
-//! The device as a program finds it: registered when this crate is linked and named.
+//! The device, which is registered when a program links and names this crate.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use verbs_api::provider::DeviceOps;
 
 use crate::AcmeFabric;
 
-/// The kind of device, to make more of.
+/// The kind of device, by which more of them can be made.
 pub struct Kind;
 
-/// Queue pair numbers of a driver that gives them out itself.
+/// The range of queue pair numbers of a driver that assigns them itself.
 const NUMBERS: (u32, u32) = (0x4000, 0x8000);
 
 /// The device that is registered.

@@ -1,4 +1,4 @@
-//! The sending half: a request is handed to the peer at once, and waits in the queue where the peer cannot take it.
+//! The sending half: a request is executed at the peer at once, and waits in the queue if the peer cannot take it.
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::operation;
@@ -12,10 +12,10 @@ use verbs_api::{WcStatus, extension::ExtensionOperation, ids::LinkAddress};
 use crate::responder::{Answer, Asked, Refusal, extension, respond};
 use crate::{Cx, Qp, QpRef, Requester};
 
-/// This `rnr_retry` never ends.
+/// The `rnr_retry` that means to retry for ever.
 const FOREVER: u8 = 7;
 
-/// What a requester keeps.
+/// The state of a requester.
 #[derive(Debug, Default)]
 pub struct Sending {
     peer: Option<(LinkAddress, u32)>,
@@ -24,9 +24,9 @@ pub struct Sending {
     rnr_retry: u8,
     retries_left: u8,
     rnr_left: u8,
-    // The peer had no receive, and is asked again then.
+    // The peer had no receive; the request is tried again at this time.
     rnr_until: Option<Time>,
-    // The peer is not there, and is looked for again then.
+    // The peer does not exist yet; the request is tried again at this time.
     ack_until: Option<Time>,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn execute(
     }
 }
 
-/// What became of a request.
+/// The outcome of trying a request.
 enum Attempt {
     Done(u32),
     Failed(WcStatus),
@@ -170,7 +170,7 @@ fn refused(refusal: Refusal) -> Attempt {
     }
 }
 
-// An operation of an extension: its message there, its answer back.
+// Executes an operation of an extension: passes its message to the peer and places the answer.
 fn ask(
     qp: &Qp,
     request: &Request<'_>,
@@ -194,7 +194,7 @@ fn ask(
     }
 }
 
-/// Goes on with the queue, unless what it waits for is not there yet.
+/// Continues with the queue, unless the first request still waits for a timer or a receive of the peer.
 pub(crate) fn pump(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     let waits = half.driver.rnr_until.is_some() || half.driver.ack_until.is_some();
     let worth_trying = half.direct.as_ref().is_none_or(|peer| peer.has_receive());
@@ -203,7 +203,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     }
 }
 
-/// A moment passed that was asked for.
+/// A timer has expired.
 pub(crate) fn handle_timeout(qp: &Qp, half: &mut Requester, now: Time, cx: &mut Cx<'_>) {
     let due = |until: &mut Option<Time>| until.take_if(|until| *until <= now).is_some();
     due(&mut half.driver.rnr_until);
@@ -227,7 +227,7 @@ pub(crate) fn handle_timeout(qp: &Qp, half: &mut Requester, now: Time, cx: &mut 
     }
 }
 
-// Request after request, until one has to wait.
+// Executes request after request, until one has to wait.
 fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     while let Some(front) = half.queue.front_mut() {
         if qp.state() == QpState::Sqd && front.phase == Phase::Waiting {
@@ -249,7 +249,7 @@ fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     }
 }
 
-/// What the device has no place for is refused before it is queued.
+/// Refuses requests that the device does not support, before they are queued.
 #[cfg(feature = "some")]
 pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::wr::PostReason> {
     match request.op {
@@ -260,7 +260,7 @@ pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::wr::Pos
     }
 }
 
-/// Peers are in this process.
+/// Refuses paths out of this process, because all peers are in it.
 #[cfg(feature = "all")]
 pub(crate) fn check_path(path: &verbs_api::qp::AddressVector) -> Result<(), verbs_api::VerbError> {
     match path.address {
@@ -272,7 +272,7 @@ pub(crate) fn check_path(path: &verbs_api::qp::AddressVector) -> Result<(), verb
     }
 }
 
-/// Whoever waits for this queue pair need not wait for its timer.
+/// Resumes the peer, which may wait for this queue pair, so that it need not wait for its timer.
 #[cfg(feature = "all")]
 pub(crate) fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
     let named = qp.responder().driver.peer();

@@ -1,4 +1,4 @@
-//! The receiving half: requests become operations on the engine, on the thread of whoever asks.
+//! The receiving half: requests become operations on the engine, on the thread of the requester.
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -17,7 +17,7 @@ use verbs_api::{
 
 use crate::{Cx, Qp, Responder};
 
-/// What a responder keeps.
+/// The state of a responder.
 #[derive(Debug, Default)]
 pub struct Receiving {
     peer: Option<(LinkAddress, u32)>,
@@ -50,7 +50,7 @@ impl Receiving {
     }
 }
 
-/// A request, and the octets that it brings.
+/// A request and its payload.
 pub(crate) struct Asked<'a> {
     pub(crate) request: &'a Request<'a>,
     pub(crate) payload: Payload<'a>,
@@ -63,14 +63,14 @@ pub(crate) enum Answer<'p> {
     Original(u64),
 }
 
-/// Why there is none.
+/// The reason why there is no answer.
 #[derive(Clone, Copy)]
 pub(crate) enum Refusal {
-    /// Nobody is there who would take it.
+    /// The peer does not exist, or is in no state to take the request.
     Absent,
-    /// There is no receive for it: the timer's code.
+    /// The peer has no receive for the request; the value is the code of its RNR timer.
     NoReceive(u8),
-    /// How the request ends, how the receive that it had, and what the peer's program is told.
+    /// The status of the request, the status of its receive, and the event of the peer's program.
     With {
         sender: WcStatus,
         receiver: WcStatus,
@@ -112,7 +112,7 @@ impl From<Fault> for Refusal {
     }
 }
 
-// Whether `peer`, locked, is connected to `qp` and takes requests.
+// Whether the locked responder `peer` is connected to `qp`, and the port of `qp` is active.
 pub(crate) fn is_at_other_end(qp: &Qp, peer: &Receiving) -> bool {
     peer.peer == Some((qp.device.address(), qp.qpn)) && qp.device.is_port_active()
 }
@@ -125,7 +125,7 @@ fn takes(qp: &Qp, peer: &Qp, half: &Responder) -> bool {
     receives && is_at_other_end(qp, &half.driver) && peer.device.is_port_active()
 }
 
-/// Carries a request out at the peer.
+/// Executes a request at the peer.
 pub(crate) fn respond<'p>(
     qp: &Qp,
     peer: &Qp,
@@ -148,7 +148,7 @@ pub(crate) fn respond<'p>(
     })
 }
 
-/// Carries an operation of an extension out at the peer.
+/// Executes an operation of an extension at the peer.
 pub(crate) fn extension(
     qp: &Qp,
     peer: &Qp,
@@ -247,7 +247,7 @@ fn send<'p>(
         SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
         SendExtra::Invalidate(key) => {
             if invalidate(peer, key).is_err() {
-                // The octets are there: the receive fails, and the sender is not told.
+                // The payload was placed: the receive fails, and the sender succeeds.
                 half.current = Some(receive);
                 peer.fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
                 return Ok(Answer::Taken);
@@ -286,7 +286,7 @@ fn write<'p>(
     half.driver.permit(Access::REMOTE_WRITE)?;
     let length = asked.payload.len();
     let region = match length {
-        // No octets name no memory.
+        // A write of no bytes names no memory.
         0 => None,
         _ => Some(check(
             peer,
@@ -356,7 +356,7 @@ fn atomic<'p>(
     Ok(Answer::Original(original))
 }
 
-// One at a time: within any budget but none.
+// Requests are served one at a time, which any budget except 0 permits.
 fn has_budget(half: &Responder) -> Result<(), Refusal> {
     match half.driver.max_dest_rd_atomic {
         0 => Err(Refusal::INVALID),

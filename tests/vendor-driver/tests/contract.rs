@@ -1,4 +1,4 @@
-//! What the contract demands of a driver, and that an override is what is called.
+//! The mandatory parts of a driver, and the calls of its overrides.
 
 use polyverbs_engine::device::{Cx, Device};
 use polyverbs_engine::driver::{Change, Driver, Executed};
@@ -9,7 +9,7 @@ use polyverbs_engine::time::Time;
 use verbs_api::capability::DeviceAttributes;
 use verbs_api::ids::LinkAddress;
 
-/// A driver of the mandatory parts alone. It compiles, so nothing else is mandatory.
+/// A driver of the mandatory parts alone. Because it compiles, no other part is mandatory.
 struct Halting;
 
 impl Driver for Halting {
@@ -85,7 +85,7 @@ fn a_driver_without_a_mandatory_part_is_refused_by_its_name() {
 
 // covers 6.04
 #[test]
-fn what_is_overridden_is_called_and_the_rest_is_the_engines() {
+fn overrides_are_called_and_defaults_are_the_engines() {
     use acme_fabric::PROVIDER;
     use verbs_api::{QpOptions, Registry, Requirements};
 
@@ -95,7 +95,7 @@ fn what_is_overridden_is_called_and_the_rest_is_the_engines() {
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
     let create = || pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
-    // The engine counts from a random number, a driver of its own numbers from 0x4000: books are kept by one of them.
+    // The engine counts from a random number, a driver of its own numbers from 0x4000: only one of them assigns the numbers.
     let numbers: Vec<_> = (0..3).map(|_| create().qp_num().value()).collect();
     let first = if cfg!(feature = "some") {
         0x4000

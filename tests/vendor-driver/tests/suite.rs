@@ -17,7 +17,7 @@ fn build(options: DeviceOptions) -> Fabric {
     Fabric::direct(driver, options)
 }
 
-/// What the modules of the suite make tests of their bodies with.
+/// The macros by which the modules of the suite make tests of their bodies.
 mod made {
     macro_rules! cases {
         ($($name:ident: $needs:expr;)*) => {
@@ -86,7 +86,7 @@ mod windows;
 
 // covers 6.05
 #[test]
-fn what_the_device_claims_is_verified_and_the_rest_refused() {
+fn claims_are_verified_and_the_rest_is_refused() {
     let mut wrong = Vec::new();
     let mut check = |probes, feature| {
         let cell = examined(ACME, feature, probes);

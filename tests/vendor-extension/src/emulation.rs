@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use crate::request::{CHECKSUM, Range};
 use crate::{Checksums, MAX_RANGE};
 
-/// Octets of the longest range that is carried out: nobody else of the queue pair is served meanwhile.
+/// Bytes of the longest range: no other request of the queue pair is served meanwhile.
 const LONGEST: u64 = 1 << 20;
 
 /// The part of the extension that software devices need.

@@ -7,12 +7,12 @@ use verbs_api::{
 
 use crate::{CHECKSUM, Checksums, Range};
 
-/// Checksums of remote memory: who has this was granted them. Queue pairs are made with it.
+/// Checksums of remote memory. A program that has this handle was granted them, and creates queue pairs with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Checksum(());
 
 impl Checksum {
-    /// A range of `length` octets at `remote`, which takes the right to read there.
+    /// A range of `length` bytes at `remote`. The request needs the right to read there.
     pub fn range(&self, remote: RemoteAddress, length: u32) -> Range {
         Range::new(remote, length)
     }

@@ -1,4 +1,4 @@
-//! Checksums of remote memory: the device at the other end computes the CRC-32C of a range, and four octets travel back.
+//! Checksums of remote memory: the device at the other end computes the CRC-32C of a range, and four bytes travel back.
 //!
 //! ```no_run
 //! use acme_checksum::{Checksum, Checksums};
@@ -35,7 +35,7 @@ bitflags! {
     pub struct Checksums: u64 {
         /// The CRC-32C of a remote range, in one request.
         ///
-        /// * Guarantees: the checksum of what the range holds once all earlier writes of the queue are placed.
+        /// * Guarantees: the checksum of the range after all earlier writes of the queue have been placed.
         /// * Limits: [`MAX_RANGE`]; it counts as a read for `max_qp_rd_atom` and `max_qp_init_rd_atom`.
         /// * Who: Acme's adapters from firmware 12 on; emulated devices.
         /// * Source: Acme Programmer's Manual, chapter 7.
@@ -52,7 +52,7 @@ const RANGE: FeatureInfo = feature!(
     "the checksum of a remote range, in one request"
 );
 
-/// Octets of the longest range.
+/// Bytes of the longest range.
 pub static MAX_RANGE: ExtensionLimit =
     ExtensionLimit::new(Checksums::SET, "max_range", Direction::LargerIsStronger);
 

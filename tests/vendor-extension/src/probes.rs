@@ -1,4 +1,4 @@
-//! What proves the bit.
+//! The probes that prove the bit.
 
 use verbs_api::probe::{Evidence, Outcome, Pair, Probe, Rig};
 use verbs_api::{
@@ -29,7 +29,7 @@ pub(crate) static PROBES: &[Probe] = &[
         &RANGE,
         "acme-checksum.order",
         "Acme 7.2",
-        "what the queue has written before counts",
+        "earlier writes of the queue are included",
         after_a_write,
     ),
     Probe::new(
@@ -50,7 +50,7 @@ pub(crate) static PROBES: &[Probe] = &[
         &RANGE,
         "acme-checksum.completion",
         "Acme 7.5",
-        "a completion has the opcode and four octets",
+        "a completion has the opcode and four bytes",
         completion,
     ),
     Probe::new(
@@ -62,7 +62,7 @@ pub(crate) static PROBES: &[Probe] = &[
     ),
 ];
 
-/// Queue pairs that do checksums, and the handle to make requests with.
+/// Queue pairs that do checksums, and the handle that makes requests.
 fn pair(rig: &Rig) -> Result<(Checksum, Pair), Evidence> {
     let near = rig.near.context.extension::<Checksum>()?;
     let far = rig.far.context.extension::<Checksum>()?;
@@ -80,7 +80,7 @@ fn to_scratch<'r>(rig: &Rig, range: &'r Range) -> Result<wr::ExtensionRequest<'r
     Ok(range.request(rig.scratch.sge(0, 4)?))
 }
 
-/// The checksum of a remote range, as the far device has it.
+/// The checksum of a remote range, as the far device computes it.
 fn checksum(rig: &Rig, pair: &Pair, range: Range) -> Result<u32, Evidence> {
     rig.scratch.put(0, &[0xee; 4])?;
     rig.succeeds(&pair.near, to_scratch(rig, &range)?)?;
@@ -126,7 +126,7 @@ fn only_the_range(rig: &Rig) -> Outcome {
         ensure_eq!(
             checksum(rig, &pair, range)?,
             expected,
-            "the checksum of {length} octets from {from} on"
+            "the checksum of {length} bytes from {from} on"
         );
     }
     Ok(())
@@ -141,16 +141,16 @@ fn after_a_write(rig: &Rig) -> Outcome {
     let write = wr::Write::new(rig.scratch.sge(4096, 8192)?, memory.remote(0));
     pair.near.post_one(write)?;
     let found = checksum(rig, &pair, handle.range(memory.remote(0), 8192))?;
-    ensure_eq!(found, expected, "the checksum behind a write");
+    ensure_eq!(found, expected, "the checksum after a write");
     Ok(())
 }
 
-// A refusal ends the connection: each attempt has one of its own.
+// A refusal ends the connection, so each attempt has one of its own.
 fn is_refused(rig: &Rig, remote: RemoteAddress, length: u32, expected: WcStatus) -> Outcome {
     let (handle, pair) = pair(rig)?;
     let range = handle.range(remote, length);
     let status = rig.verdict(&pair, to_scratch(rig, &range)?)?;
-    ensure_eq!(status, expected, "{length} octets at {remote:?}");
+    ensure_eq!(status, expected, "{length} bytes at {remote:?}");
     Ok(())
 }
 
@@ -167,14 +167,14 @@ fn rights(rig: &Rig) -> Outcome {
 
 fn longest(rig: &Rig) -> Outcome {
     let most = rig.attributes().limit((&MAX_RANGE).into());
-    // What a longer one would take is more than this machine may have.
+    // A longer range might need more memory than this machine has.
     let length = most.min(1 << 24) as u32;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let memory = rig.far.region(length as usize + 1, rights)?;
     let (handle, pair) = pair(rig)?;
     let expected = crc32c::crc32c(&memory.bytes(0, length as usize)?);
     let found = checksum(rig, &pair, handle.range(memory.remote(0), length))?;
-    ensure_eq!(found, expected, "the checksum of {length} octets");
+    ensure_eq!(found, expected, "the checksum of {length} bytes");
     if u64::from(length) == most {
         is_refused(rig, memory.remote(0), length + 1, WcStatus::RemInvReqErr)?;
     }
@@ -195,7 +195,7 @@ fn completion(rig: &Rig) -> Outcome {
         "the completion"
     );
     ensure_eq!(done.opcode, CHECKSUM.wc_opcode(), "its opcode");
-    ensure_eq!(done.byte_len, 4, "its octets");
+    ensure_eq!(done.byte_len, 4, "its bytes");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The work request: its body in network order, as it travels.
+//! The work request: its body in network order, as it is sent.
 
 use verbs_api::{
     RKey, RemoteAddress,
@@ -16,7 +16,7 @@ pub static CHECKSUM: ExtensionOperation =
         .body(size_of::<Range>() as u16)
         .data(OperationData::Sink { least: 4 });
 
-/// A range of remote memory whose checksum is wanted.
+/// A range of remote memory whose checksum is requested.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Range {
@@ -34,7 +34,7 @@ impl Range {
         }
     }
 
-    /// The request. The checksum goes to the first four octets of `sink`, an integer of this machine.
+    /// The request. The checksum is placed in the first four bytes of `sink`, in the byte order of this machine.
     pub fn request<'a>(&'a self, sink: impl Into<Data<'a>>) -> wr::ExtensionRequest<'a> {
         wr::ExtensionRequest::new(&CHECKSUM, self, sink)
     }

@@ -1,4 +1,4 @@
-//! The guide shows this crate: every file of it, all of each, and nothing else.
+//! The guide shows this crate: every file, completely, and nothing else.
 
 #[path = "../../guide.rs"]
 mod guide;

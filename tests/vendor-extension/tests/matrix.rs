@@ -1,4 +1,4 @@
-//! What is linked decides: one line of a program has the command show the extension, and nothing else does.
+//! The command shows the extension if one line of the program links it, and only then.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 const LINE: &str = "use acme_checksum as _;\n\n";
 const ROW: &str = "acme-checksum::RANGE";
 
-/// What the command prints that an example is.
+/// The output of an example, which is the command.
 fn output(example: &str, arguments: &[&str]) -> String {
     let test = std::env::current_exe().unwrap();
     let built = test.parent().and_then(|deps| deps.parent()).unwrap();
@@ -34,7 +34,7 @@ fn cells(example: &str) -> Option<Value> {
 fn source(example: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("examples");
     let text = std::fs::read_to_string(folder.join(format!("{example}.rs"))).unwrap();
-    // What the first line says of the program differs.
+    // The first line is skipped, because it describes the program.
     text.lines()
         .skip(1)
         .map(|line| format!("{line}\n"))
@@ -91,5 +91,5 @@ fn nothing_of_the_project_knows_of_it() {
             }
         }
     }
-    assert!(seen > 100, "{seen} files were looked at");
+    assert!(seen > 100, "{seen} files were compared");
 }

@@ -1,4 +1,4 @@
-//! The probes on every kind of software device: handed over whole, cut into frames, as octets, and through sockets.
+//! The probes on every kind of software device: with whole messages, segmented, encoded as bytes, and through sockets.
 
 use acme_checksum::EXTENSION;
 use conformance::{Flavour, examined};

@@ -1,4 +1,4 @@
-//! The probes where the end that asks is a device of another process, over UDP and over TCP.
+//! The probes with a device of another process as the end that posts requests, over UDP and over TCP.
 
 use acme_checksum::EXTENSION;
 use two_processes::{examined, other_process};

@@ -1,4 +1,4 @@
-//! Completion queues: what is polled is counted.
+//! Completion queues: polled completions are counted.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -99,7 +99,8 @@ impl ContextOps for Context {
     }
 }
 
-/// The reply that is given to the device behind: what it has made is wrapped, and an error stays what it is.
+/// The reply that is passed to the inner device: it wraps the object that the device has made, and forwards
+/// an error unchanged.
 pub(crate) fn wrapping<T: ?Sized + 'static>(
     reply: Reply<Arc<T>>,
     wrap: impl FnOnce(Arc<T>) -> Arc<T> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Protection domains and what is made in them.
+//! Protection domains and the objects that are made in them.
 
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ impl PdOps for Domain {
     }
 }
 
-/// The same for the device behind, which knows its own queues only.
+/// The attributes for the inner device, which knows only its own queues.
 fn with_queues_behind(mut init: QpInit) -> Result<QpInit, VerbError> {
     let send_cq: Arc<CompletionQueue> = own(&init.send_cq, "send_cq")?;
     let recv_cq: Arc<CompletionQueue> = own(&init.recv_cq, "recv_cq")?;

@@ -1,6 +1,6 @@
-//! A meter in front of an RDMA device: it counts what is posted and completed, and has a quota of queue pairs.
+//! A meter in front of an RDMA device: it counts posted and completed requests, and has a quota of queue pairs.
 //!
-//! Everything else is the device's behind it: a verb is handed on, and so is its answer.
+//! Everything else is done by the inner device: the meter forwards each verb and its answer.
 #![forbid(unsafe_code)]
 
 mod completion_queue;
@@ -18,7 +18,7 @@ use verbs_api::provider::{DeviceList, Provider, link_provider};
 
 use device::Device;
 
-/// Queue pairs that a metered device has, if the one behind it has as many.
+/// The queue pairs of a metered device, if the inner device has as many.
 pub const QUOTA: u32 = 64;
 
 /// Meters in front of the devices of another provider.
@@ -39,7 +39,8 @@ impl Provider for Metered {
     }
 
     fn devices(&self, extensions: &Extensions) -> Result<DeviceList, VerbError> {
-        // Its handles look for the queues of the engine in what a program gives them, and would find those of the meter.
+        // The handles of XRC look for the engine's queues in the objects of the program, and would find those of the
+        // meter.
         let extensions = extensions.clone().without("xrc");
         let behind = self.behind.devices(&extensions)?;
         let numbered = behind.devices.into_iter().enumerate();

@@ -1,14 +1,14 @@
-//! What is counted, and the quota.
+//! The counters and the quota.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use verbs_api::wr::PostReason;
 use verbs_api::{Limit, VerbError};
 
-/// What posting answers: how many were posted, and why the next was not.
+/// The result of posting: after a failure, how many requests were posted, and why the next was not.
 pub(crate) type Posted = Result<(), (usize, PostReason)>;
 
-/// The books of a device.
+/// The counters and the quota of a device.
 pub(crate) struct Meter {
     max_qp: u32,
     qps: AtomicU32,
@@ -18,7 +18,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// With a quota of queue pairs.
+    /// Makes counters with a quota of queue pairs.
     pub(crate) fn new(max_qp: u32) -> Self {
         Self {
             max_qp,

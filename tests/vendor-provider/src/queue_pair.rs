@@ -1,4 +1,4 @@
-//! Queue pairs: what is posted is counted, and a place in the quota comes back with each.
+//! Queue pairs: posted requests are counted, and destroying a queue pair frees its place in the quota.
 
 use std::sync::Arc;
 

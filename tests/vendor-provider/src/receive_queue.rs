@@ -1,4 +1,4 @@
-//! Shared receive queues: what is posted is counted.
+//! Shared receive queues: posted receives are counted.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the matrix finds about the device: it does what it claims, and refuses the rest.
+//! The verdict of the matrix on the device: it does what it claims, and refuses the rest.
 
 use acme_meter as _;
 use capability_matrix::{Matrix, Section};
@@ -16,7 +16,7 @@ fn sorted<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
 }
 
 #[test]
-fn what_the_device_claims_is_verified_and_the_rest_refused() {
+fn claims_are_verified_and_the_rest_is_refused() {
     let registry = polyverbs::registry().unwrap();
     let device = registry.device("meter0").unwrap();
     let matrix = Matrix::verified(std::slice::from_ref(device), &mut |_| ()).unwrap();

@@ -1,4 +1,4 @@
-//! What the meter adds: counters and a quota.
+//! The counters and the quota of the meter.
 
 use acme_meter::{PROVIDER, QUOTA};
 use polyverbs::capability::FeatureBits;
@@ -16,7 +16,7 @@ fn metered() -> (Device, Context) {
     (device, context.unwrap())
 }
 
-/// The meter's own counters; those of the device behind it follow.
+/// The meter's own counters; those of the inner device follow.
 fn counted(device: &Device) -> Vec<u64> {
     let counters = device.counters();
     let names: Vec<_> = counters.iter().take(3).map(|(name, _)| *name).collect();
@@ -25,7 +25,7 @@ fn counted(device: &Device) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_posted_and_polled_is_counted() {
+fn posted_and_polled_requests_are_counted() {
     let (device, context) = metered();
     let (pd, cq) = (
         context.alloc_pd().wait().unwrap(),
@@ -70,7 +70,7 @@ fn a_refused_request_is_not_counted() {
 }
 
 #[test]
-fn the_quota_is_the_limit_and_what_is_destroyed_frees_a_place() {
+fn the_quota_is_the_limit_and_a_destroy_frees_a_place() {
     let (device, context) = metered();
     assert_eq!(device.attributes().limit(Limit::MaxQp), u64::from(QUOTA));
     let (pd, cq) = (
@@ -90,9 +90,9 @@ fn the_quota_is_the_limit_and_what_is_destroyed_frees_a_place() {
 }
 
 #[test]
-fn a_queue_pair_that_the_device_behind_refuses_takes_no_place() {
+fn a_queue_pair_that_the_inner_device_refuses_takes_no_place() {
     let (device, _) = metered();
-    // Granted although the device lacks it, so that the refusal is the device's own.
+    // The feature is granted although the device lacks it, so that the device itself refuses.
     let beyond = [FeatureBits::of(Features::READ_WITH_INVALIDATE)];
     let context = device
         .open_beyond_claims(&Requirements::new(), &beyond)

@@ -1,15 +1,15 @@
-//! What a library for C finds registered: `link_forms.h` is its header.
+//! The extensions and providers that a library for C finds registered; `link_forms.h` is its header.
 
 use link_forms::Report;
 use polyverbs::{Registry, provider::RegistryError};
 
-/// Prints what the linker kept of what registers itself.
+/// Prints the extensions and providers that register themselves and that the linker kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn link_forms_linked() -> i32 {
     print(Registry::linked())
 }
 
-/// Prints what a registry has whose extensions and providers are added one by one.
+/// Prints the content of a registry to which extensions and providers are added one by one.
 #[unsafe(no_mangle)]
 pub extern "C" fn link_forms_added() -> i32 {
     print(added())

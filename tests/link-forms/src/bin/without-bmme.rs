@@ -1,4 +1,4 @@
-//! A program that names the devices. One line more, and they have base memory management.
+//! A program that names the devices. With one more line they have base memory management.
 #![forbid(unsafe_code)]
 
 use emulated_ib as _;
