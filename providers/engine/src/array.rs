@@ -1,8 +1,8 @@
-//! Arrays whose memory may not be had: an error, where the standard library ends the process.
+//! Arrays whose allocation may fail with an error, where the standard library ends the process.
 
 use std::iter;
 
-/// So many default elements.
+/// Creates an array of `len` default elements; `None` if the memory cannot be allocated.
 pub(crate) fn filled<T: Default>(len: usize) -> Option<Box<[T]>> {
     let mut elements = Vec::new();
     elements.try_reserve_exact(len).ok()?;
@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_cannot_be_had_is_no_array() {
+    fn an_array_that_cannot_be_allocated_is_none() {
         assert_eq!(filled::<u64>(usize::MAX / 16), None);
         assert_eq!(filled::<u64>(3).as_deref(), Some(&[0; 3][..]));
     }

@@ -1,4 +1,4 @@
-//! What the devices of every transport on this engine say alike.
+//! Attributes that the devices of every transport on this engine share.
 
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -7,7 +7,7 @@ use verbs_api::{
     ids::{Guid, LinkAddress},
 };
 
-/// What the engine's structures carry, not what memory there is.
+/// The limits of the engine's structures, whatever memory there is.
 pub const LIMITS: Limits = Limits {
     max_qp: 1 << 20,
     max_qp_wr: 1 << 14,
@@ -37,7 +37,7 @@ pub const LIMITS: Limits = Limits {
     local_ca_ack_delay: 0,
 };
 
-/// What a device with this port tells about itself, before the linked emulations add to it.
+/// Returns the attributes of a device with this port, before the linked emulations add to them.
 pub fn attributes(
     name: &str,
     provider: &'static str,
@@ -56,7 +56,7 @@ pub fn attributes(
         extensions: Vec::new(),
         gaps: BaselineGaps::empty(),
         limits: LIMITS,
-        // The processor's own: the same for every device and for the program.
+        // These are atomic instructions of the processor, which every device and the program share.
         atomic_cap: AtomicScope::Global,
         masked_atomic_cap: AtomicScope::None,
         ports: vec![PortAttributes {
@@ -66,10 +66,11 @@ pub fn attributes(
     }
 }
 
-/// Whether a device at `own` reaches the other end of a path: both are in process, or of one family of IP addresses.
+/// Checks that a device at `own` can reach the other end of a path: both are in process, or have IP addresses of one
+/// family.
 ///
 /// # Errors
-/// It does not.
+/// The device cannot reach it.
 pub fn check_reach(own: LinkAddress, path: &AddressVector) -> Result<(), VerbError> {
     let reaches = match (own, path.address) {
         (LinkAddress::InProcess(_), LinkAddress::InProcess(_)) => true,

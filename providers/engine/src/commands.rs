@@ -1,4 +1,4 @@
-//! The command interface of an emulated device: control verbs take as long as the device is told to take.
+//! The command interface of an emulated device: control verbs take as long as the device's options say.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use crate::timers::Timers;
 
 type Command = Box<dyn FnOnce(Result<(), VerbError>) + Send>;
 
-/// Control verbs that have been started and not answered yet.
+/// Control verbs that were started and not answered yet.
 pub struct Commands {
     me: Weak<Self>,
     network: Arc<dyn Progress>,
@@ -47,19 +47,19 @@ impl Commands {
         })
     }
 
-    /// How long each command takes from now on.
+    /// Sets how long each command takes from now on.
     pub fn set_latency(&self, latency: Duration) {
         self.pending.lock().latency = latency;
     }
 
-    /// Whether the device was removed.
+    /// Returns whether the device was removed.
     pub fn is_removed(&self) -> bool {
         self.pending.lock().removed
     }
 
-    /// Carries a command out after the device's latency and answers it; at once where there is none.
+    /// Runs a command after the device's latency and answers it; at once if there is no latency.
     ///
-    /// The caller is never blocked. After removal the answer is that the device was removed.
+    /// The caller never blocks. After a removal the answer is that the device was removed.
     pub fn run<T: Send + 'static>(
         &self,
         reply: Reply<T>,
@@ -68,8 +68,8 @@ impl Commands {
         self.submit(move |alive| reply.send(alive.and_then(|()| work())));
     }
 
-    /// Carries out a verb that gives an object back, and that answers by itself: after the device's latency, or when
-    /// the device is removed, for what the object holds must not stay behind.
+    /// Runs a verb that returns an object and that answers by itself: after the device's latency, or when the device is
+    /// removed, because the object must be released in any case.
     pub fn run_last<T: Send + 'static>(
         &self,
         reply: Reply<T>,
@@ -78,8 +78,9 @@ impl Commands {
         self.submit(move |_| work(reply));
     }
 
-    // Who asks for one neither polls nor posts, and would keep back what leaves with either: acknowledges of what he
-    // was told. The peer may have to do something by the time that he has what he asks for.
+    // A thread that starts a verb neither polls nor posts, so this flushes frames that would leave with either:
+    // acknowledges of the completions that the program has polled. The peer may have to act by the time that the verb is
+    // answered.
     fn submit(&self, command: impl FnOnce(Result<(), VerbError>) + Send + 'static) {
         self.network.flush();
         let mut pending = self.pending.lock();
@@ -107,7 +108,7 @@ impl Commands {
         self.timers.add(at, Box::new(job));
     }
 
-    /// Answers everything that is outstanding, and everything to come, with the news that the device was removed.
+    /// Answers all outstanding and all later commands with the error that the device was removed.
     pub(crate) fn remove(&self) {
         let mut pending = self.pending.lock();
         pending.removed = true;
@@ -119,7 +120,7 @@ impl Commands {
     }
 }
 
-/// The answer to a number that is too small or too large.
+/// The error for a number that is too small or too large.
 pub(crate) fn out_of_range(
     argument: &'static str,
     given: impl Into<u64>,

@@ -1,12 +1,12 @@
 //! The ring of a completion queue.
 //!
-//! A slot is four words; the last one carries the sequence number of its entry and is stored last,
-//! with release. A consumer looks at the slot at its head and knows: an empty poll reads that one
-//! slot and takes no lock. Producer and consumer state lie on lines of their own, so that a thread
-//! that polls what another pushes shares nothing with it but the slots.
+//! A slot is four words; the last one carries the sequence number of its entry and is stored last, with release. A consumer
+//! knows from the slot at its head whether there is an entry, so an empty poll reads that one slot and takes no lock. The
+//! states of producer and consumer are on cache lines of their own, so that a thread that polls and a thread that pushes
+//! share only the slots.
 //!
-//! Read `lock` first. The producer lock is of class [`LockClass::CqProducer`], the consumer's of
-//! [`LockClass::CqConsumer`]. The wake-up that a push asks for is the caller's, after unlocking.
+//! Read `lock` first. The producer lock is of class [`LockClass::CqProducer`], the consumer's of [`LockClass::CqConsumer`].
+//! The caller does the wake-up that a push asks for, after unlocking.
 
 // The current array of slots is reached through an atomic pointer.
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ use crate::array::filled;
 use crate::lock::{Lock, LockClass, LockGuard};
 use crate::sync::{AtomicPtr, AtomicU64, Line, Mutex, Ordering};
 
-/// A completion as it lies in the ring: the meaning of the words is the caller's.
+/// A completion as the ring stores it. The caller defines the meaning of the words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Three words of data.
@@ -35,10 +35,10 @@ impl Entry {
     const EXTENDED: u32 = 1 << 30;
 }
 
-/// What wakes the waiter of a ring, once.
+/// The entry that wakes the waiter of a ring, once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Armed {
-    /// Nothing.
+    /// No entry.
     #[default]
     No,
     /// The next solicited entry or error.
@@ -47,22 +47,22 @@ pub enum Armed {
     Next,
 }
 
-/// The ring is full, or memory for its slots cannot be had; the entry was not added.
+/// The ring is full, or memory for its slots cannot be allocated; the entry was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun;
 
-/// The ring keeps its capacity.
+/// Why the ring keeps its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeError {
-    /// So many entries wait, which are more.
+    /// This many entries wait, which are more than the new capacity.
     Pending(u32),
-    /// Memory cannot be had.
+    /// The memory cannot be allocated.
     Memory,
 }
 
 /// A ring of completions with locks for producers and for consumers.
 pub struct CompletionRing {
-    /// The current array; null before the first push. Read-mostly.
+    /// The current array; null before the first push. It is rarely written.
     current: AtomicPtr<Array>,
     arrays: Mutex<Arrays>,
     producer: Line<Lock<Producer>>,
@@ -70,7 +70,7 @@ pub struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// Makes an empty ring for `capacity` entries, at least 1. Slots are made at the first push.
+    /// Creates an empty ring for `capacity` entries, at least 1. Its slots are allocated at the first push.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
@@ -95,18 +95,19 @@ impl CompletionRing {
         }
     }
 
-    /// Takes the producer lock, for one push or several.
+    /// Locks the producer, for one push or several.
     #[inline]
     pub fn producer(&self) -> LockGuard<'_, Producer> {
         self.producer.lock()
     }
 
-    /// Adds an entry, perhaps with a word more, which takes memory from the first use on; `producer` is this ring's, locked.
+    /// Adds an entry, possibly with an additional word, for which memory is allocated on first use. `producer` is this
+    /// ring's, locked.
     ///
-    /// Returns whether the ring was armed for it: the caller then wakes the waiter, after unlocking.
+    /// Returns whether the ring was armed for the entry: the caller then wakes the waiter, after unlocking.
     ///
     /// # Errors
-    /// [`Overrun`] if as many entries wait as the ring has capacity, or if memory for them cannot be had.
+    /// [`Overrun`] if as many entries wait as the ring has capacity, or if memory for them cannot be allocated.
     #[inline]
     pub fn push(
         &self,
@@ -136,19 +137,19 @@ impl CompletionRing {
         self.poll_locked(out, max)
     }
 
-    /// The number of entries that wait.
+    /// Returns the number of entries that wait.
     pub fn len(&self) -> usize {
         self.pending(&self.producer()) as usize
     }
 
-    /// The number of entries the ring may hold.
+    /// Returns the number of entries that the ring may hold.
     pub fn capacity(&self) -> u32 {
         self.producer().capacity
     }
 
     /// Asks for one wake-up. [`Armed::Next`] overrides [`Armed::Solicited`], never the reverse.
     ///
-    /// Returns whether entries are present already, which wake nobody: poll again before sleeping.
+    /// Returns whether there are entries already, which cause no wake-up: the caller polls again before it sleeps.
     pub fn arm(&self, kind: Armed) -> bool {
         let mut producer = self.producer();
         producer.armed = producer.armed.max(kind);
@@ -158,7 +159,7 @@ impl CompletionRing {
     /// Changes the capacity, at least 1; entries that wait stay.
     ///
     /// # Errors
-    /// More entries wait, or memory cannot be had.
+    /// More entries wait, or the memory cannot be allocated.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`].
@@ -174,7 +175,7 @@ impl CompletionRing {
         if let Some(old) = self.array().filter(|old| old.len() != array_len(capacity)) {
             let new = self.empty_array(capacity, producer.tail);
             let new = new.ok_or(ResizeError::Memory)?;
-            // SAFETY: `arrays` keeps it as long as this ring lives.
+            // SAFETY: `arrays` keeps the array as long as this ring exists.
             let new_array = unsafe { &*new };
             let refilled = new_array.refill(old, producer.tail - pending, producer.tail);
             refilled.ok_or(ResizeError::Memory)?;
@@ -187,7 +188,7 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// The place of the next entry, if there is one.
+    /// Returns the array and the position of the next entry, if there is room.
     #[inline]
     fn claim(&self, producer: &mut Producer) -> Result<(&Array, u64), Overrun> {
         let at = producer.tail;
@@ -205,11 +206,11 @@ impl CompletionRing {
     fn make(&self, producer: &mut Producer) -> Option<&Array> {
         let array = self.empty_array(producer.capacity, producer.tail)?;
         self.current.store(array, Ordering::Release);
-        // SAFETY: `arrays` keeps it as long as this ring lives.
+        // SAFETY: `arrays` keeps the array as long as this ring exists.
         Some(unsafe { &*array })
     }
 
-    /// An array of this ring, whose slots are all empty for the positions from `tail` on.
+    /// Returns an array of this ring whose slots are all empty for the positions from `tail` on.
     fn empty_array(&self, capacity: u32, tail: u64) -> Option<*mut Array> {
         let mut arrays = self.arrays.lock();
         let array = arrays.of_len(array_len(capacity))?;
@@ -221,12 +222,12 @@ impl CompletionRing {
     #[inline]
     fn array(&self) -> Option<&Array> {
         let array = self.current.load(Ordering::Acquire);
-        // SAFETY: null, or an array that `arrays` keeps as long as this ring lives.
+        // SAFETY: this is null, or an array that `arrays` keeps as long as this ring exists.
         unsafe { array.as_ref() }
     }
 
-    /// Whether there is nothing to poll; takes no lock. Another consumer may have moved on, to a slot
-    /// that has one, between the two loads: looks until the head stands still.
+    /// Returns whether there is nothing to poll, without a lock. Another consumer may have advanced between the two loads,
+    /// to a slot that has an entry, so this checks again until the head has not changed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         let Some(array) = self.array() else {
@@ -262,7 +263,7 @@ impl CompletionRing {
             out(entry, word.map(|word| word.load(Ordering::Relaxed)));
             head += 1;
         }
-        // Release: the slots have been read when the producer sees this and writes them again.
+        // Release: the slots have been read before the producer sees this and writes them again.
         self.consumer.head.store(head, Ordering::Release);
         (head - first) as usize
     }
@@ -274,12 +275,12 @@ impl CompletionRing {
 
 /// The state of the side that adds entries, under its lock.
 pub struct Producer {
-    /// Entries ever pushed.
+    /// The number of entries that were ever pushed.
     tail: u64,
-    /// Entries ever polled, as last seen.
+    /// The number of entries that were ever polled, as last read.
     head: u64,
     capacity: u32,
-    /// How many entries may wait: the capacity, and none at all once the ring was closed.
+    /// How many entries may wait: the capacity, or 0 once the ring was closed.
     room: u32,
     armed: Armed,
 }
@@ -290,7 +291,7 @@ impl Producer {
         self.room = 0;
     }
 
-    /// Disarms if the entry is what the ring was armed for; whether it was.
+    /// Disarms the ring if the entry is one for which it was armed. Returns whether it was.
     #[inline]
     fn trigger(&mut self, tail: u32) -> bool {
         let triggered = match self.armed {
@@ -305,8 +306,8 @@ impl Producer {
     }
 }
 
-/// Every array a ring ever used, the pointers owned. Those that a resize left stay, because an empty poll reads without a
-/// lock; they are used again, so there is one per size.
+/// Every array that the ring ever used; the list owns the pointers. Arrays that a resize replaced stay, because an empty
+/// poll reads without a lock; they are reused, so there is one for each size.
 struct Arrays(Vec<*mut Array>);
 
 // SAFETY: the arrays consist of atomics, and the lock around this serialises the list of them.
@@ -328,7 +329,7 @@ impl Arrays {
 impl Drop for Arrays {
     fn drop(&mut self) {
         for array in self.0.drain(..) {
-            // SAFETY: made by `Box::into_raw`, owned by the list, and the ring is going.
+            // SAFETY: the pointer was made by `Box::into_raw` and is owned by the list, and the ring is being dropped.
             drop(unsafe { Box::from_raw(array) });
         }
     }
@@ -337,11 +338,11 @@ impl Drop for Arrays {
 /// The side that polls.
 struct Consumer {
     lock: Lock<()>,
-    /// Entries ever polled; written under the lock.
+    /// The number of entries that were ever polled; written under the lock.
     head: AtomicU64,
 }
 
-/// Slots, and their extensions if any was ever needed. The number of slots is a power of two.
+/// Slots, and their extensions if one was ever needed. The number of slots is a power of two.
 struct Array {
     slots: Box<[Slot]>,
     ext: OnceLock<Box<[AtomicU64]>>,
@@ -375,14 +376,14 @@ impl Array {
         Some(&words[position as usize & (self.len() - 1)])
     }
 
-    /// Gives each slot a number that no position within one lap from `tail` on has.
+    /// Gives each slot a sequence number that no position within one lap from `tail` on has.
     fn clear(&self, tail: u64) {
         for slot in &self.slots {
             slot.0[3].store((tail & SEQUENCE) << 32, Ordering::Relaxed);
         }
     }
 
-    /// Copies the entries from `head` to `tail`, if memory for their extensions can be had.
+    /// Copies the entries from `head` to `tail`, if memory for their extensions can be allocated.
     fn refill(&self, old: &Self, head: u64, tail: u64) -> Option<()> {
         for at in head..tail {
             let (from, to) = (old.slot(at), self.slot(at));
@@ -397,13 +398,13 @@ impl Array {
     }
 }
 
-/// Three words of data; in the fourth the sequence number above the data of `Entry::tail`.
+/// Three words of data; the fourth has the sequence number above the data of `Entry::tail`.
 #[derive(Default)]
 #[repr(align(32))]
 struct Slot([AtomicU64; 4]);
 
 impl Slot {
-    /// The tail of the entry at `position`, if that is what the slot holds.
+    /// Returns the tail of the entry at `position`, if the slot holds that entry.
     #[inline]
     fn holds(&self, position: u64) -> Option<u32> {
         let last = self.0[3].load(Ordering::Acquire);
@@ -467,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_ring_gives_out_what_it_has_and_takes_nothing() {
+    fn a_closed_ring_returns_its_entries_and_takes_none() {
         let ring = CompletionRing::new(2);
         push(&ring, 0).unwrap();
         ring.producer().close();
@@ -478,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_keeps_what_was_pushed_whosever_producer_was_named() {
+    fn a_ring_keeps_an_entry_pushed_with_another_rings_producer() {
         let ring = CompletionRing::new(64);
         let other = CompletionRing::new(64);
         ring.push(&mut other.producer(), entry(7), None).unwrap();
@@ -530,7 +531,7 @@ mod tests {
         assert_eq!(all, [(entry(0), None), (entry(1), Some(4))]);
     }
 
-    /// Sequence numbers wrap at 2^32; fresh slots must not look like the entry of that position.
+    /// Sequence numbers wrap at 2^32; a fresh slot must not look like the entry of that position.
     #[test]
     fn positions_beyond_32_bits_work() {
         let ring = CompletionRing::new(2);
@@ -548,7 +549,7 @@ mod tests {
 
     #[test]
     fn generated_operations_match_a_queue() {
-        // One entry there is room for in any case.
+        // A ring has room for at least one entry.
         let ring = CompletionRing::new(0);
         let (mut model, mut capacity, mut random) = (VecDeque::new(), 1, 1u64);
         for n in 0..50_000 {
@@ -629,7 +630,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn what_is_polled_is_what_was_pushed() {
+    fn polled_entries_are_the_pushed_ones() {
         model(|| {
             let ring = Arc::new(CompletionRing::new(1));
             let producer = {
@@ -669,7 +670,7 @@ mod loom_tests {
         });
     }
 
-    /// A waiter that armed, found nothing and sleeps is woken by the push.
+    /// A waiter that armed the ring, found nothing and sleeps is woken by the push.
     #[test]
     fn no_wake_up_is_lost() {
         model(|| {

@@ -1,4 +1,5 @@
-//! A device as programs open it, and the objects that are made from it: the provider contract of `verbs-api`, carried out.
+//! A device as programs open it, and the objects that they create from it: the implementation of `verbs-api`'s provider
+//! contract.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -68,7 +69,7 @@ impl<D: Driver> Drop for Context<D> {
     }
 }
 
-// One of a bounded number of objects of a device; given back when dropped.
+// Counts one of a bounded number of objects of a device, until it is dropped.
 struct Place<D: Driver> {
     device: Arc<Device<D>>,
     quota: fn(&Device<D>) -> &Quota,
@@ -279,7 +280,7 @@ impl<D: Driver> PdOps for Pd<D> {
     }
 }
 
-/// A memory region, or a key that can be given one.
+/// A memory region, or an allocated key for one.
 pub struct Mr<D: Driver> {
     me: Weak<Self>,
     device: Arc<Device<D>>,
@@ -314,7 +315,7 @@ impl<D: Driver> Mr<D> {
     }
 }
 
-// The windows that keep a region from being changed.
+// Returns the error that names the windows which keep a region from being changed.
 fn bound_windows<D: Driver>(device: &Device<D>, key: u32) -> VerbError {
     let windows = device.windows.lock();
     let bound = windows.iter();
@@ -345,7 +346,7 @@ impl<D: Driver> MrOps for Mr<D> {
             let reason = "an allocated key is registered by work requests";
             return reply.send(Err(VerbError::argument("mr", reason)));
         }
-        // Memory that was replaced is touched no more when the change is answered.
+        // The change is answered after the last access to the replaced memory.
         let reply = Reply::new(move |result| pin::after_grace(move || reply.send(result)));
         self.device.commands().run(reply, move || {
             let pd = change.pd.as_ref().map(|pd| own::<Pd<D>, _>(pd, "pd"));

@@ -22,31 +22,31 @@ use crate::network::Polled;
 use crate::rules::{self, Rule};
 use crate::sync::Mutex;
 
-/// Looks at the network that a poll takes at most.
+/// The most polls of the network that one poll of the queue makes.
 const LOOKS: usize = 4;
 
-/// A completion on its way into a queue.
+/// A completion that is being added to a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
-    /// From the request.
+    /// The `wr_id` of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The status of the request.
     pub status: WcStatus,
-    /// What completed.
+    /// The operation that completed.
     pub opcode: WcOpcode,
-    /// Which other fields say something.
+    /// Flags that say which other fields are valid.
     pub flags: WcFlags,
-    /// Bytes.
+    /// The number of bytes.
     pub byte_len: u32,
     /// The queue pair.
     pub qpn: u32,
-    /// Immediate data or invalidated key.
+    /// Immediate data, or the invalidated key.
     pub imm: [u8; 4],
-    /// Buffers to hand back.
+    /// The buffers that the completion returns.
     pub loan: Loan,
-    /// The sender's queue pair, of a datagram.
+    /// The sender's queue pair, for a datagram.
     pub src_qp: Option<u32>,
-    /// Whether it satisfies a queue armed for solicited completions. Errors always do.
+    /// Whether the completion satisfies a queue that is armed for solicited completions. Errors always do.
     pub solicited: bool,
 }
 
@@ -84,12 +84,12 @@ impl Done {
     }
 }
 
-/// What succeeded, where it carries nothing beside its bytes: one word, so that it travels in a register.
+/// The completion of a success without further values: one word, so that it is passed in a register.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u64);
 
 impl Plain {
-    /// An operation of a queue pair; `solicited` satisfies a queue armed for solicited completions.
+    /// Describes an operation of a queue pair; `solicited` satisfies a queue that is armed for solicited completions.
     #[inline]
     pub fn new(qpn: u32, opcode: WcOpcode, solicited: bool) -> Self {
         let tail = if solicited { Entry::SOLICITED } else { 0 };
@@ -102,16 +102,16 @@ pub struct Cq {
     me: Weak<Self>,
     ring: CompletionRing,
     failed: AtomicBool,
-    // Somebody waits, or is about to, until this notifies.
+    // A thread waits, or is about to wait, until this queue notifies it.
     awaited: AtomicBool,
     id: ObjectId,
     sink: Arc<dyn CompletionSink>,
     events: Arc<dyn EventSink>,
     commands: Arc<Commands>,
-    // The device, where a thread has to look for what has arrived.
+    // The device, if a thread has to poll for arrivals.
     device: Option<Arc<dyn Polled>>,
     users: Mutex<Vec<(u32, Weak<dyn QpActions>)>>,
-    // What is polled frees slots of send queues.
+    // Polled completions free slots of send queues.
     strict: bool,
 }
 
@@ -167,7 +167,7 @@ impl Cq {
         }
     }
 
-    /// Adds the completion of a success that carries nothing beside its bytes.
+    /// Adds the completion of a success without further values.
     #[inline]
     pub fn push_plain(
         self: &Arc<Self>,
@@ -181,7 +181,7 @@ impl Cq {
         self.add(Entry { words, tail }, None, effects);
     }
 
-    // Whether there was room.
+    // Returns whether there was room.
     #[inline]
     fn add(self: &Arc<Self>, entry: Entry, ext: Option<u64>, effects: &mut Effects) -> bool {
         let mut producer = self.ring.producer();
@@ -197,7 +197,7 @@ impl Cq {
         pushed.is_ok()
     }
 
-    // The first completion that is lost is the end of the queue: after it none is taken, room or not.
+    // Fails the queue with the first completion that is lost: it takes none afterwards, whether there is room or not.
     #[cold]
     fn refuse(self: &Arc<Self>, mut producer: LockGuard<'_, Producer>, effects: &mut Effects) {
         producer.close();
@@ -208,7 +208,7 @@ impl Cq {
         }
     }
 
-    /// Whether the queue overran.
+    /// Returns whether the queue has overrun.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
     }
@@ -218,11 +218,12 @@ impl Cq {
         self.sink.notify();
     }
 
-    /// The queue overran: it is unusable, and so are the queue pairs on it (IBTA 10.2.8.1, error class G).
+    /// Fails the queue, which has overrun: it is unusable, and so are its queue pairs (IBTA 10.2.8.1, error class G).
     pub(crate) fn fail(&self, effects: &mut Effects) {
         let subject = EventSubject::Object(self.id);
         effects.event(&self.events, EventType::CqErr, subject);
-        // A queue pair that comes up meanwhile sees the queue fail, or is seen: `Qp::apply` has the counterpart.
+        // A queue pair that comes up meanwhile either sees the failure or is in the list: `Qp::apply` has the matching
+        // fence.
         fence(Ordering::SeqCst);
         let users = std::mem::take(&mut *self.users.lock());
         for qp in users.iter().filter_map(|(_, user)| user.upgrade()) {
@@ -246,12 +247,12 @@ impl Cq {
         }
     }
 
-    /// Gives back the buffers of completions that nobody will poll.
+    /// Returns the buffers of completions that the program will not poll.
     fn drain(&self) {
         let mut left = Vec::new();
         let mut keep = |entry: Entry, _| left.push(Loan::from_bits((entry.words[2] >> 32) as u32));
         self.ring.poll(&mut keep, usize::MAX);
-        // With no lock held: the last buffer of a pool that nobody has any more takes its region along.
+        // No lock is held here, because the last buffer of an abandoned pool releases the pool's region.
         left.into_iter().for_each(loans::release);
     }
 }
@@ -272,7 +273,7 @@ impl CqOps for Cq {
                     break;
                 }
             }
-            // Who armed the queue takes a last look before sleeping.
+            // A thread that has armed the queue polls a last time before it sleeps.
             if self.awaited.load(Ordering::Relaxed) {
                 device.hand_back();
             }

@@ -1,4 +1,4 @@
-//! A software device: what its open contexts share.
+//! A software device: the state that its open contexts share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,20 +36,21 @@ use crate::sync::Mutex;
 use crate::time::Time;
 use crate::trace::Trace;
 
-/// What a device is made with besides its driver.
+/// Options of a device, in addition to its driver.
 #[derive(Clone)]
 pub struct DeviceOptions {
-    /// How long each control verb takes.
+    /// The time that each control verb takes.
     pub command_latency: Duration,
-    /// Whether a send queue's slots are freed as hardware frees them: by polling a completion of the same or a later request.
+    /// Whether a send queue frees its slots as hardware does: when the program polls a completion of the same or a later
+    /// request.
     pub strict_signaling: bool,
     /// The extensions whose emulations it has; `None` for those that are linked.
     pub extensions: Option<Extensions>,
-    /// Features that are not claimed although they could be.
+    /// Features that the device does not report although it has them.
     pub without: Features,
-    /// Numbers that are to be no larger than this, whatever the driver says.
+    /// Limits that the device reports as no larger than these values, whatever the driver reports.
     pub limits: Vec<(Limit, u64)>,
-    /// Queue pair numbers: first, and the one behind the last.
+    /// The range of queue pair numbers: the first, and the one after the last.
     pub qp_numbers: (u32, u32),
 }
 
@@ -67,7 +68,7 @@ impl Default for DeviceOptions {
     }
 }
 
-/// How many objects of one kind there are, and may be.
+/// The number of objects of one kind, and its maximum.
 pub(crate) struct Quota {
     count: AtomicU32,
     max: u32,
@@ -105,7 +106,7 @@ pub struct Device<D: Driver> {
     commands: Arc<Commands>,
     qpns: QpnPool,
     pub(crate) pool: Pool<Qp<D>>,
-    // Looked into for each frame.
+    // Each frame looks its queue pair up here.
     qps: Directory<Qp<D>>,
     groups: Mutex<HashMap<Gid, Vec<QpRef<D>>>>,
     listeners: Mutex<Vec<Weak<dyn EventSink>>>,
@@ -126,10 +127,10 @@ pub struct Device<D: Driver> {
 }
 
 impl<D: Driver> Device<D> {
-    /// A device on a network.
+    /// Creates a device on a network.
     ///
     /// # Errors
-    /// The description lacks a part or its claims contradict the transport, or the network has a device at this address
+    /// The driver's attributes lack a part or contradict the transport, or the network has a device at this address
     /// already.
     pub fn new(
         driver: D,
@@ -192,31 +193,31 @@ impl<D: Driver> Device<D> {
         Ok(device)
     }
 
-    /// The transport.
+    /// The driver of the transport.
     #[inline]
     pub fn driver(&self) -> &D {
         &self.driver
     }
 
-    /// The network.
+    /// The network of the device.
     #[inline]
     pub fn network(&self) -> &Arc<Network<Self>> {
         &self.network
     }
 
-    /// Every key.
+    /// The key table.
     #[inline]
     pub fn keys(&self) -> &KeyTable {
         &self.keys
     }
 
-    /// The keys, where requests may register, invalidate and bind them.
+    /// The key table, if requests may register, invalidate and bind keys.
     #[inline]
     pub fn memory_management(&self) -> Option<&KeyTable> {
         self.features.intersects(EMULATED).then_some(&self.keys)
     }
 
-    /// What carries out an operation of an extension.
+    /// Returns the emulation of an extension's operation.
     pub fn operation(
         &self,
         operation: &'static ExtensionOperation,
@@ -225,7 +226,7 @@ impl<D: Driver> Device<D> {
         self.emulations.operations.iter().find(is_it).copied()
     }
 
-    /// The same by its numbers on the wire.
+    /// Returns the emulation of an extension's operation by its numbers on the wire.
     pub fn operation_numbered(
         &self,
         extension: u32,
@@ -237,17 +238,18 @@ impl<D: Driver> Device<D> {
         self.emulations.operations.iter().find(is_it).copied()
     }
 
-    /// What makes atomics with masks work.
+    /// Returns the emulation of masked atomics.
     pub fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         self.emulations.masked_atomics
     }
 
-    /// The features claimed.
+    /// The features that the device reports.
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// Whether these features are claimed: what is not, is refused to whoever asks, granted or not.
+    /// Checks that the device reports these features. It refuses others in any case, whether the program was granted them
+    /// or not.
     pub(crate) fn check_claimed(&self, needed: Features) -> Result<(), VerbError> {
         let missing = needed - self.features;
         if missing.is_empty() {
@@ -257,8 +259,8 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Whether the device lists no gap in what is taken of the baseline: what it does, is refused to whoever asks,
-    /// granted or not.
+    /// Checks that the device reports no gap in this part of the baseline. It refuses such parts in any case, whether the
+    /// program was granted them or not.
     pub(crate) fn check_baseline(&self, taken: Baseline) -> Result<(), VerbError> {
         let gaps = self.attributes.lock().gaps & taken.gaps();
         if gaps.is_empty() {
@@ -268,7 +270,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// The limits.
+    /// The limits of the device.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -278,30 +280,30 @@ impl<D: Driver> Device<D> {
         &self.commands
     }
 
-    /// Has `trace` told of every operation of the queue pairs that are made from now on. They then do without
-    /// [`Driver::express`], which tells nothing. The first one counts.
+    /// Reports every operation of queue pairs that are created from now on to `trace`. They then do not use
+    /// [`Driver::express`], which reports nothing. The first call applies.
     pub fn trace(&self, trace: Trace) {
         let _ = self.tracer.set(trace);
     }
 
-    /// Whether the device was removed.
+    /// Returns whether the device was removed.
     pub fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// What the device and its port tell about themselves now.
+    /// Returns the current attributes of the device and its port.
     pub(crate) fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.lock().clone();
         attributes.ports[0].qkey_viol_cntr = self.qkey_violations.load(Ordering::Relaxed) as u32;
         attributes
     }
 
-    /// What the port tells about itself.
+    /// Returns the current attributes of the port.
     pub fn port_attributes(&self) -> PortAttributes {
         self.attributes().ports.swap_remove(0)
     }
 
-    /// What was done through all queue pairs that there are and were.
+    /// Returns the counters of all existing and former queue pairs.
     pub(crate) fn counters(&self) -> QpCounters {
         let mut all = *self.retired.lock();
         for qp in self.qps.all() {
@@ -310,34 +312,34 @@ impl<D: Driver> Device<D> {
         all
     }
 
-    /// Has `events` told of what concerns the whole device.
+    /// Reports events of the whole device to `events` from now on.
     pub(crate) fn listen(&self, events: &Arc<dyn EventSink>) {
         self.listeners.lock().push(Arc::downgrade(events));
     }
 
-    /// Has `events` told of nothing more.
+    /// Stops reporting events of the whole device to `events`.
     pub(crate) fn listen_no_more(&self, events: &Arc<dyn EventSink>) {
         let mut listeners = self.listeners.lock();
         listeners.retain(|listener| !std::ptr::addr_eq(listener.as_ptr(), Arc::as_ptr(events)));
     }
 
-    /// A datagram came with a wrong Q_Key.
+    /// Counts a datagram with a wrong Q_Key.
     pub fn note_qkey_violation(&self) {
         self.qkey_violations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The queue pair of this number, for as long as the thread is pinned.
+    /// Returns the queue pair with this number, for as long as the thread is pinned.
     #[inline]
     pub fn pinned_qp<'p>(&self, qpn: u32, pin: &'p Pin) -> Option<&'p Qp<D>> {
         self.qps.get(qpn, pin).map(|qp| &**qp)
     }
 
-    /// The queue pair of this number, to be kept.
+    /// Returns a reference to the queue pair with this number.
     pub fn qp(&self, qpn: u32) -> Option<QpRef<D>> {
         self.qps.find(qpn)
     }
 
-    /// The queue pairs attached to a group.
+    /// Returns the queue pairs that are attached to a group.
     pub fn group(&self, group: Gid) -> Vec<QpRef<D>> {
         let groups = self.groups.lock();
         if rules::is_broken(Rule::GroupMembersOnly) {
@@ -370,7 +372,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// The name under which the members of a group are kept, which may be given by another.
+    /// Returns the identifier under which the members of a group are stored; the program may name the group by another one.
     fn named(group: Gid) -> Result<Gid, VerbError> {
         let address = group.group_address();
         address
@@ -422,14 +424,14 @@ impl<D: Driver> Device<D> {
         Ok(())
     }
 
-    // Calls the driver at the moment that the link was told, and then does what must be done with no lock held.
+    // Calls the driver with the time that the link was given, and then runs the effects with no lock held.
     #[inline]
     fn call(&self, now: Time, driver: impl FnOnce(&mut Cx<'_, D>)) {
         let now = self.network.needs_precise_clock().then_some(now);
         Cx::run(self, now, driver);
     }
 
-    /// The port went up or down. Queue pairs stay as they are; what they send is lost meanwhile.
+    /// Sets the state of the port. Queue pairs keep their state; frames that they send while the port is down are lost.
     pub fn set_port_state(&self, state: PortState) {
         let mut attributes = self.attributes.lock();
         let port = &mut attributes.ports[0];
@@ -450,7 +452,7 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// Whether the port carries traffic.
+    /// Returns whether the port carries traffic.
     #[inline]
     pub fn is_port_active(&self) -> bool {
         self.port_active.load(Ordering::Relaxed)
@@ -462,7 +464,7 @@ impl<D: Driver> Device<D> {
         self.address
     }
 
-    /// The device is gone: outstanding verbs end, queue pairs are flushed, programs are told, once.
+    /// Removes the device: outstanding verbs end, queue pairs are flushed, programs are notified, once.
     pub fn remove(&self) {
         if self.removed.swap(true, Ordering::AcqRel) {
             return;
@@ -487,7 +489,7 @@ impl<D: Driver> Device<D> {
     }
 }
 
-// The largest MTU that is at most `active` and that the link's frames have room for.
+// Returns the largest MTU that is at most `active` and fits into the link's frames.
 fn carried(active: Mtu, most: Option<usize>) -> Mtu {
     let fits = |mtu: &Mtu| *mtu <= active && most.is_none_or(|most| mtu.octets() as usize <= most);
     (1..=5)
@@ -497,7 +499,7 @@ fn carried(active: Mtu, most: Option<usize>) -> Mtu {
         .unwrap_or(Mtu::Mtu256)
 }
 
-// What a driver must state in any case. The engine's verbs know one port.
+// Checks the attributes that every driver must state. The engine's verbs know one port.
 fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
     if attributes.name.is_empty() {
         return Err(VerbError::argument("name", "is empty"));
@@ -516,7 +518,7 @@ fn check_description(attributes: &DeviceAttributes) -> Result<(), VerbError> {
     Ok(())
 }
 
-// Adds what the emulations make possible, and what the transport demands and is not there.
+// Adds the features of the emulations, and lists features that the transport demands and the device lacks as gaps.
 fn claim(
     attributes: &mut DeviceAttributes,
     options: &DeviceOptions,
@@ -541,7 +543,7 @@ fn claim(
     if attributes.transport == Transport::Iwarp {
         let missing = Features::IWARP_MANDATORY - features;
         if features.contains(Features::BMME) && !missing.is_empty() {
-            // On iWARP they come with BMME.
+            // On iWARP these features come with BMME.
             let reason = ArgumentReason::Lacks(missing);
             return Err(VerbError::argument("features", reason));
         }
@@ -593,20 +595,20 @@ impl<D: Driver> Polled for Device<D> {
     }
 }
 
-/// What one call into the engine carries along: the device, the pin, the effects, the time.
+/// The context of one call into the engine: the device, the pin, the effects, the time.
 pub struct Cx<'p, D: Driver> {
     /// The device.
     pub device: &'p Device<D>,
-    /// What keeps checked memory mapped.
+    /// The pin that keeps checked memory mapped.
     pub pin: &'p Pin,
-    /// What is to be done with no lock held.
+    /// Actions to take with no lock held.
     pub effects: Effects,
     now: Option<Time>,
     soon: Option<Time>,
 }
 
 impl<'p, D: Driver> Cx<'p, D> {
-    /// A call at an unknown time: the host is asked when somebody wants to know.
+    /// Creates the context of a call at an unknown time: the host is asked when the time is needed.
     #[inline]
     pub fn new(device: &'p Device<D>, pin: &'p Pin) -> Self {
         Self {
@@ -618,7 +620,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// A call at `now`.
+    /// Creates the context of a call at `now`.
     pub fn at(device: &'p Device<D>, pin: &'p Pin, now: Time) -> Self {
         Self {
             now: Some(now),
@@ -627,7 +629,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// A call at an unknown time, not after `soon`.
+    /// Creates the context of a call at an unknown time, not after `soon`.
     pub fn around(device: &'p Device<D>, pin: &'p Pin, soon: Time) -> Self {
         Self {
             soon: Some(soon),
@@ -635,21 +637,22 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Now: the same for the whole call.
+    /// Returns the current time, which is the same for the whole call.
     pub fn now(&mut self) -> Time {
         *self
             .now
             .get_or_insert_with(|| self.device.network.timers().now())
     }
 
-    /// Not before now, and some milliseconds after it at most: for what is often begun and rarely due.
+    /// Returns a time that is not before now and at most some milliseconds later, for timers that are often set and rarely
+    /// expire.
     pub fn soon(&mut self) -> Time {
         *self
             .soon
             .get_or_insert_with(|| self.device.network.timers().soon())
     }
 
-    /// What the link is told of the time.
+    /// Returns the time that the link is given.
     pub fn moment(&mut self) -> Time {
         match self.device.network.needs_precise_clock() {
             true => self.now(),
@@ -657,7 +660,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         }
     }
 
-    /// Runs `work` as a call of its own, at `now` where that is known, and then its effects: with no lock held.
+    /// Runs `work` as a call, at `now` if that is known, and then its effects, with no lock held.
     #[inline]
     pub fn run<T>(
         device: &Device<D>,
@@ -677,7 +680,7 @@ impl<'p, D: Driver> Cx<'p, D> {
         done
     }
 
-    /// Every key.
+    /// The key table.
     #[inline]
     pub fn keys(&self) -> &'p KeyTable {
         &self.device.keys

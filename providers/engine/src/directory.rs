@@ -1,9 +1,9 @@
 //! Values of a pool by number, found without a lock: a tree over the 24 bits of a queue pair number.
 //!
-//! Nodes are made when a number below them is first used, and stay. Whoever looks a number up is pinned, and reaches its
-//! value for as long as that; what is removed is given up when every pin of that time has ended (see [`mod@pin`]).
+//! Nodes are created when a number below them is first used, and stay. A thread that looks a number up is pinned, and may
+//! use the value while it is; a removed value is released when every pin of that time has ended (see [`mod@pin`]).
 
-// The leaves hold counted references as bare pointers.
+// The leaves hold counted references as raw pointers.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
@@ -17,7 +17,7 @@ pub(crate) struct Directory<T>(Node<Node<Leaf<T>>>);
 
 type Node<T> = Box<[OnceLock<T>]>;
 
-/// Each has a reference, or none.
+/// Each element is a reference, or null.
 struct Leaf<T>(Box<[AtomicPtr<Pooled<T>>]>);
 
 impl<T> Default for Leaf<T> {
@@ -32,7 +32,7 @@ impl<T: Send + Sync + 'static> Directory<T> {
         Self(node())
     }
 
-    /// Adds a value, in the place of one that had this number.
+    /// Adds a value, and replaces one that had this number.
     ///
     /// # Panics
     /// If the number has more than 24 bits.
@@ -44,7 +44,7 @@ impl<T: Send + Sync + 'static> Directory<T> {
         give_up(slot.swap(value.cast_mut(), Ordering::AcqRel));
     }
 
-    /// Removes the value of a number. Whether there was one. Call with no lock held.
+    /// Removes the value of a number. Returns whether there was one. The caller holds no lock.
     pub(crate) fn remove(&self, number: u32) -> bool {
         let nobody = std::ptr::null_mut();
         let found = self
@@ -53,24 +53,24 @@ impl<T: Send + Sync + 'static> Directory<T> {
         give_up(found.unwrap_or(nobody))
     }
 
-    /// The value of a number.
+    /// Returns the value of a number, which the pin keeps alive.
     #[inline]
     pub(crate) fn get<'p>(&self, number: u32, _: &'p Pin) -> Option<&'p Pooled<T>> {
         let value = self.slot(number)?.load(Ordering::Acquire);
-        // SAFETY: null, or a reference of this leaf, which is not given up before this pin has ended.
+        // SAFETY: this is null, or a reference of this leaf, which is not released before this pin has ended.
         unsafe { value.as_ref() }
     }
 
-    /// The same, to be kept.
+    /// Returns a reference to the value of a number.
     pub(crate) fn find(&self, number: u32) -> Option<PoolRef<T>> {
         self.get(number, &pin()).map(keep)
     }
 
-    /// Every value.
+    /// Returns references to all values.
     pub(crate) fn all(&self) -> Vec<PoolRef<T>> {
         let _pin = pin();
         let value = |slot: &AtomicPtr<Pooled<T>>| {
-            // SAFETY: as in `get`; the pin ends behind the last of these.
+            // SAFETY: as in `get`; the pin ends after the last of these.
             unsafe { slot.load(Ordering::Acquire).as_ref() }.map(keep)
         };
         self.leaves()
@@ -97,7 +97,8 @@ impl<T> Drop for Directory<T> {
         for slot in self.leaves().flat_map(|leaf| &leaf.0) {
             let value = slot.load(Ordering::Acquire).cast_const();
             if !value.is_null() {
-                // SAFETY: the reference of this leaf; nobody looks anything up in what is being dropped.
+                // SAFETY: this is the reference of this leaf; no thread looks a number up in a directory that is being
+                // dropped.
                 drop(unsafe { Arc::from_raw(value) });
             }
         }
@@ -116,10 +117,10 @@ fn path(number: u32) -> Option<[usize; 3]> {
     Some([root, branch, leaf].map(usize::from))
 }
 
-// A reference of its own.
+// Returns a new reference to the value.
 fn keep<T>(value: &Pooled<T>) -> PoolRef<T> {
     let value = std::ptr::from_ref(value);
-    // SAFETY: out of an `Arc` that is not given up before the pin of the caller has ended.
+    // SAFETY: the value is in an `Arc` that is not released before the pin of the caller has ended.
     let owner = unsafe {
         Arc::increment_strong_count(value);
         Arc::from_raw(value)
@@ -127,12 +128,12 @@ fn keep<T>(value: &Pooled<T>) -> PoolRef<T> {
     PoolRef::from(owner)
 }
 
-// Gives up the reference that a leaf had, if it had one.
+// Releases the reference that a leaf had. Returns whether it had one.
 fn give_up<T: Send + Sync + 'static>(value: *mut Pooled<T>) -> bool {
     if value.is_null() {
         return false;
     }
-    // SAFETY: the reference of a leaf, which has it no more.
+    // SAFETY: this is a reference that a leaf had and no longer has.
     let value = unsafe { Arc::from_raw(value.cast_const()) };
     pin::after_grace(move || drop(value));
     true
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_lives_until_pins_have_ended() {
+    fn a_removed_value_lives_until_pins_have_ended() {
         let (pool, directory) = (Pool::default(), Directory::new());
         let weak = {
             let value = pool.make(|_| 7);
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gives_up_what_is_left_and_what_is_replaced() {
+    fn a_directory_releases_replaced_and_remaining_values() {
         let (pool, directory) = (Pool::default(), Directory::new());
         let [old, new] = [1, 2].map(|value| pool.make(|_| value));
         let weak = [old.downgrade(), new.downgrade()];
@@ -208,7 +209,7 @@ mod tests {
         assert!(weak[1].upgrade().is_none());
     }
 
-    // Values that say whether they are gone already.
+    // A value that reports whether it was dropped.
     struct Live(Arc<AtomicU32>, AtomicBool);
 
     impl Drop for Live {
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_finds_what_is_gone() {
+    fn a_dropped_value_is_never_found() {
         let is_slow = std::env::var_os("POLYVERBS_MEMORY_CHECK").is_some();
         let rounds = if is_slow { 200 } else { 20_000 };
         let (pool, directory) = (Pool::default(), Directory::<Live>::new());

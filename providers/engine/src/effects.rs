@@ -1,4 +1,4 @@
-//! What a call of the engine must still do once it holds no lock: wake, tell, flush, resume.
+//! Actions that a call of the engine takes once it holds no lock: wake a waiter, report an event, flush, resume.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use verbs_api::provider::EventSink;
 
 use crate::cq::Cq;
 
-/// A queue pair as its effects see it, whatever its driver.
+/// A queue pair as its effects use it, whatever its driver.
 pub trait QpActions: Send + Sync {
-    /// The queue pair has entered the error state: flush what is left in both queues.
+    /// Flushes both queues, because the queue pair has entered the error state.
     fn flush(self: Arc<Self>, effects: &mut Effects);
 
-    /// What the queue pair waited for may be there: go on.
+    /// Continues with the queue, because the event that the queue pair awaited may have occurred.
     fn resume(self: Arc<Self>, effects: &mut Effects);
 
-    /// A completion queue overran: the queue pair cannot go on.
+    /// Fails the queue pair, because a completion queue has overrun.
     fn fatal(self: Arc<Self>, effects: &mut Effects);
 
-    /// The oldest completion of its sends was polled.
+    /// The program has polled the oldest completion of this queue pair's sends.
     fn polled(&self);
 }
 
-/// One thing to do.
+/// One action.
 enum Effect {
     Wake(Arc<Cq>),
     Event(Arc<dyn EventSink>, EventType, EventSubject),
@@ -31,7 +31,7 @@ enum Effect {
     Call(Box<dyn FnOnce(&mut Effects) + Send>),
 }
 
-/// Things to do with no lock held, in order. Empty on nearly every call, and then free.
+/// Actions to take with no lock held, in order. Nearly every call has none, which costs nothing.
 #[derive(Default)]
 #[must_use]
 pub struct Effects {
@@ -39,39 +39,40 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Wake whoever armed this queue.
+    /// Wakes the waiter that armed this queue.
     pub fn wake(&mut self, cq: &Arc<Cq>) {
         self.queue.push(Effect::Wake(Arc::clone(cq)));
     }
 
-    /// Tell an event.
+    /// Reports an event.
     pub fn event(&mut self, sink: &Arc<dyn EventSink>, event: EventType, subject: EventSubject) {
         self.queue
             .push(Effect::Event(Arc::clone(sink), event, subject));
     }
 
-    /// Flush a queue pair that has entered the error state.
+    /// Flushes a queue pair that has entered the error state.
     pub fn flush(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Flush(qp));
     }
 
-    /// Let a queue pair go on.
+    /// Makes a queue pair continue.
     pub fn resume(&mut self, qp: Arc<dyn QpActions>) {
         self.queue.push(Effect::Resume(qp));
     }
 
-    /// Call this. For what a driver can only do with no lock held, such as telling a peer in the same process.
+    /// Calls `call`. A driver uses this for work that it must do with no lock held, such as notifying a peer in the same
+    /// process.
     pub fn later(&mut self, call: impl FnOnce(&mut Effects) + Send + 'static) {
         self.queue.push(Effect::Call(Box::new(call)));
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is no action.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Does everything, and what that brings about. Call with no lock held and unpinned.
+    /// Takes all actions, and those that follow from them. The caller holds no lock and is not pinned.
     #[inline]
     pub fn run(self) {
         if !self.queue.is_empty() {

@@ -1,8 +1,8 @@
-//! What an extension plugs into a software device: its emulation.
+//! The emulation of an extension, which a software device loads.
 //!
-//! An [`Emulation`] is the [part](verbs_api::extension::Part) of an extension that software devices need. A device is made with a
-//! set of extensions and claims what their emulations say that it gains; without any of them it claims no such feature
-//! and refuses what belongs to it. What an emulation does is plugged in here and nowhere else.
+//! An [`Emulation`] is the [part](verbs_api::extension::Part) of an extension that software devices need. A device is
+//! created with a set of extensions and reports the features that their emulations add; without any of them it reports no
+//! such feature and refuses requests that need one. An emulation is connected to a device here and nowhere else.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::operation::{MaskedAtomics, OperationEmulation};
 use crate::srq::{NamedSrq, Srq};
 use crate::sync::Mutex;
 
-/// The family of parts that are emulations on software devices.
+/// The family of parts that are emulations for software devices.
 pub const FAMILY: &str = "polyverbs-engine";
 
-/// Features of the core that no driver has by itself: an emulation makes them work. A driver that names one says only
-/// that it has a place for it.
+/// Features of the core that no driver has by itself: an emulation implements them. A driver that names one only says that
+/// it has a place for it.
 pub const EMULATED: Features = Features::IWARP_MANDATORY
     .union(Features::WINDOW_1)
     .union(Features::WINDOW_2)
@@ -36,7 +36,7 @@ pub const EMULATED: Features = Features::IWARP_MANDATORY
 
 /// The emulation of an extension on software devices.
 pub trait Emulation: Send + Sync + 'static {
-    /// What a device gains. `device` is what its driver says, before any emulation.
+    /// Returns what a device gains. `device` are the attributes of its driver, before any emulation.
     fn gains(&self, device: &DeviceAttributes) -> Gains;
 
     /// Its operations: one for each that the extension describes.
@@ -44,8 +44,8 @@ pub trait Emulation: Send + Sync + 'static {
         &[]
     }
 
-    /// What a flag or a mode of the extension makes of a queue pair that is being created. A pure value: the queue pair may
-    /// still not be made.
+    /// Returns the hooks of a queue pair that is being created with a flag or a mode of the extension. The call has no side
+    /// effect, because the creation may still fail.
     ///
     /// # Errors
     /// The queue pair cannot have it.
@@ -57,8 +57,8 @@ pub trait Emulation: Send + Sync + 'static {
         Err(unsupported(extension.extension(), extension.feature()))
     }
 
-    /// What a mode of the extension makes of a shared receive queue that is being created: the place where requests that
-    /// name it find it, given back when it is destroyed.
+    /// Registers a shared receive queue that is being created with a mode of the extension, so that requests can name it.
+    /// The queue drops the registration when it is destroyed.
     ///
     /// # Errors
     /// The queue cannot have it.
@@ -70,7 +70,7 @@ pub trait Emulation: Send + Sync + 'static {
         Err(unsupported(extension.extension(), extension.feature()))
     }
 
-    /// Atomics with masks, for transports that carry them as their own.
+    /// Returns the masked atomics for transports that carry them natively.
     fn masked_atomics(&self) -> Option<&'static dyn MaskedAtomics> {
         None
     }
@@ -81,12 +81,12 @@ pub(crate) fn unsupported(extension: &'static str, feature: &FeatureInfo) -> Ver
     VerbError::Extension(Unsupported { extension, missing })
 }
 
-/// The handle that a queue pair is being created for: whom its events concern.
+/// The handle for which a queue pair is being created. Events of the queue pair name it.
 #[derive(Clone, Copy)]
 pub struct QpHandle<'h> {
     /// Its identity.
     pub id: ObjectId,
-    /// Where its events go.
+    /// The sink of its events.
     pub events: &'h Arc<dyn EventSink>,
 }
 
@@ -96,39 +96,39 @@ pub struct SrqParts {
     pub id: ObjectId,
     /// The queue.
     pub srq: Arc<Srq>,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub cq: Arc<Cq>,
 }
 
-/// What an extension does for one queue pair.
+/// The hooks of an extension for one queue pair.
 #[derive(Default)]
 pub struct QpHooks {
-    /// Says which multicast datagrams the queue pair takes.
+    /// Decides which multicast datagrams the queue pair takes.
     pub delivery_filter: Option<Box<dyn DeliveryFilter>>,
-    /// Is told of what the queue pair completes.
+    /// Observes the completions of the queue pair.
     pub completion_observer: Option<Box<dyn CompletionObserver>>,
-    /// Whether each request says whose receives and protection domain it is for, and who knows them.
+    /// Whether each request names the shared receive queue, and so the protection domain, for which it is meant.
     pub addressing: Addressing,
-    /// The queue pair has several handles.
+    /// Present if the queue pair has several handles.
     pub sharing: Option<Box<dyn Sharing>>,
 }
 
-/// Whether the requests between two queue pairs say, each for itself, which shared receive queue they are for. Transports
-/// carry that their own way: InfiniBand under the opcodes of XRC.
+/// Whether each request between two queue pairs names the shared receive queue for which it is meant. Each transport has
+/// its own encoding: InfiniBand uses the opcodes of XRC.
 #[derive(Clone, Default)]
 pub enum Addressing {
-    /// They do not.
+    /// Requests name no queue.
     #[default]
     None,
-    /// The queue pair sends such requests: the attribute that each carries is the number.
+    /// The queue pair sends such requests: the attribute of each is the number of the queue.
     Sends,
-    /// The queue pair is sent such requests.
+    /// The queue pair receives such requests.
     Receives(Arc<dyn Targets>),
 }
 
-/// Knows the shared receive queues that requests may name.
+/// The shared receive queues that requests may name.
 pub trait Targets: Send + Sync {
-    /// The one of this number. Called under a lock of the queue pair.
+    /// Returns the queue with this number. The caller holds a lock of the queue pair.
     fn target(&self, number: u32) -> Option<Arc<Target>>;
 }
 
@@ -136,27 +136,27 @@ pub trait Targets: Send + Sync {
 pub struct Target {
     /// Its number.
     pub number: u32,
-    /// The queue, in whose domain the requests are carried out.
+    /// The queue. Its domain applies to the requests.
     pub srq: Arc<Srq>,
-    /// Where its receives complete.
+    /// The completion queue of its receives.
     pub cq: Arc<Cq>,
 }
 
 /// Several handles of one queue pair.
 pub trait Sharing: Send + Sync {
-    /// A handle of a queue pair that is there already: nothing is made.
+    /// Returns a handle of an existing queue pair, if there is one: then no queue pair is made.
     fn existing(&mut self) -> Option<Arc<dyn QpOps>>;
 
-    /// Where the events of a new one go instead, to be handed on to all handles.
+    /// Returns the sink of a new queue pair's events, which forwards them to all handles.
     fn events(&self) -> Arc<dyn EventSink>;
 
-    /// The first handle of a new one.
+    /// Returns the first handle of a new queue pair.
     fn first(&mut self, made: Arc<dyn QpOps>) -> Arc<dyn QpOps>;
 }
 
-/// Says which multicast datagrams a queue pair takes.
+/// Decides which multicast datagrams a queue pair takes.
 pub trait DeliveryFilter: Send + Sync {
-    /// Whether `receiver` takes a datagram for `group` that `sender` sent. Called under a lock of the receiver.
+    /// Returns whether `receiver` takes a datagram for `group` that `sender` sent. The caller holds a lock of the receiver.
     fn takes(&self, sender: Station, receiver: Station, group: Gid) -> bool;
 }
 
@@ -169,18 +169,18 @@ pub struct Station {
     pub qpn: u32,
 }
 
-/// Is told of what a queue pair completes, before the completion is in its queue; of requests that have none, too.
+/// Observes the completions of a queue pair before they are in its completion queue, and also requests that have none.
 ///
-/// Called under a lock of the queue pair, in the order of the queue: it only notes what it is told.
+/// The engine calls it with a lock of the queue pair held, in the order of the queue, so it must only note the status.
 pub trait CompletionObserver: Send + Sync {
-    /// A request of the send queue is over.
+    /// A request of the send queue has ended.
     fn sent(&self, status: WcStatus);
 
-    /// A receive is over.
+    /// A receive has ended.
     fn received(&self, status: WcStatus);
 }
 
-/// What extensions make of a queue pair: the hooks of all that it was created with.
+/// The hooks of all extensions with which a queue pair was created.
 #[derive(Default)]
 pub struct QpExtensions {
     filters: Vec<Box<dyn DeliveryFilter>>,
@@ -189,12 +189,12 @@ pub struct QpExtensions {
     named: Mutex<Option<Arc<Target>>>,
     pub(crate) variant: Option<&'static QpVariant>,
     pub(crate) sharing: Option<Box<dyn Sharing>>,
-    // What the program handed over.
+    // Objects that the program passed and that must stay alive.
     _held: Vec<Held>,
 }
 
 impl QpExtensions {
-    /// Whether the queue pair does without the short way.
+    /// Returns whether the queue pair must not use the express path.
     pub(crate) fn watches(&self) -> bool {
         !self.observers.is_empty() || self.carries_srqn()
     }
@@ -203,13 +203,13 @@ impl QpExtensions {
         !matches!(self.addressing, Addressing::None)
     }
 
-    /// Whether the queue pair is sent requests that name a shared receive queue.
+    /// Returns whether the queue pair receives requests that name a shared receive queue.
     pub fn is_target(&self) -> bool {
         matches!(self.addressing, Addressing::Receives(_))
     }
 
-    /// The shared receive queue that requests name by this number, or `None`. Not told apart: one that there is not, and
-    /// one that this queue pair is not to reach.
+    /// Returns the shared receive queue with this number. Returns `None` both if there is none and if this queue pair may
+    /// not use it.
     pub fn target(&self, number: u32) -> Option<Arc<Target>> {
         match &self.addressing {
             Addressing::Receives(targets) => targets.target(number),
@@ -217,17 +217,17 @@ impl QpExtensions {
         }
     }
 
-    /// From now on receives are taken from `target`, and complete where it says.
+    /// Takes receives from `target` from now on, and completes them in its completion queue.
     pub fn take_receives_from(&self, target: Option<Arc<Target>>) {
         *self.named.lock() = target;
     }
 
-    /// The queue that the request under way names.
+    /// Returns the queue that the current request names.
     pub(crate) fn named(&self) -> Option<Arc<Target>> {
         self.named.lock().clone()
     }
 
-    /// Whether `receiver` takes a multicast datagram of `sender`, as far as extensions have a say.
+    /// Returns whether the extensions let `receiver` take a multicast datagram of `sender`.
     pub fn takes_multicast(&self, sender: Station, receiver: Station, group: Gid) -> bool {
         let mut filters = self.filters.iter();
         filters.all(|filter| filter.takes(sender, receiver, group))
@@ -244,7 +244,7 @@ impl QpExtensions {
     }
 }
 
-/// What a device gains from an emulation. Nothing, where the device cannot have it.
+/// What a device gains from an emulation: nothing, if the device cannot have it.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
     /// Bits of the core.
@@ -253,10 +253,10 @@ pub struct Gains {
     pub own: u64,
     /// Names and values of the extension's numbers.
     pub limits: Vec<(&'static str, u64)>,
-    /// With respect to whom masked atomics are atomic.
+    /// The scope in which masked atomics are atomic.
     pub masked_atomic_cap: AtomicScope,
-    /// All of it takes a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device of another
-    /// driver gains nothing.
+    /// All of this needs a driver whose requests name shared receive queues of the peer ([`Addressing`]). A device with
+    /// another driver gains nothing.
     pub addresses_receives: bool,
 }
 
@@ -303,10 +303,10 @@ impl Part for EmulationPart {
     }
 }
 
-/// What carries out one operation of an extension.
+/// The emulation of one operation of an extension.
 pub(crate) type OperationRef = &'static dyn OperationEmulation;
 
-/// The emulations of one device, each where it is plugged in.
+/// The emulations of one device, by where they are used.
 #[derive(Default)]
 pub(crate) struct Emulations {
     pub(crate) operations: Vec<OperationRef>,
@@ -316,7 +316,7 @@ pub(crate) struct Emulations {
 }
 
 impl Emulations {
-    /// Plugs in the emulations of `extensions`, and adds to `attributes` what the device gains.
+    /// Adds the emulations of `extensions`, and adds their gains to `attributes`.
     pub(crate) fn plug(
         extensions: &Extensions,
         attributes: &mut DeviceAttributes,
@@ -326,7 +326,7 @@ impl Emulations {
         let parts = extensions
             .parts::<EmulationPart>(FAMILY)
             .map_err(|error| VerbError::argument("extensions", error))?;
-        // What builds on a feature that the device is to lack is not gained either.
+        // A gain that builds on a feature which the device must lack is not added either.
         let mut driver = attributes.clone();
         driver.features -= without;
         attributes.features -= EMULATED;
@@ -347,7 +347,7 @@ impl Emulations {
         Ok(plugged)
     }
 
-    /// What the extensions of a queue pair make of it, where it has any.
+    /// Returns the hooks of all extensions of a queue pair, if it has any.
     pub(crate) fn extend_qp(
         &self,
         extensions: &[QpExtension],
@@ -376,7 +376,7 @@ impl Emulations {
         Ok(Some(all))
     }
 
-    /// What the extension of a shared receive queue makes of it.
+    /// Registers a shared receive queue with its extension.
     pub(crate) fn extend_srq(
         &self,
         extension: &SrqExtension,
@@ -409,7 +409,7 @@ impl Gains {
         self.features.is_empty() && self.own == 0
     }
 
-    // An emulation makes no feature work that its extension does not tell of.
+    // An emulation must not implement a feature that its extension does not describe.
     fn add_to(
         &self,
         attributes: &mut DeviceAttributes,

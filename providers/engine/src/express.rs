@@ -1,9 +1,9 @@
-//! The short way for what nearly every request is: directly connected, nothing waiting, one flat stretch of memory on
-//! either side, and nothing wrong.
+//! The express path for nearly every request: the peer is directly connected, nothing waits, both sides use one flat
+//! stretch of memory, and there is no error.
 //!
-//! Each step looks before it touches anything; where something is out of the ordinary it leaves the request to the
-//! driver, which says what. So this decides nothing that a driver does not decide the same way. Requests of one
-//! doorbell share one look at the peer and one turn of its lock.
+//! Each step checks before it changes anything; if a request is out of the ordinary, the step leaves it to the driver,
+//! which decides. So this path decides nothing that a driver would decide differently. The requests of one doorbell share
+//! one check of the peer and take its lock once.
 
 use verbs_api::memory::Span;
 use verbs_api::{
@@ -16,30 +16,31 @@ use crate::device::Cx;
 use crate::driver::Driver;
 use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
 
-/// What a transport says of requests that go the short way.
+/// The part of a transport that the express path needs.
 pub trait Express: Driver {
-    /// What the sink of a read must permit.
+    /// The rights that the sink of a read needs.
     const READ_SINK: Access;
 
-    /// Whether the peer, locked, takes the next request of this queue pair at once. Both are ready to send. It takes none
-    /// where [`Responder::takes_express`] is false: the driver looks at that here, or at something that follows from it.
+    /// Returns whether the peer, which is locked, takes the next request of this queue pair at once. Both are ready to
+    /// send. The peer takes none if [`Responder::takes_express`] is false: the driver checks that here, or a condition that
+    /// implies it.
     fn is_ready(qp: &Qp<Self>, sending: &Self::Requester, responder: &Responder<Self>) -> bool;
 
-    /// What the peer permits through its queue pair.
+    /// The rights that the peer grants through its queue pair.
     fn permits(receiving: &Self::Responder) -> Access;
 
-    /// Whether reads and atomics have a budget; by default they have.
+    /// Returns whether reads and atomics are within their budget; by default they are.
     #[inline]
     fn has_read_budget(_sending: &Self::Requester, _receiving: &Self::Responder) -> bool {
         true
     }
 
-    /// A request of so many bytes was carried out; by default nothing is counted.
+    /// Counts a request of `length` bytes that was carried out; by default nothing is counted.
     #[inline]
     fn step(_sending: &mut Self::Requester, _receiving: &mut Self::Responder, _length: u32) {}
 }
 
-/// Carries out as many of `requests` as go the short way; answers how many, from the front.
+/// Carries out as many of `requests` as can take the express path. Returns how many, from the front.
 #[inline]
 pub fn run<D: Express>(
     qp: &Qp<D>,
@@ -50,7 +51,8 @@ pub fn run<D: Express>(
     if !half.is_plain() {
         return 0;
     }
-    // Taken apart, so that the route stays where it is: no count is touched, and nothing is copied.
+    // The fields are borrowed separately, so that the route stays in its place: no reference count changes, and nothing is
+    // copied.
     let Requester {
         direct: Some(peer),
         driver,
@@ -212,7 +214,7 @@ impl<'p, D: Express> Lane<'_, 'p, D> {
         keys.flat(pin, key, sge.addr(), sge.length(), pd, access)
     }
 
-    // What the queue pair permits, then what the key opens.
+    // Checks the queue pair's rights, then the key's.
     #[inline]
     fn remote(&self, remote: &RemoteAddress, length: u32, access: Access) -> Option<Span<'p>> {
         if !D::permits(&self.responder.driver).contains(access) {

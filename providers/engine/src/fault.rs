@@ -1,8 +1,8 @@
-//! The one internal error of an access or an operation; each transport maps it to its own codes.
+//! The one internal error of accesses and operations; each transport maps it to its own codes.
 
 use verbs_api::WcStatus;
 
-/// Why an operation on registered memory was refused. The first reason found counts.
+/// Why an operation on registered memory was refused. The first reason that is found is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// No such key, a stale key byte, or a key in the free state.
@@ -13,28 +13,28 @@ pub enum Fault {
     NotAssociated,
     /// A right is missing.
     Access,
-    /// Outside the region or window.
+    /// The access reaches outside the region or window.
     Bounds,
     /// Address plus length passes the end of the address space.
     Wrap,
-    /// Not 8-aligned.
+    /// The operand is not aligned to 8 bytes.
     Misaligned,
     /// The key cannot be invalidated.
     CannotInvalidate,
     /// The operation is not legal on this object in this state.
     Operation,
-    /// A window cannot be bound so.
+    /// The window cannot be bound this way.
     Bind,
-    /// The message is longer than what was posted for it.
+    /// The message is longer than the receive posted for it.
     Length,
-    /// The queue pair does not permit it, whatever the key says.
+    /// The queue pair does not permit the operation, whatever the key permits.
     NotPermitted,
-    /// There is no such operation, or it cannot be understood.
+    /// The operation is unknown or malformed.
     UnknownOperation,
 }
 
 impl Fault {
-    /// The status of a request whose own, local memory or operation was refused.
+    /// The completion status of a request whose own local memory or operation was refused.
     pub const fn local_status(self) -> WcStatus {
         match self {
             Self::Operation

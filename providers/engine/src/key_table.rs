@@ -1,9 +1,10 @@
 //! The key table: memory regions, allocated keys and windows, and the one access check.
 //!
-//! A key is a 24-bit index that the table owns and an 8-bit key that the consumer owns. A slot is read as a seqlock, so
-//! that a check takes no lock; a change takes the slot for a moment. What a check answers stays mapped while the thread
-//! is [pinned](crate::pin): who takes memory away first makes its key useless, then waits for the pins held then.
-// Turns addresses of checked, registered memory into spans.
+//! A key is a 24-bit index that the table owns and an 8-bit key that the consumer owns. A slot is read as a seqlock, so a
+//! check takes no lock; a change locks the slot for a moment. Memory that a check returns stays mapped while the thread is
+//! [pinned](crate::pin): a thread that removes memory first disables its key, then waits for the pins that are held at that
+//! time.
+// This module makes spans of addresses of checked, registered memory.
 #![allow(unsafe_code)]
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,14 +20,14 @@ use crate::rules::{self, Rule};
 use crate::slab::Slab;
 use crate::sync::{Mutex, relax};
 
-/// What a key stands for.
+/// The kind of object that a key names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyKind {
     /// An ordinary memory region.
     #[default]
     Region = 0,
-    /// A region registered and invalidated by work requests.
+    /// A region that work requests register and invalidate.
     FastRegion = 1,
     /// A window of type 1.
     Window1 = 2,
@@ -45,7 +46,7 @@ impl KeyKind {
         Self::Window2B,
     ];
 
-    /// Whether this is a window.
+    /// Returns whether this is a window.
     pub const fn is_window(self) -> bool {
         matches!(self, Self::Window1 | Self::Window2A | Self::Window2B)
     }
@@ -55,28 +56,29 @@ impl KeyKind {
     }
 }
 
-/// Whether a key opens anything.
+/// Whether a key opens memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KeyState {
     /// The index is not in use.
     #[default]
     Unused = 0,
-    /// The key exists and opens nothing: invalidated, never registered, unbound.
+    /// The key exists and opens nothing: it was invalidated, never registered, or unbound.
     Free = 1,
     /// The key opens memory.
     Valid = 2,
 }
 
-/// What a slot says. `link` counts the bound windows of a region and is the region's index of a window; `aux` is the
-/// depth of a fast-registered key and the queue pair of a type-2 window; `start` is where a window begins in a page list.
+/// The content of a slot. `link` counts the bound windows of a region, and is the region's index for a window; `aux` is the
+/// depth of a fast-registered key and the queue pair of a type-2 window; `start` is the position in a page list at which a
+/// window begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyFields {
-    /// Consumer's key.
+    /// The consumer's key.
     pub key: u8,
-    /// Whether it opens anything.
+    /// Whether the key opens memory.
     pub state: KeyState,
-    /// What it stands for.
+    /// The kind of object.
     pub kind: KeyKind,
     /// Rights.
     pub access: Access,
@@ -86,9 +88,9 @@ pub struct KeyFields {
     pub iova: u64,
     /// Bytes.
     pub length: u64,
-    /// Depth or queue pair.
+    /// The depth or the queue pair.
     pub aux: u32,
-    /// Bound windows, or the region's index.
+    /// The number of bound windows, or the region's index.
     pub link: u64,
     private: bool,
     paged: bool,
@@ -97,7 +99,8 @@ pub struct KeyFields {
 }
 
 impl KeyFields {
-    /// Its memory can be replaced: of other kinds `base` is another's, and bound windows have copied it.
+    /// Checks that the memory can be replaced: for other kinds `base` belongs to another object, and bound windows have
+    /// copied it.
     fn check_unbound_region(&self) -> Result<(), Fault> {
         if self.state == KeyState::Unused {
             return Err(Fault::Key);
@@ -108,7 +111,7 @@ impl KeyFields {
         Ok(())
     }
 
-    /// The index of the region that a window is bound to.
+    /// Returns the index of the region to which a window is bound.
     fn parent(&self) -> Option<u64> {
         (self.kind.is_window() && self.state == KeyState::Valid).then_some(self.link)
     }
@@ -148,7 +151,7 @@ impl KeyFields {
         }
     }
 
-    /// How far behind the first byte `addr` is, if all of the stretch is inside.
+    /// Returns the offset of `addr` from the first byte, if the whole stretch is inside.
     fn offset_of(&self, addr: u64, length: u64) -> Result<u64, Fault> {
         if addr.checked_add(length).is_none() {
             return Err(Fault::Wrap);
@@ -161,10 +164,10 @@ impl KeyFields {
     }
 }
 
-/// Words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
+/// The words of a slot: key, state, kind and rights; domain and `aux`; base; `iova`; length; `link`; `start`.
 const WORDS: usize = 7;
 
-/// A key. What a check reads is one cache line.
+/// A key. A check reads one cache line.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
@@ -173,12 +176,12 @@ struct Slot {
     keep: Mutex<Keep>,
 }
 
-/// What keeps the memory behind a key alive. It changes together with the fields, and is dropped after a grace period.
+/// Objects that keep the memory of a key alive. They change together with the fields, and are dropped after a grace period.
 #[derive(Default)]
 struct Keep {
     memory: Option<RegionMemory>,
     pages: Option<Box<PageList>>,
-    // Nothing is kept, and the index is still in use.
+    // The slot keeps nothing, but its index is still in use.
     is_disabled: bool,
 }
 
@@ -214,7 +217,7 @@ impl Slot {
         self.words[at].load(Ordering::Relaxed)
     }
 
-    /// Changes the slot; what `change` did to the fields is stored only if it succeeds.
+    /// Changes the slot. Changes of the fields are stored only if `change` succeeds.
     fn change<T, E>(&self, change: impl FnOnce(&mut KeyFields) -> Result<T, E>) -> Result<T, E> {
         let sequence = self.take();
         let mut fields = self.load();
@@ -228,7 +231,7 @@ impl Slot {
         result
     }
 
-    /// Changes the slot, and the memory that it keeps if that succeeds. Call with no lock held.
+    /// Changes the slot, and the memory that it keeps if that succeeds. The caller holds no lock.
     fn change_memory<T>(
         &self,
         memory: RegionMemory,
@@ -262,18 +265,18 @@ impl Slot {
     }
 }
 
-/// Memory behind a key, checked, for as long as the thread stays pinned.
+/// Checked memory of a key, valid as long as the thread stays pinned.
 #[derive(Clone, Copy, Debug)]
 pub enum Region<'p> {
-    /// One stretch.
+    /// One stretch of memory.
     Flat(Span<'p>),
     /// A stretch of a page list.
     Paged {
-        /// The list.
+        /// The page list.
         list: &'p PageList,
-        /// First byte within the list.
+        /// The position of the first byte within the list.
         offset: u64,
-        /// Bytes.
+        /// The number of bytes.
         length: u64,
     },
 }
@@ -303,7 +306,7 @@ impl<'p> Region<'p> {
         }
     }
 
-    /// The first stretch, at most `length` bytes.
+    /// Returns the first stretch, cut to `length` bytes.
     pub fn first(self, length: usize) -> Span<'p> {
         let mut found = None;
         self.for_each(|span| {
@@ -313,7 +316,7 @@ impl<'p> Region<'p> {
     }
 }
 
-// Where in a list byte `offset` is looked for.
+// Returns the position in a list for byte `offset`.
 #[inline]
 fn place_in(list: &PageList, offset: u64) -> u64 {
     let is_off = rules::is_broken(Rule::BlockOffset) && list.is_block_list();
@@ -321,12 +324,12 @@ fn place_in(list: &PageList, offset: u64) -> u64 {
 }
 
 fn empty<'p>() -> Span<'p> {
-    // SAFETY: no byte is ever accessed.
+    // SAFETY: no byte of it is ever accessed.
     unsafe { Span::new(std::ptr::dangling_mut(), 0) }
 }
 
 unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the memory is valid.
     unsafe {
         Span::new(
             std::ptr::with_exposed_provenance_mut(address as usize),
@@ -335,60 +338,60 @@ unsafe fn span<'p>(address: u64, length: u64) -> Span<'p> {
     }
 }
 
-/// Who uses a key locally.
+/// A local use of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalUse {
-    /// Protection domain of the queue.
+    /// The protection domain of the queue.
     pub pd: u32,
-    /// Whether the request handed its buffers over.
+    /// Whether the program lent private buffers with the request.
     pub private: bool,
     /// Whether the device writes.
     pub write: bool,
 }
 
-/// Who uses a key from afar.
+/// A use of a key by a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteUse {
-    /// Protection domain of the queue pair that the request arrived on.
+    /// The protection domain of the queue pair that received the request.
     pub pd: u32,
-    /// That queue pair.
+    /// The queue pair that received the request.
     pub qpn: u32,
-    /// Every right that it takes.
+    /// The rights that the request needs.
     pub access: Access,
 }
 
-/// What a window is bound to.
+/// The memory and rights to which a window is bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
     /// The region's local key.
     pub region: u32,
-    /// First byte, in the region's addresses.
+    /// The first byte, in the region's addresses.
     pub addr: u64,
     /// Bytes.
     pub length: u64,
     /// Rights.
     pub access: Access,
-    /// Protection domain of the queue pair.
+    /// The protection domain of the queue pair.
     pub pd: u32,
     /// The queue pair.
     pub qpn: u32,
 }
 
-/// Every key of one device.
+/// All keys of one device.
 pub struct KeyTable {
     slots: Slab<Slot>,
-    /// What the indices in keys differ by from those of the slots.
+    /// The difference (by exclusive or) between the indices in keys and those of the slots.
     mask: u32,
-    /// What the order of an index's bytes depends on.
+    /// The secret that determines the order of an index's bytes.
     secret: u64,
 }
 
 impl KeyTable {
-    /// A table of at most `max` keys, 2^24 at most. Index 0 is never given out, so that key 0 opens nothing. Indices and key
-    /// bytes are as hard to guess as what `random` answers.
+    /// Creates a table of at most `max` keys, limited to 2^24. Index 0 is never allocated, so that key 0 opens nothing.
+    /// Indices and key bytes are as hard to guess as the values of `random`.
     pub fn new(max: u32, random: impl Fn() -> u64) -> Self {
         let end = max.saturating_add(1).min(1 << 24);
-        // No slot's index is the mask, or it would have index 0 in its key.
+        // If a slot's index were the mask, its key would have index 0.
         let mask = random() as u32 & 0xff_ffff;
         let mask = [mask, mask | 1 << 23].into_iter().find(|mask| *mask >= end);
         Self {
@@ -398,8 +401,8 @@ impl KeyTable {
         }
     }
 
-    /// The byte that an index has next: in 256 turns each byte once, in an order of the index's own. A Feistel network gives a
-    /// turn its byte.
+    /// Returns the next byte of an index: in 256 turns it has each byte once, in an order of its own. A Feistel network
+    /// maps a turn to its byte.
     fn next_byte(&self, index: u32, byte: u8) -> u8 {
         let mixed = |round: u8, half: u8| {
             let mut hasher = DefaultHasher::new();
@@ -428,13 +431,13 @@ impl KeyTable {
         self.slots.get(self.index(key))
     }
 
-    /// Keys in use.
+    /// Returns the number of keys in use.
     pub fn in_use(&self) -> usize {
         self.slots.in_use()
     }
 
-    /// A new key that opens nothing yet, or `None` where the table is full. An index has had all other bytes before one comes
-    /// again.
+    /// Allocates a key that opens nothing yet. Returns `None` if the table is full. An index gets a byte again only after
+    /// it has had all others.
     pub fn allocate(&self, kind: KeyKind, pd: u32, depth: u32) -> Option<u32> {
         let index = self.slots.allocate()?;
         let slot = self.slots.get(index)?;
@@ -453,7 +456,7 @@ impl KeyTable {
         changed.ok()
     }
 
-    /// Makes an ordinary region valid, with its own memory. What that replaces is freed when nobody uses it any more.
+    /// Makes an ordinary region valid, with its own memory. Memory that this replaces is freed after its last use.
     ///
     /// # Errors
     /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
@@ -483,7 +486,7 @@ impl KeyTable {
         })
     }
 
-    /// Changes an ordinary region. What was replaced is freed when nobody uses it any more.
+    /// Changes an ordinary region. Memory that this replaces is freed after its last use.
     ///
     /// # Errors
     /// The key is not in use, is of another kind, or windows are bound to it; it stays as it was.
@@ -512,7 +515,7 @@ impl KeyTable {
             if !rules::is_broken(Rule::ReregisteredRights) {
                 fields.access = access.unwrap_or(fields.access);
             }
-            // Who has the key of other memory must not reach this one; other rights hold for the key that is known.
+            // A peer that knows the key of the old memory must not reach the new memory. New rights apply to the known key.
             if place.is_some() {
                 fields.key = self.next_byte(self.index(key), fields.key);
             }
@@ -524,8 +527,8 @@ impl KeyTable {
         }
     }
 
-    /// Makes a key useless at once. What kept its memory is freed when the pins held now have ended: then call
-    /// [`release`](Self::release). Call with no lock held.
+    /// Disables a key at once. Its memory is released when the pins that are held now have ended: the caller then calls
+    /// [`release`](Self::release). The caller holds no lock.
     ///
     /// # Errors
     /// The key is not in use, or windows are bound to the region; it stays as it was.
@@ -554,7 +557,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Gives the index of a disabled key back, once.
+    /// Frees the index of a disabled key, once.
     ///
     /// # Errors
     /// The key was not disabled; it stays as it was.
@@ -567,26 +570,26 @@ impl KeyTable {
         Ok(())
     }
 
-    /// What a key says now, if its index is in use.
+    /// Returns the current fields of a key, if its index is in use.
     pub fn fields(&self, key: u32) -> Option<KeyFields> {
         let fields = self.slot(key)?.read();
         (fields.state != KeyState::Unused).then_some(fields)
     }
 
-    /// A key with the byte that it has now.
+    /// Returns a key with its current byte.
     pub(crate) fn current(&self, key: u32) -> u32 {
         let byte = self.fields(key).map_or(key as u8, |fields| fields.key);
         key & !0xff | u32::from(byte)
     }
 
-    /// Whether `window` is bound to the region of `region`.
+    /// Returns whether `window` is bound to the region of `region`.
     pub fn is_bound_to(&self, window: u32, region: u32) -> bool {
         let parent = self.fields(window).and_then(|fields| fields.parent());
         parent == Some(u64::from(self.index(region)))
     }
 
-    /// The same checks, where they all pass and the memory is one stretch of a region; `None` leaves it to
-    /// [`check_local`](Self::check_local) and [`check_remote`](Self::check_remote) to say why not.
+    /// Does all checks at once for one stretch of a region. Returns `None` if one fails: then
+    /// [`check_local`](Self::check_local) or [`check_remote`](Self::check_remote) finds the reason.
     #[inline]
     pub fn flat<'p>(
         &self,
@@ -597,7 +600,7 @@ impl KeyTable {
         pd: u32,
         access: Access,
     ) -> Option<Span<'p>> {
-        // Key byte, state, kind (a region of either sort), private, paged, rights: one comparison.
+        // One comparison covers key byte, state, kind (a region of either kind), private, paged and rights.
         const FIXED: u64 = 0xff | 3 << 8 | 6 << 10 | 1 << 13 | 1 << 14;
         let rights = u64::from(access.bits()) << 32;
         let slot = self.slot(key)?;
@@ -617,14 +620,14 @@ impl KeyTable {
         {
             return None;
         }
-        // SAFETY: pinned, and the fields were valid together.
+        // SAFETY: the thread is pinned, and the fields were valid together.
         Some(unsafe { span(base + offset, length) })
     }
 
-    /// Checks a local use: every stretch of every request passes here.
+    /// Checks a local use. Every stretch of every request passes this check.
     ///
     /// # Errors
-    /// The first reason to refuse.
+    /// The first reason to refuse the use.
     #[inline]
     pub fn check_local<'p>(
         &self,
@@ -648,14 +651,14 @@ impl KeyTable {
         if user.write && !fields.access.contains(Access::LOCAL_WRITE) {
             return Err(Fault::Access);
         }
-        // SAFETY: pinned, and the fields were valid together.
+        // SAFETY: the thread is pinned, and the fields were valid together.
         Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
     }
 
     /// Checks a remote use of `length` bytes, which is not 0: a peer's zero-length access names no memory.
     ///
     /// # Errors
-    /// The first reason to refuse.
+    /// The first reason to refuse the use.
     #[inline]
     pub fn check_remote<'p>(
         &self,
@@ -673,11 +676,11 @@ impl KeyTable {
         if !(fields.access | Self::unasked(&fields)).contains(user.access) {
             return Err(Fault::Access);
         }
-        // SAFETY: pinned, and the fields were valid together.
+        // SAFETY: the thread is pinned, and the fields were valid together.
         Ok(unsafe { region(&fields, fields.offset_of(addr, length)?, length) })
     }
 
-    // A key that was invalidated keeps its memory until it is registered again.
+    // Returns whether a key opens memory to peers. An invalidated key keeps its memory until it is registered again.
     #[inline]
     fn answers_peers(fields: &KeyFields) -> bool {
         let was_registered = fields.kind == KeyKind::FastRegion && fields.length > 0;
@@ -687,7 +690,7 @@ impl KeyTable {
                 && fields.state == KeyState::Free)
     }
 
-    // Rights that nobody asks for.
+    // Returns the rights that are not checked.
     #[inline]
     fn unasked(fields: &KeyFields) -> Access {
         if rules::is_broken(Rule::RegionReadRight) && fields.kind == KeyKind::Region {
@@ -697,8 +700,8 @@ impl KeyTable {
         }
     }
 
-    // A 2A window is authorised by the queue pair number alone, a 2B window by that and the domain, all else by the
-    // domain (IBTA 10.6.7.2).
+    // Checks the association of a key: the queue pair number alone authorises a 2A window, the number and the domain a 2B
+    // window, and the domain all other kinds (IBTA 10.6.7.2).
     fn check_association(fields: &KeyFields, pd: u32, qpn: u32) -> Result<(), Fault> {
         if fields.kind != KeyKind::Window2A && fields.pd != pd {
             return Err(Fault::Pd);
@@ -710,10 +713,10 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Registers the memory of `pages` under a free key. The new key may differ in its low byte only.
+    /// Registers the memory of `pages` under a free key. The new key may differ only in its low byte.
     ///
     /// # Errors
-    /// The key does not exist, is not free, is of another domain, or is not deep enough; it stays as it was.
+    /// The key does not exist, is not free, belongs to another domain, or is not deep enough; it stays as it was.
     pub fn fast_register(
         &self,
         key: u32,
@@ -771,7 +774,7 @@ impl KeyTable {
 
     /// Invalidates a fast-registered region or a type-2 window on behalf of the program.
     ///
-    /// A key that is free already stays so: the operation succeeds. The key byte must match in either case.
+    /// A free key stays free, and the operation succeeds. The key byte must match in either case.
     ///
     /// # Errors
     /// The key does not exist or cannot be invalidated through this queue pair; it stays as it was.
@@ -831,11 +834,11 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Binds a window, which has `key` from then on: its index, and of type 1 the next low byte, of type 2 any. Length 0
-    /// unbinds a window of type 1.
+    /// Binds a window, whose key is `key` afterwards: it has the window's index, and the next low byte for type 1, any low
+    /// byte for type 2. Length 0 unbinds a window of type 1.
     ///
-    /// The region needs `MW_BIND`, and `LOCAL_WRITE` where the window lets a peer change memory; it needs no remote
-    /// right of its own (IBTA C10-72 to C10-75).
+    /// The region needs `MW_BIND`, and `LOCAL_WRITE` if the window lets a peer change memory; it needs no remote right of
+    /// its own (IBTA C10-72 to C10-75).
     ///
     /// # Errors
     /// The window, its old key and the region stay as they were.
@@ -926,7 +929,7 @@ impl KeyTable {
         }
     }
 
-    // Counts a window in at its region: the region cannot be changed or invalidated until it is counted out.
+    // Counts a window at its region: the region cannot be changed or invalidated until the window is no longer counted.
     fn link(&self, binding: &Binding) -> Result<(u64, KeyFields, u64), Fault> {
         let index = self.index(binding.region);
         let slot = self.slots.get(index).ok_or(Fault::Bind)?;
@@ -967,13 +970,13 @@ impl Drop for KeyTable {
         let mut kept: Vec<_> = (0..self.slots.end()).filter_map(take).collect();
         kept.retain(|keep| !keep.is_empty());
         if !kept.is_empty() {
-            // What a check has answered is bounded by a pin, not by the table.
+            // A pin, not the table, limits how long the result of a check is valid.
             pin::after_grace(move || drop(kept));
         }
     }
 }
 
-// What a window opens: the first byte's address, how many, and where they begin in the region.
+// Returns the range of a window: the address of the first byte, the length, and the offset in the region.
 #[inline]
 fn stretch(type_1: bool, binding: &Binding, region: &KeyFields, offset: u64) -> (u64, u64, u64) {
     let range = if type_1 {
@@ -990,7 +993,7 @@ fn stretch(type_1: bool, binding: &Binding, region: &KeyFields, offset: u64) -> 
     (binding.addr, binding.length, offset)
 }
 
-/// The bytes from `offset` on of what `fields` describe.
+/// Returns the memory of `fields`, beginning at `offset`.
 ///
 /// # Safety
 /// `fields` were read from a valid slot while the thread was pinned for `'p`, and `offset` and `length` checked.

@@ -1,10 +1,10 @@
 //! Software verbs: the part that every emulated device shares.
 //!
-//! Sans-IO: no clock, no socket, no thread. Programs reach it through the provider contract of `verbs-api`
-//! ([`context`]); a transport plugs in with the [`driver`] contract; a [`network`] joins devices, over a [`link`] or
-//! directly; its owner calls `handle_timeout` when something is due.
+//! It is sans-IO: no clock, no socket, no thread. Programs reach it through the provider contract of `verbs-api`
+//! ([`context`]); a transport implements the [`driver`] contract; a [`network`] connects devices, over a [`link`] or
+//! directly; the owner of the network calls `handle_timeout` when a job is due.
 //!
-//! Read first: [`qp`] (posting, completing, flushing), then [`key_table`] (the one access check).
+//! Read [`qp`] first (posting, completing, flushing), then [`key_table`] (the one access check).
 #![deny(unsafe_code)]
 
 mod array;

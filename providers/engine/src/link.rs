@@ -1,4 +1,4 @@
-//! What carries frames between the devices of a network.
+//! Links carry frames between the devices of a network.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use verbs_api::{
 use crate::payload::Payload;
 use crate::time::Time;
 
-/// A header value and its bytes, on the way from one device to another.
+/// A header value and its payload, on the way from one device to another.
 #[derive(Debug)]
 pub struct Frame<'p, H> {
     /// The sender's link address.
     pub from: LinkAddress,
-    /// The receiver's.
+    /// The receiver's link address.
     pub to: LinkAddress,
     /// The header, as a value.
     pub header: H,
     /// The bytes.
     pub payload: Payload<'p>,
-    /// The link changed a bit: what a receiver finds out by its checksum.
+    /// The link changed a bit. A receiver detects this by its checksum.
     pub damaged: bool,
 }
 
-/// A frame that waits: its bytes are its own.
+/// A frame that waits and owns its bytes.
 #[derive(Clone, Debug)]
 pub struct OwnedFrame<H> {
     /// The sender's link address.
     pub from: LinkAddress,
-    /// The receiver's.
+    /// The receiver's link address.
     pub to: LinkAddress,
     /// The header, as a value.
     pub header: H,
@@ -41,7 +41,7 @@ pub struct OwnedFrame<H> {
 }
 
 impl<H: Clone> Frame<'_, H> {
-    /// The frame with bytes of its own.
+    /// Returns the frame with its own copy of the bytes.
     pub fn to_owned(&self) -> OwnedFrame<H> {
         OwnedFrame {
             from: self.from,
@@ -54,7 +54,7 @@ impl<H: Clone> Frame<'_, H> {
 }
 
 impl<H: Clone> OwnedFrame<H> {
-    /// The frame as its receiver sees it.
+    /// Returns the frame as its receiver sees it.
     pub fn as_frame(&self) -> Frame<'_, H> {
         Frame {
             from: self.from,
@@ -66,24 +66,24 @@ impl<H: Clone> OwnedFrame<H> {
     }
 }
 
-/// Where a link delivers: the network. Called with no lock held.
+/// The network to which a link delivers. The link holds no lock when it calls this.
 pub trait Deliver<H> {
-    /// A frame arrived. One for an address that nobody has is dropped.
+    /// Delivers a frame that has arrived. One for an address without a device is dropped.
     fn deliver(&self, frame: Frame<'_, H>, now: Time);
 }
 
-/// What became of a frame that a link may refuse.
+/// The answer of a link that may refuse a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrySend {
-    /// Taken, or lost with the connection that it was for.
+    /// The link took the frame, or lost it together with its connection.
     Sent,
-    /// Too much waits on its stream: the driver is told when there is room again.
+    /// Too much waits on the frame's stream. The link notifies the driver when there is room again.
     NoRoom,
-    /// Its payload is longer than a frame of this stream carries: that takes so many bytes, which are not none.
+    /// The payload is longer than a frame of this stream carries, which is this number of bytes, greater than 0.
     TooLong(usize),
 }
 
-/// How many records two processes have written to one another through memory, and read. Numbers wrap.
+/// How many records two processes have written to one another through shared memory, and read. Numbers wrap.
 ///
 /// A process answers a record before it counts the record as read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,35 +98,36 @@ pub struct Exchange {
     pub arrived_read: u32,
 }
 
-/// A link that is not direct: frames arrive later, and whatever it does to them.
+/// A link between devices that are not directly connected: frames arrive later, and some links lose or change them.
 ///
-/// *Datagram* links (InfiniBand's transport) may lose, reorder, double and damage frames. *Stream* links (iWARP) keep
-/// the order of each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
+/// *Datagram* links (InfiniBand's transport) may lose, reorder, duplicate and damage frames. *Stream* links (iWARP) keep
+/// the order for each pair of queue pairs; they may delay, cut into pieces, stall, reset and damage.
 pub trait Link<H: 'static>: Send + Sync + 'static {
-    /// Payload bytes of the largest frame; `None` where a message of any length is one frame.
+    /// Payload bytes of the largest frame; `None` if a message of any length is one frame.
     fn max_frame(&self) -> Option<usize>;
 
-    /// Payload bytes of a frame that carries several packets of a message to this queue pair, where this link has such: a
-    /// multiple of every path MTU.
+    /// Payload bytes of a frame that carries several packets of a message to this queue pair: a multiple of every path MTU.
+    /// `None` if the link has no such frames.
     fn max_joined(&self, to: LinkAddress, qpn: u32) -> Option<usize> {
         self.inner().and_then(|link| link.max_joined(to, qpn))
     }
 
-    /// What the process of this queue pair and this one have written to one another and read, where that goes by memory that they
-    /// share and the peer's lives. Nothing that is unread there is lost. A timer asks: it may make system calls.
+    /// Returns how many records this process and that of the queue pair have written to one another and read; `None` unless
+    /// their frames go through shared memory and the peer's process exists. No unread record is lost. A timer calls this,
+    /// so it may make system calls.
     fn exchange(&self, to: LinkAddress, qpn: u32) -> Option<Exchange> {
         self.inner().and_then(|link| link.exchange(to, qpn))
     }
 
-    /// Bytes that may arrive at once without being lost for want of room; `None` where there always is.
+    /// Bytes that may arrive at once without being lost for lack of room; `None` if there is no such limit.
     fn room(&self) -> Option<usize> {
         self.inner().and_then(Link::room)
     }
 
-    /// Takes a frame at `now`. Called with locks of queue pairs held: makes no system call and delivers nothing.
+    /// Takes a frame at `now`. The caller holds locks of queue pairs, so this makes no system call and delivers nothing.
     fn send(&self, frame: Frame<'_, H>, now: Time);
 
-    /// The same for a frame that may wait in its queue pair, and be cut if it is a segment of a message.
+    /// Takes a frame that may wait in its queue pair, and that the driver may cut if it is a segment of a message.
     fn try_send(&self, frame: Frame<'_, H>, now: Time) -> TrySend {
         match self.max_frame() {
             Some(most) if frame.payload.len() > most => TrySend::TooLong(most),
@@ -137,43 +138,43 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         }
     }
 
-    /// The link that this one is around. What has a default here is that one's matter.
+    /// The link that this one wraps. The methods with a default here are that link's.
     fn inner(&self) -> Option<&dyn Link<H>> {
         None
     }
 
-    /// Sends on what [`send`](Self::send) took. Called with no lock held, by any thread, after everything that sends.
-    /// Answers whether there is something to [deliver](Self::progress) because of it.
+    /// Makes the frames that [`send`](Self::send) took leave. Any thread calls this, with no lock held, after everything
+    /// that sends. Returns whether there is something to [deliver](Self::progress) as a result.
     fn flush(&self) -> bool {
         self.inner().is_some_and(Link::flush)
     }
 
-    /// Delivers what is due at `now`. Answers whether anything was delivered.
+    /// Delivers the frames that are due at `now`. Returns whether any was delivered.
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool;
 
-    /// When something is due next.
+    /// When the link must be driven next.
     fn next_due(&self) -> Option<Time>;
 
-    /// Whether `now` has to be exact. Otherwise it is some milliseconds late at most, which takes no look at the clock.
+    /// Returns whether `now` must be exact. Otherwise it may be some milliseconds late, which saves reading the clock.
     fn needs_precise_clock(&self) -> bool {
         self.inner().is_none_or(Link::needs_precise_clock)
     }
 
-    /// Who reads it, where frames arrive from other processes: threads that find a completion queue empty look for them.
-    /// What one look leaves unread the next one finds, and sending makes nothing arrive.
+    /// The reader of the link, if frames arrive from other processes: threads that find a completion queue empty then poll
+    /// it. A poll that leaves frames unread leaves them to the next one, and sending causes no arrival.
     fn input(&self) -> Option<&dyn Input> {
         self.inner().and_then(Link::input)
     }
 
-    /// A queue pair has been destroyed, and its process may end: what was taken for streams that this side has ended goes to
-    /// the system, which is waited for a moment where it must be.
+    /// A queue pair was destroyed, and its process may end: frames that the link took for streams that this side has ended
+    /// go to the system. The link waits a moment if it must.
     fn drain(&self) {
         if let Some(link) = self.inner() {
             link.drain();
         }
     }
 
-    /// What is sent to this group is wanted from now on. By default everything is.
+    /// Receives frames for this group from now on. By default a link receives all frames.
     ///
     /// # Errors
     /// The group has no address on this link, or the system refuses.
@@ -181,7 +182,7 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
         self.inner().map_or(Ok(()), |link| link.join(group))
     }
 
-    /// What is sent to this group is not wanted any more.
+    /// Stops receiving frames for this group.
     fn leave(&self, group: Gid) {
         if let Some(link) = self.inner() {
             link.leave(group);
@@ -189,20 +190,21 @@ pub trait Link<H: 'static>: Send + Sync + 'static {
     }
 }
 
-/// Who reads what arrives on a link: threads that poll, or a thread of the link's own, which sleeps until something arrives.
+/// Decides which thread reads the frames of a link: threads that poll, or the link's own thread, which sleeps until a frame
+/// arrives.
 pub trait Input {
-    /// A thread has polled. Those that come back again and again are left alone with the input for as long.
+    /// A thread has polled. Threads that poll frequently are left alone with the input for as long as they do.
     fn polled(&self);
 
-    /// A thread that polls has found another one reading: gives it the processor, should it wait for one.
+    /// A thread that polls has found another thread reading, and yields the processor to it.
     fn give_way(&self);
 
-    /// Whether pollers read: each looks again within microseconds, or the link's thread does in its place.
+    /// Returns whether pollers own the input: each polls again within microseconds, or the link's thread does in its place.
     fn is_polled(&self) -> bool;
 
     /// A thread that polled is about to sleep: the link's thread takes over.
     fn hand_back(&self);
 }
 
-/// A link shared by those who send on it and those who watch it.
+/// A link that its senders and its readers share.
 pub type SharedLink<H> = Arc<dyn Link<H>>;

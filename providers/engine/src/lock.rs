@@ -1,14 +1,14 @@
-//! The lock of the fast path: spins briefly, then yields.
+//! The lock of the fast path: it spins briefly, then yields.
 //!
-//! It takes half the time of a lock that can park its waiters, and with more threads than processors a waiter stalls for
-//! milliseconds where a bare spin lock stalls for half a second. Nothing that blocks or calls the user runs while one is
-//! held. A panic releases it; there is no poisoning.
+//! It takes half the time of a lock that can park its waiters. With more threads than processors a waiter stalls for
+//! milliseconds, where a pure spin lock stalls for half a second. No blocking call and no handler of the program runs while
+//! a thread holds one. A panic releases the lock; there is no poisoning.
 //!
 //! # Order
-//! Every lock has a [`LockClass`]. A thread takes classes in ascending order only and holds at
-//! most one of each, which excludes deadlock. Debug builds assert it at every `lock`.
+//! Every lock has a [`LockClass`]. A thread takes classes only in ascending order and holds at most one of each, which
+//! excludes deadlock. Debug builds assert this at every `lock`.
 
-// The guard turns the cell of the lock into references; that is what a lock is.
+// The guard makes references to the content of the lock's cell.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 
-/// What a lock protects; the order is that in which locks are taken.
+/// What a lock protects. The order of the variants is the order in which a thread takes locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LockClass {
@@ -30,13 +30,14 @@ pub enum LockClass {
     CqProducer,
     /// The side of a completion ring that polls.
     CqConsumer,
-    /// State of control verbs that is looked at for a moment.
+    /// State of control verbs that is locked for a moment.
     Control,
-    /// What a link lays down for a moment, of a frame on its way.
+    /// State of a link that is locked for a moment for a frame.
     Link,
 }
 
-/// A lock that spins, then yields, around its value. The flag comes first: on the line of what is used first.
+/// A lock that spins, then yields, around its value. The flag comes first, on the cache line of the fields that are used
+/// first.
 #[repr(C)]
 pub struct Lock<T> {
     held: AtomicBool,
@@ -47,11 +48,11 @@ pub struct Lock<T> {
 
 // SAFETY: the flag serialises all access to the value, which moves between threads with it.
 unsafe impl<T: Send> Send for Lock<T> {}
-// SAFETY: as above; a shared lock hands out one reference at a time.
+// SAFETY: the flag serialises all access; a shared lock lends one reference at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// Makes a free lock of a class.
+    /// Creates a free lock of a class.
     pub fn new(class: LockClass, value: T) -> Self {
         let _ = class;
         Self {
@@ -79,7 +80,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Fetches the lock and the beginning of its value, two lines, ahead of their use.
+    /// Fetches the cache lines of the lock and of the beginning of its value before they are used.
     #[inline]
     pub fn prefetch(&self) {
         crate::sync::prefetch(std::ptr::from_ref(self).cast());
@@ -107,13 +108,13 @@ impl<T> Lock<T> {
     }
 }
 
-/// Access to the value of a lock; releases it when dropped, on the thread that took it.
+/// Access to the value of a lock. Dropping it releases the lock, on the thread that took it.
 pub struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
     not_send: PhantomData<*mut ()>,
 }
 
-// SAFETY: a shared guard gives `&T` only.
+// SAFETY: a shared guard lends `&T` only.
 unsafe impl<T: Sync> Sync for LockGuard<'_, T> {}
 
 impl<T> Deref for LockGuard<'_, T> {
@@ -121,7 +122,7 @@ impl<T> Deref for LockGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, so nobody writes; the borrow ends before the guard.
+        // SAFETY: this guard holds the lock, so no other thread writes; the borrow ends before the guard.
         self.lock.value.with(|value| unsafe { &*value })
     }
 }
@@ -143,7 +144,7 @@ impl<T> Drop for LockGuard<'_, T> {
     }
 }
 
-/// Asserts, in debug builds, that this thread holds no lock. Called before a user's handler.
+/// Asserts, in debug builds, that this thread holds no lock. The engine calls this before a handler of the program.
 ///
 /// # Panics
 /// Debug builds: if the thread holds one.
@@ -182,7 +183,7 @@ mod order {
     }
 }
 
-/// Attempts before a waiter yields its processor; the model checker needs just one.
+/// Attempts before a waiter yields its processor. The model checker needs only one.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 64 };
 
 #[cfg(all(test, not(loom)))]
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_releases_it() {
+    fn a_panic_releases_the_lock() {
         let lock = Lock::new(LockClass::Control, 1);
         thread::scope(|scope| {
             let result = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! The memory that requests, receives and peers of a queue pair name, checked for what is done with it.
+//! The memory that requests, receives and peers of a queue pair name, checked for its intended use.
 
 use verbs_api::Access;
 use verbs_api::extension::{ExtensionOperation, OperationData};
@@ -15,7 +15,7 @@ use crate::receive_ring::{RawSge, Receive};
 use crate::request::{Request, Source};
 use crate::rules::{self, Rule};
 
-/// Why a message does not go into its receive.
+/// Why a message does not fit its receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiveFault {
     /// An entry of the receive was refused.
@@ -25,10 +25,10 @@ pub enum ReceiveFault {
 }
 
 impl<D: Driver> Qp<D> {
-    /// The payload of a request: what its entries name, checked for reading, or its inline bytes.
+    /// Returns the payload of a request: the memory of its entries, checked for reading, or its inline bytes.
     ///
     /// # Errors
-    /// The first entry that is refused.
+    /// The fault of the first entry that is refused.
     #[inline]
     pub fn gather_request<'s, 'p: 's>(
         &self,
@@ -49,10 +49,10 @@ impl<D: Driver> Qp<D> {
         Ok(Payload::of_spans(spans))
     }
 
-    /// What the answer to a request is written to: its entries, checked for local writing.
+    /// Gathers the memory for the answer to a request: the memory of its entries, checked for local writing.
     ///
     /// # Errors
-    /// The first entry that is refused.
+    /// The fault of the first entry that is refused.
     #[inline]
     pub fn gather_sink<'p>(
         &self,
@@ -72,10 +72,10 @@ impl<D: Driver> Qp<D> {
         gather(cx.keys(), cx.pin, list, user, into)
     }
 
-    /// What travels of a request of an extension: its body, and the bytes that its entries name where they go along.
+    /// Returns the message of an extension's request: its body, and the bytes of its entries if the operation sends them.
     ///
     /// # Errors
-    /// The first entry that is refused.
+    /// The fault of the first entry that is refused.
     pub fn gather_message(
         &self,
         request: &Request<'_>,
@@ -91,10 +91,10 @@ impl<D: Driver> Qp<D> {
         Ok(message)
     }
 
-    /// Where the answer to a request of an extension goes.
+    /// Returns the memory for the answer to an extension's request.
     ///
     /// # Errors
-    /// The first entry that is refused.
+    /// The fault of the first entry that is refused.
     pub fn gather_answer<'p>(
         &self,
         request: &Request<'_>,
@@ -108,11 +108,11 @@ impl<D: Driver> Qp<D> {
         Ok(spans)
     }
 
-    /// Gathers what a receive names, checked for writing, as far as a message of `length` bytes reaches. A message of no
-    /// bytes touches no memory, and so needs no valid entry.
+    /// Gathers the memory of a receive, checked for writing, as far as a message of `length` bytes reaches. An empty
+    /// message accesses no memory, and so needs no valid entry.
     ///
     /// # Errors
-    /// The first entry that is refused.
+    /// The fault of the first entry that is refused.
     #[inline]
     pub fn gather_receive<'p>(
         &self,
@@ -132,14 +132,14 @@ impl<D: Driver> Qp<D> {
             rest -= u64::from(length);
             RawSge { length, ..*sge }
         });
-        // Not those of the call: it may be the device of a peer that is reached directly.
+        // The keys of `cx` may be those of another device, if a peer is reached directly.
         gather(self.device.keys(), cx.pin, reached, user, into)
     }
 
-    /// Copies a piece of a message into its receive, from byte `offset` of that on.
+    /// Copies a part of a message into its receive, beginning at byte `offset` of the receive.
     ///
     /// # Errors
-    /// Nothing is copied where the piece does not fit.
+    /// Nothing is copied if the part does not fit.
     #[inline]
     pub fn fill_receive(
         &self,
@@ -165,10 +165,10 @@ impl<D: Driver> Qp<D> {
         Ok(())
     }
 
-    /// The memory that a key opens to this queue pair's peer.
+    /// Returns the memory that a key opens to this queue pair's peer.
     ///
     /// # Errors
-    /// The first reason to refuse.
+    /// The first reason to refuse the access.
     #[inline]
     pub fn peer_region<'p>(
         &self,

@@ -1,4 +1,4 @@
-//! A network: the devices that reach one another, the link between them, and what is due when.
+//! A network: the devices that reach one another, the link between them, and the jobs that are due later.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -14,27 +14,28 @@ use crate::sync::Mutex;
 use crate::time::{Host, Time};
 use crate::timers::{Job, Timers};
 
-/// What a network joins: a device, as far as the network knows it.
+/// A device as its network uses it.
 pub trait Member: Send + Sync + Sized + 'static {
     /// A frame's header, as a value.
     type Header: 'static;
     /// A queue pair.
     type Qp: Send + Sync + 'static;
 
-    /// Whether frames for this address are for it: it has the address, and has not been removed.
+    /// Returns whether frames for this address are for this device: it has the address, and was not removed.
     fn takes(&self, address: LinkAddress) -> bool;
 
-    /// A frame arrived, at the moment that the link was told.
+    /// Handles a frame that has arrived. `now` is the time that the link was given.
     fn handle_frame(&self, frame: Frame<'_, Self::Header>, now: Time);
 
-    /// Nothing more has arrived for now: what a queue pair kept back until then leaves.
+    /// Sends what the queue pair kept back, because nothing more has arrived for now.
     fn settle(qp: &PoolRef<Self::Qp>, now: Time);
 }
 
 /// Devices of one driver that reach one another.
 ///
-/// Without a link the network is *direct*: a frame is handed to its receiver as it is, on the sender's thread. With one,
-/// frames go over it. Sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when something is due.
+/// Without a link the network is *direct*: the sender's thread passes a frame to its receiver as it is. With a link, frames
+/// go over the link. The network is sans-IO: its owner calls [`handle_timeout`](Progress::handle_timeout) when a job is
+/// due.
 pub struct Network<M: Member> {
     devices: RwLock<BTreeMap<LinkAddress, Weak<M>>>,
     link: Option<SharedLink<M::Header>>,
@@ -43,48 +44,49 @@ pub struct Network<M: Member> {
     delivering: AtomicBool,
     requests: AtomicU32,
     to_serve: Mutex<VecDeque<Job>>,
-    /// Looked at before that.
+    /// Whether `to_serve` has jobs; read before its lock is taken.
     has_to_serve: AtomicBool,
-    /// Queue pairs with something to send when nothing more arrives.
+    /// Queue pairs that have to send when nothing more arrives.
     unsettled: Mutex<Vec<PoolWeak<M::Qp>>>,
-    /// Looked at before that.
+    /// Whether there are unsettled queue pairs; read before their lock is taken.
     has_unsettled: AtomicBool,
-    /// Somebody waits for that.
+    /// A peer waits for an unsettled queue pair.
     is_awaited: AtomicBool,
-    /// Since they were settled: whether the program has sent something, and how many looks have found something; and how
-    /// many have found nothing since one did.
+    /// State since the last settling: whether the program has sent anything, how many polls have found frames, and how many
+    /// in a row have found none since.
     has_answered: AtomicBool,
     looks: AtomicU32,
     vain_looks: AtomicU32,
 }
 
-/// What the owner of a network drives, whatever its driver.
+/// The network as its owner drives it, whatever its driver.
 pub trait Progress: Send + Sync {
-    /// When something is due next.
+    /// When the next job is due.
     fn next_timeout(&self) -> Option<Time>;
 
-    /// Does what is due at `now`.
+    /// Does the jobs that are due at `now`.
     fn handle_timeout(&self, now: Time);
 
-    /// Something may have arrived: delivers it, unless another thread is at it; `false` in that case. Call with no lock
-    /// held. By default nothing ever arrives unasked.
+    /// Delivers the frames that have arrived, unless another thread is delivering; returns `false` in that case. The caller holds no
+    /// lock. By default nothing arrives.
     fn progress(&self) -> bool {
         true
     }
 
-    /// The same, but for acknowledges that this brings about: they wait for the next call, or a poller.
+    /// Delivers frames that have arrived, without sending the acknowledges that this causes: they wait for the next call, or a
+    /// poller.
     fn look(&self) -> bool {
         self.progress()
     }
 
-    /// What waits to be sent leaves, acknowledges too.
+    /// Sends everything that waits, including acknowledges.
     fn flush(&self) {}
 }
 
-/// What a thread does that polls, for a device and whatever its driver.
+/// A device as a thread that polls uses it, whatever its driver.
 pub trait Polled: Send + Sync {
-    /// One look, unless another thread is looking. Answers whether anything arrived. Where pollers look again and again,
-    /// acknowledges that it brings about wait for the next [`flush`](Progress::flush).
+    /// Polls the network once, unless another thread is doing so. Returns whether anything arrived. While pollers poll
+    /// frequently, acknowledges that the poll causes wait for the next [`flush`](Progress::flush).
     fn poll(&self) -> bool;
 
     /// The thread is about to sleep.
@@ -92,7 +94,7 @@ pub trait Polled: Send + Sync {
 }
 
 impl<M: Member> Network<M> {
-    /// A network without devices; direct without a link.
+    /// Creates a network without devices. Without a link it is direct.
     pub fn new(host: Arc<dyn Host>, link: Option<SharedLink<M::Header>>) -> Arc<Self> {
         Arc::new(Self {
             devices: RwLock::default(),
@@ -112,24 +114,24 @@ impl<M: Member> Network<M> {
         })
     }
 
-    /// What is due later.
+    /// The jobs that are due later.
     pub fn timers(&self) -> &Arc<Timers> {
         &self.timers
     }
 
-    /// The link, or `None` where the network is direct.
+    /// The link, or `None` if the network is direct.
     #[inline]
     pub fn link(&self) -> Option<&SharedLink<M::Header>> {
         self.link.as_ref()
     }
 
-    /// Whether the link is told the time as it is.
+    /// Returns whether the link needs the exact time.
     #[inline]
     pub(crate) fn needs_precise_clock(&self) -> bool {
         self.needs_precise_clock
     }
 
-    // What the link is told.
+    // The time that the link is given.
     fn moment(&self) -> Time {
         match self.needs_precise_clock {
             true => self.timers.now(),
@@ -147,7 +149,7 @@ impl<M: Member> Network<M> {
         true
     }
 
-    /// The device at an address.
+    /// Returns the device at an address.
     pub fn device(&self, address: LinkAddress) -> Option<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices
@@ -156,13 +158,13 @@ impl<M: Member> Network<M> {
             .filter(|device| device.takes(address))
     }
 
-    /// Every device.
+    /// Returns every device.
     pub fn devices(&self) -> Vec<Arc<M>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Runs `job` when what has arrived over the link has been delivered. Called while delivering, possibly with locks
+    /// Runs `job` after the frames that the link has received were delivered. The caller is delivering, possibly with locks
     /// held.
     pub fn serve_later(&self, job: Job) {
         self.to_serve.lock().push_back(job);
@@ -173,7 +175,8 @@ impl<M: Member> Network<M> {
         if !self.has_to_serve.load(Ordering::Acquire) {
             return false;
         }
-        // Before they are taken: what comes meanwhile is seen here or says so again.
+        // The flag is cleared first: this turn sees a job that is added meanwhile, or the thread that adds it sets the flag
+        // again.
         self.has_to_serve.store(false, Ordering::SeqCst);
         let jobs = std::mem::take(&mut *self.to_serve.lock());
         let any = !jobs.is_empty();
@@ -183,13 +186,13 @@ impl<M: Member> Network<M> {
         any
     }
 
-    /// Whether its devices do nothing more until a program asks for something: nothing is due or being done. Only a direct
-    /// network knows.
+    /// Returns whether the devices do nothing more until the program makes a request: nothing is due or under way. Only a
+    /// direct network knows this.
     pub fn is_idle(&self) -> bool {
         self.link.is_none() && !pin::is_any_deferred() && self.timers.is_idle()
     }
 
-    /// Has a queue pair [settled](Member::settle) when nothing more arrives. Called with its locks held.
+    /// [Settles](Member::settle) a queue pair when nothing more arrives. The caller holds the queue pair's locks.
     pub fn settle_later(&self, qp: PoolWeak<M::Qp>) {
         self.unsettled.lock().push(qp);
         self.has_unsettled.store(true, Ordering::Release);
@@ -200,19 +203,19 @@ impl<M: Member> Network<M> {
         self.has_unsettled.load(Ordering::Relaxed)
     }
 
-    /// Somebody waits for what is unsettled now.
+    /// Notes that a peer waits for an unsettled queue pair.
     #[inline]
     pub fn await_settling(&self) {
         self.is_awaited.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody may wait for what is unsettled: what is sent to them can take it along.
+    /// Returns whether a peer may wait for an unsettled queue pair: then a message to that peer can carry the acknowledge.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.is_awaited.load(Ordering::Relaxed)
     }
 
-    /// Settles what is unsettled. Call with no lock held. Answers whether there was any.
+    /// Settles the unsettled queue pairs. The caller holds no lock. Returns whether there was any.
     fn settle(&self) -> bool {
         if !self.has_unsettled.load(Ordering::Acquire) {
             return false;
@@ -221,24 +224,24 @@ impl<M: Member> Network<M> {
         self.is_awaited.store(false, Ordering::Relaxed);
         self.has_answered.store(false, Ordering::Relaxed);
         self.looks.store(0, Ordering::Relaxed);
-        // What comes behind this says so again.
+        // A queue pair that is added after this sets the flag again.
         self.has_unsettled.store(false, Ordering::SeqCst);
         for qp in qps.drain(..).filter_map(|qp| qp.upgrade()) {
             M::settle(&qp, self.moment());
         }
         let mut kept = self.unsettled.lock();
         match kept.is_empty() {
-            // Its memory is used again.
+            // The memory of the list is reused.
             true => *kept = qps,
             false => self.has_unsettled.store(true, Ordering::Release),
         }
         true
     }
 
-    /// Delivers what is due, unless a thread already does; `false` in that case. Call with no lock held.
+    /// Delivers due frames, unless another thread is delivering; returns `false` in that case. The caller holds no lock.
     ///
-    /// A caller that finds another delivering leaves a note, and that one looks once more: nothing is left lying. Where frames
-    /// come from other processes a call ends even while they go on and on.
+    /// A caller that finds another thread delivering leaves a note, and that thread polls again, so no frame stays
+    /// undelivered. If frames come from other processes, a call ends even while they keep arriving.
     pub fn progress(&self) -> bool {
         let Some(link) = &self.link else { return true };
         link.flush();
@@ -248,7 +251,8 @@ impl<M: Member> Network<M> {
         is_done
     }
 
-    // Until nothing more arrives; or, where others may send for ever, for a few looks. The next one finds the rest.
+    // Delivers until nothing more arrives; or, if other processes may send for ever, for a few polls. The next poll finds
+    // the rest.
     fn deliver_all(&self, link: &SharedLink<M::Header>, settle: impl Fn() -> bool) {
         let mut looks = 0;
         while link.progress(self.moment(), &Turn::new(self, None)) || self.serve() || settle() {
@@ -257,7 +261,7 @@ impl<M: Member> Network<M> {
                 self.serve();
                 settle();
                 if link.flush() {
-                    // Nobody else looks for what comes of that: the timers' thread goes on.
+                    // No other thread polls for the result, so the timer thread continues.
                     self.timers.wake_at(self.timers.now());
                 }
                 return;
@@ -266,7 +270,7 @@ impl<M: Member> Network<M> {
         }
     }
 
-    /// What has just been sent leaves. Call with no lock held, after everything that sends.
+    /// Makes frames that were just sent leave. The caller holds no lock; it calls this after everything that sends.
     #[inline]
     pub fn send_off(&self) {
         if self.is_unsettled() {
@@ -279,7 +283,7 @@ impl<M: Member> Network<M> {
     }
 
     fn flush_link(&self, link: &SharedLink<M::Header>) {
-        // A stream that has room again, or is gone, is something to tell.
+        // A stream that has room again, or is lost, is an event to deliver.
         match link.flush() {
             true => _ = self.progress(),
             false => self.wake_for(link),
@@ -292,7 +296,7 @@ impl<M: Member> Network<M> {
         }
     }
 
-    // A thread that polled is about to sleep.
+    // A thread that has polled is about to sleep.
     pub(crate) fn hand_back(&self) {
         if let Some(input) = self.link.as_ref().and_then(|link| link.input()) {
             Progress::flush(self);
@@ -300,17 +304,17 @@ impl<M: Member> Network<M> {
         }
     }
 
-    // A poll by a thread that looks for what is mostly for this device. Acknowledges wait until the program, which is about
-    // to be told what has come, has answered it; unless nobody may look for long.
+    // Polls on a thread that mostly expects frames for this device. Acknowledges wait until the program, which is about to
+    // see the completions, has answered, because its message can carry them, unless no poll is expected soon.
     pub(crate) fn poll_for(&self, device: &M) -> bool {
         let Some(link) = &self.link else { return false };
         let Some(input) = link.input() else {
             return false;
         };
         let mut found = false;
-        // Without a note: who polls looks again.
+        // The poller leaves no note if another thread is delivering, because it polls again.
         let is_turn = self.take_turns(|| {
-            // What needs no precise clock asks for the time itself, where it wants to know.
+            // A link that needs no precise clock reads the time itself when it needs it.
             let now = match self.needs_precise_clock {
                 true => self.timers.now(),
                 false => Time::default(),
@@ -330,7 +334,7 @@ impl<M: Member> Network<M> {
         found
     }
 
-    // Whether what is unsettled has waited for long enough, after one more look.
+    // Returns whether unsettled queue pairs have waited long enough, counting this poll.
     fn has_waited(&self, found: bool) -> bool {
         let count = |looks: &AtomicU32| {
             let count = looks.load(Ordering::Relaxed).saturating_add(1);
@@ -341,11 +345,11 @@ impl<M: Member> Network<M> {
             self.vain_looks.store(0, Ordering::Relaxed);
             return count(&self.looks) > MOST_LOOKS;
         }
-        // To whom the program has answered answers in turn, mostly, and one acknowledge stands for both messages.
+        // A peer mostly answers the program's message, and then one acknowledge covers both messages.
         !self.has_answered.load(Ordering::Relaxed) || count(&self.vain_looks) > MOST_VAIN_LOOKS
     }
 
-    // Whether no other thread was delivering.
+    // Returns `false` if another thread was delivering.
     fn take_turns(&self, mut deliver: impl FnMut()) -> bool {
         let mut turns = 0;
         loop {
@@ -362,7 +366,7 @@ impl<M: Member> Network<M> {
             }
             let input = self.link.as_ref().and_then(|link| link.input());
             if turns == MOST_TURNS && input.is_some() {
-                // While much arrives the link's thread may leave notes for ever.
+                // While many frames arrive, the link's thread may leave notes for ever.
                 self.timers.wake_at(self.timers.now());
                 return true;
             }
@@ -370,15 +374,15 @@ impl<M: Member> Network<M> {
     }
 }
 
-/// So many looks may find something while an acknowledge waits, or the caller of a verb.
+/// The number of polls that may find frames while an acknowledge, or the caller of a verb, waits.
 const MOST_LOOKS: u32 = 8;
-/// So often in a row one thread delivers because others have left notes.
+/// The number of turns in a row in which one thread delivers because others have left notes.
 const MOST_TURNS: u32 = 8;
-/// And so many in a row nothing, where the program has sent something: a few microseconds at a socket, as long as it takes a
-/// peer to answer.
+/// The number of polls in a row that may find nothing while an acknowledge waits, if the program has sent anything: a few
+/// microseconds at a socket, as long as a peer takes to answer.
 const MOST_VAIN_LOOKS: u32 = 16;
 
-/// The end of a turn, also where a handler panics.
+/// Ends a turn, also if a handler panics.
 struct Over<'n>(&'n AtomicBool);
 
 impl Drop for Over<'_> {
@@ -387,8 +391,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Where a link delivers in one turn. Most of it is for one device, mostly the one that looks: it is looked up once, or not
-/// at all.
+/// Delivers the frames of one turn. Most frames are for one device, mostly the one that polls, so the device is looked up
+/// once, or not at all.
 struct Turn<'n, M: Member> {
     network: &'n Network<M>,
     looking: Option<&'n M>,
@@ -439,7 +443,7 @@ impl<M: Member> Progress for Network<M> {
 
     fn flush(&self) {
         if let Some(link) = &self.link {
-            // Where there are no pollers, whoever delivers does that, and delivers it.
+            // Without pollers, the thread that delivers settles, and delivers the result.
             if link.input().is_some() {
                 self.settle();
             }

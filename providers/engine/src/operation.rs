@@ -1,8 +1,8 @@
-//! Operations of extensions on a software device: what travels, and on what memory it is carried out.
+//! Operations of extensions on a software device: their messages, and the memory that they use.
 //!
 //! A request is a body of fixed length and the bytes of its scatter/gather list, together at most
-//! [`ExtensionOperation::MAX_OCTETS`]; the answer is as many bytes at most. A transport carries both with the extension's
-//! number and the operation's, unless the operation is one that a standard gives it an encoding for.
+//! [`ExtensionOperation::MAX_OCTETS`]; the answer has at most as many bytes. A transport carries both with the numbers of
+//! extension and operation, unless a standard gives the operation an encoding of its own.
 
 use smallvec::SmallVec;
 use verbs_api::memory::Span;
@@ -19,19 +19,19 @@ use crate::pin::Pin;
 /// The bytes of a request or of an answer.
 pub type Octets = SmallVec<[u8; 64]>;
 
-/// Bytes that are looked at in one piece.
+/// Bytes that are read in one piece.
 const PIECE: usize = 4096;
 
-/// What a software device does for an operation of an extension.
+/// The emulation of one operation of an extension on software devices.
 pub trait OperationEmulation: Send + Sync {
     /// The operation.
     fn operation(&self) -> &'static ExtensionOperation;
 
-    /// Carries a request out, at the device that it arrived at, and fills in the answer. Requests are carried out in
-    /// order, each once: one that comes again is answered with what was answered before.
+    /// Carries out a request at the device that received it, and fills in the answer. Requests are carried out in order,
+    /// each once: a duplicate gets the first answer again.
     ///
     /// # Errors
-    /// The request is refused: the transport answers as it does to a fault of that kind.
+    /// The request is refused: the transport answers as it does to a fault of this kind.
     fn respond(
         &self,
         request: &Arrived<'_>,
@@ -39,52 +39,52 @@ pub trait OperationEmulation: Send + Sync {
         answer: &mut Octets,
     ) -> Result<(), Fault>;
 
-    /// Makes of an answer what is placed in the scatter/gather list; by default nothing else. For numbers, which travel
-    /// in network order.
+    /// Converts an answer before it is placed in the scatter/gather list; by default it is placed unchanged. This is for
+    /// numbers, which travel in network order.
     fn complete(&self, _answer: &mut Octets) {}
 
-    /// The operation that a standard of this transport has for it, if there is one: it is carried out by the transport,
-    /// and [`respond`](Self::respond) and [`complete`](Self::complete) are not asked.
+    /// Returns the operation that a standard of this transport defines for it, if any: then the transport carries it out,
+    /// and [`respond`](Self::respond) and [`complete`](Self::complete) are not called.
     fn standard(&self, _transport: Transport, _body: &[u8]) -> Option<StandardOperation> {
         None
     }
 }
 
-/// A request that arrived.
+/// A received request.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'r> {
-    /// The body: as many bytes as the operation has.
+    /// The body, with the length that the operation defines.
     pub body: &'r [u8],
     /// The bytes of the scatter/gather list.
     pub data: &'r [u8],
-    /// What the request keeps alive; where it is carried out by whoever posted it.
+    /// The objects that the request keeps alive; present if the poster's device carries it out.
     pub held: Option<&'r Held>,
 }
 
-/// Operations that a standard gives an encoding, and a driver of this project carries for an extension.
+/// Operations for which a standard defines an encoding, and which a driver of this project carries for an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StandardOperation {
-    /// An Atomic Request of RFC 7306: the masks are native there.
+    /// An Atomic Request of RFC 7306, which has masks.
     Atomic(RemoteAddress, AtomicOp),
 }
 
-/// An atomic operation with its operands, in the order of this machine (RFC 7306 section 5.1).
+/// An atomic operation with its operands, in this machine's byte order (RFC 7306 section 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Adds within fields; each bit of the mask is the highest of a field.
+    /// Adds within fields; each bit of the mask is the highest bit of a field.
     FetchAdd {
-        /// Added.
+        /// The value to add.
         add: u64,
-        /// The highest bit of each field; none but bit 63, or none at all, is one field.
+        /// The highest bit of each field. Only bit 63, or no bit, means one field.
         mask: u64,
     },
-    /// Swaps where the bits that are compared are equal.
+    /// Swaps if the compared bits are equal.
     CompareSwap {
-        /// Compared with.
+        /// The value to compare with.
         compare: u64,
         /// The bits that are compared.
         compare_mask: u64,
-        /// Replaced by.
+        /// The new value.
         swap: u64,
         /// The bits that are replaced.
         swap_mask: u64,
@@ -92,12 +92,12 @@ pub enum AtomicOp {
 }
 
 impl AtomicOp {
-    /// An ordinary fetch-and-add.
+    /// Creates an ordinary fetch-and-add.
     pub const fn fetch_add(add: u64) -> Self {
         Self::FetchAdd { add, mask: 0 }
     }
 
-    /// An ordinary compare-and-swap.
+    /// Creates an ordinary compare-and-swap.
     pub const fn compare_swap(compare: u64, swap: u64) -> Self {
         Self::CompareSwap {
             compare,
@@ -107,7 +107,8 @@ impl AtomicOp {
         }
     }
 
-    /// What an ordinary one makes of `current`, `None` inside where it stays; `None` for one with masks.
+    /// Returns the result of an ordinary operation on `current`, with `Some(None)` if the value stays; `None` for an
+    /// operation with masks.
     #[inline]
     pub const fn ordinary(self, current: u64) -> Option<Option<u64>> {
         match self {
@@ -123,13 +124,13 @@ impl AtomicOp {
     }
 }
 
-/// What makes atomics with masks work where a transport carries them.
+/// Carries out masked atomics on devices whose transport carries them.
 pub trait MaskedAtomics: Send + Sync {
-    /// What `current` becomes; `None` where it stays.
+    /// Returns the new value in place of `current`; `None` if it stays.
     fn apply(&self, op: AtomicOp, current: u64) -> Option<u64>;
 }
 
-/// What a transport counts for the alignment of an atomic's operand.
+/// The address whose alignment a transport checks for an atomic's operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aligned {
     /// The address that the request names (InfiniBand).
@@ -138,7 +139,7 @@ pub enum Aligned {
     Memory,
 }
 
-/// The registered memory of the device that a request arrived at, as far as its queue pair may use it.
+/// The registered memory of the device that received a request, as far as its queue pair may use it.
 pub struct TargetMemory<'p> {
     keys: &'p KeyTable,
     pin: &'p Pin,
@@ -149,7 +150,7 @@ pub struct TargetMemory<'p> {
 }
 
 impl<'p> TargetMemory<'p> {
-    /// What the queue pair `qpn` of the domain `pd` may use, whose peers are permitted `permitted`.
+    /// Creates the view of the queue pair `qpn` of the domain `pd`, which grants its peers the rights `permitted`.
     pub const fn new(
         keys: &'p KeyTable,
         pin: &'p Pin,
@@ -185,11 +186,11 @@ impl<'p> TargetMemory<'p> {
             .check_remote(self.pin, remote.rkey.value(), remote.addr, length, user)
     }
 
-    /// Passes `length` bytes to `each`, in order and in pieces: a copy, since they may change at any time. Takes the
-    /// right to read.
+    /// Passes `length` bytes to `each`, in order and in pieces. They are copies, because the memory may change at any time.
+    /// This needs the right to read.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it; nothing was passed.
+    /// The queue pair, the key or its range does not allow it; no byte was passed.
     pub fn read(
         &self,
         remote: RemoteAddress,
@@ -213,10 +214,10 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Writes bytes. Takes the right to write.
+    /// Writes bytes. This needs the right to write.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it; nothing was written.
+    /// The queue pair, the key or its range does not allow it; no byte was written.
     pub fn write(&self, remote: RemoteAddress, bytes: &[u8]) -> Result<(), Fault> {
         if bytes.is_empty() {
             return Ok(());
@@ -228,11 +229,11 @@ impl<'p> TargetMemory<'p> {
         Ok(())
     }
 
-    /// Changes eight bytes atomically, as an integer of this machine, and answers what they were: `change` answers
-    /// what they become, or `None` where they stay. Takes the right to atomics.
+    /// Changes eight bytes atomically, as an integer of this machine, and returns their old value. `change` returns the new
+    /// value, or `None` if the value stays. This needs the right to atomics.
     ///
     /// # Errors
-    /// The queue pair, the key or its range does not allow it, or they are not aligned; nothing was changed.
+    /// The queue pair, the key or its range does not allow it, or the bytes are not aligned; nothing was changed.
     pub fn update(
         &self,
         remote: RemoteAddress,
@@ -247,7 +248,7 @@ impl<'p> TargetMemory<'p> {
     }
 }
 
-/// Carries a message out: the body and the data behind it.
+/// Carries out a message, which is the body followed by the data.
 ///
 /// # Errors
 /// The message is too short for the operation, or the operation refuses it.
@@ -268,7 +269,7 @@ pub fn respond(
     Ok(())
 }
 
-/// Places an answer, as much of it as there is room for, and tells how many bytes.
+/// Places as much of an answer as there is room for, and returns the number of bytes.
 pub fn place(emulation: &dyn OperationEmulation, mut answer: Octets, sink: &Spans<'_>) -> u32 {
     emulation.complete(&mut answer);
     let room: usize = sink.iter().map(|span| span.len()).sum();

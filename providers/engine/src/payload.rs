@@ -14,17 +14,17 @@ pub type Spans<'p> = SmallVec<[Span<'p>; 4]>;
 /// The bytes of a frame.
 #[derive(Clone, Debug)]
 pub enum Payload<'p> {
-    /// None.
+    /// The payload is empty.
     Empty,
     /// One stretch of registered memory.
     Span(Span<'p>),
-    /// Stretches of registered memory, of which `length` bytes from `offset` on.
+    /// `length` bytes of several stretches of registered memory, beginning at byte `offset`.
     Spans {
         /// The stretches.
         spans: &'p [Span<'p>],
-        /// First byte.
+        /// The position of the first byte.
         offset: usize,
-        /// Bytes.
+        /// The number of bytes.
         length: usize,
     },
     /// Ordinary bytes.
@@ -32,7 +32,7 @@ pub enum Payload<'p> {
 }
 
 impl<'p> Payload<'p> {
-    /// All of `spans`.
+    /// Returns a payload of all of `spans`.
     pub fn of_spans(spans: &'p [Span<'p>]) -> Self {
         match spans {
             [] => Self::Empty,
@@ -45,7 +45,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Bytes.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -56,12 +56,12 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// `length` bytes at most, from `offset` on.
+    /// Returns the part that begins at `offset` and has at most `length` bytes.
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Payload<'p> {
         match *self {
@@ -107,14 +107,14 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// The bytes as an ordinary vector: what a link keeps of a frame that it does not deliver at once.
+    /// Returns the bytes as an ordinary vector, for a link that does not deliver the frame at once.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.read(&mut bytes);
         bytes
     }
 
-    /// Copies into `bytes`, as many as both have.
+    /// Copies into `bytes`, as many bytes as both have.
     pub fn read(&self, bytes: &mut [u8]) {
         let most = self.len().min(bytes.len());
         let bytes = &mut bytes[..most];
@@ -132,7 +132,7 @@ impl<'p> Payload<'p> {
         }
     }
 
-    /// The first eight bytes as a native integer; 0 where there are fewer.
+    /// Returns the first eight bytes as a native integer; 0 if there are fewer.
     pub fn word(&self) -> u64 {
         let mut bytes = [0; 8];
         if self.len() >= 8 {
@@ -142,7 +142,7 @@ impl<'p> Payload<'p> {
     }
 }
 
-// The stretches of `length` bytes from byte `offset` of all on.
+// Returns the stretches of the `length` bytes that begin at byte `offset` of all spans.
 fn pieces<'p>(
     spans: &[Span<'p>],
     mut offset: usize,
@@ -156,7 +156,7 @@ fn pieces<'p>(
     })
 }
 
-/// Checks entries and gathers what they name. Entries of length 0 are skipped unseen.
+/// Checks entries and gathers their memory. Entries of length 0 are skipped unchecked.
 #[inline]
 pub(crate) fn gather<'p>(
     keys: &KeyTable,
@@ -172,7 +172,7 @@ pub(crate) fn gather<'p>(
     Ok(())
 }
 
-/// Copies `payload` into `targets`, from byte `offset` of them on.
+/// Copies `payload` into `targets`, beginning at their byte `offset`.
 #[inline]
 pub fn scatter_at(targets: &[Span<'_>], offset: u64, payload: &Payload<'_>) {
     if let ([target], 0) = (targets, offset) {

@@ -1,31 +1,31 @@
-//! Thread pins: what keeps a region alive while it is being copied.
+//! Thread pins: they keep a region alive while it is being copied.
 //!
-//! A thread pins itself once per doorbell; whoever retires an object first makes it unreachable (clears its key), then
-//! hands what remains to [`after_grace`]. There is no count per region, which two threads would fight over.
+//! A thread pins itself once per doorbell. A thread that retires an object first makes it unreachable (clears its key),
+//! then passes the rest to [`after_grace`]. There is no count per region, on which two threads would contend.
 //!
 //! # How it works
-//! Every thread has a slot on lines of its own, with a counter of its entries and exits: odd
-//! while it is inside. A retiring thread notes which slots are odd (the *snapshot*) and acts once
-//! each of them has *changed*: it need not be even, so a busy reader starves nobody. A callback
-//! that must wait is stored; the thread whose exit makes it ready runs it. Nobody blocks.
+//! Every thread has a slot on cache lines of its own, with a counter of its entries and exits: odd while it is inside. A
+//! retiring thread notes which slots are odd (the *snapshot*) and acts once each of them has *changed*: it need not be
+//! even, so a busy reader starves no other thread. A callback that must wait is stored; the thread whose exit makes it
+//! ready runs it. No thread blocks.
 //!
-//! # Why it is right
+//! # Why it is correct
 //! *A reader that the snapshot misses cannot reach the object.* The reader stores the odd number,
 //! fences, then reads the key; the retiring thread clears the key, fences, then reads the slot.
 //! One of the fences is first: either the reader sees the cleared key or the snapshot sees the
 //! odd number.
 //!
-//! *What a reader did is over when the callback runs.* Both stores to a slot are releases and the retiring side reads
-//! with acquire, so whichever later number it sees, all accesses before that exit happened before the callback.
+//! *The accesses of a reader have ended when the callback runs.* Both stores to a slot are releases and the retiring side
+//! reads with acquire, so whichever later number it sees, all accesses before that exit happened before the callback.
 //!
-//! *No callback is forgotten.* The retiring thread sets `waiting`, fences, then looks at the slots
-//! again; the reader stores the even number, fences, then reads `waiting`. Either it sees the flag
-//! or the second look sees the exit. Looking and clearing the flag are done under one mutex.
+//! *No callback is forgotten.* The retiring thread sets `waiting`, fences, then reads the slots again; the reader stores
+//! the even number, fences, then reads `waiting`. Either the reader sees the flag or the retiring thread's second reading
+//! sees the exit. Reading the slots and clearing the flag are done under one mutex.
 //!
 //! # The fence of the reader
-//! It is the whole cost of a pin. An operating system that can make all threads of the process
-//! fence at once takes it over: [`use_process_fence`]. The reader then orders its accesses for
-//! the compiler only, and the retiring thread, which is rare, pays.
+//! It is the whole cost of a pin. An operating system that can execute a fence on all threads of the process at once
+//! replaces it: [`use_process_fence`]. The reader then orders its accesses for the compiler only, and the retiring thread,
+//! which is rare, pays.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -57,9 +57,9 @@ pub fn pin() -> Pin {
 }
 
 impl Pin {
-    /// This thread is about to reach what lies at `at`: fetches what it will reach the time after next, if it goes on in
-    /// steps of this length. A program that serves its queue pairs in turn does, and processors do not foresee
-    /// what is reached through a pointer and a lock.
+    /// This thread is about to access memory at `at`. Fetches the memory that it accesses the time after next if it
+    /// continues in steps of this length, as a program does that serves its queue pairs in turn: processors do not predict
+    /// accesses through a pointer and a lock.
     #[inline]
     pub fn look_ahead<T>(&self, at: &T) {
         let at = std::ptr::from_ref(at) as usize;
@@ -81,7 +81,7 @@ impl Drop for Pin {
     }
 }
 
-/// Whether this thread is pinned.
+/// Returns whether this thread is pinned.
 fn is_pinned() -> bool {
     own_slot().is_some_and(Slot::is_held)
 }
@@ -112,16 +112,16 @@ pub fn after_grace(f: impl FnOnce() + Send + 'static) {
     run_ready();
 }
 
-/// Whether a callback waits for the pin of a thread, or is being run. Virtual time ends where nothing is due; such a callback
-/// is due when another thread of the process has ended its pin.
+/// Returns whether a callback waits for the pin of a thread, or is being run. Virtual time ends when no job is due; such a
+/// callback is due when another thread of the process has ended its pin.
 pub fn is_any_deferred() -> bool {
     DEFERRED.load(Ordering::SeqCst) != 0
 }
 
-/// Callbacks of the process that wait or are being run. It is not part of what the model checker looks at.
+/// Callbacks of the process that wait or are being run. The model checker does not observe this counter.
 static DEFERRED: OwnUsize = OwnUsize::new(0);
 
-/// One of them, until it has been run.
+/// Counts a callback until it has been run.
 struct Deferred;
 
 impl Deferred {
@@ -150,37 +150,37 @@ fn run_ready() {
     ready.into_iter().for_each(|waiting| (waiting.run)());
 }
 
-/// Makes pins cheaper by a fence that reaches all running threads of the process.
+/// Makes pins cheaper by a fence on all running threads of the process.
 ///
-/// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. The first call counts.
+/// On Linux that is `membarrier` with `MEMBARRIER_CMD_PRIVATE_EXPEDITED`, after registration. The first call applies.
 ///
 /// # Safety
-/// From now on every call of `fence` makes all running threads of the process fence before it returns: the pins of those
-/// that do not are overlooked, and what they use is freed.
+/// Every later call of `fence` must execute a fence on all running threads of the process before it returns. Pins of other
+/// threads would be overlooked, and the memory that they use would be freed.
 #[allow(unsafe_code)]
 pub unsafe fn use_process_fence(fence: fn()) {
     let mut registry = DOMAIN.registry.lock();
     if registry.process_fence.is_none() {
         registry.process_fence = Some(fence);
-        // Release, and acquired by readers: who sees this comes after every retiring thread that
-        // held the mutex earlier, and so sees the keys that it cleared and the flag that it set.
+        // This store is a release, and readers load it with acquire: a reader that sees it comes after every retiring
+        // thread that held the mutex earlier, and so sees the keys that it cleared and the flag that it set.
         DOMAIN.light.store(true, Ordering::Release);
     }
 }
 
-/// One thread's place; two cache lines of its own.
+/// One thread's place, on two cache lines of its own.
 #[repr(align(128))]
 struct Slot {
     /// Entries and exits: odd while the thread is inside.
     visits: AtomicU64,
-    /// Nested pins. Only the owner touches it, so it is no business of the model checker.
+    /// The number of nested pins. Only the owner uses it, so the model checker need not observe it.
     depth: OwnU32,
-    /// What was reached last, of the owner too.
+    /// The address that the owner accessed last. Only the owner uses it.
     reached: OwnUsize,
 }
 
 impl Slot {
-    /// One pin more; whether it is the first.
+    /// Adds a nested pin. Returns whether it is the first.
     #[inline]
     fn descend(&self) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl Slot {
         depth == 0
     }
 
-    /// One pin less; whether it was the last.
+    /// Removes a nested pin. Returns whether it was the last.
     #[inline]
     fn ascend(&self) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
@@ -205,7 +205,7 @@ impl Slot {
         self.depth.load(Ordering::Relaxed) != 0
     }
 
-    /// Enters or leaves, and fences.
+    /// Enters or leaves, and executes a fence.
     #[inline]
     fn step(&self) {
         let visits = self.visits.load(Ordering::Relaxed);
@@ -218,7 +218,7 @@ impl Slot {
     }
 }
 
-/// A slot that was odd when somebody looked.
+/// A slot that was odd in the snapshot.
 struct Held {
     slot: &'static Slot,
     visits: u64,
@@ -258,9 +258,9 @@ impl Domain {
 }
 
 struct Registry {
-    /// Append-only.
+    /// The slots of all threads; the list only grows.
     slots: Vec<&'static Slot>,
-    /// Those of threads that have ended.
+    /// Slots of threads that have ended.
     idle: Vec<&'static Slot>,
     waiting: Vec<Waiting>,
     process_fence: Option<fn()>,
@@ -276,7 +276,7 @@ impl Registry {
         }
     }
 
-    /// The retiring side's fence.
+    /// Executes the fence of the retiring side.
     fn fence(&self) {
         match self.process_fence {
             Some(fence) => fence(),
@@ -284,7 +284,7 @@ impl Registry {
         }
     }
 
-    /// Fences, then notes which slots are odd.
+    /// Executes a fence, then notes which slots are odd.
     fn snapshot(&self) -> Vec<Held> {
         self.fence();
         let look = |&slot: &&'static Slot| {
@@ -318,7 +318,7 @@ fn register() -> &'static Slot {
     let slot = DOMAIN.registry.lock().claim();
     OWN.with(|own| own.set(Some(slot)));
     #[cfg(not(loom))]
-    // Fails while the thread ends; the slot is then lost to others, which is harmless.
+    // This fails while the thread ends. The slot is then lost to other threads, which is harmless.
     let _ = EXIT.try_with(|_| ());
     slot
 }
@@ -330,8 +330,8 @@ static DOMAIN: Domain = Domain {
     registry: ForkLock::with_change(Registry::new(), begin_child),
 };
 
-/// In a child of a fork: the threads that the others' slots belong to do not exist there, so a pin of theirs would never end. What
-/// waits for pins is the parent's, which runs it.
+/// Resets the registry in a child of a fork: the threads of the other slots do not exist there, so their pins would never
+/// end. Callbacks that wait for pins belong to the parent, which runs them.
 #[cfg(not(loom))]
 fn begin_child(registry: &mut Registry) {
     let own = own_slot();
@@ -346,19 +346,19 @@ fn begin_child(registry: &mut Registry) {
 
 #[cfg(not(loom))]
 thread_local! {
-    /// Without a destructor, which keeps the look-up to one load.
+    /// It has no destructor, so that the look-up is one load.
     static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
     static EXIT: Exit = const { Exit };
 }
 
-/// Gives the slot to the next thread when this one ends.
+/// Returns the slot for the next thread when this one ends.
 #[cfg(not(loom))]
 struct Exit;
 
 #[cfg(not(loom))]
 impl Drop for Exit {
     fn drop(&mut self) {
-        // A pin that another thread-local still holds keeps its slot for good.
+        // A slot whose pin another thread-local still holds is not reused.
         if let Some(slot) = OWN.take().filter(|slot| !slot.is_held()) {
             DOMAIN.registry.lock().idle.push(slot);
         }
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
     use crate::sync::Mutex;
 
-    /// Pins are process-wide: tests that count on nobody else's take turns.
+    /// Pins are process-wide, so tests that must not meet other tests' pins take turns.
     static TURN: Mutex<()> = Mutex::new(());
 
     fn flag() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pin_of_another_thread_defers_and_a_later_one_of_it_does_not() {
+    fn only_the_current_pin_of_another_thread_defers() {
         let _turn = TURN.lock();
         let (done, set) = flag();
         let (tell, told) = mpsc::sync_channel(0);
@@ -433,7 +433,7 @@ mod tests {
         tell.send(()).unwrap();
         tell.send(()).unwrap();
         until(|| done.load(Ordering::Acquire));
-        // What other tests have deferred meanwhile waits for the later pin.
+        // Callbacks that other tests have deferred meanwhile wait for the later pin.
         tell.send(()).unwrap();
         handle.join().unwrap();
         until(|| !is_any_deferred());
@@ -447,12 +447,12 @@ mod tests {
         for _ in 0..20 {
             thread::spawn(|| drop(pin())).join().unwrap();
         }
-        // Threads of tests that ended meanwhile can only have added to the idle ones.
+        // Threads of tests that ended meanwhile can only have added to the idle slots.
         assert!(DOMAIN.registry.lock().slots.len() <= before + 2);
     }
 
     #[test]
-    fn readers_never_see_what_was_freed() {
+    fn readers_never_see_freed_objects() {
         let _turn = TURN.lock();
         let current = Arc::new(AtomicU64::new(0));
         let freed: Arc<Vec<AtomicBool>> = Arc::new((0..3_000).map(|_| false.into()).collect());
@@ -484,8 +484,7 @@ mod loom_tests {
     use super::*;
     use crate::sync::{model, thread};
 
-    /// A reader that reaches the object finds it alive, and the callback runs exactly once, even
-    /// if nobody ever pins again.
+    /// A reader that reaches the object finds it alive, and the callback runs exactly once, even if no thread pins again.
     #[test]
     fn frees_after_readers_and_forgets_nothing() {
         model(|| {

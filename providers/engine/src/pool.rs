@@ -1,11 +1,11 @@
 //! A pool: values of one type side by side, each counted like an [`Arc`].
 //!
-//! What many objects touch on the data path lies here in the order in which they were made, and nothing else lies between.
-//! So a program that goes through its queue pairs in turn reads memory in order, and one that picks them at random finds
-//! them on few pages. A value never moves; its place is used again when the last reference is gone; the memory goes back
-//! with the pool and the last value.
+//! Objects that the data path uses often are stored here in the order in which they were made, with nothing between them.
+//! So a program that serves its queue pairs in turn reads memory in order, and one that picks them at random finds them on
+//! few pages. A value never moves. Its place is reused after the last reference is dropped; the memory is freed with the
+//! pool and the last value.
 
-// Values live in memory that the pool allocates in chunks.
+// Values are stored in memory that the pool allocates in chunks.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -18,7 +18,7 @@ use verbs_api::provider::MadeOnce;
 
 use crate::sync::Mutex;
 
-/// Where values of one type are made.
+/// A pool in which values of one type are made.
 pub struct Pool<T>(Arc<Mutex<Book<T>>>);
 
 impl<T> Default for Pool<T> {
@@ -38,7 +38,7 @@ impl<T> Pool<T> {
         let owner = Arc::new_cyclic(|me| {
             let value = make(PoolWeak(me.clone()));
             let at = self.0.lock().take();
-            // SAFETY: a place that nobody else has, of the right size and alignment.
+            // SAFETY: no other value has this place, which has the right size and alignment.
             unsafe { at.write(value) };
             Pooled {
                 at,
@@ -49,15 +49,15 @@ impl<T> Pool<T> {
     }
 }
 
-/// A value of a pool. There is one per value, in an [`Arc`]: that is what counts the references.
+/// A value of a pool. There is one for each value, in an [`Arc`] that counts the references.
 pub struct Pooled<T> {
     at: NonNull<T>,
     places: Arc<Mutex<Book<T>>>,
 }
 
-// SAFETY: owns its value, as a box would.
+// SAFETY: this owns its value, as a box does.
 unsafe impl<T: Send> Send for Pooled<T> {}
-// SAFETY: as above.
+// SAFETY: this owns its value, as a box does.
 unsafe impl<T: Sync> Sync for Pooled<T> {}
 
 impl<T> Deref for Pooled<T> {
@@ -65,42 +65,42 @@ impl<T> Deref for Pooled<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: written before this was made, and dropped only with it.
+        // SAFETY: the value was written before this was made, and is dropped only with it.
         unsafe { self.at.as_ref() }
     }
 }
 
 impl<T> Drop for Pooled<T> {
     fn drop(&mut self) {
-        // SAFETY: the value is dropped once, and its place is given back afterwards.
+        // SAFETY: the value is dropped once, and its place is freed afterwards.
         unsafe { self.at.drop_in_place() };
         self.places.lock().free.push(self.at);
     }
 }
 
-/// A counted reference to a value of a pool; reaching the value costs nothing more than following a pointer.
+/// A counted reference to a value of a pool. Reaching the value costs as much as following a pointer.
 pub struct PoolRef<T> {
     at: NonNull<T>,
     owner: Arc<Pooled<T>>,
 }
 
-// SAFETY: gives out shared references only, and the last one drops the value, as an `Arc` does.
+// SAFETY: this lends shared references only, and the last one drops the value, as an `Arc` does.
 unsafe impl<T: Send + Sync> Send for PoolRef<T> {}
-// SAFETY: as above.
+// SAFETY: this lends shared references only, and the last one drops the value, as an `Arc` does.
 unsafe impl<T: Send + Sync> Sync for PoolRef<T> {}
 
 impl<T> PoolRef<T> {
-    /// What counts the references.
+    /// Returns the owner that counts the references.
     pub const fn owner(&self) -> &Arc<Pooled<T>> {
         &self.owner
     }
 
-    /// The same, giving this reference up.
+    /// Returns the owner that counts the references, and drops this reference.
     pub fn into_owner(self) -> Arc<Pooled<T>> {
         self.owner
     }
 
-    /// A reference that keeps nothing alive.
+    /// Returns a reference that keeps nothing alive.
     pub fn downgrade(&self) -> PoolWeak<T> {
         PoolWeak(Arc::downgrade(&self.owner))
     }
@@ -129,7 +129,7 @@ impl<T> Deref for PoolRef<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the value of `owner`, which lives as long as this.
+        // SAFETY: this is the value of `owner`, which exists as long as this reference.
         unsafe { self.at.as_ref() }
     }
 }
@@ -138,12 +138,12 @@ impl<T> Deref for PoolRef<T> {
 pub struct PoolWeak<T>(Weak<Pooled<T>>);
 
 impl<T> PoolWeak<T> {
-    /// The value, unless it is gone, or is being made.
+    /// Returns the value, unless it was dropped or is being made.
     pub fn upgrade(&self) -> Option<PoolRef<T>> {
         self.0.upgrade().map(PoolRef::from)
     }
 
-    /// What counts the references.
+    /// Returns the owner that counts the references.
     pub const fn owner(&self) -> &Weak<Pooled<T>> {
         &self.0
     }
@@ -163,7 +163,7 @@ impl<T> fmt::Debug for PoolWeak<T> {
 
 struct Book<T> {
     chunks: Vec<Chunk<T>>,
-    // Places of the last chunk that were never used begin here.
+    // Never used places of the last chunk begin here.
     fresh: usize,
     free: Vec<NonNull<T>>,
 }
@@ -178,7 +178,7 @@ struct Chunk<T> {
 }
 
 impl<T> Chunk<T> {
-    /// At least `places` of them, or as many as a large page has.
+    /// Allocates a chunk of at least `places` places, or as many as a large page has.
     fn allocate(places: usize) -> Self {
         let least = Layout::array::<T>(places).expect("a chunk is small");
         let large = Layout::from_size_align(LARGE_PAGE, LARGE_PAGE).expect("a power of two");
@@ -187,7 +187,7 @@ impl<T> Chunk<T> {
         } else {
             large
         };
-        // SAFETY: the size is not zero, as there are places and a value takes room (asserted below).
+        // SAFETY: the size is not zero, because there are places and a value has a size (asserted below).
         let at = unsafe { alloc(layout) };
         let Some(at) = NonNull::new(at) else {
             handle_alloc_error(layout)
@@ -205,20 +205,20 @@ impl<T> Chunk<T> {
     }
 }
 
-/// Bytes of the pages that a system has beside the ordinary ones: 2 MiB.
+/// Bytes of the large pages of a system: 2 MiB.
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// How the system is asked to back a chunk with large pages.
+/// The function that asks the system to back a chunk with large pages.
 static ADVISE: MadeOnce<fn(NonNull<[u8]>)> = MadeOnce::new();
 
-/// Has `advise` told of each chunk of the size and alignment of a large page before it is used, so that the system can
-/// back it with one: who picks values at random then meets one translation in the place of hundreds. The first one
-/// counts, for the whole process.
+/// Makes the pools call `advise` with each chunk of the size and alignment of a large page before they use it, so that the
+/// system can back it with one: a program that picks values at random then needs one address translation instead of
+/// hundreds. The first call applies to the whole process.
 pub fn use_large_pages(advise: fn(NonNull<[u8]>)) {
     ADVISE.get_or_make(|| advise);
 }
 
-/// Places of the first chunk; each has twice those of the one before, until one fills a large page.
+/// Places of the first chunk. Each chunk has twice as many as the one before, until one fills a large page.
 const FIRST: usize = 8;
 
 impl<T> Book<T> {
@@ -243,7 +243,7 @@ impl<T> Book<T> {
 impl<T> Drop for Book<T> {
     fn drop(&mut self) {
         for chunk in self.chunks.drain(..) {
-            // SAFETY: allocated with this layout; no `Pooled` is left, as each holds the places.
+            // SAFETY: the chunk was allocated with this layout; no `Pooled` is left, because each holds the places.
             unsafe { dealloc(chunk.at.as_ptr().cast(), chunk.layout) };
         }
     }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_lie_side_by_side_and_stay_there() {
+    fn values_are_adjacent_and_never_move() {
         let pool = Pool::default();
         let values: Vec<_> = (0..FIRST as u64).map(|n| pool.make(|_| n)).collect();
         let more: Vec<_> = (0..10_000u64).map(|n| pool.make(|_| n)).collect();

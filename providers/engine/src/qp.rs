@@ -1,8 +1,9 @@
 //! Queue pairs: posting, completing, flushing, state.
 //!
-//! Three locks, each with its state on lines of its own: the *requester* (programs that post), the *responder* (the
-//! peer's thread) and the producer of the receive ring. They are taken in the order requester, responder, completion
-//! queue, at most one of each; what needs another order is an [effect](crate::effects) and happens with none held.
+//! There are three locks, each with its state on cache lines of its own: the *requester* (programs that post), the
+//! *responder* (the peer's thread) and the producer of the receive ring. A thread takes them in the order requester,
+//! responder, completion queue, at most one of each. An action that needs another order is an [effect](crate::effects) and
+//! happens with no lock held.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -44,30 +45,30 @@ use crate::sync::{CacheLine, Line, Mutex, prefetch};
 use crate::time::Time;
 use crate::trace::TracedOperation;
 
-/// How far a request of the queue has come.
+/// The progress of a request in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Not begun.
+    /// The request has not begun.
     #[default]
     Waiting,
-    /// Begun, and not all of it has left.
+    /// The request has begun, but not all of it has left.
     Started,
-    /// All of it has left.
+    /// All of the request has left.
     Sent,
-    /// Over; waits for its turn to complete.
+    /// The request has ended and waits for its turn to complete.
     Done(WcStatus),
 }
 
-/// A request of the queue, and what its transport notes of it.
+/// A request of the queue, and its transport's state.
 #[derive(Default)]
 pub struct Wqe {
     /// The request.
     pub kept: QueuedRequest,
-    /// How far it has come.
+    /// The progress of the request.
     pub phase: Phase,
-    /// First sequence number.
+    /// The first sequence number.
     pub first: u32,
-    /// How many sequence numbers it takes.
+    /// The number of sequence numbers.
     pub count: u32,
     /// Bytes that have left.
     pub sent: u64,
@@ -89,7 +90,7 @@ impl Wqe {
     }
 }
 
-/// The operations that a requester does most.
+/// Counters of the most frequent operations of a requester.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct SendCounters {
@@ -97,16 +98,16 @@ pub struct SendCounters {
     pub sends: u64,
 }
 
-/// What a requester seldom touches: its other counters, and what few queue pairs have.
+/// State that a requester rarely uses: its other counters, and data that few queue pairs have.
 #[derive(Debug, Default)]
 pub struct Rare {
-    /// What else was done.
+    /// The counters of the other operations.
     pub counters: QpCounters,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
 
-/// Requests that wait or are under way, oldest first. Takes memory from the first one on.
+/// Requests that wait or are under way, oldest first. The queue allocates memory with the first one.
 #[derive(Default)]
 #[expect(
     clippy::box_collection,
@@ -117,23 +118,23 @@ pub struct SendQueue(Option<Box<VecDeque<Wqe>>>);
 static NO_REQUESTS: VecDeque<Wqe> = VecDeque::new();
 
 impl SendQueue {
-    /// Whether there is none.
+    /// Returns whether the queue has no request.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.as_ref().is_none_or(|queue| queue.is_empty())
     }
 
-    /// Takes the oldest.
+    /// Removes the oldest request.
     pub fn pop_front(&mut self) -> Option<Wqe> {
         self.0.as_mut()?.pop_front()
     }
 
-    /// The oldest. Looking takes no memory.
+    /// Returns the oldest request. This allocates no memory.
     pub fn front_mut(&mut self) -> Option<&mut Wqe> {
         self.0.as_mut()?.front_mut()
     }
 
-    /// All of them. Looking takes no memory.
+    /// Returns all requests. This allocates no memory.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Wqe> {
         self.0.iter_mut().flat_map(|queue| queue.iter_mut())
     }
@@ -153,7 +154,7 @@ impl DerefMut for SendQueue {
     }
 }
 
-/// What a responder counts.
+/// Counters of a responder.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
 pub struct ReceiveCounters {
@@ -162,28 +163,28 @@ pub struct ReceiveCounters {
     pub dropped: u64,
 }
 
-/// The sending half, under its lock. What each plain request writes lies on the first line, with the lock, and what it only
-/// reads behind it.
+/// The sending half, under its lock. The fields that each plain request writes are on the first cache line, with the lock;
+/// the fields that it only reads follow.
 #[repr(C)]
 pub struct Requester<D: Driver> {
     /// The transport's own state.
     pub driver: D::Requester,
-    /// What was done most.
+    /// Counters of the most frequent operations.
     pub counters: SendCounters,
     loans: Loan,
     first_half_failed: bool,
     draining: bool,
     notify_drained: bool,
-    /// The peer, where it is reached directly.
+    /// The peer, if it is reached directly.
     pub direct: Option<QpRef<D>>,
-    /// Requests that wait or are under way. Empty where everything completes at once.
+    /// Requests that wait or are under way. It is empty if every request completes at once.
     pub queue: SendQueue,
-    /// What is seldom touched, made when it first is.
+    /// State that is rarely used, created on first use.
     pub(crate) rare: Option<Box<Rare>>,
 }
 
-/// The receiving half, under its lock. In the order of use: a peer that writes touches nothing else of the queue pair, and
-/// so what it needs to know of it is here as well.
+/// The receiving half, under its lock, in the order of use. A peer that writes uses nothing else of the queue pair, so this
+/// also has copies of the fields that the peer needs.
 #[repr(C)]
 pub struct Responder<D: Driver> {
     /// Its device.
@@ -191,35 +192,35 @@ pub struct Responder<D: Driver> {
     /// Its protection domain.
     pub pd: u32,
     established: bool,
-    // Established, and nobody is told of what the queue pair receives.
+    // The half is established, and no observer sees the receives of the queue pair.
     takes_express: bool,
     last_wqe_told: bool,
     /// The transport's own state.
     pub driver: D::Responder,
     consumer: ReceiveConsumer,
-    /// What was done.
+    /// Counters of the receiving half.
     pub counters: ReceiveCounters,
     /// The receive that is being filled.
     pub current: Option<Receive>,
     waiting: Option<Weak<dyn QpActions>>,
 }
 
-/// The receiving half, and the state beside it.
+/// The receiving half, and the state that is read without its lock.
 #[repr(C)]
 struct ResponderSide<D: Driver> {
-    // The queue pair's state once more, for the peer: stored after the other.
+    // A copy of the queue pair's state for the peer; it is stored after the original.
     state: AtomicU8,
     lock: Lock<Responder<D>>,
-    // Looked at by who posts receives: not on the line of the lock.
+    // A thread that posts receives reads this, so it is not on the cache line of the lock.
     taken: Taken,
 }
 
-/// What control verbs look at, and the data path never.
+/// Fields that control verbs use, and the data path never.
 struct Cold<D: Driver> {
     is_traced: bool,
     cap: QpCap,
     reserved_wr: u32,
-    // Where they are not freed as soon as a request has completed.
+    // Present if slots are not freed as soon as a request has completed.
     slots: Option<Box<Slots>>,
     me: PoolWeak<Qp<D>>,
     id: ObjectId,
@@ -236,19 +237,19 @@ struct Changing {
 /// A counted reference to a queue pair.
 pub type QpRef<D> = PoolRef<Qp<D>>;
 
-/// A queue pair, one of its device's [pool](crate::pool). What posting reads comes first, on one line, and the line that
-/// it writes is the other of its pair.
+/// A queue pair, one of its device's [pool](crate::pool). The fields that posting reads come first, on one cache line; the
+/// line that it writes is the other one of the pair.
 #[repr(C, align(128))]
 pub struct Qp<D: Driver> {
     // A `QpState`, and `CLOSED`.
     state: AtomicU8,
     sq_sig_all: bool,
     is_direct: bool,
-    // Somebody is told of what it completes: it does without `Driver::express`, on either side.
+    // An observer sees the completions, so neither side uses `Driver::express`.
     is_watched: bool,
-    /// Whether its requests say which shared receive queue they are for.
+    /// Whether its requests name the shared receive queue for which they are meant.
     pub carries_srqn: bool,
-    /// Service.
+    /// The service type.
     pub qp_type: QpType,
     /// Its number.
     pub qpn: u32,
@@ -262,17 +263,17 @@ pub struct Qp<D: Driver> {
     extensions: Option<Box<QpExtensions>>,
     cold: Box<Cold<D>>,
     requester: Lock<Requester<D>>,
-    // Read by the peer's thread: on no line that sending or posting receives writes.
+    // The peer's thread reads this, so it is on no cache line that sending or posting receives writes.
     receives: ReceiveRing,
     producer: CacheLine<Lock<ReceiveProducer>>,
     responder: Line<ResponderSide<D>>,
 }
 
-/// Set beside the state of a queue pair that takes no requests, because its handle is being destroyed or its device is
-/// gone. The state itself stays what it is, for what the peer sends.
+/// A bit next to the state of a queue pair that takes no requests, because its handle is being destroyed or its device is
+/// gone. The state itself stays, for requests of the peer.
 const CLOSED: u8 = 0x80;
 
-/// What a queue pair is made with besides its options.
+/// The objects with which a queue pair is created, in addition to its options.
 pub(crate) struct QpParts {
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -364,7 +365,7 @@ impl<D: Driver> Qp<D> {
         qp
     }
 
-    /// The state now. Under a lock of the queue pair it does not change, but to an error.
+    /// Returns the current state. While the caller holds a lock of the queue pair, the state can change only to an error.
     #[inline]
     pub fn state(&self) -> QpState {
         QpState::from_code(self.state.load(Ordering::Acquire) & !CLOSED).unwrap_or(QpState::Err)
@@ -375,7 +376,8 @@ impl<D: Driver> Qp<D> {
         self.state.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Whether the state is ready to send, for a peer that is about to take the receiving half: looks beside its lock.
+    /// Returns whether the state is RTS, for a peer that is about to lock the receiving half. This reads the copy next to
+    /// that lock.
     #[inline]
     pub fn is_rts_for_peer(&self) -> bool {
         self.responder.0.state.load(Ordering::Acquire) == QpState::Rts as u8
@@ -388,12 +390,12 @@ impl<D: Driver> Qp<D> {
         self.responder.0.state.store(state as u8, Ordering::Release);
     }
 
-    /// A counted reference to this queue pair.
+    /// Returns a counted reference to this queue pair.
     pub fn shared(&self) -> Option<QpRef<D>> {
         self.cold.me.upgrade()
     }
 
-    /// A reference to this queue pair that keeps nothing alive.
+    /// Returns a reference to this queue pair that keeps nothing alive.
     pub fn downgrade(&self) -> PoolWeak<Self> {
         self.cold.me.clone()
     }
@@ -403,35 +405,35 @@ impl<D: Driver> Qp<D> {
         me
     }
 
-    /// Takes the sending half.
+    /// Locks the sending half.
     #[inline]
     pub fn requester(&self) -> LockGuard<'_, Requester<D>> {
         self.requester.lock()
     }
 
-    /// Takes the receiving half.
+    /// Locks the receiving half.
     #[inline]
     pub fn responder(&self) -> LockGuard<'_, Responder<D>> {
         self.responder.0.lock.lock()
     }
 
-    /// Tells an event of this queue pair.
+    /// Reports an event of this queue pair.
     pub fn event(&self, event: EventType, effects: &mut Effects) {
         effects.event(&self.cold.events, event, EventSubject::Object(self.cold.id));
     }
 
     // ---- sending half
 
-    #[inline(always)] // Each caller names a constant: posting one request does not test it.
+    #[inline(always)] // Each caller passes a constant for `is_whole`, so posting one request does not test it.
     fn post(
         &self,
         requests: &[WorkRequest<'_>],
         is_whole: bool,
     ) -> Result<(), (usize, PostReason)> {
-        // The pin is a barrier: without this, nothing behind it would be fetched before it.
+        // The pin is a barrier: without this, nothing after it would be fetched before it.
         prefetch(std::ptr::from_ref(self).cast());
         self.requester.prefetch();
-        // Not by `Cx::run`: its closure costs every request half a nanosecond.
+        // `Cx::run` would cost every request half a nanosecond for its closure.
         let pin = pin();
         let mut cx = Cx::new(&self.device, &pin);
         let result = {
@@ -460,8 +462,8 @@ impl<D: Driver> Qp<D> {
         result
     }
 
-    /// Checks that the queue pair takes every one of these requests now. A request that will complete at once counts as one that
-    /// holds its slot: the refusal does not depend on how fast the device is.
+    /// Checks that the queue pair takes all of these requests now. A request that will complete at once counts as one that
+    /// holds its slot, so that a refusal does not depend on how fast the device is.
     #[cold]
     fn check_whole(
         &self,
@@ -516,7 +518,7 @@ impl<D: Driver> Qp<D> {
         Ok(())
     }
 
-    /// Whether a successful request with these flags has a completion.
+    /// Returns whether a successful request with these flags has a completion.
     #[inline]
     pub fn is_signaled(&self, flags: SendFlags) -> bool {
         if flags.contains(SendFlags::FIRST_HALF) {
@@ -590,7 +592,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    // Where a fence is not kept, reads take a while: so that there is something to overtake.
+    // If the fence rule is broken, reads take a while, so that an invalidate can overtake them.
     #[inline]
     fn lets_a_read_wait(
         &self,
@@ -617,7 +619,7 @@ impl<D: Driver> Qp<D> {
         self.take_scarce_room(requester, request)
     }
 
-    // What holds reserved slots takes none of the others.
+    // A request that holds reserved slots takes none of the others.
     #[cold]
     fn take_scarce_room(
         &self,
@@ -631,7 +633,7 @@ impl<D: Driver> Qp<D> {
         Ok(())
     }
 
-    // Slots of the queue that are taken.
+    // Returns how many slots of the queue are taken.
     fn held(&self, requester: &Requester<D>) -> Held {
         match &self.cold.slots {
             Some(slots) => slots.held(),
@@ -639,7 +641,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    // Whether there is a slot for one more request.
+    // Checks that there is a slot for one more request.
     fn check_room(&self, held: Held, request: &Request<'_>) -> Result<(), PostReason> {
         let Held { ordinary, reserved } = held;
         let needed = slots_needed(request);
@@ -664,7 +666,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Lets the transport go on with the queue, and sees whether it has drained.
+    /// Lets the transport continue with the queue, and checks whether the queue has drained.
     pub fn advance(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         if matches!(self.state(), QpState::Rts | QpState::Sqd) {
             D::pump(self, requester, cx);
@@ -685,7 +687,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Completes a request that is in no queue: a completion where one is due, and what follows from a failure.
+    /// Completes a request that is in no queue: adds its completion if it has one, and handles a failure.
     #[inline]
     pub fn complete(
         &self,
@@ -754,7 +756,7 @@ impl<D: Driver> Qp<D> {
             opcode: request.op.wc_opcode(),
             byte_len: bytes,
             qpn: self.qpn,
-            // Its own buffers first, then those of the requests it retires.
+            // The request's own buffers come first, then those of the requests that it retires.
             loan: loans::join(request.loan, loan),
             ..Done::default()
         };
@@ -775,7 +777,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Completes the oldest requests as far as they are over.
+    /// Completes the oldest requests as far as they have ended.
     pub fn complete_done(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         while let Some(&Wqe {
             phase: Phase::Done(status),
@@ -787,10 +789,10 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Flushes what is left of the send queue.
+    /// Flushes the remaining requests of the send queue.
     fn flush_requester(&self, requester: &mut Requester<D>, cx: &mut Cx<'_, D>) {
         while let Some(wqe) = requester.queue.pop_front() {
-            // What was over before the error keeps its own result.
+            // A request that had ended before the error keeps its own result.
             let (status, bytes) = match wqe.phase {
                 Phase::Done(status) if status.is_success() => (status, wqe.received as u32),
                 _ => (flushed(), 0),
@@ -805,7 +807,8 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Puts the queue pair into the error state, or an unreliable one's send queue; what is left is flushed by an effect.
+    /// Puts the queue pair into the error state, or only the send queue of an unreliable one. An effect flushes the
+    /// remaining requests.
     pub fn enter_error(&self, send_queue_only: bool) {
         let to = match send_queue_only {
             true => QpState::Sqe,
@@ -889,7 +892,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    // An operation that is carried out where it was posted: on this device's own memory, which it may use as it likes.
+    // Carries out an operation at its poster's device: on that device's memory, to which it has all rights.
     fn extension_operation(
         &self,
         request: &Request<'_>,
@@ -909,7 +912,8 @@ impl<D: Driver> Qp<D> {
         Ok(())
     }
 
-    // A program cannot use what it was not granted; a device does not do what it does not claim, whoever asks.
+    // A program cannot use a feature that it was not granted; and a device refuses features that it does not report,
+    // whichever program asks.
     fn check_claimed(&self, used: Features) -> Result<(), Fault> {
         if self.device.features().contains(used) {
             Ok(())
@@ -928,7 +932,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    // What was flushed was not executed.
+    // A flushed request was not executed.
     #[cold]
     fn trace(&self, request: &Request<'_>, status: WcStatus) {
         if let Some(trace) = self.device.tracer.get()
@@ -938,7 +942,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// Asks for [`Driver::handle_timeout`] at `at`, unless an earlier one is under way.
+    /// Requests a [`Driver::handle_timeout`] at `at`, unless an earlier one is pending.
     pub fn wake_at(&self, requester: &mut Requester<D>, at: Time) {
         let timer = &mut requester.rare().timer;
         if timer.is_some_and(|timer| timer <= at) {
@@ -1015,7 +1019,7 @@ impl<D: Driver> Qp<D> {
         self.device.network().progress();
     }
 
-    /// The protection domain that the entries of receives belong to: the shared queue's, where there is one.
+    /// Returns the protection domain of the entries of receives: that of the shared queue, if there is one.
     pub fn receive_pd(&self) -> u32 {
         if self.carries_srqn {
             return self.target_pd();
@@ -1023,14 +1027,14 @@ impl<D: Driver> Qp<D> {
         self.srq.as_ref().map_or(self.pd, |srq| srq.pd)
     }
 
-    // Of the shared receive queue that the request under way names.
+    // Returns the protection domain of the shared receive queue that the current request names.
     #[cold]
     fn target_pd(&self) -> u32 {
         let named = self.named_target();
         named.map_or(self.pd, |target| target.srq.pd)
     }
 
-    /// The protection domain in which a peer's requests are carried out.
+    /// Returns the protection domain in which a peer's requests are carried out.
     #[inline]
     pub fn remote_pd(&self) -> u32 {
         if self.carries_srqn {
@@ -1039,7 +1043,7 @@ impl<D: Driver> Qp<D> {
         self.pd
     }
 
-    /// What extensions make of it, where there are any.
+    /// Returns the hooks of extensions, if there are any.
     #[cold]
     pub fn extensions(&self) -> Option<&QpExtensions> {
         self.extensions.as_deref()
@@ -1049,7 +1053,7 @@ impl<D: Driver> Qp<D> {
         self.extensions()?.named()
     }
 
-    /// Whether it is sent requests that name a shared receive queue.
+    /// Returns whether the queue pair receives requests that name a shared receive queue.
     pub fn is_target(&self) -> bool {
         self.extensions().is_some_and(QpExtensions::is_target)
     }
@@ -1073,23 +1077,23 @@ impl<D: Driver> Qp<D> {
         })
     }
 
-    /// The shared queue that receives come from.
+    /// The shared queue from which receives are taken.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.srq.as_ref()
     }
 
-    /// Whether receives come from a shared queue, or from several.
+    /// Returns whether receives are taken from a shared queue, or from several.
     pub fn has_srq(&self) -> bool {
         self.srq.is_some() || self.carries_srqn
     }
 
-    /// Receives posted on the queue pair's own queue.
+    /// Returns how many receives are posted on the queue pair's own queue.
     pub fn receives_waiting(&self, responder: &Responder<D>) -> usize {
         let producer = self.producer.0.lock();
         producer.ahead_of(&responder.consumer) as usize
     }
 
-    /// Whether a receive is posted.
+    /// Returns whether a receive is posted.
     pub fn has_receive(&self) -> bool {
         if self.carries_srqn {
             let named = self.named_target();
@@ -1101,7 +1105,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
+    /// Takes the next receive. If there is none, `waiting` is resumed when one has been posted.
     #[inline]
     pub fn take_receive(
         &self,
@@ -1132,8 +1136,8 @@ impl<D: Driver> Qp<D> {
         self.receives.take(&mut responder.consumer, taken)
     }
 
-    /// The stretch that the next receive of this queue pair's own queue names, where it names one flat stretch with room
-    /// for `length` bytes. The receive stays where it is until it is [taken](Self::take_express_receive).
+    /// Returns the memory of the next receive of this queue pair's own queue, if it is one flat stretch with room for
+    /// `length` bytes. The receive stays queued until it is [taken](Self::take_express_receive).
     #[inline]
     pub fn express_receive<'p>(
         &self,
@@ -1189,7 +1193,8 @@ impl<D: Driver> Qp<D> {
         let named = self.named_target();
         let cq = named.as_ref().map_or(&self.recv_cq, |target| &target.cq);
         cq.push(done, &mut cx.effects);
-        // The queue knows no targets: each finds out when it needs it, and is over as are the queue pairs on it.
+        // The completion queue does not know its targets, so a target checks for a failure when it needs the queue, and
+        // fails like the queue's own queue pairs.
         if named.is_some() && cq.has_failed() {
             let me = self.actions();
             cx.effects.later(move |effects| {
@@ -1200,7 +1205,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// A valid packet has arrived: told once per stay in RTR.
+    /// A valid packet has arrived: the first one in RTR is reported.
     #[inline]
     pub fn note_arrival(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
         if !responder.established {
@@ -1218,8 +1223,8 @@ impl<D: Driver> Qp<D> {
         D::first_arrival(self, cx);
     }
 
-    /// The peer broke a rule: error state; `status` goes to the receive that is being filled, and where there is none
-    /// `event` is told. What is left is flushed by an effect.
+    /// The peer broke a rule: puts the queue pair into the error state. `status` goes to the receive that is being filled;
+    /// if there is none, `event` is reported. An effect flushes the remaining requests.
     pub fn fail_responder(
         &self,
         responder: &mut Responder<D>,
@@ -1245,8 +1250,8 @@ impl<D: Driver> Qp<D> {
         self.flush_later(&mut cx.effects);
     }
 
-    /// Flushes the receive queue, the receive that is being filled first. Receives of a shared queue stay there, and the
-    /// event tells that none of them is this queue pair's any more.
+    /// Flushes the receive queue, beginning with the receive that is being filled. Receives of a shared queue stay there,
+    /// and the event reports that the queue pair holds none of them any longer.
     fn flush_responder(&self, responder: &mut Responder<D>, cx: &mut Cx<'_, D>) {
         let flushed = Done {
             status: WcStatus::WrFlushErr,
@@ -1353,7 +1358,7 @@ impl<D: Driver> Qp<D> {
         self.send_cq.has_failed() || self.recv_cq.has_failed()
     }
 
-    // A change of state, the transport's part first: both halves are locked.
+    // Changes the state, beginning with the transport's part. The caller holds both halves' locks.
     fn enter(
         &self,
         requester: &mut Requester<D>,
@@ -1416,7 +1421,7 @@ impl<D: Driver> Qp<D> {
         }
     }
 
-    /// What was done through this queue pair.
+    /// Returns the counters of the operations through this queue pair.
     pub fn counters(&self) -> QpCounters {
         let (send, others) = {
             let requester = self.requester();
@@ -1440,7 +1445,7 @@ impl<D: Driver> Qp<D> {
     }
 }
 
-// How a request ends that stands behind a failed one.
+// Returns the status of requests after a failed one.
 #[inline]
 fn flushed() -> WcStatus {
     if rules::is_broken(Rule::FlushBehindError) {
@@ -1450,21 +1455,21 @@ fn flushed() -> WcStatus {
     }
 }
 
-// Slots that have to be free for a request: its own, and that of the half that is posted next.
+// Returns how many slots must be free for a request: its own, and that of a second half that is posted next.
 #[inline]
 fn slots_needed(request: &Request<'_>) -> u32 {
     1 + u32::from(request.flags.contains(SendFlags::FIRST_HALF))
 }
 
-// Whether a request is carried out before what was posted earlier.
+// Returns whether a request is carried out before requests that were posted earlier.
 #[inline]
 fn overtakes(request: &Request<'_>) -> bool {
     rules::is_broken(Rule::InvalidateFence) && matches!(request.op, Op::LocalInvalidate(_))
 }
 
 impl<D: Driver> Responder<D> {
-    /// Whether a valid packet has arrived since the queue pair became ready to receive, and the peer may take the
-    /// [short way](Driver::express).
+    /// Returns whether a valid packet has arrived since the queue pair became ready to receive, so that the peer may use
+    /// the [express path](Driver::express).
     #[inline]
     pub fn takes_express(&self) -> bool {
         self.takes_express
@@ -1472,19 +1477,19 @@ impl<D: Driver> Responder<D> {
 }
 
 impl<D: Driver> Requester<D> {
-    /// Whether the next completion carries nothing but its own.
+    /// Returns whether the next completion returns only its own buffers.
     #[inline]
     pub fn is_plain(&self) -> bool {
         self.loans.is_none() && !self.first_half_failed
     }
 
-    // Whether nothing is before a request that it has to wait for.
+    // Returns whether a request need not wait for an earlier one.
     #[inline]
     fn is_next(&self, request: &Request<'_>) -> bool {
         self.queue.is_empty() || !D::waits(self) && !request.op.is_local()
     }
 
-    // The next completion hands back what a request without one had.
+    // The next completion returns the buffers of a request that has none of its own.
     #[inline]
     fn retire(&mut self, loan: Loan) {
         if !loan.is_none() {
@@ -1492,7 +1497,7 @@ impl<D: Driver> Requester<D> {
         }
     }
 
-    // Slots of the queue that are taken.
+    // Returns how many slots of the queue are taken.
     fn held(&self) -> Held {
         let mut held = Held::default();
         for wqe in self.queue.iter() {
@@ -1522,7 +1527,7 @@ impl<D: Driver> Requester<D> {
         }
     }
 
-    /// What is seldom touched.
+    /// Returns the state that is rarely used.
     #[inline]
     pub fn rare(&mut self) -> &mut Rare {
         self.rare.get_or_insert_default()
@@ -1646,7 +1651,7 @@ impl<D: Driver> QpOps for Pooled<Qp<D>> {
         let attributes = self.cold.changing.lock().attributes;
         let draining = self.requester().draining;
         let state = self.state();
-        // In any other state nothing drains: a failure has ended it.
+        // In any other state nothing drains, because a failure has ended the draining.
         Ok(QpStatus {
             state,
             sq_draining: draining && state == QpState::Sqd,

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use crate::sync::Mutex;
 
-/// Numbers of a range. A freed number rests before it is used again.
+/// The queue pair numbers of a range. A freed number rests before it is allocated again.
 pub struct QpnPool {
     state: Mutex<State>,
 }
@@ -13,15 +13,15 @@ struct State {
     first: u32,
     end: u32,
     next: u32,
-    /// How many have never been used.
+    /// How many numbers have never been allocated.
     fresh: u32,
     freed: VecDeque<u32>,
     used: HashSet<u32>,
 }
 
 impl QpnPool {
-    /// Numbers from `first` up to `end`, which is not among them. 0 and 1 are never ordinary. The one that is `after` behind
-    /// the first is given first, and the first behind the last.
+    /// Creates a pool of the numbers from `first` to `end`, exclusive. 0 and 1 are never ordinary numbers. The first number
+    /// to be allocated is `after` numbers after `first`; after the last number follows `first`.
     pub fn new(first: u32, end: u32, after: u32) -> Self {
         let (first, end) = (first.max(2), end.min(0xff_ffff));
         let fresh = end.saturating_sub(first);
@@ -38,7 +38,7 @@ impl QpnPool {
         }
     }
 
-    /// The next number: one never used while there is any, else the one that has rested longest.
+    /// Allocates a number: one that was never used if there is any, otherwise the one that has rested longest.
     pub fn allocate(&self) -> Option<u32> {
         let mut state = self.state.lock();
         let qpn = state.fresh().or_else(|| state.freed.pop_front())?;
@@ -46,7 +46,7 @@ impl QpnPool {
         Some(qpn)
     }
 
-    /// Gives a number back.
+    /// Frees a number.
     pub fn free(&self, qpn: u32) {
         let mut state = self.state.lock();
         if state.used.remove(&qpn) {
@@ -71,7 +71,7 @@ mod tests {
 
     // covers 6.13
     #[test]
-    fn a_small_range_is_used_up_and_refilled_with_the_number_that_rested_longest() {
+    fn the_number_that_rested_longest_is_reused_first() {
         let pool = QpnPool::new(0, 10, 0);
         let all: Vec<_> = std::iter::from_fn(|| pool.allocate()).collect();
         assert_eq!(all, (2..10).collect::<Vec<_>>());
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_begun_within_wraps() {
+    fn a_range_that_begins_in_the_middle_wraps() {
         let ranges = [(3, [5, 6, 2, 3, 4]), (5, [2, 3, 4, 5, 6])];
         for (after, expected) in ranges {
             let pool = QpnPool::new(0, 7, after);

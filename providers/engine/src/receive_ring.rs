@@ -1,18 +1,16 @@
 //! The ring of receives that are posted on a queue pair.
 //!
-//! A slot takes half a cache line, a *segment*: its state, the request, one scatter entry; each further segment has two
-//! more, and there are as many as the queue pair was made for. Programs post under a lock; the one consumer is a state that
-//! lives within the responder's half of the queue pair and so under its lock. What the consumer writes lies with the rest of
-//! that half: it only reads slots, so that who posts many receives ahead saves it a cache miss for each.
+//! A slot takes half a cache line, a *segment*: its state, the request, one scatter entry. Each further segment has two
+//! more entries; the options of the queue pair determine how many there are. Programs post under a lock; the state of the
+//! one consumer is part of the queue pair's responder half, under its lock. The consumer writes only to that half: it only
+//! reads slots, so a program that posts many receives ahead saves it a cache miss for each.
 //!
 //! # Running dry
-//! A responder that finds no receive must not sleep through one that is being posted:
-//! - the poster drops its lock and calls [`ReceiveRing::take_starved`], which fences, then looks
-//!   at the flag;
-//! - the responder calls [`ReceiveRing::set_starved_and_recheck`], which sets the flag, fences,
-//!   then looks at the ring.
+//! A responder that finds no receive must not miss one that is being posted:
+//! - the poster releases its lock and calls [`ReceiveRing::take_starved`], which fences, then reads the flag;
+//! - the responder calls [`ReceiveRing::set_starved_and_recheck`], which sets the flag, fences, then reads the ring.
 //!
-//! Whichever fence comes first, one of the two sees the other. Read `lock` first.
+//! Whichever fence comes first, one of the two sees the other's store. Read `lock` first.
 
 use std::sync::OnceLock;
 
@@ -52,16 +50,16 @@ pub type SmallSges = SmallVec<[RawSge; 2]>;
 pub struct Receive {
     /// The program's number.
     pub wr_id: u64,
-    /// The number of the buffer that the program lent with it; 0: none.
+    /// The number of the buffer that the program lent with it; 0 if there is none.
     pub loan: u32,
     /// Whether the buffer is private, so that an ordinary copy may fill it.
     pub private: bool,
-    /// Where the message goes.
+    /// The memory for the message.
     pub sges: SmallSges,
 }
 
 impl Receive {
-    /// The ring's form of a receive that a program posts.
+    /// Converts a receive that a program posts.
     pub(crate) fn of(request: &ReceiveRequest<'_>) -> Self {
         let sges = request.data.sges();
         Self {
@@ -78,7 +76,7 @@ impl Receive {
 pub enum Refused {
     /// The ring is full.
     Full,
-    /// Memory for its slots cannot be had.
+    /// Memory for the slots cannot be allocated.
     Memory,
 }
 
@@ -88,14 +86,14 @@ pub struct ReceiveRing {
     capacity: u32,
     /// A power of two.
     slots: u32,
-    /// Segments of a slot.
+    /// The number of segments of a slot.
     length: u16,
     starved: AtomicBool,
 }
 
 impl ReceiveRing {
-    /// Makes an empty ring for `capacity` receives of `max_sge` entries at most. Slots are made at the first post; a
-    /// capacity of 0 takes none.
+    /// Creates an empty ring for `capacity` receives of at most `max_sge` entries. Its slots are allocated at the first
+    /// post; a capacity of 0 needs none.
     ///
     /// # Panics
     /// If `capacity` exceeds [`MAX_CAPACITY`], or `max_sge` what a slot can count.
@@ -108,22 +106,22 @@ impl ReceiveRing {
             length: (max_sge + 1).div_ceil(2) as u16,
             starved: AtomicBool::new(false),
         };
-        // The model checker does not know `OnceLock`: under it the slots are there from the start.
+        // The model checker does not know `OnceLock`, so under it the slots are allocated at once.
         if cfg!(loom) {
             ring.make_slots();
         }
         ring
     }
 
-    /// Adds a receive. `producer` is this ring's, locked; `taken` is where its consumer tells how far it is.
+    /// Adds a receive. `producer` is this ring's, locked; `taken` is the position of its consumer.
     ///
-    /// Call [`take_starved`](Self::take_starved) once after the batch, when the lock is dropped.
+    /// The caller calls [`take_starved`](Self::take_starved) once after the batch, after it has released the lock.
     ///
     /// # Errors
-    /// The ring is full, or memory for its slots cannot be had.
+    /// The ring is full, or memory for its slots cannot be allocated.
     ///
     /// # Panics
-    /// If the receive has more entries than the ring was made for.
+    /// If the receive has more entries than the ring's slots.
     #[inline]
     pub fn post(
         &self,
@@ -155,14 +153,14 @@ impl ReceiveRing {
         Some(receive)
     }
 
-    /// The one entry of the oldest receive, if it has just one and no lent buffer; it stays.
+    /// Returns the one entry of the oldest receive, if it has exactly one and no lent buffer. The receive stays.
     #[inline]
     pub fn peek_one(&self, consumer: &ReceiveConsumer) -> Option<RawSge> {
         let slot = self.slot(self.segments.get()?, consumer.taken);
         (slot.state() == self.lap(consumer.taken) | 1).then(|| slot.entry(0))
     }
 
-    /// Takes the receive that [`peek_one`](Self::peek_one) found; returns its number.
+    /// Takes the receive that [`peek_one`](Self::peek_one) found. Returns its number.
     #[inline]
     pub fn pop_one(&self, consumer: &mut ReceiveConsumer, taken: &Taken) -> u64 {
         let Some(segments) = self.segments.get() else {
@@ -176,16 +174,16 @@ impl ReceiveRing {
         wr_id
     }
 
-    /// Whether a receive waits.
+    /// Returns whether a receive waits.
     #[inline]
     pub fn has_one(&self, consumer: &ReceiveConsumer) -> bool {
         self.oldest(consumer).is_some()
     }
 
-    /// Consumer: notes that there was no receive, then looks again.
+    /// The consumer notes that there was no receive, then checks again.
     ///
-    /// Returns `true` if there is one now: the note is withdrawn and the caller goes on. On
-    /// `false` the next post resumes the peer.
+    /// Returns `true` if there is one now: the note is withdrawn and the caller continues. After `false` the next post
+    /// resumes the peer.
     #[must_use]
     pub fn set_starved_and_recheck(&self, consumer: &ReceiveConsumer) -> bool {
         self.starved.store(true, Ordering::Relaxed);
@@ -197,9 +195,10 @@ impl ReceiveRing {
         true
     }
 
-    /// Poster, after dropping the lock: whether the consumer ran dry and must be resumed.
+    /// The poster, after it has released the lock, checks whether the consumer ran dry and must be resumed.
     ///
-    /// Answers `true` to one caller only. Resume with no lock held; it may find nothing to do.
+    /// Returns `true` to one caller only. That caller resumes the consumer with no lock held; the consumer may find nothing
+    /// to do.
     #[must_use]
     #[inline]
     pub fn take_starved(&self) -> bool {
@@ -213,7 +212,7 @@ impl ReceiveRing {
         Some(self.segments.get_or_init(|| made))
     }
 
-    /// The slot of the receive of this number, counted from the first one ever posted.
+    /// Returns the slot of the receive with this number, counted from the first one ever posted.
     #[inline]
     fn slot<'r>(&self, segments: &'r [Segment], number: u32) -> Slot<'r> {
         let length = usize::from(self.length);
@@ -221,7 +220,7 @@ impl ReceiveRing {
         Slot(&segments[first..first + length])
     }
 
-    /// What the state of the receive of this number says of its lap.
+    /// Returns the lap bit in the state of the receive with this number.
     #[inline]
     const fn lap(&self, number: u32) -> u64 {
         if number & self.slots == 0 { LAP } else { 0 }
@@ -237,23 +236,23 @@ impl ReceiveRing {
 /// The state of the side that posts, under its lock.
 #[derive(Debug, Default)]
 pub struct ReceiveProducer {
-    /// Receives ever posted.
+    /// The number of receives that were ever posted.
     posted: u32,
-    /// Receives ever taken, as last seen.
+    /// The number of receives that were ever taken, as last read.
     taken: u32,
 }
 
 impl ReceiveProducer {
-    /// Receives that wait.
+    /// Returns how many receives wait.
     pub const fn ahead_of(&self, consumer: &ReceiveConsumer) -> u32 {
         self.posted.wrapping_sub(consumer.taken)
     }
 }
 
-/// The state of the side that takes; there is one per ring. The responder keeps it.
+/// The state of the side that takes receives, one for each ring. The responder owns it.
 #[derive(Debug, Default)]
 pub struct ReceiveConsumer {
-    /// Receives ever taken.
+    /// The number of receives that were ever taken.
     taken: u32,
 }
 
@@ -261,12 +260,12 @@ impl ReceiveConsumer {
     #[inline]
     fn step(&mut self, taken: &Taken) {
         self.taken = self.taken.wrapping_add(1);
-        // Release: the slot has been read when the poster sees this and writes it again.
+        // Release: the slot has been read before the poster sees this and writes it again.
         taken.0.store(self.taken, Ordering::Release);
     }
 }
 
-/// How far the consumer is, for the poster to see.
+/// The position of the consumer, for the poster.
 #[derive(Debug, Default)]
 pub struct Taken(AtomicU32);
 
@@ -276,7 +275,7 @@ pub struct Taken(AtomicU32);
 struct Segment([AtomicU64; WORDS]);
 
 /// A slot: its state, the request's number, and for each entry the address, then length above key. Every access is atomic,
-/// so that a producer or a consumer of another ring, passed by mistake, makes nonsense but no undefined behaviour.
+/// so that a producer or a consumer of another ring, passed by mistake, causes wrong values but no undefined behaviour.
 struct Slot<'r>(&'r [Segment]);
 
 impl Slot<'_> {
@@ -301,7 +300,7 @@ impl Slot<'_> {
         }
         let private = if receive.private { PRIVATE } else { 0 };
         let state = lap | private | receive.sges.len() as u64 | u64::from(receive.loan) << 32;
-        // Release: who sees this sees what was stored before it.
+        // Release: a thread that sees this store sees the stores before it.
         self.word(STATE).store(state, Ordering::Release);
     }
 
@@ -329,19 +328,19 @@ impl Slot<'_> {
     }
 }
 
-/// The largest capacity: a receive's number tells its lap by the bit above the slot.
+/// The largest capacity: the bit above a receive's slot number is its lap.
 pub const MAX_CAPACITY: u32 = 1 << 30;
 
 /// Words of a segment.
 const WORDS: usize = 4;
 
-/// Where the parts of a slot begin.
+/// The words at which the parts of a slot begin.
 const STATE: usize = 0;
 const WR_ID: usize = 1;
 const ENTRIES: usize = 2;
 
-/// What a state says, below the number of the buffer that was lent: the number of entries; a bit that is set in every other
-/// lap, by which a slot is known to have been written; whether the buffer is private.
+/// The parts of a state below the number of the lent buffer: the number of entries; a bit that is set in every other lap
+/// and shows that the slot was written; whether the buffer is private.
 const NUM_SGE: u64 = 0xffff;
 const LAP: u64 = 1 << 16;
 const PRIVATE: u64 = 1 << 17;
@@ -370,7 +369,7 @@ mod tests {
     type Sides = (ReceiveProducer, ReceiveConsumer, Taken);
 
     #[test]
-    fn a_slot_for_one_entry_is_half_a_line_and_for_three_a_whole_one() {
+    fn a_slot_has_half_a_line_for_one_entry_and_a_line_for_three() {
         let sizes = [0, 1, 2, 3, 4].map(|max_sge| {
             let ring = ReceiveRing::new(1, max_sge);
             size_of_val(ring.make_slots().unwrap())
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_entry_is_found_where_no_buffer_is_lent_with_it() {
+    fn only_a_single_entry_without_a_lent_buffer_is_peeked() {
         let (mut producer, mut consumer, taken) = Sides::default();
         let ring = ReceiveRing::new(4, 2);
         let one = Receive {
@@ -452,7 +451,7 @@ mod tests {
         assert!(!ring.take_starved());
     }
 
-    /// Several consumers behind a lock.
+    /// Several consumers share one lock.
     #[test]
     fn many_threads_take_each_receive_once() {
         const COUNT: u64 = 30_000;
@@ -509,7 +508,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn what_is_taken_is_what_was_posted() {
+    fn taken_receives_are_the_posted_ones() {
         model(|| {
             let (mut producer, mut consumer) = Default::default();
             let ring = Arc::new((ReceiveRing::new(1, 3), Taken::default()));
@@ -538,7 +537,7 @@ mod loom_tests {
         });
     }
 
-    /// A responder that found nothing and rests is resumed by the post.
+    /// A responder that found no receive and rests is resumed by the post.
     #[test]
     fn a_dry_responder_is_always_resumed() {
         model(|| {

@@ -1,4 +1,4 @@
-//! A send-queue request as the engine works on it: borrowed from the caller, or kept in the queue.
+//! A request of a send queue as the engine uses it: borrowed from the caller, or stored in the queue.
 
 use std::sync::Arc;
 
@@ -11,37 +11,37 @@ use verbs_api::{
     wr::{Data, SendFlags, UdDestination, WorkRequest},
 };
 
-/// What a request does, without its data.
+/// The operation of a request, without its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
-    /// A message, with what it carries beside it.
+    /// Sends a message, with the value that it carries in addition.
     Send(SendExtra),
-    /// Bytes into remote memory, perhaps with four bytes beside.
+    /// Writes bytes to remote memory, possibly with four bytes of immediate data.
     Write(RemoteAddress, Option<[u8; 4]>),
-    /// Bytes from remote memory; with a local key to invalidate at the end.
+    /// Reads bytes from remote memory, and possibly invalidates a local key at the end.
     Read(RemoteAddress, Option<u32>),
-    /// Compare, swap.
+    /// Compares with the first number and swaps in the second.
     CompareSwap(RemoteAddress, u64, u64),
-    /// Add.
+    /// Adds a number.
     FetchAdd(RemoteAddress, u64),
-    /// Eight bytes at once.
+    /// Writes eight bytes atomically.
     AtomicWrite(RemoteAddress),
-    /// Flush a stretch, or the whole region.
+    /// Flushes a stretch, or the whole region.
     Flush(RemoteAddress, u32, Access, bool),
-    /// Register: key, rights, address, bytes.
+    /// Registers memory: key, rights, address, bytes.
     FastRegister(u32, Access, u64, u64),
-    /// Invalidate a key.
+    /// Invalidates a key.
     LocalInvalidate(u32),
-    /// Bind: the window's new key, region, address, bytes, rights.
+    /// Binds a window: its new key, the region, address, bytes, rights.
     Bind(u32, u32, u64, u64, Access),
     /// An operation of an extension.
     Extension(&'static ExtensionOperation),
 }
 
-/// What a message carries beside its bytes.
+/// The value that a message carries in addition to its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SendExtra {
-    /// Nothing.
+    /// The message carries only its bytes.
     #[default]
     Nothing,
     /// Immediate data.
@@ -51,7 +51,7 @@ pub enum SendExtra {
 }
 
 impl Op {
-    /// Whether it is carried out without a frame.
+    /// Returns whether it is carried out without a frame.
     pub const fn is_local(&self) -> bool {
         match self {
             Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..) => true,
@@ -60,7 +60,7 @@ impl Op {
         }
     }
 
-    /// Whether it reads remote memory or changes it atomically: what a fence waits for.
+    /// Returns whether it reads remote memory or changes it atomically: a fence waits for such requests.
     pub const fn is_read_or_atomic(&self) -> bool {
         match self {
             Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..) => true,
@@ -69,7 +69,7 @@ impl Op {
         }
     }
 
-    /// The opcode of its completion.
+    /// Returns the opcode of its completion.
     pub fn wc_opcode(&self) -> WcOpcode {
         match self {
             Self::Send(_) => WcOpcode::Send,
@@ -87,73 +87,73 @@ impl Op {
     }
 }
 
-/// Where the bytes of a request lie.
+/// The location of a request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'r> {
-    /// In registered memory.
+    /// The bytes are in registered memory.
     Sges(&'r [Sge]),
-    /// In the request.
+    /// The bytes are in the request.
     Inline(&'r [u8]),
 }
 
-/// A datagram's destination.
+/// The destination of a datagram.
 #[derive(Clone)]
 pub struct Destination {
     /// The route.
     pub ah: Arc<dyn AhOps>,
-    /// The queue pair there.
+    /// The destination queue pair.
     pub qpn: u32,
-    /// Its Q_Key, as the request gives it.
+    /// The Q_Key of the destination, as the request gives it.
     pub qkey: u32,
 }
 
 /// A request: the caller's own, or the queue's copy.
 #[derive(Clone, Copy)]
 pub struct Request<'r> {
-    /// Comes back in the completion.
+    /// The program's number, which the completion returns.
     pub wr_id: u64,
-    /// How it is carried out and reported.
+    /// Flags that say how it is carried out and reported.
     pub flags: SendFlags,
-    /// Whether it names private memory.
+    /// Whether the request uses private memory.
     pub private: bool,
-    /// Buffers handed over.
+    /// The buffers that the program lent with it.
     pub loan: Loan,
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// The value of the attribute of an extension that it carries.
+    /// The value of an extension's attribute that it carries.
     pub attribute: u32,
-    /// Its bytes.
+    /// The location of its bytes.
     pub source: Source<'r>,
-    /// Bytes.
+    /// The number of its bytes.
     pub length: u64,
-    /// What a fast-register maps.
+    /// The memory that a fast-register maps.
     pub pages: Option<&'r PageList>,
-    /// Where a datagram goes.
+    /// The destination of a datagram.
     pub destination: Option<DestinationRef<'r>>,
     /// The body of an extension's request.
     pub body: &'r [u8],
-    /// What an extension's request keeps alive.
+    /// The objects that an extension's request keeps alive.
     pub held: Option<&'r Held>,
 }
 
-/// A datagram's destination, borrowed.
+/// A borrowed destination of a datagram.
 #[derive(Clone, Copy)]
 pub enum DestinationRef<'r> {
-    /// From the caller.
+    /// The destination is borrowed from the caller's request.
     Posted(&'r UdDestination),
-    /// From the queue.
+    /// The destination is borrowed from the queue.
     Queued(&'r Destination),
 }
 
 impl DestinationRef<'_> {
-    /// An owned copy.
+    /// Returns an owned copy.
     pub fn to_owned(self) -> Destination {
         let (qpn, qkey) = self.qpn_and_qkey();
         let ah = Arc::clone(self.ah());
         Destination { ah, qpn, qkey }
     }
 
-    /// The route.
+    /// Returns the route.
     pub fn ah(&self) -> &Arc<dyn AhOps> {
         match self {
             Self::Posted(to) => to.ah.ops(),
@@ -161,7 +161,7 @@ impl DestinationRef<'_> {
         }
     }
 
-    /// The queue pair and its Q_Key.
+    /// Returns the queue pair and its Q_Key.
     pub fn qpn_and_qkey(&self) -> (u32, u32) {
         match self {
             Self::Posted(to) => (to.remote_qpn.value(), to.remote_qkey),
@@ -171,7 +171,7 @@ impl DestinationRef<'_> {
 }
 
 impl<'r> Request<'r> {
-    /// The engine's view of a posted request.
+    /// Returns the engine's view of a posted request.
     #[inline]
     pub fn of(request: &'r WorkRequest<'_>) -> Self {
         let (mut pages, mut destination) = (None, None);
@@ -251,7 +251,7 @@ impl<'r> Request<'r> {
     }
 }
 
-/// Scatter/gather entries that the queue keeps: one in place, more in a box.
+/// The bytes or scatter/gather entries of a queued request: one entry in place, more in a box.
 #[derive(Clone, Debug)]
 enum KeptSource {
     One(Sge),
@@ -259,20 +259,20 @@ enum KeptSource {
     Inline(Box<[u8]>),
 }
 
-/// A request that waits or is under way, kept by the queue.
+/// A request that waits or is under way, stored in the queue.
 #[derive(Clone)]
 pub struct QueuedRequest {
     wr_id: u64,
     /// Its flags.
     pub flags: SendFlags,
     private: bool,
-    /// Buffers handed over.
+    /// The buffers that the program lent with it.
     pub loan: Loan,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     attribute: u32,
     source: KeptSource,
-    /// Bytes.
+    /// The number of its bytes.
     pub length: u64,
     pages: Option<PageList>,
     destination: Option<Box<Destination>>,
@@ -281,7 +281,7 @@ pub struct QueuedRequest {
 }
 
 impl Default for QueuedRequest {
-    /// What stands for a request while it is worked on: a message without bytes.
+    /// An empty message, which stands for a request while that is processed.
     fn default() -> Self {
         Self {
             wr_id: 0,
@@ -301,7 +301,7 @@ impl Default for QueuedRequest {
 }
 
 impl QueuedRequest {
-    /// Keeps a copy of a request.
+    /// Stores a copy of a request.
     pub fn keep(request: &Request<'_>) -> Self {
         let source = match request.source {
             Source::Sges([sge]) => KeptSource::One(*sge),
@@ -324,7 +324,7 @@ impl QueuedRequest {
         }
     }
 
-    /// The request.
+    /// Returns the request.
     pub fn request(&self) -> Request<'_> {
         Request {
             wr_id: self.wr_id,

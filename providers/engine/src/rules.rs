@@ -1,8 +1,8 @@
-//! Rules that software devices keep, each of which a test may have broken.
+//! Rules that software devices keep, and that a test can make them break.
 //!
-//! Whether a probe notices that a rule is broken shows only on a device that breaks it. In builds with debug assertions
-//! [`break_rule`] has the devices break one rule in whatever the calling thread does: in virtual time, all that they do. In
-//! other builds, releases among them, no rule can be broken, [`is_broken`] is a constant, and a call of it costs nothing.
+//! Only a device that breaks a rule shows whether a probe notices that. In builds with debug assertions [`break_rule`]
+//! makes the devices break one rule in everything that the calling thread does: in virtual time, in everything. In other
+//! builds, including releases, no rule can be broken: [`is_broken`] is a constant and costs nothing.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ use crate::request::{Op, Request, Source};
 /// Declares the rules, with the names by which they are broken.
 macro_rules! rules {
     ($($(#[$about:meta])* $rule:ident = $name:literal,)*) => {
-        /// A rule. What is written about each is what a device does that breaks it.
+        /// A rule. The documentation of each says what a device that breaks it does.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule {
             $($(#[$about])* $rule,)*
@@ -22,7 +22,7 @@ macro_rules! rules {
             /// Every rule.
             pub const ALL: &[Self] = &[$(Self::$rule),*];
 
-            /// Its name.
+            /// The name of the rule.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$rule => $name,)*
@@ -33,7 +33,7 @@ macro_rules! rules {
 }
 
 rules! {
-    /// What stands behind a failed request is reported as done.
+    /// Requests after a failed one complete with success.
     FlushBehindError = "flush-behind-error",
     /// InfiniBand: retries after a timeout never end.
     RetriesEnd = "retries-end",
@@ -55,25 +55,25 @@ rules! {
     LocalReadSink = "local-read-sink",
     /// iWARP: the sink of a read need not be open to peers.
     OpenReadSink = "open-read-sink",
-    /// Compare-and-swap swaps what is different as well.
+    /// Compare-and-swap swaps also if the values differ.
     CompareSwapCompares = "compare-swap-compares",
-    /// Inline bytes of a write are not those of the moment of posting.
+    /// Inline bytes of a write are read after the post.
     InlineCopied = "inline-copied",
-    /// A send that finds no receive is not tried again.
+    /// A send that finds no receive is not retried.
     RnrRetry = "rnr-retry",
-    /// The right to read is not asked of regions.
+    /// Remote reads need no right of the region.
     RegionReadRight = "region-read-right",
-    /// A region that is registered anew keeps its rights.
+    /// A reregistered region keeps its old rights.
     ReregisteredRights = "reregistered-rights",
-    /// A completion queue is resized although what waits does not fit.
+    /// A completion queue is resized although its pending completions do not fit.
     ResizeFits = "resize-fits",
-    /// Nobody is told that a shared receive queue runs low.
+    /// No event reports that a shared receive queue has reached its limit.
     SrqLimitEvent = "srq-limit-event",
     /// A datagram to a group reaches the members of all groups.
     GroupMembersOnly = "group-members-only",
     /// An atomic write to misaligned bytes changes the aligned ones before them.
     AtomicWriteAligned = "atomic-write-aligned",
-    /// The right to flush is not asked of keys.
+    /// Flushes need no right of the key.
     FlushRight = "flush-right",
     /// A key that was invalidated still answers peers.
     StaleKey = "stale-key",
@@ -87,13 +87,13 @@ rules! {
     Window2Range = "window-2-range",
     /// A type-2 window answers every queue pair of its domain.
     Window2QueuePair = "window-2-queue-pair",
-    /// A region is deregistered although windows are bound to it, which go on opening its memory.
+    /// A region with bound windows is deregistered, and the windows still open its memory.
     RegionInUse = "region-in-use",
     /// Read-with-invalidate leaves the key of its sink valid.
     ReadInvalidates = "read-invalidates",
     /// A zero-based window counts from the beginning of its region.
     ZeroBasedStart = "zero-based-start",
-    /// Bytes of a list of blocks are looked for in the wrong place.
+    /// Bytes of a block list are read from the wrong position.
     BlockOffset = "block-offset",
     /// A window on a list with gaps begins where the list does.
     GapWindowStart = "gap-window-start",
@@ -103,7 +103,7 @@ rules! {
     MaskedCompare = "masked-compare",
     /// A queue pair gets its own multicasts although it blocks them.
     LoopbackBlocked = "loopback-blocked",
-    /// Receives are over before they are seen without their queue.
+    /// A receive completes without being visible outside its completion queue.
     ReceivesSeen = "receives-seen",
     /// A request that names a shared receive queue goes to the first one of its domain.
     NamedQueue = "named-queue",
@@ -113,25 +113,25 @@ thread_local! {
     static BROKEN: Cell<Option<Rule>> = const { Cell::new(None) };
 }
 
-/// From now on every software device breaks this rule, and no other, in what this thread does; `None` for no rule.
+/// Makes every software device break this rule, and no other, in everything that this thread does; `None` for no rule.
 #[cfg(debug_assertions)]
 pub fn break_rule(rule: Option<Rule>) {
     BROKEN.set(rule);
 }
 
-/// Whether this rule is broken here.
+/// Returns whether the calling thread breaks this rule.
 #[inline(always)]
 pub fn is_broken(rule: Rule) -> bool {
     cfg!(debug_assertions) && BROKEN.get() == Some(rule)
 }
 
-/// Whether any rule is broken here: then no request goes a short way, where nobody looks.
+/// Returns whether the calling thread breaks any rule. Then no request takes the express path, which checks no rule.
 #[inline(always)]
 pub fn is_any_broken() -> bool {
     cfg!(debug_assertions) && BROKEN.get().is_some()
 }
 
-/// A write whose inline bytes were looked at when the program had other bytes there; other requests as they are.
+/// Returns a write whose inline bytes are read after the program has overwritten them, and other requests unchanged.
 pub(crate) fn looked_at_later<'r>(request: &Request<'r>) -> Request<'r> {
     static LATER: [u8; 1024] = [0xff; 1024];
     match (request.op, request.source) {

@@ -1,8 +1,8 @@
-//! An append-only slab: looked up without waiting, grown in chunks that double.
+//! An append-only slab: look-ups never wait, and it grows in chunks that double.
 //!
-//! Keys are indices into one. An element is never moved or freed while the slab lives, so a look-up is two loads and
-//! takes no lock; what an element holds *now* is told by its own atomics. A freed index rests in a queue before it is
-//! used again, so that a stale number does not meet a new object at once.
+//! Keys are indices into a slab. An element is never moved or freed while the slab exists, so a look-up is two loads and
+//! takes no lock; the element's own atomics say what it holds *now*. A freed index rests in a queue before it is used
+//! again, so that a stale number does not name a new object at once.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use crate::array::filled;
 use crate::sync::Mutex;
 
-/// Elements that are made on demand and stay where they are.
+/// Elements that are created on demand and never move.
 #[derive(Debug)]
 pub struct Slab<T> {
     chunks: [OnceLock<Box<[T]>>; CHUNKS],
@@ -19,7 +19,8 @@ pub struct Slab<T> {
 }
 
 impl<T: Default + Sync> Slab<T> {
-    /// Makes an empty slab of at most `max` elements, that hands out no index below `first`: those can be looked up only.
+    /// Creates an empty slab of at most `max` elements, which allocates no index below `first`: those can only be looked
+    /// up.
     ///
     /// # Panics
     /// If `max` exceeds [`MAX`] or `first` exceeds `max`.
@@ -41,7 +42,7 @@ impl<T: Default + Sync> Slab<T> {
         slab
     }
 
-    /// Hands out an index that is not in use, or `None` when all are, or when memory for more cannot be had.
+    /// Allocates an index that is not in use. Returns `None` if all are, or if memory for more cannot be allocated.
     pub fn allocate(&self) -> Option<u32> {
         let mut indices = self.indices.lock();
         let index = indices.next(self.max)?;
@@ -53,7 +54,7 @@ impl<T: Default + Sync> Slab<T> {
         Some(index)
     }
 
-    /// Gives an index back. The element stays as it is; reset it before this.
+    /// Frees an index. The element stays as it is; the caller resets it before this.
     pub fn free(&self, index: u32) {
         let mut indices = self.indices.lock();
         debug_assert!(
@@ -64,7 +65,7 @@ impl<T: Default + Sync> Slab<T> {
         indices.freed.push_back(index);
     }
 
-    /// The element at an index, whether in use or not; `None` if there never was one.
+    /// The element at an index, whether in use or not; `None` if it was never created.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         let (chunk, offset) = locate(index)?;
@@ -76,12 +77,12 @@ impl<T: Default + Sync> Slab<T> {
         self.indices.lock().allocated
     }
 
-    /// One more than the highest index ever handed out: the bound of a walk over all elements.
+    /// One more than the highest index that was ever allocated: the bound of a walk over all elements.
     pub fn end(&self) -> u32 {
         self.indices.lock().fresh
     }
 
-    /// Makes the element of an index, with its chunk.
+    /// Creates the element of an index, with its chunk.
     fn grow(&self, index: u32) -> Option<()> {
         let (chunk, _) = locate(index)?;
         if self.chunks[chunk].get().is_none() {
@@ -102,7 +103,7 @@ struct Indices {
 }
 
 impl Indices {
-    /// The longest freed index if enough others rest, else a fresh one, else any.
+    /// Returns the index that was freed first if enough others rest, else a fresh one, else any freed one.
     fn next(&mut self, max: u32) -> Option<u32> {
         if self.freed.len() > RESTING || self.fresh == max {
             return self.freed.pop_front();
@@ -112,7 +113,7 @@ impl Indices {
     }
 }
 
-/// The chunk of an index and the place in it. Chunk `n` holds `FIRST << n` elements.
+/// Returns the chunk of an index and the position in it. Chunk `n` holds `FIRST << n` elements.
 #[inline]
 fn locate(index: u32) -> Option<(usize, usize)> {
     let shifted = index.checked_add(FIRST)?;
@@ -120,16 +121,16 @@ fn locate(index: u32) -> Option<(usize, usize)> {
     Some((chunk as usize, (shifted - (FIRST << chunk)) as usize))
 }
 
-/// The largest capacity: what the 24 bits of a key index or of a QP number tell apart.
+/// The largest capacity: the number of values of the 24 bits of a key index or of a QP number.
 pub const MAX: u32 = 1 << 24;
 
 /// Elements of the first chunk.
 const FIRST: u32 = 64;
 
-/// As many chunks as `MAX` elements take.
+/// The number of chunks for `MAX` elements.
 const CHUNKS: usize = 19;
 
-/// Freed indices that are left alone as long as there are fresh ones.
+/// The number of freed indices that rest as long as there are fresh ones.
 const RESTING: usize = 64;
 
 #[cfg(test)]
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_index_is_handed_out_and_reused() {
+    fn the_last_index_is_allocated_and_reused() {
         let slab = Slab::<AtomicU32>::new(2, 5);
         let all: Vec<_> = std::iter::from_fn(|| slab.allocate()).collect();
         assert_eq!(all, [2, 3, 4]);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_index_is_handed_out_twice() {
+    fn no_index_is_allocated_twice() {
         let slab = Slab::<AtomicU32>::new(0, MAX);
         thread::scope(|scope| {
             for _ in 0..4 {

@@ -1,15 +1,15 @@
-//! Slots of a send queue where they are freed as hardware frees them: a request holds its slot until a completion that came
-//! with it or after it has been polled.
+//! Slots of a send queue that are freed as hardware frees them: a request holds its slot until the program has polled its
+//! completion or that of a later request.
 
 use std::collections::VecDeque;
 
 use crate::sync::Mutex;
 
-/// Slots of each sort.
+/// Slots of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) ordinary: u32,
-    /// Of those that portable operations have to themselves.
+    /// Slots that are reserved for portable operations.
     pub(crate) reserved: u32,
 }
 
@@ -29,9 +29,9 @@ pub(crate) struct Slots(Mutex<State>);
 #[derive(Default)]
 struct State {
     held: Held,
-    // Completed since the newest completion that there is to poll.
+    // Slots of requests that completed after the newest completion that the program can poll.
     completed: Held,
-    // What each completion frees that nobody has polled yet, oldest first.
+    // The slots that each unpolled completion frees, oldest first.
     unpolled: VecDeque<Held>,
 }
 
@@ -40,12 +40,12 @@ impl Slots {
         self.0.lock().held
     }
 
-    /// A request was taken.
+    /// Counts the slot of a posted request.
     pub(crate) fn take(&self, is_reserved: bool) {
         self.0.lock().held.add(is_reserved);
     }
 
-    /// The oldest request has completed; `is_told` where there is a completion to poll.
+    /// The oldest request has completed; `is_told` says whether it has a completion to poll.
     pub(crate) fn complete(&self, is_reserved: bool, is_told: bool) {
         let mut state = self.0.lock();
         state.completed.add(is_reserved);
@@ -55,7 +55,7 @@ impl Slots {
         }
     }
 
-    /// The oldest completion was polled.
+    /// The program has polled the oldest completion.
     pub(crate) fn polled(&self) {
         let mut state = self.0.lock();
         let freed = state.unpolled.pop_front().unwrap_or_default();
@@ -63,7 +63,7 @@ impl Slots {
         state.held.reserved = state.held.reserved.saturating_sub(freed.reserved);
     }
 
-    /// The queue was reset: it is empty.
+    /// The queue was reset and is empty.
     pub(crate) fn reset(&self) {
         *self.0.lock() = State::default();
     }
@@ -85,7 +85,7 @@ mod tests {
             ordinary: 3,
             reserved: 1,
         };
-        assert_eq!(slots.held(), all, "nobody has polled");
+        assert_eq!(slots.held(), all, "no completion was polled");
         slots.polled();
         let left = Held { ordinary: 1, ..all };
         assert_eq!(slots.held(), left);

@@ -19,9 +19,9 @@ use crate::lock::{Lock, LockClass};
 use crate::receive_ring::Receive;
 use crate::rules::{self, Rule};
 
-/// The place of a shared receive queue that requests name, as long as it is there. Dropped, no request finds the queue.
+/// The registration of a shared receive queue that requests name. When it is dropped, no request finds the queue.
 pub trait NamedSrq: Send + Sync {
-    /// Its name.
+    /// The number by which requests name the queue.
     fn srq_num(&self) -> u32;
 }
 
@@ -49,11 +49,11 @@ struct State {
     destroyed: bool,
     failed: bool,
     starved: Starved,
-    /// Where requests that name it find it.
+    /// The registration by which requests that name the queue find it.
     place: Option<Box<dyn NamedSrq>>,
 }
 
-/// Queue pairs that found no receive, in this order, each once however often it looks.
+/// Queue pairs that found no receive, in order, each once however often it tries.
 #[derive(Default)]
 struct Starved {
     queue: Vec<Weak<dyn QpActions>>,
@@ -62,7 +62,7 @@ struct Starved {
 
 impl Starved {
     fn add(&mut self, qp: Weak<dyn QpActions>) {
-        // The weak reference keeps the address from being given to another.
+        // The weak reference keeps its address from being reused.
         if self.known.insert(qp.as_ptr().cast::<()>() as usize) {
             self.queue.push(qp);
         }
@@ -102,10 +102,10 @@ impl Srq {
         self.state.lock().place = Some(place);
     }
 
-    /// The next receive. Where there is none, `waiting` is resumed when one has been posted.
+    /// Returns the next receive. If there is none, `waiting` is resumed when one has been posted.
     ///
     /// # Errors
-    /// The queue has failed: so does the queue pair that needs it.
+    /// The queue has failed, and so does the queue pair that needs it.
     pub(crate) fn take(
         &self,
         waiting: Option<Weak<dyn QpActions>>,
@@ -130,9 +130,9 @@ impl Srq {
         Ok(Some(receive))
     }
 
-    /// The queue has failed: its owner is told, and each of its queue pairs fails when it next needs a receive.
+    /// Fails the queue: its owner is notified, and each of its queue pairs fails when it next needs a receive.
     ///
-    /// An emulated queue never fails by itself; this is for those who test what programs do then.
+    /// An emulated queue never fails by itself; this is for tests of what programs do then.
     pub fn fail(&self) {
         if !std::mem::replace(&mut self.state.lock().failed, true) {
             let subject = EventSubject::Object(self.id);
@@ -140,7 +140,7 @@ impl Srq {
         }
     }
 
-    /// Whether no receive waits.
+    /// Returns whether no receive waits.
     pub fn is_empty(&self) -> bool {
         self.state.lock().queue.is_empty()
     }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_often_waits_once() {
+    fn a_queue_pair_that_retries_waits_once() {
         let qps = [Arc::new(Waits), Arc::new(Waits)];
         let mut starved = Starved::default();
         for _ in 0..2 {

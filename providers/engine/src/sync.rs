@@ -1,9 +1,9 @@
 //! Atomics, cells and threads: those of the standard library, or loom's under `cfg(loom)`.
 //!
-//! The lock, the rings and the pins import from here only, so that the model checker sees the
-//! code that runs. Read `lock` next.
+//! The lock, the rings and the pins import from here only, so that the model checker sees the code that runs. Read `lock`
+//! next.
 
-// One instruction of assembly, and the raw pointer of a cell; both are wrapped here once.
+// This module wraps one instruction of assembly and the raw pointer of a cell.
 #![allow(unsafe_code)]
 
 #[cfg(loom)]
@@ -23,18 +23,19 @@ pub use std::{
 #[cfg(not(loom))]
 pub use verbs_api::provider::ForkLock;
 
-/// A lock whose waiters sleep, for what the data path does not touch. A panic releases it, and what it holds stays in use.
+/// A lock whose waiters sleep, for state that the data path does not use. A panic releases the lock, and its value stays
+/// usable.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(Parking<T>);
 
 impl<T> Mutex<T> {
-    /// Makes a free lock.
+    /// Creates a free lock.
     #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
         Self(Parking::new(value))
     }
 
-    /// Makes a free lock.
+    /// Creates a free lock.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
         Self(Parking::new(value))
@@ -46,7 +47,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The model checker's threads do not fork.
+/// The threads of the model checker do not fork.
 #[cfg(loom)]
 pub type ForkLock<T> = Mutex<T>;
 
@@ -75,11 +76,11 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Fetches the line of an address ahead of its use.
+/// Fetches the cache line of an address before it is used.
 #[inline]
 pub fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing, whatever the address.
+    // SAFETY: a prefetch accesses nothing, whatever the address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
@@ -102,20 +103,20 @@ impl<T> std::ops::Deref for Line<T> {
     }
 }
 
-/// A value on one cache line of its own, for what is not written often enough to need two.
+/// A value on one cache line of its own, for values that are written too rarely to need two.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct CacheLine<T>(pub T);
 
 /// A sequentially consistent fence.
 ///
-/// On x86-64 a locked instruction on the stack, which takes half the time of `mfence` and orders
-/// ordinary loads and stores just as well.
+/// On x86-64 this is a locked instruction on the stack, which takes half the time of `mfence` and orders ordinary loads and
+/// stores equally well.
 #[inline]
 pub fn full_fence() {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-    // SAFETY: adds nothing to the word at the stack pointer, which belongs to this thread. Not
-    // `nomem`: the compiler moves no access across it.
+    // SAFETY: this adds 0 to the word at the stack pointer, which belongs to this thread. It is not `nomem`, so that the
+    // compiler moves no access across it.
     unsafe {
         std::arch::asm!("lock or dword ptr [rsp], 0");
     }
@@ -123,7 +124,7 @@ pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// Lets another thread run: the one place where a waiting thread gives up its processor.
+/// Lets another thread run. Only here a waiting thread yields its processor.
 #[cold]
 pub fn relax() {
     thread::yield_now();

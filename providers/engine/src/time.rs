@@ -1,16 +1,16 @@
-//! Time as the engine knows it: a number that its host hands in.
+//! The time of the engine: a number that its host supplies.
 
 use std::time::Duration;
 
-/// Nanoseconds since some fixed moment.
+/// Nanoseconds since a fixed moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// Never.
+    /// The moment that never comes.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// This moment and `delay` after it.
+    /// Returns the moment `delay` after this one.
     #[must_use]
     pub fn after(self, delay: Duration) -> Self {
         Self(
@@ -20,24 +20,24 @@ impl Time {
     }
 }
 
-/// What carries an engine: tells the time, and calls back when some has passed.
+/// The host of an engine: supplies the time, and calls back when some has passed.
 ///
 /// The engine has no clock and no thread. Real devices run on a timer thread; tests run in virtual time.
 pub trait Host: Send + Sync + 'static {
-    /// Now. Called once per driver call that needs it, never per request.
+    /// Returns the current time. The engine calls this once per driver call that needs it, never per request.
     fn now(&self) -> Time;
 
-    /// A moment that is not before now, unless the system is late with its ticks, and some milliseconds after it at most:
-    /// for what may be so late, and happens so often that a clock would be dear.
+    /// Returns a time that is not before now (unless the system's ticks are late) and at most some milliseconds later. It
+    /// is for timers that may be that late and are set so often that reading a clock would cost too much.
     fn soon(&self) -> Time {
         self.now()
     }
 
-    /// `at` is the next moment at which something is due ([`Time::NEVER`] is never passed): call `handle_timeout` then.
-    /// Called often, from any thread, possibly with locks held: only note it.
+    /// Notes that a job is due at `at` ([`Time::NEVER`] is never passed): the host calls `handle_timeout` then. The engine
+    /// calls this often, from any thread, possibly with locks held, so the host must only note the time.
     fn wake_at(&self, at: Time);
 
-    /// A number that peers cannot guess; where runs are to be repeated, one that follows from a seed.
+    /// Returns a number that peers cannot guess. For repeatable runs it follows from a seed.
     fn random(&self) -> u64;
 }
 
@@ -46,13 +46,13 @@ pub fn ack_timeout(code: u8) -> Option<Duration> {
     (code != 0).then(|| Duration::from_nanos(4096 << code.min(31)))
 }
 
-/// Delay of an RNR NAK by timer code, in units of 10 µs (IBTA 9.7.5.2.8): 0 is the longest, not none.
+/// Delay of an RNR NAK by timer code, in units of 10 µs (IBTA 9.7.5.2.8). Code 0 is the longest delay, not none.
 const RNR_DELAY: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long a requester waits after an RNR NAK with this timer code.
+/// Returns how long a requester waits after an RNR NAK with this timer code.
 pub fn rnr_delay(code: u8) -> Duration {
     Duration::from_micros(u64::from(RNR_DELAY[usize::from(code & 31)]) * 10)
 }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timer_codes_mean_what_the_standard_says() {
+    fn timer_codes_have_their_standard_durations() {
         assert_eq!(ack_timeout(0), None);
         assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(rnr_delay(0), Duration::from_micros(655_360));

@@ -1,4 +1,4 @@
-//! Things that are due later, in the order of their time.
+//! Jobs that are due later, in the order of their time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::sync::Mutex;
 use crate::time::{Host, Time};
 
-/// Something that runs when its time has come. Runs with no lock held.
+/// A job that runs when its time has come, with no lock held.
 pub type Job = Box<dyn FnOnce(Time) + Send>;
 
-/// Jobs of one network, all its devices together.
+/// The jobs of one network, for all its devices.
 pub struct Timers {
     host: Arc<dyn Host>,
     queue: Mutex<Queue>,
@@ -17,14 +17,14 @@ pub struct Timers {
 
 #[derive(Default)]
 struct Queue {
-    /// By time, and those of one time in the order in which they were added.
+    /// The jobs by time; those of one time are in the order in which they were added.
     jobs: BTreeMap<(Time, u64), Job>,
     added: u64,
-    /// Threads that run jobs which they have taken.
+    /// The number of threads that run jobs.
     running: usize,
 }
 
-/// A thread that runs jobs, also where one panics.
+/// Marks a thread that runs jobs, also if one panics.
 struct Running<'t>(&'t Timers);
 
 impl Drop for Running<'_> {
@@ -34,7 +34,7 @@ impl Drop for Running<'_> {
 }
 
 impl Timers {
-    /// No job.
+    /// Creates timers without a job.
     pub fn new(host: Arc<dyn Host>) -> Self {
         Self {
             host,
@@ -42,23 +42,23 @@ impl Timers {
         }
     }
 
-    /// Now.
+    /// Returns the current time.
     pub fn now(&self) -> Time {
         self.host.now()
     }
 
-    /// Not before now, and some milliseconds after it at most.
+    /// Returns a time that is not before now and at most some milliseconds later: [`Host::soon`].
     #[inline]
     pub fn soon(&self) -> Time {
         self.host.soon()
     }
 
-    /// A number that peers cannot guess: [`Host::random`].
+    /// Returns a number that peers cannot guess: [`Host::random`].
     pub fn random(&self) -> u64 {
         self.host.random()
     }
 
-    /// Runs `job` at `at`, or at the next look after it.
+    /// Runs `job` at `at`, or at the next check after it.
     pub fn add(&self, at: Time, job: Job) {
         let mut queue = self.queue.lock();
         queue.added += 1;
@@ -71,17 +71,17 @@ impl Timers {
         }
     }
 
-    /// Tells the host that something is due at `at`.
+    /// Notifies the host that a job is due at `at`.
     pub fn wake_at(&self, at: Time) {
         self.host.wake_at(at);
     }
 
-    /// When the first job is due.
+    /// Returns when the first job is due.
     pub fn next(&self) -> Option<Time> {
         self.queue.lock().jobs.keys().next().map(|(at, _)| *at)
     }
 
-    /// Runs the jobs that are due at `now`. One that adds itself again runs in the next call.
+    /// Runs the jobs that are due at `now`. A job that adds itself again runs in the next call.
     pub fn run_due(&self, now: Time) {
         let mut queue = self.queue.lock();
         let later = queue.jobs.split_off(&(now, u64::MAX));
@@ -92,7 +92,7 @@ impl Timers {
         due.into_values().for_each(|job| job(now));
     }
 
-    /// Whether no job is left, and none is being run.
+    /// Returns whether no job is left, and none is running.
     pub fn is_idle(&self) -> bool {
         let queue = self.queue.lock();
         queue.jobs.is_empty() && queue.running == 0
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_are_left_or_run_keep_the_timers_from_being_idle() {
+    fn waiting_and_running_jobs_keep_the_timers_busy() {
         let timers = Arc::new(Timers::new(Arc::new(Still)));
         assert!(timers.is_idle());
         let was_idle = Arc::new(AtomicBool::new(true));

@@ -1,7 +1,7 @@
-//! What a device has executed, for whoever compares that with what was planned.
+//! A trace of the operations that a device has executed, to be compared with a plan.
 //!
-//! An operation on the wire is told when it completes, one on the device's own keys when it is carried out, so that the
-//! order tells whether a fence was kept. Requests that are flushed were not executed and are not told.
+//! An operation on the wire is reported when it completes, one on the device's own keys when it is carried out, so that the
+//! order shows whether a fence was kept. Requests that are flushed were not executed and are not reported.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::request::{Op, Request, SendExtra};
 /// An operation that was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedOperation {
-    /// Through this queue pair.
+    /// The queue pair that executed it.
     pub qpn: u32,
-    /// From the request.
+    /// The `wr_id` of the request.
     pub wr_id: u64,
-    /// What was executed.
+    /// The operation.
     pub operation: Operations,
-    /// How the request was posted.
+    /// The flags with which the request was posted.
     pub flags: SendFlags,
-    /// How it ended.
+    /// The status with which it ended.
     pub status: WcStatus,
 }
 
-/// Whom a device tells. Called with the queue pair locked: it only notes what it is told.
+/// Receives each operation. The device calls it with the queue pair locked, so it must only note the operation.
 pub type Trace = Arc<dyn Fn(TracedOperation) + Send + Sync>;
 
 impl TracedOperation {

@@ -1,6 +1,6 @@
-//! Memory behind a key is freed, and not before the pins have ended that may have found it.
+//! The memory of a key is freed, but not before the pins that may have found it have ended.
 //!
-//! One test in a process of its own, on one thread: what the process has mapped changes by its hand only.
+//! This is one test in a process of its own, on one thread, so that only it changes the mappings of the process.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -12,7 +12,7 @@ use verbs_api::memory::Span;
 use verbs_api::provider::RegionMemory;
 use verbs_api::{Access, Memory, PageList};
 
-/// Enough that the memory is a mapping of its own.
+/// So large that the memory is a mapping of its own.
 const SIZE: usize = 1 << 20;
 
 const PD: u32 = 7;
@@ -21,7 +21,7 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE)
     .union(Access::MW_BIND);
 
-/// Memory that reads as threes, and its address.
+/// Returns memory that reads as threes, and its address.
 fn threes() -> (Memory, u64) {
     let memory = Memory::zeroed(SIZE).unwrap();
     memory.write(0, &[3; SIZE]).unwrap();
@@ -33,7 +33,7 @@ fn whole(memory: &Memory) -> RegionMemory {
     RegionMemory::from(&memory.into())
 }
 
-/// Whether all of the memory that was at `address` is still mapped.
+/// Returns whether all memory at `address` is still mapped.
 fn is_mapped(address: u64) -> bool {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut covered = address;
@@ -99,7 +99,7 @@ fn fast_register(table: &KeyTable, memory: &Memory) -> u32 {
     key
 }
 
-/// A pin that has found the memory keeps it when `take_away` has come over the key, and nothing else does.
+/// Checks that a pin that has found the memory keeps it after `take_away` has disabled the key, and that nothing else does.
 fn outlives_the_pin(
     register: impl FnOnce(&KeyTable, &Memory) -> u32,
     take_away: impl FnOnce(KeyTable, u32) -> Option<KeyTable>,
@@ -120,7 +120,7 @@ fn outlives_the_pin(
     assert!(!is_mapped(address), "never freed");
 }
 
-/// A window opens its region's memory for as long as it is bound, whatever is tried with the region.
+/// A window opens its region's memory as long as it is bound, whatever the test tries with the region.
 fn a_bound_window_keeps_its_region() {
     let table = KeyTable::new(5, || 0);
     let (memory, address) = threes();
@@ -176,7 +176,7 @@ fn drop_table(table: KeyTable, _: u32) -> Option<KeyTable> {
 }
 
 #[test]
-fn memory_outlives_the_pins_that_found_it_and_nothing_more() {
+fn memory_is_freed_after_the_pins_that_found_it() {
     outlives_the_pin(register, release);
     outlives_the_pin(fast_register, release);
     outlives_the_pin(register, set_again);

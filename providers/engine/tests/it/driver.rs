@@ -1,4 +1,4 @@
-//! The contract of drivers, with one that has two operations: FEATURES 6.01 to 6.11 and 6.21.
+//! The contract of drivers, tested with a driver that has two operations: FEATURES 6.01 to 6.11 and 6.21.
 
 mod tiny;
 
@@ -47,7 +47,7 @@ impl Host for Clock {
     }
 }
 
-/// A link without delay that keeps frames back while it is told to.
+/// A link without delay, which keeps frames back while a test holds it.
 #[derive(Default)]
 struct Wire {
     state: Mutex<State>,
@@ -71,7 +71,7 @@ impl Wire {
         }
     }
 
-    /// How many answers have been sent since this was asked last.
+    /// Returns how many answers have been sent since the last call.
     fn answers(&self) -> usize {
         std::mem::take(&mut self.state.lock().unwrap().answers)
     }
@@ -166,7 +166,7 @@ impl<D: Tiny> Rig<D> {
         let link = framed.then(|| Arc::clone(&wire) as SharedLink<Header>);
         let network = Network::new(Arc::clone(&clock) as Arc<dyn Host>, link);
         let notes = Arc::new(Notes::default());
-        // Addresses of any link layer: a Mac here, an IP there.
+        // The two addresses belong to different link layers: one is a MAC, the other an IP.
         let a = Side::new(&network, LinkAddress::Mac([2; 6]), &notes);
         let b = Side::new(&network, LinkAddress::Ip([10, 0, 0, 2].into()), &notes);
         let rig = Self {
@@ -283,7 +283,7 @@ fn ok<const N: usize>(ids: [u64; N]) -> [(u64, WcStatus); N] {
     ids.map(|id| (id, WcStatus::Success))
 }
 
-// What any mix of defaults and overrides must show.
+// Every mix of defaults and overrides must pass this.
 fn suite<D: Tiny>() {
     for framed in [false, true] {
         let rig: Rig<D> = Rig::new(framed);
@@ -308,7 +308,7 @@ fn suite<D: Tiny>() {
         a.qp.post(&mut batch).unwrap();
         assert_eq!(a.done(), ok([0, 1, 2, 3]));
         if !framed {
-            // No receive yet: it waits in the queue, and what comes behind it waits too.
+            // There is no receive yet: the request waits in the queue, and later requests wait after it.
             a.qp.post_one(wr::Send::new(a.sge(0, 21)).signaled(12))
                 .unwrap();
             a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(13))
@@ -333,7 +333,7 @@ fn suite<D: Tiny>() {
         assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Err));
         let left = Arc::downgrade(&rig.a.engine);
         drop(rig);
-        // Another test may look at memory of this process for a moment longer.
+        // Another test may read memory of this process for a moment longer.
         while left.strong_count() > 0 {
             thread::yield_now();
         }
@@ -355,7 +355,7 @@ fn describe(change: impl Fn(&mut DeviceAttributes)) -> Result<(), VerbError> {
     let mut driver = Plain::make(address, &notes);
     change(&mut driver.attributes);
     let made = Engine::new(driver, &network, DeviceOptions::default()).map(drop);
-    // Nothing of it is left: the address is free.
+    // The failed creation leaves nothing, so the address is free.
     assert!(network.device(address).is_none() && network.devices().is_empty());
     Engine::new(
         Plain::make(address, &notes),
@@ -373,7 +373,7 @@ impl EventSink for Listener {
 }
 
 #[test]
-fn a_device_keeps_nothing_of_contexts_that_are_closed() {
+fn a_device_keeps_no_state_of_closed_contexts() {
     let network = Network::new(Arc::new(Clock::default()), None);
     let driver = Plain::make(LinkAddress::Lid(7), &Arc::new(Notes::default()));
     let device = Engine::new(driver, &network, DeviceOptions::default()).unwrap();
@@ -413,7 +413,7 @@ fn a_description_that_lacks_a_part_registers_nothing() {
 }
 
 // covers 6.03
-/// That a driver needs nothing more than the parts without a default shows [`Plain`], which has no others.
+/// [`Plain`] has only the parts without a default, so it shows that a driver needs no others.
 #[test]
 fn a_driver_without_any_optional_part_is_complete() {
     let rig: Rig<Plain> = Rig::new(false);
@@ -436,7 +436,7 @@ fn a_driver_without_any_optional_part_is_complete() {
 
 // covers 6.04
 #[test]
-fn an_override_replaces_the_default_and_the_books_stay_balanced() {
+fn an_override_replaces_the_default_and_no_number_leaks() {
     let rig: Rig<All> = Rig::new(false);
     assert_eq!(
         rig.a.qp.query().unwrap().attributes.path_mtu,
@@ -465,12 +465,12 @@ fn an_override_replaces_the_default_and_the_books_stay_balanced() {
         notes.count("free_qpn") + 1,
         "that of the other side"
     );
-    // One that gives out numbers and leaves taking them back to the engine.
+    // These drivers allocate their numbers but leave freeing them to the engine.
     balanced::<Some_>();
     balanced::<Plain>();
 }
 
-// Every queue pair that the limit allows, again and again.
+// Creates as many queue pairs as the limit allows, repeatedly.
 fn balanced<D: Tiny>() {
     let rig: Rig<D> = Rig::new(false);
     for _ in 0..3 {
@@ -486,7 +486,7 @@ fn balanced<D: Tiny>() {
 
 // covers 6.06
 #[test]
-fn one_table_says_what_an_operation_is() {
+fn one_table_defines_the_operations() {
     let rig: Rig<Plain> = Rig::new(false);
     let service = |qp_type: QpType| qp_type.operations();
     assert!(service(QpType::Rc).is_all());
@@ -565,10 +565,10 @@ fn one_table_says_what_an_operation_is() {
             (operation, opcode)
         );
         all |= operation;
-        // The queue pair was made for the baseline: anything else is refused, and takes no slot.
+        // The queue pair was created for the baseline: other operations are refused, and take no slot.
         if !Operations::BASELINE.contains(operation) {
             let refused = rig.a.qp.post_one(request).unwrap_err();
-            // Of these the device has no feature, which is what is said.
+            // The device lacks the features of these operations, and the error reports that.
             let missing = operation.missing_features(Features::empty());
             assert_eq!(
                 refused.reason,
@@ -592,7 +592,7 @@ fn one_table_says_what_an_operation_is() {
     fill(&rig, rig.a.qp.cap().max_send_wr);
 }
 
-// The queue has exactly this much room: a send without a receive holds up all.
+// Checks that the queue has exactly this much room: a send without a receive blocks the following requests.
 fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
     for wr_id in 0..room {
         rig.a
@@ -610,7 +610,7 @@ fn fill<D: Tiny>(rig: &Rig<D>, room: u32) {
 
 // covers 6.07
 #[test]
-fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
+fn a_request_that_the_driver_refuses_uses_no_slot() {
     let rig: Rig<Some_> = Rig::new(false);
     rig.notes.veto.store(true, Ordering::SeqCst);
     let write = |wr_id| wr::Write::new(rig.a.sge(0, 8), rig.b.mr.remote(0)).signaled(wr_id);
@@ -630,7 +630,7 @@ fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
     rig.a.qp.post(&mut batch).unwrap();
     assert_eq!(rig.a.done(), ok([2, 3]));
     fill(&rig, rig.a.qp.cap().max_send_wr);
-    // Refused as well where it would only be queued.
+    // The driver also refuses a request that would only be queued.
     rig.notes.veto.store(true, Ordering::SeqCst);
     assert_eq!(
         rig.a.qp.post_one(write(9)).unwrap_err().reason,
@@ -640,7 +640,7 @@ fn a_driver_may_refuse_a_request_which_then_uses_no_slot() {
 
 // covers 6.08
 #[test]
-fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn() {
+fn the_poster_sends_a_request_only_on_an_idle_queue() {
     let rig: Rig<Plain> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     rig.notes.order();
@@ -657,10 +657,10 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
     rig.notes.order();
     a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(3))
         .unwrap();
-    // Not the new one is tried, but the one that waits.
+    // The engine does not try the new request, but the one that waits.
     assert_eq!(rig.notes.order(), ["pump", "execute"]);
     assert_eq!(a.done(), []);
-    // Handlers run with no lock held: they post to the queue that brought them.
+    // Handlers run with no lock held, so they can post to the queue that called them.
     let (qp, sge, to) = (a.qp.clone(), a.sge(0, 8), b.mr.remote(0));
     a.cq.on_completion(move |_| {
         qp.post_one(wr::Write::new(sge, to).signaled(4)).unwrap();
@@ -672,11 +672,11 @@ fn a_request_on_an_idle_queue_is_sent_by_its_poster_and_others_wait_their_turn()
 
 // covers 6.09
 #[test]
-fn what_is_sent_while_another_thread_delivers_is_delivered() {
+fn frames_sent_during_another_threads_delivery_are_delivered() {
     const EACH: u64 = 50_000;
     let rig: Rig<Plain> = Rig::new(true);
     let (a, b) = (&rig.a, &rig.b);
-    // Nobody calls the network later: a wake-up that is lost would stay lost.
+    // No thread drives the network later, so a lost wake-up would stay lost.
     thread::scope(|scope| {
         for (from, to) in [(a, b), (b, a)] {
             scope.spawn(move || {
@@ -684,7 +684,7 @@ fn what_is_sent_while_another_thread_delivers_is_delivered() {
                 for wr_id in 0..EACH {
                     let write = || wr::Write::new(from.sge(0, 8), to.mr.remote(64)).signaled(wr_id);
                     while from.qp.post_one(write()).is_err() {
-                        // The other thread delivers.
+                        // The other thread delivers the frames.
                         thread::yield_now();
                         next = in_order(from, next);
                     }
@@ -699,7 +699,7 @@ fn what_is_sent_while_another_thread_delivers_is_delivered() {
     });
 }
 
-/// Two whose answers wait until nothing more arrives, where pollers look again and again.
+/// Two devices whose answers wait until nothing more arrives, while pollers poll frequently.
 fn settling() -> Rig<Settling> {
     let rig: Rig<Settling> = Rig::on(Wire::with_input(), true);
     rig.wire.is_polled.store(true, Ordering::SeqCst);
@@ -707,7 +707,7 @@ fn settling() -> Rig<Settling> {
 }
 
 impl Rig<Settling> {
-    // Sent by A, and seen by B, which has not answered yet.
+    // A sends messages, and B polls them without answering.
     fn deliver<const N: usize>(&self, ids: [u64; N]) {
         for wr_id in ids {
             self.b.receive(wr_id, 0, 64);
@@ -720,7 +720,7 @@ impl Rig<Settling> {
 }
 
 #[test]
-fn what_waits_until_nothing_more_arrives_leaves_with_the_next_poll_that_finds_nothing() {
+fn answers_leave_with_the_next_poll_that_finds_nothing() {
     let rig = settling();
     rig.deliver([0, 1, 2]);
     assert_eq!(rig.b.done(), []);
@@ -729,7 +729,7 @@ fn what_waits_until_nothing_more_arrives_leaves_with_the_next_poll_that_finds_no
 }
 
 #[test]
-fn where_the_program_has_sent_something_it_waits_for_more_of_them() {
+fn answers_wait_for_more_empty_polls_after_a_send() {
     let rig = settling();
     rig.deliver([0, 1, 2]);
     rig.a.receive(9, 0, 64);
@@ -741,17 +741,17 @@ fn where_the_program_has_sent_something_it_waits_for_more_of_them() {
     for _ in 0..16 {
         assert_eq!(rig.b.done(), []);
     }
-    // And the answer to that.
+    // The answer includes that to the last message.
     assert_eq!(rig.wire.answers(), 4);
     assert_eq!(rig.a.done(), ok([9, 0, 1, 2]));
-    // It is so once.
+    // The wait applies only once.
     rig.deliver([3]);
     assert_eq!(rig.b.done(), []);
     assert_eq!(rig.wire.answers(), 1);
 }
 
 #[test]
-fn where_nobody_polls_it_leaves_before_progress_returns() {
+fn without_pollers_answers_leave_before_progress_returns() {
     let rig = settling();
     rig.b.receive(1, 0, 64);
     rig.a
@@ -761,13 +761,13 @@ fn where_nobody_polls_it_leaves_before_progress_returns() {
     assert_eq!(rig.wire.answers(), 0);
     assert!(rig.network.progress());
     assert_eq!(rig.wire.answers(), 1);
-    // Answered in the same call as well.
+    // The answer was delivered in the same call, too.
     assert_eq!(rig.a.done(), ok([1]));
     assert_eq!(rig.b.done(), ok([1]));
 }
 
 #[test]
-fn a_look_by_the_links_thread_delivers_and_settles_nothing() {
+fn a_look_by_the_links_thread_delivers_without_settling() {
     let rig = settling();
     rig.b.receive(1, 0, 64);
     let send = wr::Send::new(rig.a.sge(0, 8)).signaled(1);
@@ -779,11 +779,11 @@ fn a_look_by_the_links_thread_delivers_and_settles_nothing() {
     assert_eq!(rig.b.done(), ok([1]));
 }
 
-/// Something arrives with each look, and another thread leaves a note meanwhile; a million times.
+/// A link on which something arrives with each poll, and another thread leaves a note meanwhile, a million times.
 struct Endless {
     network: OnceLock<Weak<dyn Progress>>,
     looks: AtomicU64,
-    /// Sending leaves something to deliver.
+    /// Sending leaves an event to deliver.
     tells: AtomicBool,
     wakes: AtomicU64,
     input: Wire,
@@ -835,7 +835,7 @@ impl Host for Endless {
 }
 
 #[test]
-fn a_call_ends_while_others_send_and_ask_for_ever() {
+fn a_call_ends_although_frames_and_notes_never_end() {
     let wire = Arc::new(Endless {
         network: OnceLock::new(),
         looks: AtomicU64::new(0),
@@ -846,12 +846,12 @@ fn a_call_ends_while_others_send_and_ask_for_ever() {
     let link = Some(Arc::clone(&wire) as SharedLink<Header>);
     let network: Arc<Network<Engine<Plain>>> =
         Network::new(Arc::clone(&wire) as Arc<dyn Host>, link);
-    // Nobody else asks: the next look finds what one call leaves.
+    // No other thread polls: the next poll finds the frames that one call leaves.
     assert!(network.progress());
     assert!(Progress::look(&*network));
     let wakes = || wire.wakes.swap(0, Ordering::SeqCst);
     assert_eq!(wakes(), 0);
-    // What comes of sending and what others have asked for nobody looks for otherwise: it is done soon, on another thread.
+    // No other thread polls for the result of sending, or after a note, so another thread does it soon.
     wire.tells.store(true, Ordering::SeqCst);
     assert!(network.progress());
     assert_eq!(wakes(), 1);
@@ -867,7 +867,7 @@ fn a_call_ends_while_others_send_and_ask_for_ever() {
 }
 
 #[test]
-fn with_one_poll_where_nobody_may_look_again_it_leaves_at_once() {
+fn answers_leave_with_a_poll_that_may_be_the_last() {
     let rig = settling();
     rig.wire.is_polled.store(false, Ordering::SeqCst);
     rig.b.receive(1, 0, 64);
@@ -877,7 +877,7 @@ fn with_one_poll_where_nobody_may_look_again_it_leaves_at_once() {
 }
 
 #[test]
-fn it_leaves_before_a_poller_sleeps() {
+fn answers_leave_before_a_poller_sleeps() {
     let rig = settling();
     rig.deliver([1]);
     rig.b.cq.arm(Notify::Next).unwrap();
@@ -886,10 +886,10 @@ fn it_leaves_before_a_poller_sleeps() {
 }
 
 #[test]
-fn it_leaves_with_a_control_verb_too() {
+fn answers_leave_with_a_control_verb() {
     let rig = settling();
     let (a, b) = (&rig.a, &rig.b);
-    // Programs make what they need for the next connection before they poll the last one again.
+    // Programs create the objects of the next connection before they poll the last one again.
     let verbs: [fn(&Side<Settling>); 5] = [
         |side| drop(side.context.alloc_pd().wait().unwrap()),
         |side| drop(side.context.create_cq(1).wait().unwrap()),
@@ -913,7 +913,7 @@ fn it_leaves_with_a_control_verb_too() {
 }
 
 #[test]
-fn it_leaves_before_its_queue_pair_is_destroyed() {
+fn answers_leave_before_their_queue_pair_is_destroyed() {
     let mut rig = settling();
     let options = QpOptions::rc(&rig.b.cq);
     let other = rig.b.pd.create_qp(options).wait().unwrap();
@@ -943,22 +943,22 @@ fn a_queue_pair_is_flushed_while_its_frames_are_out() {
     }
     assert_eq!(a.done(), []);
     rig.notes.order();
-    // Nobody waits for the frames, and no lock is held for them.
+    // The flush waits for no frame, and holds no lock for one.
     a.to_error();
     let flushed: Vec<_> = (0..3).map(|wr_id| (wr_id, WcStatus::WrFlushErr)).collect();
     assert_eq!(a.done(), flushed);
     assert!(
         rig.notes.order().contains(&"disconnect"),
-        "the driver was told"
+        "the driver was notified"
     );
-    // What comes back meets nobody.
+    // Frames that return find no request.
     rig.wire.release();
     rig.network.progress();
     assert_eq!((a.done(), a.state()), (vec![], QpState::Err));
 }
 
 #[test]
-fn a_verb_that_takes_memory_away_is_answered_when_the_pins_have_ended_that_may_have_found_it() {
+fn verbs_that_remove_memory_wait_for_pins_that_may_use_it() {
     let rig: Rig<Plain> = Rig::new(false);
     let Side { pd, mr, .. } = &rig.a;
     let other = pd.register(Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE);
@@ -975,7 +975,7 @@ fn a_verb_that_takes_memory_away_is_answered_when_the_pins_have_ended_that_may_h
 
 // covers 6.10
 #[test]
-fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
+fn the_driver_sees_a_failure_before_the_flush() {
     let rig: Rig<All> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     a.qp.post_one(wr::Send::new(a.sge(0, 100)).signaled(1))
@@ -983,7 +983,7 @@ fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
     a.qp.post_one(wr::Write::new(a.sge(0, 8), b.mr.remote(0)).signaled(2))
         .unwrap();
     rig.notes.order();
-    // Too short for the message that waits.
+    // The receive is too short for the message that waits.
     b.receive(1, 0, 8);
     assert_eq!(
         a.done(),
@@ -1002,7 +1002,7 @@ fn the_driver_hears_of_a_failure_before_the_rest_is_flushed() {
 
 // covers 6.11
 #[test]
-fn entering_error_twice_is_entering_it_once() {
+fn entering_the_error_state_twice_has_no_effect() {
     let rig: Rig<Plain> = Rig::new(false);
     let (a, b) = (&rig.a, &rig.b);
     a.qp.post_one(wr::Send::new(a.sge(0, 8)).signaled(1))
@@ -1012,7 +1012,7 @@ fn entering_error_twice_is_entering_it_once() {
     a.to_error();
     let flushed = [(1, WcStatus::WrFlushErr), (2, WcStatus::WrFlushErr)];
     assert_eq!(a.done(), flushed);
-    // The receive that it waited for means nothing to it now, nor does the time that it had asked for.
+    // Neither the receive for which it waited nor the time that it requested has an effect on the failed queue pair.
     b.receive(3, 0, 8);
     rig.clock.0.store(2_000_000_000, Ordering::SeqCst);
     rig.network.handle_timeout(Time(2_000_000_000));
@@ -1025,7 +1025,7 @@ fn entering_error_twice_is_entering_it_once() {
     assert_eq!((a.events(), b.events()), (vec![], vec![]));
     a.receive(4, 0, 8);
     assert_eq!(a.done(), [(4, WcStatus::WrFlushErr)]);
-    // A fault of the peer's that comes twice is told once.
+    // A fault of the peer that occurs twice is reported once.
     let outside = RemoteAddress::new(0, RKey::new(0xff00));
     let other = rig.b.pd.create_qp(QpOptions::rc(&b.cq)).wait().unwrap();
     connect(&other, a).unwrap();
@@ -1049,7 +1049,7 @@ const WHOLE: FeatureInfo = feature!(Halves::WHOLE, "for tests");
 
 static HALVE: ExtensionOperation = ExtensionOperation::new("halves", "HALVE", 1, &WHOLE);
 
-/// Has an operation, or gains a bit, that the descriptor does not tell of.
+/// An emulation with an operation, or a gain, that the descriptor does not describe.
 struct Untold {
     operations: &'static [&'static dyn OperationEmulation],
     own: u64,
@@ -1093,7 +1093,7 @@ static HIDES: Untold = Untold {
 
 // covers 1.17
 #[test]
-fn an_emulation_and_its_extension_tell_of_the_same() {
+fn an_emulation_and_its_extension_list_the_same_operations() {
     const PROBES: &[Probe] = &[Probe::new(
         &WHOLE,
         "halves.whole",
@@ -1122,7 +1122,7 @@ fn an_emulation_and_its_extension_tell_of_the_same() {
     );
     add(halves(&WITH).operations(operations())).unwrap();
 
-    // Bits that nobody described are found when a device is made: only then they are told.
+    // Undescribed bits are detected only when a device is created.
     static HIDING: EmulationPart = EmulationPart(&HIDES);
     let mut extensions = Extensions::new();
     extensions

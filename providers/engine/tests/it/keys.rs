@@ -8,14 +8,14 @@ use verbs_api::{Access, Memory, PageList};
 
 // covers 6.15
 #[test]
-fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
+fn a_table_allocates_all_its_keys_and_never_key_0() {
     let table = KeyTable::new(5, || 0);
     let allocate = || table.allocate(KeyKind::Region, 1, 0);
     let all: Vec<_> = std::iter::from_fn(allocate).collect();
     assert_eq!((all.len(), table.in_use()), (5, 5));
     assert!(
         all.iter().all(|key| key >> 8 != 0),
-        "index 0 is nobody's: {all:x?}"
+        "index 0 is not allocated: {all:x?}"
     );
     let early = table.release(all[2]);
     assert_eq!(early, Err(Fault::Key), "it still opens something");
@@ -34,7 +34,7 @@ fn a_table_gives_out_as_many_keys_as_it_was_made_for_and_never_key_0() {
 }
 
 #[test]
-fn only_an_ordinary_region_is_given_memory_of_its_own() {
+fn only_an_ordinary_region_takes_memory() {
     let table = KeyTable::new(5, || 0);
     let memory = Memory::zeroed(4096).unwrap();
     let range = |at, length| memory.range(at, length).unwrap();
@@ -68,7 +68,7 @@ fn only_an_ordinary_region_is_given_memory_of_its_own() {
 
 // covers 6.15
 #[test]
-fn key_0_opens_nothing_whatever_its_low_byte() {
+fn index_0_opens_nothing_with_any_low_byte() {
     let table = KeyTable::new(5, || 0);
     let pin = pin();
     let user = LocalUse {
@@ -97,13 +97,13 @@ fn key_0_opens_nothing_whatever_its_low_byte() {
 
 // covers 6.15
 #[test]
-fn more_than_24_bits_of_keys_are_cut_to_what_an_index_holds() {
-    // Made on demand: a table costs what is in use.
+fn a_table_is_limited_to_24_bit_indices() {
+    // Slots are created on demand, so a table costs only the keys in use.
     for max in [1 << 24, u32::MAX] {
         let table = KeyTable::new(max, || 0);
         let key = table.allocate(KeyKind::FastRegion, 1, 4).unwrap();
         assert_eq!(key >> 8, 1);
-        // The highest index there can be was never given out, and looking it up is harmless.
+        // The highest possible index was never allocated, and looking it up is harmless.
         assert!(table.fields(u32::MAX).is_none());
         assert!(table.fields(0x8000_0000).is_none());
     }
@@ -122,7 +122,7 @@ fn indices_and_bytes_of_keys_follow_from_random_numbers() {
 }
 
 #[test]
-fn a_key_that_was_given_up_does_not_come_again_before_all_others_of_its_index() {
+fn a_freed_key_is_reused_after_all_others_of_its_index() {
     for random in 0..20 {
         let table = KeyTable::new(1, || random);
         let again = || {
@@ -140,7 +140,7 @@ fn a_key_that_was_given_up_does_not_come_again_before_all_others_of_its_index() 
 }
 
 #[test]
-fn whatever_the_random_numbers_no_key_is_given_twice_or_has_index_0() {
+fn no_random_number_repeats_a_key_or_gives_index_0() {
     for random in (0..700).chain([0x7f_ffff, 0x80_0001, 0xff_ffff]) {
         let table = KeyTable::new(300, || random);
         let allocate = || table.allocate(KeyKind::Region, 1, 0);

@@ -1,4 +1,4 @@
-//! The engine under the smallest driver, and its table of keys.
+//! The engine with the smallest driver, and its key table.
 
 mod driver;
 mod keys;

@@ -1,4 +1,4 @@
-//! A transport with two operations, in three forms: with none, some and all of the contract's defaults replaced.
+//! A transport with two operations, in three forms: with none, some and all of the contract's defaults overridden.
 #![allow(unreachable_pub)]
 
 use std::collections::BTreeMap;
@@ -28,19 +28,19 @@ use verbs_api::{
     wr::{PostReason, WorkRequest},
 };
 
-/// An answer that has not left: whose, and where it goes.
+/// An answer that has not left: its sender, its destination and its header.
 type Waiting = (u32, LinkAddress, Header);
 
-/// What a driver's own methods noted.
+/// The calls of a driver's own methods.
 #[derive(Default)]
 pub struct Notes {
     calls: Mutex<BTreeMap<&'static str, u32>>,
     order: Mutex<Vec<&'static str>>,
-    /// Requests are refused at post from now on.
+    /// The driver refuses requests at post from now on.
     pub veto: AtomicBool,
-    /// What [`Settling`] has not answered yet.
+    /// The answers that [`Settling`] has not sent yet.
     waiting: Mutex<Vec<Waiting>>,
-    /// The next number of a driver that numbers its queue pairs itself.
+    /// The next number of a driver that allocates its queue pair numbers itself.
     pub next_qpn: AtomicU32,
 }
 
@@ -82,12 +82,12 @@ pub struct Tx {
     next: u32,
 }
 
-/// What the common part asks of the three.
+/// The part in which the drivers differ.
 pub trait Tiny: Driver<Header = Header, Requester = Tx, Responder = ()> {
     const NAME: &'static str;
     fn make(address: LinkAddress, notes: &Arc<Notes>) -> Self;
     fn notes(&self) -> &Notes;
-    /// Where answers wait until nothing more arrives.
+    /// The answers that wait until nothing more arrives.
     fn waits(&self) -> Option<&Mutex<Vec<Waiting>>> {
         (Self::NAME == "Settling").then_some(&self.notes().waiting)
     }
@@ -176,7 +176,7 @@ fn find<D: Tiny>(qp: &Qp<D>, half: &Requester<D>) -> Option<QpRef<D>> {
     qp.device.network().device(address)?.qp(number)
 }
 
-// `None`: not now.
+// Returns `None` if the message cannot be handled now.
 fn respond<D: Tiny>(
     qp: &Qp<D>,
     body: Body,
@@ -398,7 +398,7 @@ macro_rules! tiny {
                     sending.driver.peer = Some((path.address, number.value()));
                 }
                 if change.to == QpState::Rts {
-                    // Something that would be due once the queue pair has failed.
+                    // A job that would be due after the queue pair has failed.
                     let at = cx.now().after(std::time::Duration::from_secs(1));
                     qp.wake_at(sending, at);
                 }
@@ -445,7 +445,7 @@ tiny! { All:
         requests: &[WorkRequest<'_>],
         cx: &mut Cx<'_, Self>,
     ) -> usize {
-        // Writes only, each as the long way has it.
+        // Carries out writes only, each as the ordinary path does.
         let mut done = 0;
         for posted in requests {
             let request = Request::of(posted);
