@@ -42,7 +42,8 @@ impl AhOps for AddressHandle {
     }
 }
 
-/// The library sees some of it only when the path is used, or never.
+/// Checks the path here, because the library finds some errors only when the path is used, and
+/// others never.
 fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> {
     path.check(context.properties.limits.phys_port_cnt)?;
     let is_lid = matches!(path.address, LinkAddress::Lid(_));
@@ -53,7 +54,7 @@ fn check_path(context: &Context, path: &AddressVector) -> Result<(), VerbError> 
     Ok(())
 }
 
-/// Why a path was refused: the library has a number for that.
+/// Explains why a path was refused: the library reports only an error number.
 fn refused(context: &Context, path: &AddressVector, error: VerbError) -> VerbError {
     let entry = context
         .live

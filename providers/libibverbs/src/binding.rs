@@ -1,8 +1,8 @@
-//! What an extension plugs into real devices: its binding.
+//! Bindings: the parts of extensions that real devices need.
 //!
-//! A [`Binding`] is the [part](verbs_api::extension::Part) of an extension that this provider needs, as an emulation is that of
-//! software devices. It says which of the extension's features a device has. An extension without one is not there on any real
-//! device: no device claims it, and each refuses it by name.
+//! A [`Binding`] is the [part](verbs_api::extension::Part) of an extension for this provider, as an emulation is the part for
+//! software devices. It says which of the extension's features a device has. An extension without a binding does not exist on
+//! real devices: no device claims it, and each refuses its operations by name.
 //!
 //! ```
 //! use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
@@ -37,13 +37,13 @@ use crate::verbs::Live;
 /// The family of parts that are bindings to devices of `libibverbs`.
 pub const FAMILY: &str = "libibverbs-provider";
 
-/// How an extension is done by real devices.
+/// The implementation of an extension on real devices.
 pub trait Binding: Send + Sync + 'static {
-    /// What a device has of the extension. Asked once for each device, while it is open to be looked at.
+    /// The features of the extension that a device has. Called once for each device, while the device is open for its inspection.
     fn gains(&self, device: &Described<'_>) -> Gains;
 }
 
-/// What a device has of an extension.
+/// The features and limits that a device has through an extension.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
     /// Bits of the extension's own set.
@@ -52,34 +52,35 @@ pub struct Gains {
     pub limits: Vec<(&'static str, u64)>,
 }
 
-/// What a device says of itself.
+/// The description of a device.
 #[non_exhaustive]
 pub struct Described<'d> {
-    /// What it claims without extensions.
+    /// The claims of the device without extensions.
     pub attributes: &'d DeviceAttributes,
-    /// Of `ibv_query_device`.
+    /// From `ibv_query_device`.
     pub vendor_id: u32,
-    /// Of `ibv_query_device`.
+    /// From `ibv_query_device`.
     pub vendor_part_id: u32,
-    /// Of `ibv_query_device`.
+    /// From `ibv_query_device`.
     pub device_cap_flags: u32,
-    /// It has extended reliable connections ([`Xrcd`](crate::xrc::Xrcd)): it says so, and the library has the verbs for it.
+    /// The device has extended reliable connections ([`Xrcd`](crate::xrc::Xrcd)): it reports them, and the library has the verbs
+    /// for them.
     pub has_xrc: bool,
     listed: &'d Live<IbvContext>,
 }
 
 impl Described<'_> {
-    /// Has a look at the device by `ibv_context*`, such as with a driver's direct verbs. The pointer is good until `look`
-    /// returns, and the device is not to be closed.
+    /// Calls `look` with the `ibv_context*` of the device, for instance to use a driver's direct verbs. The pointer is valid
+    /// until `look` returns, and `look` must not close the device.
     ///
     /// # Errors
-    /// The device is gone.
+    /// The device was removed.
     pub fn with_context<R>(&self, look: impl FnOnce(*mut c_void) -> R) -> Result<R, VerbError> {
         self.listed.with(|at| look(at.cast()))
     }
 }
 
-/// A binding as a part of an extension.
+/// A binding, as the part of an extension.
 pub struct BindingPart(pub &'static dyn Binding);
 
 impl Part for BindingPart {
@@ -95,7 +96,7 @@ impl Part for BindingPart {
     }
 }
 
-/// The bindings of the extensions that devices are made with.
+/// The bindings of the registered extensions.
 pub(crate) struct Bindings(Vec<(&'static ExtensionDescriptor, &'static BindingPart)>);
 
 impl Bindings {
@@ -105,7 +106,7 @@ impl Bindings {
         Ok(Self(parts))
     }
 
-    /// Adds what a device has of the extensions to what it claims.
+    /// Adds the features and limits that a device has through extensions to its claims.
     pub(crate) fn add_to(
         &self,
         attributes: &mut DeviceAttributes,

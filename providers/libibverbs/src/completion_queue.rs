@@ -21,7 +21,7 @@ use crate::spin::SpinLock;
 use crate::verbs::{Live, Poller, never_waits};
 use crate::watch::{Watch, Watched};
 
-/// Entries that are taken from the library at a time.
+/// Entries that one poll of the library takes.
 const TAKEN: usize = 16;
 
 pub(crate) struct CompletionQueue {
@@ -32,48 +32,49 @@ pub(crate) struct CompletionQueue {
     polled: SpinLock<Polled>,
     notices: Arc<Notices>,
     watch: Mutex<Option<Watch>>,
-    /// It has lost completions: the library says so at a poll, or with an event.
+    /// The queue has lost completions: the library reports it in a poll or by an event.
     pub(crate) has_overrun: AtomicBool,
     context: Arc<Context>,
 }
 
-/// What whoever polls has to itself.
+/// The state that the poller has exclusively.
 struct Polled {
-    /// The queue is neither destroyed nor its device removed.
+    /// False once the queue is destroyed or its device removed.
     is_open: bool,
-    /// Of whom completions come, by number.
+    /// The queue pairs whose requests complete here, sorted by number.
     queue_pairs: Vec<Books>,
-    /// The place of the queue pair that the last completion was of.
+    /// The index of the queue pair of the last completion.
     last: usize,
-    /// The receives of shared receive queues that requests name and that complete here, whoever brings the messages.
+    /// The receives of shared receive queues that requests name and that complete here, whichever queue pair receives the
+    /// messages.
     named: BTreeMap<u32, Arc<SpinLock<Receives>>>,
-    /// Taken from the library before the program asked for them.
+    /// Completions that were taken from the library before the program polled.
     kept: VecDeque<Completion>,
-    /// Completions that have overtaken those of earlier requests of their queue pairs.
+    /// Entries of completions that came before those of earlier requests of their queue pairs.
     early: VecDeque<IbvWc>,
-    /// Of the flags of an entry, those of which each says that a key was invalidated.
+    /// The flags of an entry each of which means that a key was invalidated.
     with_inv: u32,
 }
 
-/// The requests of a queue pair that complete here.
+/// The requests of one queue pair that complete here.
 #[derive(Default)]
 struct Books {
     qp_num: u32,
     sends: Option<Retiring>,
-    /// Its own receives, or those of its shared receive queue.
+    /// The receives of the queue pair, or those of its shared receive queue.
     receives: Option<Arc<SpinLock<Receives>>>,
 }
 
-/// The channel of a completion queue, and who is told of its notices.
+/// The completion channel of the queue, and the sink that gets its notifications.
 struct Notices {
     channel: Live<IbvCompChannel>,
     sink: Arc<dyn CompletionSink>,
-    /// One is in the channel.
+    /// Set while the channel has a notification.
     has_come: AtomicBool,
 }
 
 impl Notices {
-    /// Takes what is in the channel.
+    /// Takes all notifications from the channel.
     fn drain(&self) {
         self.has_come.store(false, Ordering::Release);
         while let Ok(true) = self.channel.take_notice() {}
@@ -82,7 +83,7 @@ impl Notices {
 
 impl Drop for Notices {
     fn drop(&mut self) {
-        // Where the queue was made and destroyed, the channel is gone already.
+        // It fails if the queue was destroyed, because the channel then is destroyed already.
         let _ = self.channel.destroy();
     }
 }
@@ -109,7 +110,7 @@ impl CompletionQueue {
         });
         let fd = notices.channel.fd()?;
         never_waits(fd)?;
-        // Its edges only: what has come stays in the channel until the queue is armed again.
+        // The thread reports edges only: a notification stays in the channel until the queue is armed again.
         let watch = Watch::edges(fd, Arc::clone(&notices) as _)?;
         let made = context
             .live
@@ -132,7 +133,7 @@ impl CompletionQueue {
                 queue_pairs: Vec::new(),
                 last: 0,
                 named: BTreeMap::new(),
-                // Arming allocates nothing: it keeps one at most.
+                // Arming keeps one completion at most, for which it then allocates nothing.
                 kept: VecDeque::with_capacity(1),
                 early: VecDeque::new(),
                 with_inv: context.properties.with_inv,
@@ -146,29 +147,29 @@ impl CompletionQueue {
         Ok(queue)
     }
 
-    /// Requests of this queue pair complete here.
+    /// Adds a queue pair whose send requests complete here.
     pub(crate) fn add_sends(&self, qp_num: u32, sends: Retiring) {
         self.polled.lock().books_of(qp_num).sends = Some(sends);
     }
 
-    /// Its receives, or those of its shared receive queue, complete here.
+    /// Adds a queue pair whose receives, or those of its shared receive queue, complete here.
     pub(crate) fn add_receives(&self, qp_num: u32, receives: &Arc<SpinLock<Receives>>) {
         self.polled.lock().books_of(qp_num).receives = Some(Arc::clone(receives));
     }
 
-    /// The receives of a shared receive queue that requests name complete here.
+    /// Adds a shared receive queue that requests name and whose receives complete here.
     pub(crate) fn add_named(&self, queue: u32, receives: &Arc<SpinLock<Receives>>) {
         let receives = Arc::clone(receives);
         self.polled.lock().named.insert(queue, receives);
     }
 
-    /// That queue is no more.
+    /// Removes a shared receive queue that was destroyed.
     pub(crate) fn remove_named(&self, queue: u32) {
         let removed = self.polled.lock().named.remove(&queue);
         drop(removed);
     }
 
-    /// The queue pair is no more. What it had outstanding is given back.
+    /// Removes a queue pair that was destroyed, and returns the buffers of its outstanding requests to their pools.
     pub(crate) fn remove(&self, qp_num: u32) {
         let mut polled = self.polled.lock();
         polled.early.retain(|entry| entry.qp_num != qp_num);
@@ -179,7 +180,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The device has forgotten what the queue pair had posted to send. Nobody posts to it meanwhile.
+    /// Discards the outstanding sends of a queue pair that the device has reset. The caller prevents posts in the meantime.
     pub(crate) fn forget_sends(&self, qp_num: u32) {
         let mut polled = self.polled.lock();
         if let Ok(place) = polled.place_of(qp_num)
@@ -189,7 +190,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Keeps what has completed: the library drops it with its queue pair.
+    /// Takes all completions, because the library drops those of a queue pair that is destroyed or reset.
     pub(crate) fn keep_all(&self) {
         let mut polled = self.polled.lock();
         let mut slots: [Completion; TAKEN] = Default::default();
@@ -199,7 +200,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Destroys it; a queue that the library does not destroy goes on.
+    /// Destroys the queue. If the library refuses, the queue stays in use.
     fn end(&self) -> Result<(), VerbError> {
         let was_open = std::mem::take(&mut self.polled.lock().is_open);
         self.notices.drain();
@@ -214,7 +215,7 @@ impl CompletionQueue {
         self.notices.channel.destroy()
     }
 
-    /// Ends what the queue pair has outstanding here: each request completes as flushed. Nobody posts to it any more.
+    /// Completes all outstanding requests of a queue pair as flushed. Nothing is posted to the queue pair from now on.
     pub(crate) fn flush(&self, qp_num: u32, is_of_own_queue: bool) {
         let mut polled = self.polled.lock();
         let Ok(place) = polled.place_of(qp_num) else {
@@ -240,14 +241,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Fills `slots` with what the library has, until it has no more.
+    /// Fills `slots` with completions until they are full or the library has none.
     #[inline(always)]
     fn take(&self, polled: &mut Polled, slots: &mut [Completion]) -> Result<usize, VerbError> {
         let mut filled = polled.release(slots);
         while filled < slots.len() && polled.is_open {
             let mut entries = [const { MaybeUninit::uninit() }; TAKEN];
             let wanted = TAKEN.min(slots.len() - filled);
-            // SAFETY: an open queue lives: it is closed, under this lock, before it is destroyed.
+            // SAFETY: an open queue is alive: it is closed, under this lock, before it is destroyed.
             let entries = match unsafe { self.poller.poll(&mut entries[..wanted]) } {
                 Ok(entries) => entries,
                 Err(error) if filled == 0 => return Err(error),
@@ -270,7 +271,7 @@ impl DeviceEvents for CompletionQueue {
         self.has_overrun.fetch_or(cq == self.id, Ordering::Relaxed);
     }
 
-    /// Nothing is asked of the library any more.
+    /// From now on the library is not called.
     fn close(&self) {
         self.keep_all();
         self.polled.lock().is_open = false;
@@ -288,7 +289,7 @@ fn flushed(qp_num: u32, wr_id: u64, opcode: WcOpcode, loan: Loan) -> Completion 
 }
 
 impl Polled {
-    /// Hands out what is kept; answers how many.
+    /// Moves kept completions into `slots`. Returns how many.
     #[inline(always)]
     fn hand_out(&mut self, slots: &mut [Completion]) -> usize {
         let mut handed = 0;
@@ -301,7 +302,7 @@ impl Polled {
         handed
     }
 
-    /// Tells what had completed early and nothing is in front of any more; answers how many.
+    /// Moves completions that had come early, and whose earlier requests have completed now, into `slots`. Returns how many.
     #[inline(always)]
     fn release(&mut self, slots: &mut [Completion]) -> usize {
         match self.early.is_empty() {
@@ -314,7 +315,7 @@ impl Polled {
     fn release_some(&mut self, slots: &mut [Completion]) -> usize {
         let mut released = 0;
         for _ in 0..self.early.len() {
-            // What still has to wait goes to the end again: all are looked at once.
+            // An entry that still has to wait is appended again. The loop has a fixed count, so each entry is checked once.
             let Some(entry) = self.early.pop_front() else {
                 break;
             };
@@ -343,7 +344,7 @@ impl Polled {
         &mut self.queue_pairs[place]
     }
 
-    /// Most completions are of the queue pair that the one before was of.
+    /// Most completions belong to the same queue pair as the one before.
     #[inline(always)]
     fn find(&mut self, qp_num: u32) -> Option<&mut Books> {
         let is_same = |books: &Books| books.qp_num == qp_num;
@@ -360,8 +361,8 @@ impl Polled {
         flags
     }
 
-    /// Writes a completion where the program is told of it: not of a queue pair that is no more, nor of a request that
-    /// completes unseen.
+    /// Writes a completion to `slot` and returns true if the program sees it. It does not see completions of queue pairs that are
+    /// gone or of unsignaled requests.
     #[inline(always)]
     fn tell(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let Some(books) = self.find(entry.qp_num) else {
@@ -385,7 +386,8 @@ impl Polled {
         self.write(entry, told, slot)
     }
 
-    /// The same where no queue pair of this number completes here: a target may be another process's.
+    /// Does what [`tell`](Self::tell) does if no queue pair with this number completes here, because a target may belong to
+    /// another process.
     #[cold]
     fn tell_of_named(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let queue = named_queue(entry.wr_id).and_then(|queue| self.named.get(&queue));
@@ -407,7 +409,7 @@ impl Polled {
         slot.wr_id = wr_id;
         slot.status = status;
         slot.opcode = opcode;
-        // Of a failure, the library says no more than which and why.
+        // For a failed request the library reports only the request and the status.
         (slot.wc_flags, slot.byte_len) = match status.is_success() {
             true => (self.flags(entry), entry.byte_len),
             false => (WcFlags::empty(), 0),
@@ -419,7 +421,7 @@ impl Polled {
         slot.sl = entry.sl;
         slot.dlid_path_bits = entry.dlid_path_bits;
         slot.pkey_index = entry.pkey_index;
-        // Immediate data lies there as it travelled, an invalidated key as a number.
+        // The field has immediate data in network byte order, and an invalidated key as a number in host byte order.
         slot.imm_data = match slot.wc_flags.contains(WcFlags::WITH_INV) {
             true => entry.imm_data.to_be_bytes(),
             false => entry.imm_data.to_ne_bytes(),
@@ -434,7 +436,7 @@ fn status_of(entry: &IbvWc) -> WcStatus {
     u8::try_from(entry.status).map_or(WcStatus::GeneralErr, WcStatus::from_code)
 }
 
-/// What is told of a receive that has completed.
+/// The `wr_id`, the opcode and the buffers of a receive that has completed.
 #[inline(always)]
 fn received(receives: &SpinLock<Receives>, entry: &IbvWc) -> Option<(u64, WcOpcode, Loan)> {
     const RECV_RDMA_WITH_IMM: i32 = 129;
@@ -456,7 +458,7 @@ impl CqOps for CompletionQueue {
         let mut polled = self.polled.lock();
         let kept = polled.hand_out(completions);
         match self.take(&mut polled, &mut completions[kept..]) {
-            // What had completed before is there still.
+            // Completions from before the overrun are still reported first.
             Ok(0)
                 if kept == 0
                     && !completions.is_empty()
@@ -480,10 +482,10 @@ impl CqOps for CompletionQueue {
         }
         let mut polled = self.polled.lock();
         if polled.is_open {
-            // SAFETY: an open queue lives.
+            // SAFETY: an open queue is alive.
             unsafe { self.poller.req_notify(notify == Notify::Solicited)? };
         }
-        // The library does not say whether something is there: only a poll does.
+        // Arming does not report whether a completion is already there; only a poll does.
         if polled.kept.is_empty() {
             let mut slot = [Completion::default()];
             if self.take(&mut polled, &mut slot)? > 0 {

@@ -1,4 +1,4 @@
-//! What the objects of an open device share. Verbs that block are carried out by its thread.
+//! The state that the objects of an open device share. The thread of the device carries out blocking verbs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -15,7 +15,7 @@ use crate::rdmacm::Connections;
 use crate::verbs::Live;
 use crate::worker::Worker;
 
-/// What everything of an open device shares.
+/// The state that all objects of an open device share.
 pub(crate) struct Context {
     pub(crate) live: Arc<Live<IbvContext>>,
     pub(crate) properties: Properties,
@@ -23,34 +23,34 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     worker: Worker,
     is_removed: AtomicBool,
-    /// In the order in which they were made: completion queues before the queue pairs that complete there.
+    /// In order of creation: completion queues before the queue pairs that complete there.
     objects: Mutex<Vec<Weak<dyn DeviceEvents>>>,
 }
 
-/// What the objects of an open device need to know of the device.
+/// The properties of a device that the objects of an open device need.
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
     pub(crate) limits: Limits,
-    /// The flags of a completion of which each says that a key was invalidated.
+    /// The flags of a completion each of which means that a key was invalidated.
     pub(crate) with_inv: u32,
-    /// It has extended reliable connections.
+    /// The device has extended reliable connections.
     pub(crate) has_xrc: bool,
 }
 
-/// What events of its device do to an object.
+/// The reactions of an object to events of its device.
 pub(crate) trait DeviceEvents: Send + Sync {
-    /// A completion queue has lost completions: this one, or another.
+    /// A completion queue has lost completions. It may be this object or another one.
     fn cq_overrun(&self, _cq: ObjectId) {}
 
-    /// The device was removed: nothing is posted to the object any more.
+    /// The device was removed: nothing is posted to the object from now on.
     fn close(&self);
 
-    /// All objects are closed: ends what is outstanding.
+    /// All objects are closed: completes the outstanding requests.
     fn flush(&self) {}
 }
 
 impl Context {
-    /// Opens a device that is listed once more.
+    /// Opens a listed device again.
     pub(crate) fn open(
         listed: &Live<IbvContext>,
         properties: Properties,
@@ -68,8 +68,8 @@ impl Context {
         }))
     }
 
-    /// Has a verb carried out and answered: one after the other, so that nothing is destroyed while another verb
-    /// uses it.
+    /// Runs a verb on the thread of the device and sends its result. Verbs run one after the other, so that no object is
+    /// destroyed while another verb uses it.
     pub(crate) fn start<T: 'static>(
         &self,
         reply: Reply<T>,
@@ -81,7 +81,8 @@ impl Context {
         }
     }
 
-    /// The same for a verb that destroys: of a device that was removed whatever the library says of it is good.
+    /// Does what [`start`](Self::start) does for a verb that destroys an object. If the device was removed, the result of the
+    /// library does not matter.
     pub(crate) fn destroy(
         self: &Arc<Self>,
         reply: Reply<()>,
@@ -97,19 +98,19 @@ impl Context {
         });
     }
 
-    /// Has something done that nobody waits for.
+    /// Runs a job whose result is not needed.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         self.worker.run(job);
     }
 
-    /// Adds an object that events of the device concern.
+    /// Adds an object that gets the events of the device.
     pub(crate) fn add(&self, object: Weak<dyn DeviceEvents>) {
         let mut objects = lock(&self.objects);
         if objects.len() == objects.capacity() {
             objects.retain(|known| known.strong_count() > 0);
         }
         objects.push(Weak::clone(&object));
-        // A removal that went through the list before has not seen it.
+        // A removal may have read the list before the object was in it.
         if self.is_removed.load(Ordering::Acquire)
             && let Some(object) = object.upgrade()
         {
@@ -117,20 +118,20 @@ impl Context {
         }
     }
 
-    /// Those that live, the newest first.
+    /// The objects that exist, the newest first.
     fn objects(&self) -> Vec<Arc<dyn DeviceEvents>> {
         let objects = lock(&self.objects);
         objects.iter().rev().filter_map(Weak::upgrade).collect()
     }
 
-    /// A completion queue has lost completions. Not every library says so at the next poll too.
+    /// Notes that a completion queue has lost completions. Not every library reports it again in the next poll.
     pub(crate) fn note_overrun(&self, cq: ObjectId) {
         for object in self.objects() {
             object.cq_overrun(cq);
         }
     }
 
-    /// The device is gone: what is outstanding ends as flushed. Answers whether this was the first to say so.
+    /// Notes that the device was removed and flushes outstanding requests. Returns whether this was the first report.
     pub(crate) fn remove(&self) -> bool {
         if self.is_removed.swap(true, Ordering::AcqRel) {
             return false;
@@ -148,7 +149,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // One that was closed is gone already.
+        // A context that was closed before returns an error here.
         let _ = self.live.close();
     }
 }

@@ -1,4 +1,4 @@
-//! Devices: what they claim.
+//! Devices and their claims.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::verbs::{Listed, Live};
 
 pub(crate) struct Device {
     attributes: DeviceAttributes,
-    // Open as long as the device is listed: to be asked, and to be opened again.
+    // The device stays open while it is listed, for queries and for opening it again.
     listed: Live<IbvContext>,
     properties: Properties,
     connections: Arc<Connections>,
 }
 
 impl Device {
-    /// What the provider makes of a device of the library.
+    /// Queries and tries a device of the library.
     ///
     /// # Errors
-    /// It does not say what it has.
+    /// The device does not describe itself.
     pub(crate) fn new(
         provider: &'static str,
         name: String,
@@ -90,7 +90,7 @@ impl Device {
         Ok((attributes, properties, connections))
     }
 
-    /// Whether it is one that is listed now.
+    /// Whether this is the device of an entry in the present list.
     pub(crate) fn is(&self, listed: &Listed<'_>) -> bool {
         listed.is_of(&self.listed)
     }
@@ -98,7 +98,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Nobody is left to be told of a failure.
+        // There is no caller to report a failure to.
         let _ = self.listed.close();
     }
 }
@@ -106,7 +106,7 @@ impl Drop for Device {
 impl DeviceOps for Device {
     fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.attributes.clone();
-        // A device that does not answer any more has the ports that it had.
+        // A device that no longer answers keeps the ports that it had.
         if let Ok(ports) = ports(&self.listed, attributes.limits.phys_port_cnt) {
             attributes.ports = ports;
         }
@@ -128,7 +128,7 @@ impl DeviceOps for Device {
     }
 }
 
-// `enum ibv_device_cap_flags`.
+// These bits are those of `enum ibv_device_cap_flags`.
 const MEM_WINDOW: u32 = 1 << 17;
 const XRC: u32 = 1 << 20;
 const MEM_WINDOW_TYPE_2A: u32 = 1 << 23;
@@ -148,7 +148,7 @@ fn features(said: &IbvDeviceAttr) -> Features {
     features
 }
 
-/// What iWARP has not, and what it demands and user space has no verb for.
+/// The features that iWARP lacks, and those that it demands and that have no verb in user space.
 const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_RNR_RETRY)
     .union(BaselineGaps::NO_BMME)
@@ -157,7 +157,7 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_READ_WITH_INVALIDATE)
     .union(BaselineGaps::NO_MODIFY_TO_RTR);
 
-/// The flags of a completion of which each says that a key was invalidated. Linux's rxe writes its kernel's bit
+/// The flags of a completion each of which means that a key was invalidated. Linux's rxe writes the bit of the kernel
 /// (`IB_WC_WITH_INVALIDATE`) where user space has another.
 fn with_inv(said: &IbvDeviceAttr) -> u32 {
     const RXE: u32 = 0xff_ffff;
@@ -169,7 +169,7 @@ fn with_inv(said: &IbvDeviceAttr) -> u32 {
     }
 }
 
-// Of what iWARP devices do not say, two vendors' are known to have more than the rest.
+// iWARP devices do not report some features. Two vendors are known to have more of them than the others.
 const SIW: u32 = 0x62_6d_74;
 const POLYVERBS: u32 = 0x02_70_76;
 
@@ -224,7 +224,7 @@ fn limits(
         max_srq_sge: number(said.max_srq_sge),
         max_qp_rd_atom: number(said.max_qp_rd_atom),
         max_qp_init_rd_atom: number(said.max_qp_init_rd_atom),
-        // User space has no verb for it.
+        // User space has no verb for fast registration.
         max_fast_reg_page_list_len: 0,
         page_size_cap: said.page_size_cap,
         max_mcast_grp: number(said.max_mcast_grp),

@@ -30,8 +30,8 @@ impl Domain {
     }
 }
 
-/// The region of a domain that its windows name while they are bound to no other: not every library takes a null pointer for
-/// none. It holds no memory of the program's, and is registered with the first window.
+/// The region of a domain that windows name while they are bound to no other region, because not every library accepts a null
+/// pointer. It holds no memory of the program, and is registered with the first window.
 #[derive(Default)]
 pub(crate) struct NullRegion(OnceLock<Arc<Live<IbvMr>>>);
 
@@ -48,7 +48,7 @@ impl NullRegion {
     }
 
     pub(crate) fn deregister(&self) {
-        // It is gone already where this is the second attempt to deallocate the domain.
+        // The region is gone already if this is the second attempt to deallocate the domain.
         let _ = self.0.get().map(|mr| mr.dereg());
     }
 }

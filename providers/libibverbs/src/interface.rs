@@ -5,13 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
-/// Addresses of this machine, but for those that mean something on one link only.
+/// The addresses of this machine, without link-local ones, which are valid on one link only.
 pub(crate) fn addresses() -> Vec<IpAddr> {
     let addresses = of_all().filter_map(|(_, address)| ip_of(&address));
     addresses.collect()
 }
 
-/// The interface with this number, or else with this Ethernet address, and its first address.
+/// The interface with this number, or if `index` is 0 the one with this Ethernet address, and its
+/// first address.
 pub(crate) fn found(index: u32, mac: &[u8]) -> Option<(String, Option<IpAddr>)> {
     let is_it = |(_, address): &(String, SockaddrStorage)| {
         address.as_link_addr().is_some_and(|link| match index {
@@ -25,7 +26,7 @@ pub(crate) fn found(index: u32, mac: &[u8]) -> Option<(String, Option<IpAddr>)> 
     Some((name, ip))
 }
 
-/// Where the way to a destination begins.
+/// The source address of the route to a destination.
 pub(crate) fn source_of(to: IpAddr) -> Option<IpAddr> {
     const DISCARD: u16 = 9;
     let any = match to {
@@ -33,12 +34,12 @@ pub(crate) fn source_of(to: IpAddr) -> Option<IpAddr> {
         IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
     };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
-    // Nothing leaves.
+    // Connecting a UDP socket sends nothing.
     socket.connect(SocketAddr::new(to, DISCARD)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Addresses with the names of their interfaces. None where the system does not tell.
+/// All addresses with the names of their interfaces. Empty if the system does not report them.
 fn of_all() -> impl Iterator<Item = (String, SockaddrStorage)> {
     let entries = getifaddrs().into_iter().flatten();
     entries.filter_map(|entry| Some((entry.interface_name, entry.address?)))

@@ -1,25 +1,25 @@
-//! The local keys that programs have seen.
+//! The local keys that the program has seen.
 
 use std::collections::HashSet;
 
 use verbs_api::VerbError;
 
-/// A private region must not get one of them, because a program may still have entries with it; the library chooses keys,
-/// and does not say when it uses one again.
+/// A private region must not get one of these keys, because the program may still have entries with it. The library chooses keys,
+/// and does not report when it reuses one.
 #[derive(Default)]
 pub(crate) struct KeyHistory(HashSet<u32>);
 
-/// How often a region is registered in search of a key that nobody has seen.
+/// How often a region is registered in search of a key that the program has not seen.
 const ATTEMPTS: usize = 256;
 
 impl KeyHistory {
-    /// A program sees this key from now on.
+    /// Notes that the program has seen this key.
     pub(crate) fn insert(&mut self, lkey: u32) {
         self.0.insert(lkey);
     }
 
-    /// Makes regions until one has a key that nobody has seen; answers those before it too, which had to be kept until
-    /// then so that another key was next.
+    /// Makes regions until one has a key that the program has not seen. Returns the earlier regions too: they were kept so that
+    /// the library chose another key for the next one.
     pub(crate) fn find_unseen<T>(
         &self,
         mut make: impl FnMut() -> Result<(T, u32), VerbError>,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_region_has_a_key_that_no_program_has_seen() {
+    fn a_private_region_gets_a_key_the_program_has_not_seen() {
         let history = KeyHistory(HashSet::from([1, 2]));
         let mut keys = [1, 2, 3].into_iter();
         let make = || keys.next().map(|key| (key, key)).ok_or(VerbError::Canceled);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_gives_the_same_key_again_and_again_is_an_error() {
+    fn a_library_that_repeats_one_key_leads_to_an_error() {
         let history = KeyHistory(HashSet::from([1]));
         let (found, seen) = history.find_unseen(|| Ok(((), 1)));
         assert!(matches!(found, Err(VerbError::Resources(_))), "{found:?}");

@@ -1,9 +1,9 @@
-//! Real devices: those of `libibverbs.so.1`, rdma-core's library. It is loaded when the provider is asked for devices, and not
-//! needed to build.
+//! Real devices: those of `libibverbs.so.1`, rdma-core's library. The library is loaded when the provider is asked for devices,
+//! and is not needed to build.
 //!
-//! A device has the library's name, such as `mlx5_0` or `rxe0`, and claims what the library reports. What the library does not
-//! report is found out by a trial. A device without a file in `/dev/infiniband`, such as those of this project's own C library,
-//! is called `NAME@libibverbs`. [`FILE_VARIABLE`] names another library, and so does [`LibIbverbs::in_file`]:
+//! A device has the library's name, such as `mlx5_0` or `rxe0`, and claims what the library reports. A trial finds out what the
+//! library does not report. A device without a file in `/dev/infiniband`, such as those of this project's own C library, is
+//! called `NAME@libibverbs`. [`FILE_VARIABLE`] names another library, and so does [`LibIbverbs::in_file`]:
 //!
 //! ```no_run
 //! use libibverbs_provider::LibIbverbs;
@@ -18,17 +18,17 @@
 //! | --- | --- |
 //! | `lock`, `spin` | the locks: of control verbs, and of posting and polling |
 //! | `library` | the loaded file and its functions |
-//! | `verbs/` | those functions on live objects: raw pointers end here |
+//! | `verbs/` | those functions on live objects: the only code with raw pointers to them |
 //! | `interface`, `port` | network interfaces; ports and their GID tables |
-//! | `worker`, `watch` | the thread that carries out blocking verbs; the thread that waits for events |
+//! | `worker`, `watch` | the thread that runs blocking verbs; the thread that waits for events |
 //! | [`xrc`] | domains of extended reliable connections |
 //! | `rdmacm/` | connections by librdmacm |
-//! | `keys`, `context` | the local keys in use; what the objects of an open device share |
-//! | `domain`, `region`, `address_handle`, `window` | protection domains, and what is made in them |
+//! | `keys`, `context` | the local keys in use; the state that the objects of an open device share |
+//! | `domain`, `region`, `address_handle`, `window` | protection domains, and the objects that belong to them |
 //! | `outstanding`, `completion_queue` | requests that have not completed; completions |
-//! | `request`, `receive_queue`, `queue_pair` | requests in C; posting |
-//! | `pd_ops`, `open_device` | what is made in a protection domain and on an open device; its events |
-//! | [`binding`], `trial`, `device` | what a device claims: extensions, what only a trial shows, the rest |
+//! | `request`, `receive_queue`, `queue_pair` | requests in the form of C; posting |
+//! | `pd_ops`, `open_device` | the verbs of protection domains and of open devices; events of devices |
+//! | [`binding`], `trial`, `device` | the claims of a device: from extensions, from a trial, from the library |
 //! | `listing` | the list of devices, and why one cannot be used |
 #![deny(unsafe_code)]
 
@@ -76,25 +76,25 @@ use lock::lock;
 
 pub use open_device::OpenDevice;
 
-/// Names the file of the library, instead of the one that the dynamic linker finds. Not looked at in a program that has more
-/// rights than whoever runs it, as the linker's own variables are not.
+/// Names the file of the library, instead of the one that the dynamic linker finds. A program with more rights than the user who
+/// runs it ignores the variable, as the linker ignores its own variables there.
 pub const FILE_VARIABLE: &str = "POLYVERBS_RDMA_CORE";
 
 /// The name under which the dynamic linker looks for the library.
 const FILE: &str = "libibverbs.so.1";
 
-/// Where the kernel lists its devices.
+/// The directory in which the kernel lists its devices.
 const KERNELS: &str = "/sys/class/infiniband";
 
 /// The devices of `libibverbs.so.1`.
 #[derive(Debug)]
 pub struct LibIbverbs {
-    /// `None`: what the environment names, else what the linker finds.
+    /// `None` if the environment or else the linker decides.
     file: Option<PathBuf>,
     library: MadeOnce<Result<&'static Library, VerbError>>,
 }
 
-/// The provider that registers itself where this crate is linked and named.
+/// The provider that registers itself if this crate is linked and named.
 pub static PROVIDER: LibIbverbs = LibIbverbs::new(None);
 
 link_provider!(PROVIDER);
@@ -107,7 +107,7 @@ impl LibIbverbs {
         }
     }
 
-    /// The provider over the library in this file: the same for the same path, for as long as the process lasts.
+    /// The provider over the library in this file. The same path always gives the same provider.
     pub fn in_file(path: impl AsRef<Path>) -> &'static Self {
         static KNOWN: PerProcess<Mutex<Vec<&LibIbverbs>>> = PerProcess::new(Mutex::default);
         let path = path.as_ref();
@@ -138,7 +138,7 @@ impl LibIbverbs {
         self.library.get_or_make(load).clone()
     }
 
-    /// The library; an error only where somebody has asked for it.
+    /// The library; an error only if the user has named a file.
     fn wanted(&self) -> Result<Result<&'static Library, Absent>, VerbError> {
         if let Some(named) = self.named() {
             return self.library(named.as_os_str()).map(Ok);

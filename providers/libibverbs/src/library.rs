@@ -1,4 +1,4 @@
-//! The C library: found and loaded when devices are asked for, never linked.
+//! The C library: it is found and loaded when devices are asked for, and never linked.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
@@ -12,27 +12,28 @@ use polyverbs_abi::{
 };
 use verbs_api::VerbError;
 
-/// A file that the dynamic linker has loaded. It stays loaded.
+/// A file that the dynamic linker has loaded. It is never unloaded.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
     name: OsString,
     handle: *mut c_void,
 }
 
-// SAFETY: the linker takes its handles on every thread.
+// SAFETY: the linker accepts its handles on every thread.
 unsafe impl Send for File {}
-// SAFETY: as above.
+// SAFETY: the linker accepts its handles on every thread.
 unsafe impl Sync for File {}
 
 impl File {
-    /// A file by its path, or by a name that the linker looks for.
+    /// Loads a file by its path, or by a name that the linker searches for.
     ///
     /// # Errors
-    /// The linker's words.
+    /// The message of the linker.
     pub(crate) fn load(name: &OsStr) -> Result<Self, VerbError> {
         let unusable = |_| VerbError::UnsupportedHere("a file name with a zero in it".into());
         let path = CString::new(name.as_bytes()).map_err(unusable)?;
-        // SAFETY: whoever names the file answers for it; the initialisers of rdma-core's libraries ask nothing of the process.
+        // SAFETY: the user who names the file answers for it; the initialisers of rdma-core's libraries demand nothing of the
+        // process.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(missing());
@@ -41,17 +42,17 @@ impl File {
         Ok(Self { name, handle })
     }
 
-    /// The name that it was loaded by.
+    /// The name by which the file was loaded.
     pub(crate) fn name(&self) -> &Path {
         Path::new(&self.name)
     }
 
-    /// Where a symbol is; `name` ends with a zero.
+    /// The address of a symbol; `name` ends with a zero byte.
     ///
     /// # Errors
-    /// The linker's words, and from which release on it is there.
+    /// The message of the linker, and the release that introduced the symbol.
     pub(crate) fn symbol(&self, name: &'static str) -> Result<*mut c_void, VerbError> {
-        // SAFETY: an open file, and a name that ends.
+        // SAFETY: the file is open, and the name ends with a zero byte.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr().cast::<c_char>()) };
         if found.is_null() {
             let said = missing();
@@ -75,16 +76,16 @@ macro_rules! symbols {
         }
 
         impl $table {
-            /// The functions of this file.
+            /// Finds the functions of this table in a file.
             ///
             /// # Errors
-            /// It lacks one.
+            /// The file lacks a function.
             pub(crate) fn of(file: &$crate::library::File) -> Result<Self, verbs_api::VerbError> {
                 Ok(Self {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they
-                        // are part of the library's interface, which its version 1 keeps.
+                        // SAFETY: the file stays loaded. The symbol of this name is a function with these arguments: they are
+                        // part of the library's interface, which its version 1 keeps.
                         unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) $(-> $answer)?>(file.symbol(name)?) }
                     },)*
                     $($file: file.clone(),)?
@@ -97,8 +98,8 @@ macro_rules! symbols {
 pub(crate) use symbols;
 
 symbols! {
-    /// The functions of the library. What `<infiniband/verbs.h>` has as inline functions, such as `ibv_post_send`, are
-    /// calls through the table in a context instead.
+    /// The functions of the library. The inline functions of `<infiniband/verbs.h>`, such as `ibv_post_send`, are calls through
+    /// the table in a context instead.
     Library in file {
         ibv_get_device_list(*mut c_int) -> *mut *mut IbvDevice;
         ibv_free_device_list(*mut *mut IbvDevice);
@@ -138,20 +139,20 @@ symbols! {
     }
 }
 
-/// Whether the program has rights that whoever runs it, and sets its environment, has not.
+/// Whether the program has more rights than the user who runs it and sets its environment.
 pub(crate) fn has_more_rights_than_its_user() -> bool {
-    // SAFETY: it reads a number that the kernel has left.
+    // SAFETY: the call reads a number that the kernel has stored for the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// What the dynamic linker could not find.
+/// The error that the dynamic linker reports.
 fn missing() -> VerbError {
-    // SAFETY: the message is this thread's until its next call of the linker.
+    // SAFETY: the message belongs to this thread until the thread's next call of the linker.
     let message = unsafe { libc::dlerror() };
     if message.is_null() {
         return VerbError::UnsupportedHere("the dynamic linker gives no reason".into());
     }
-    // SAFETY: as above; it ends with a zero.
+    // SAFETY: the message is still valid, and ends with a zero byte.
     let message = unsafe { CStr::from_ptr(message) };
     VerbError::UnsupportedHere(message.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! Which devices there are, and why one cannot be used.
+//! The list of devices, and the reasons why one cannot be used.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -13,10 +13,11 @@ use crate::device::Device;
 use crate::library::Library;
 use crate::verbs::{List, Listed};
 
-/// Where devices have their files.
+/// The directory with the files of devices.
 const FILES: &str = "/dev/infiniband";
 
-/// The devices that the library lists, those of `known` as they are, and those that cannot be used.
+/// The devices that the library lists, reusing those of `known`, and the devices that cannot be
+/// used.
 ///
 /// # Errors
 /// The library cannot list them.
@@ -63,7 +64,7 @@ fn usable(
     Ok(Arc::new(device))
 }
 
-/// Why a device does not open, in words that say what to do.
+/// Explains why a device does not open, and what the user can do.
 fn unopened(error: VerbError, file: &str) -> VerbError {
     let path = Path::new(FILES).join(file);
     let at = path.display();
@@ -72,17 +73,20 @@ fn unopened(error: VerbError, file: &str) -> VerbError {
     };
     let why = match errno {
         libc::EACCES | libc::EPERM => {
-            format!("{at} may not be opened by this user{}", who_may(&path))
+            format!(
+                "{at} may not be opened by this user{}",
+                permissions_of(&path)
+            )
         }
         libc::ENOENT => format!("there is no {at}: load the module ib_uverbs"),
-        // The library's word for a device that none of its drivers knows.
+        // The library returns this for a device that none of its drivers knows.
         0 | libc::ENOSYS => format!("the library has no driver for it, or {at} does not open"),
         _ => return error,
     };
     VerbError::UnsupportedHere(why)
 }
 
-fn who_may(path: &Path) -> String {
+fn permissions_of(path: &Path) -> String {
     let Ok(metadata) = path.metadata() else {
         return String::new();
     };
@@ -102,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_may_not_be_opened_is_named_with_its_group() {
+    fn a_file_without_permission_is_named_with_its_group() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("uverbs0");
         std::fs::write(&file, "").unwrap();
@@ -110,7 +114,7 @@ mod tests {
         let with = |mode| {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(&file, permissions).unwrap();
-            who_may(&file)
+            permissions_of(&file)
         };
         let said = with(0o660);
         assert!(

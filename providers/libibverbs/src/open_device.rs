@@ -1,4 +1,4 @@
-//! Open devices: what the contract has of them, their asynchronous events, and what extensions reach of them.
+//! Open devices: the verbs of the contract, asynchronous events, and the access of extensions to the device.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -53,14 +53,14 @@ impl Watched for Events {
             .context
             .live
             .take_event(|event, subject| self.tell(event, subject));
-        // A descriptor of no use any more would be ready for ever.
+        // An unusable descriptor would be reported as ready forever.
         if taken.is_err() {
             self.tell(EventType::DeviceFatal, EventSubject::Device);
         }
     }
 }
 
-/// The context as the contract has it.
+/// The context in the form of the contract.
 pub(crate) struct Open {
     pub(crate) context: Arc<Context>,
     events: Arc<Events>,
@@ -107,7 +107,7 @@ impl ContextOps for Open {
         let (context, events) = (Arc::clone(&self.context), Arc::clone(&self.events));
         self.context.run(move || {
             events.stop();
-            // Nobody is left to be told of a failure.
+            // There is no caller to report a failure to.
             let _ = context.live.close();
         });
     }
@@ -117,25 +117,25 @@ impl ContextOps for Open {
 pub struct OpenDevice(Arc<Open>);
 
 impl OpenDevice {
-    /// That of a context; `None` where another provider has opened it.
+    /// The open device of a context; `None` if another provider has opened it.
     pub fn of(context: &verbs_api::Context) -> Option<Self> {
         own(context.ops(), "context").ok().map(Self)
     }
 
-    /// Does something with its `ibv_context*`, such as with a driver's direct verbs. The pointer is good until `act` returns,
-    /// and the device is not to be closed.
+    /// Calls `act` with the `ibv_context*` of the device, for instance to use a driver's direct verbs. The pointer is valid until
+    /// `act` returns, and `act` must not close the device.
     ///
     /// # Errors
-    /// It is closed.
+    /// The device is closed.
     pub fn with_context<R>(&self, act: impl FnOnce(*mut c_void) -> R) -> Result<R, VerbError> {
         self.0.context.live.with(|at| act(at.cast()))
     }
 
-    /// Opens the domain of a file, or without one a domain that nobody else can open.
+    /// Opens the domain of a file, or, without a file, a domain that cannot be opened again.
     pub fn open_xrcd(&self, file: Option<OwnedFd>, flags: OpenFlags, reply: Reply<Arc<Xrcd>>) {
         let context = Arc::clone(&self.0.context);
         self.0.context.start(reply, move || {
-            // Who was granted what the device does not claim is refused.
+            // The device may have been opened with a feature that it does not claim.
             if !context.properties.has_xrc {
                 return Err(VerbError::UnsupportedVerb("open_xrcd"));
             }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_is_made_while_the_device_is_removed_takes_no_requests() {
+    fn a_queue_pair_made_during_a_removal_refuses_requests() {
         let refused = || -> Result<_, VerbError> {
             let library = LibIbverbs::in_file(built_library::built_apart());
             let found = library.devices(&Extensions::new())?;

@@ -1,8 +1,8 @@
-//! Requests that are with the device, found again when they complete.
+//! Outstanding requests: finds the request that belongs to a completion.
 //!
-//! The library hands back a number for each. On a send queue it counts requests, because a completion is also that of the
-//! unsignaled ones before it: a ring, at whose one end is whoever posts, and at the other whoever polls the completion queue.
-//! Neither waits for the other. A receive always has a completion of its own, and its number is a place.
+//! The library returns a number with each completion. On a send queue the number counts requests, because a completion also
+//! completes the earlier unsignaled ones. The send queue is a ring: the poster works at one end and the poller of the completion
+//! queue at the other, and neither waits for the other. Each receive has a completion of its own, and its number is a place.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -15,14 +15,14 @@ use verbs_api::wr::{PostReason, SendFlags};
 
 use crate::window::Bound;
 
-/// In the numbers of receives, so that a failure tells which queue it is of.
+/// Marks the numbers of receives, so that a failed completion shows to which queue it belongs.
 const RECEIVE: u64 = 1 << 63;
 
-/// In the numbers of receives of queues that requests name. A completion says which queue pair brought the message, which any
-/// process may have, and not which queue it came to.
+/// Marks the numbers of receives of queues that requests name. A completion reports the queue pair that received the message,
+/// which any process may have, but not the queue that the receive came from.
 const NAMED: u64 = 1 << 62;
 
-/// What stands between these two and the place.
+/// The bits between these two marks and the place.
 const EPOCH: u32 = 0x3fff_ffff;
 
 /// A request of a send queue.
@@ -32,37 +32,38 @@ pub(crate) struct Sent {
     pub(crate) opcode: WcOpcode,
     pub(crate) flags: SendFlags,
     pub(crate) loan: Loan,
-    /// It has a completion of its own, which the library may hand out behind those of later requests.
+    /// The request has a completion of its own, which the library may return after those of later requests.
     pub(crate) is_overtaken: bool,
 }
 
-/// A place for a request of a send queue.
+/// A place for one request of a send queue.
 #[derive(Default)]
 struct Place {
     sent: Sent,
-    /// Of a posted bind.
+    /// Set for a posted bind.
     bound: Option<Bound>,
 }
 
-/// What is told of a request that has completed.
+/// The parts of a completed request that its completion reports.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
-    /// The buffers that come back.
+    /// The buffers that the completion returns.
     pub(crate) loan: Loan,
 }
 
-/// The requests of a send queue, in order: those from `retired` on up to `posted`, a place each.
+/// The requests of a send queue in order: those from `retired` up to, but without, `posted`, with a place for each.
 struct Ring {
     places: Box<[UnsafeCell<Place>]>,
     posted: AtomicU64,
     retired: AtomicU64,
-    /// How many of those retired had `RESERVED`.
+    /// How many of the retired requests had `RESERVED`.
     retired_reserved: AtomicU32,
 }
 
-// SAFETY: a place belongs to the one poster until `posted` is behind it, and then to the one retirer until `retired` is.
+// SAFETY: a place belongs to the one poster until `posted` has passed it, and then to the one poller until `retired` has passed
+// it.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -76,35 +77,35 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         for number in *self.retired.get_mut()..*self.posted.get_mut() {
-            // SAFETY: nobody else has the ring any more.
+            // SAFETY: the ring is being dropped, so there is no other user.
             release(unsafe { &*self.place(number) }.sent.loan);
         }
     }
 }
 
-/// The end of a send queue at which requests are posted.
+/// The end of a send queue that the poster uses.
 pub(crate) struct Posted {
     ring: Arc<Ring>,
-    /// The number of the next.
+    /// The number of the next request.
     next: u64,
     max: u32,
-    /// How many places only requests with `RESERVED` may take.
+    /// The number of places that only requests with `RESERVED` may take.
     reserve: u32,
     reserved: u32,
 }
 
-/// The end of a send queue at which requests retire.
+/// The end of a send queue at which requests retire, used by the poller.
 pub(crate) struct Retiring {
     ring: Arc<Ring>,
-    /// The number of the oldest.
+    /// The number of the oldest request.
     oldest: u64,
-    /// The first half of a portable operation has failed: its second one is not told of.
+    /// The first half of a portable operation has failed, so the failure of its second half is not reported.
     absorbs: bool,
-    /// Of requests that were not told of.
+    /// The buffers of requests that were not reported.
     kept: Loan,
 }
 
-/// A send queue of `max` requests, `reserve` of them for those with `RESERVED` only.
+/// A send queue of `max` requests; `reserve` of its places are only for requests with `RESERVED`.
 pub(crate) fn send_queue(max: u32, reserve: u32) -> (Posted, Retiring) {
     let places = (0..max.next_power_of_two()).map(|_| UnsafeCell::default());
     let ring = Arc::new(Ring {
@@ -130,10 +131,10 @@ pub(crate) fn send_queue(max: u32, reserve: u32) -> (Posted, Retiring) {
 }
 
 impl Posted {
-    /// Takes a place; answers the number that the library is given.
+    /// Takes a place for a request. Returns the number for the library.
     ///
     /// # Errors
-    /// There is none, or, for a first half, none for the second one.
+    /// There is no place or, for a first half, no place for the second half.
     #[inline(always)]
     pub(crate) fn push(&mut self, sent: Sent) -> Result<u64, PostReason> {
         let needed = 1 + u32::from(sent.flags.contains(SendFlags::FIRST_HALF));
@@ -152,9 +153,9 @@ impl Posted {
         }
         self.reserved = self.reserved.wrapping_add(is_reserved.into());
         let number = self.next;
-        // SAFETY: it was found to be free, and this is the one who posts.
+        // SAFETY: the place is free, and only the poster uses free places.
         let place = unsafe { &mut *self.ring.place(number) };
-        // One by one: what is put together first and then copied is waited for.
+        // Each field is written by itself, because building the value first and copying it stalls the store.
         place.sent.wr_id = sent.wr_id;
         place.sent.opcode = sent.opcode;
         place.sent.flags = sent.flags;
@@ -165,17 +166,17 @@ impl Posted {
         Ok(number)
     }
 
-    /// The last is a bind: what becomes of its window.
+    /// Notes what the last request, a bind, changes at its window.
     pub(crate) fn set_bound(&mut self, bound: Bound) {
-        // SAFETY: nothing that the library has not taken retires, so it is still the poster's.
+        // SAFETY: the library has not taken the request, so it cannot retire, and its place belongs to the poster.
         unsafe { &mut *self.ring.place(self.next - 1) }.bound = Some(bound);
     }
 
-    /// Takes back the last `count`: the library has refused them.
+    /// Removes the last `count` requests, which the library has refused.
     pub(crate) fn take_back(&mut self, count: usize) {
         for _ in 0..count {
             self.next -= 1;
-            // SAFETY: nothing that the library has not taken retires, so it is still the poster's.
+            // SAFETY: the library has not taken the request, so it cannot retire, and its place belongs to the poster.
             let Place { sent, .. } = unsafe { std::mem::take(&mut *self.ring.place(self.next)) };
             let is_reserved = sent.flags.contains(SendFlags::RESERVED);
             self.reserved = self.reserved.wrapping_sub(is_reserved.into());
@@ -185,7 +186,8 @@ impl Posted {
 }
 
 impl Retiring {
-    /// Whether the request of this number has completed before one that was posted before it. What follows overtakes it then.
+    /// Whether the request of this number has completed before an earlier one. If so, later requests overtake the earlier one
+    /// too.
     pub(crate) fn overtakes(&mut self, number: u64) -> bool {
         number != self.oldest && self.finds_overtaken(number)
     }
@@ -193,19 +195,19 @@ impl Retiring {
     #[cold]
     fn finds_overtaken(&mut self, number: u64) -> bool {
         let place = |number| self.ring.place(number);
-        // SAFETY: they were posted, and this is the one who retires.
+        // SAFETY: these requests were posted, and only the poller retires requests.
         let is_overtaken = |number| unsafe { (*place(number)).sent.is_overtaken };
         let is_posted = number < self.ring.posted.load(Ordering::Acquire);
         let overtakes = is_posted && (self.oldest..number).any(is_overtaken);
         if overtakes {
-            // SAFETY: as above.
+            // SAFETY: this request was posted, and only the poller retires requests.
             unsafe { (*place(number)).sent.is_overtaken = true };
         }
         overtakes
     }
 
-    /// The request of this number has completed, and all before it. Nothing is told where it is not outstanding, was not to be
-    /// told of, or is a second half behind a first that failed.
+    /// Retires the request of this number and all earlier ones. Returns `None` if the request is not outstanding, is unsignaled,
+    /// or is a failed second half after a failed first one.
     #[inline(always)]
     pub(crate) fn retire(&mut self, number: u64, is_success: bool) -> Option<Retired> {
         let count = number.wrapping_sub(self.oldest);
@@ -229,7 +231,7 @@ impl Retiring {
         Some(retired)
     }
 
-    /// The oldest have completed, and nobody is told.
+    /// Retires the oldest requests without reporting them.
     #[cold]
     fn pass(&mut self, count: u64) {
         for _ in 0..count {
@@ -239,7 +241,7 @@ impl Retiring {
         }
     }
 
-    /// The oldest request that is posted and has not retired has ended with an error of the device's end.
+    /// Retires the oldest outstanding requests with an error, because the device is gone, up to the first that is reported.
     pub(crate) fn flush(&mut self) -> Option<Retired> {
         while self.oldest < self.ring.posted.load(Ordering::Acquire) {
             let told = self.retire(self.oldest, false);
@@ -250,10 +252,10 @@ impl Retiring {
         None
     }
 
-    /// The oldest, which is posted and has not retired.
+    /// Takes the oldest request, which was posted and has not retired.
     #[inline(always)]
     fn pop(&mut self, is_success: bool) -> (Retired, SendFlags) {
-        // SAFETY: it was posted, and this is the one who retires.
+        // SAFETY: the request was posted, and only the poller retires requests.
         let place = unsafe { &mut *self.ring.place(self.oldest) };
         self.oldest += 1;
         if place.bound.is_some() {
@@ -272,7 +274,8 @@ impl Retiring {
         (retired, sent.flags)
     }
 
-    /// The device has forgotten every request: it was reset, or is no more. Nobody posts meanwhile.
+    /// Drops all requests, because the device has forgotten them after a reset or at its end. The caller prevents posts in the
+    /// meantime.
     pub(crate) fn clear(&mut self) {
         while self.oldest < self.ring.posted.load(Ordering::Acquire) {
             let (retired, _) = self.pop(false);
@@ -290,13 +293,13 @@ impl Drop for Retiring {
     }
 }
 
-/// The requests of a receive queue, in any order.
+/// The requests of a receive queue, which may complete in any order.
 pub(crate) struct Receives {
     pub(crate) is_open: bool,
     places: Vec<Option<Received>>,
     free: Vec<u32>,
-    /// How often the queue was reset: a number from before names nothing. A queue that requests name is never reset, and this
-    /// says which it is.
+    /// How often the queue was reset: numbers from before a reset are invalid. A queue that requests name is never reset; for it
+    /// this is the number of the queue.
     epoch: u32,
     named: u64,
 }
@@ -321,7 +324,7 @@ impl Receives {
         receives
     }
 
-    /// Those of a queue that requests name, and its number in this process.
+    /// The receives of a queue that requests name, and the number of the queue in this process.
     pub(crate) fn of_named_queue(max: u32) -> (Self, u32) {
         static QUEUES: AtomicU32 = AtomicU32::new(0);
         let queue = QUEUES.fetch_add(1, Ordering::Relaxed) & EPOCH;
@@ -336,8 +339,8 @@ impl Receives {
         self.free.extend((before..max).rev());
     }
 
-    /// Takes a place; answers the number that the library is given. Whether there is room in the queue the library knows: a
-    /// request leaves it when a message has come, and its place only when that was polled.
+    /// Takes a place for a request. Returns the number for the library. Only the library knows whether the queue has room: a
+    /// request leaves the queue when a message has arrived, but its place only when the completion was polled.
     pub(crate) fn push(&mut self, received: Received) -> u64 {
         let place = self.free.pop().unwrap_or_else(|| {
             let before = self.places.len() as u32;
@@ -348,7 +351,7 @@ impl Receives {
         RECEIVE | self.named | u64::from(self.epoch & EPOCH) << 32 | u64::from(place)
     }
 
-    /// The request of this number has completed, or was refused.
+    /// Takes the request of this number, which has completed or was refused.
     pub(crate) fn retire(&mut self, number: u64) -> Option<Received> {
         let (epoch, place) = ((number >> 32) as u32 & EPOCH, number as u32);
         if epoch != self.epoch & EPOCH {
@@ -359,14 +362,14 @@ impl Receives {
         Some(received)
     }
 
-    /// A request that is posted has ended with an error of the device's end.
+    /// Takes an outstanding request, because the device is gone.
     pub(crate) fn flush(&mut self) -> Option<Received> {
         let place = self.places.iter().position(Option::is_some)?;
         self.free.push(place as u32);
         self.places[place].take()
     }
 
-    /// The device has forgotten every request: it was reset, or is no more.
+    /// Drops all requests, because the device has forgotten them after a reset or at its end.
     pub(crate) fn clear(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         for (place, slot) in self.places.iter_mut().enumerate() {
@@ -384,34 +387,34 @@ impl Drop for Receives {
     }
 }
 
-/// The buffers of two requests of one queue that have retired, and that nobody has given back.
+/// Joins the buffers of two retired requests of one queue that were not returned yet.
 #[inline(always)]
 fn join(first: Loan, second: Loan) -> Loan {
     match second.is_none() {
         true => first,
-        // SAFETY: whoever retires a request has its loan alone.
+        // SAFETY: only the poller that retires a request has its loan.
         false => unsafe { first.join(second) },
     }
 }
 
-/// Whether a number is one of a receive.
+/// Whether a number belongs to a receive.
 pub(crate) const fn is_receive(number: u64) -> bool {
     number & RECEIVE != 0
 }
 
-/// Which queue that requests name the number of a receive is of.
+/// The queue of a receive's number, if it is a queue that requests name.
 pub(crate) fn named_queue(number: u64) -> Option<u32> {
     (number & NAMED != 0 && is_receive(number)).then_some((number >> 32) as u32 & EPOCH)
 }
 
-/// Has the buffers of a request that has retired come back with its completion.
+/// Attaches the buffers of a retired request to its completion.
 pub(crate) fn set_loan(completion: &mut Completion, loan: Loan) {
-    // SAFETY: whoever retires a request has its loan alone.
+    // SAFETY: only the poller that retires a request has its loan.
     unsafe { completion.set_loan(loan) };
 }
 
 fn release(loan: Loan) {
-    // SAFETY: of a request that the device has forgotten, and that nobody was told of.
+    // SAFETY: the device has forgotten the request, and it was not reported.
     unsafe { loan.release() };
 }
 
@@ -431,7 +434,7 @@ mod tests {
     const PLAIN: SendFlags = SendFlags::empty();
 
     #[test]
-    fn a_completion_retires_all_before_it() {
+    fn a_completion_retires_all_earlier_requests() {
         let (mut sends, mut retiring) = send_queue(3, 0);
         for wr_id in 0..3 {
             assert_eq!(sends.push(sent(wr_id, PLAIN)), Ok(wr_id));
@@ -440,14 +443,18 @@ mod tests {
         assert_eq!(sends.push(sent(3, PLAIN)), full);
         let told = retiring.retire(1, true).map(|retired| retired.wr_id);
         assert_eq!(told, Some(1));
-        assert_eq!(retiring.retire(0, true), None, "it was retired before");
-        assert_eq!(retiring.retire(3, true), None, "nobody has posted it");
+        assert_eq!(
+            retiring.retire(0, true),
+            None,
+            "the request was retired before"
+        );
+        assert_eq!(retiring.retire(3, true), None, "the request was not posted");
         assert_eq!(sends.push(sent(3, PLAIN)), Ok(3));
         assert_eq!(sends.push(sent(4, PLAIN)), Ok(4));
     }
 
     #[test]
-    fn what_the_library_refused_leaves_its_place_and_number() {
+    fn a_refused_request_frees_its_place_and_number() {
         let (mut sends, _retiring) = send_queue(1, 0);
         assert_eq!(sends.push(sent(0, PLAIN)), Ok(0));
         sends.take_back(1);
@@ -455,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_completes_before_an_earlier_request_waits_for_it_in_turn() {
+    fn early_completions_wait_for_earlier_requests() {
         let (mut sends, mut retiring) = send_queue(4, 0);
         let read = |wr_id, flags| Sent {
             flags,
@@ -473,8 +480,8 @@ mod tests {
         assert_eq!(retire(&mut retiring, 0), Some(0));
         assert!(retiring.overtakes(2) && retiring.overtakes(3));
         let of_read = retire(&mut retiring, 1);
-        assert_eq!(of_read, None, "the program has not asked for it");
-        assert!(retiring.overtakes(3), "the third is in front of it");
+        assert_eq!(of_read, None, "the read is unsignaled");
+        assert!(retiring.overtakes(3), "the third request has not retired");
         for number in [2, 3] {
             assert!(!retiring.overtakes(number));
             assert_eq!(retire(&mut retiring, number), Some(number));
@@ -482,21 +489,21 @@ mod tests {
     }
 
     #[test]
-    fn reserved_places_are_for_portable_operations_only() {
+    fn only_portable_operations_use_reserved_places() {
         let (mut sends, _retiring) = send_queue(4, 2);
         assert_eq!(sends.push(sent(0, SendFlags::RESERVED)), Ok(0));
         assert_eq!(sends.push(sent(1, PLAIN)), Ok(1));
         assert_eq!(sends.push(sent(2, PLAIN)), Ok(2));
         let full = |max| Err(PostReason::QueueFull { max });
         assert_eq!(sends.push(sent(3, PLAIN)), full(2));
-        // A first half takes a place only where there is one for the second half.
+        // A first half takes a place only if there is one for the second half too.
         let first = SendFlags::RESERVED | SendFlags::FIRST_HALF;
         assert_eq!(sends.push(sent(3, first)), full(4));
         assert_eq!(sends.push(sent(3, SendFlags::RESERVED)), Ok(3));
     }
 
     #[test]
-    fn a_second_half_is_told_of_unless_the_first_failed() {
+    fn a_failed_first_half_hides_the_second() {
         let halves = [SendFlags::FIRST_HALF, SendFlags::SECOND_HALF];
         for (first_fails, told) in [(false, [None, Some(7)]), (true, [Some(7), None])] {
             let (mut sends, mut retiring) = send_queue(2, 0);
@@ -504,7 +511,7 @@ mod tests {
                 sends.push(sent(7, half)).unwrap();
             }
             let mut found = [None, None];
-            // A first half that succeeds is not signaled.
+            // A first half that succeeds has no completion.
             if first_fails {
                 found[0] = retiring.retire(0, false).map(|retired| retired.wr_id);
             }
@@ -515,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_a_receive_says_which_named_queue_it_is_of() {
+    fn the_number_of_a_receive_identifies_its_named_queue() {
         let received = Received {
             wr_id: 1,
             loan: Loan::NONE,
@@ -528,11 +535,11 @@ mod tests {
         assert_ne!(queue, other);
         assert_eq!(first.retire(number), Some(received));
         assert_eq!(named_queue(Receives::new(1).push(received)), None);
-        assert_eq!(named_queue(!RECEIVE), None, "that of a send");
+        assert_eq!(named_queue(!RECEIVE), None, "the number belongs to a send");
     }
 
     #[test]
-    fn receives_complete_in_any_order_and_none_from_before_a_reset() {
+    fn receives_complete_in_any_order_but_not_after_a_reset() {
         let mut receives = Receives::new(2);
         let received = |wr_id| Received {
             wr_id,
@@ -542,12 +549,20 @@ mod tests {
         let second = receives.push(received(2));
         assert!(is_receive(first) && first != second);
         assert_eq!(receives.retire(second), Some(received(2)));
-        assert_eq!(receives.retire(second), None, "it was retired before");
+        assert_eq!(
+            receives.retire(second),
+            None,
+            "the receive was retired before"
+        );
         receives.clear();
         receives.push(received(4));
         receives.push(received(5));
-        assert_eq!(receives.retire(first), None, "it is of before the reset");
-        // The library has taken one more than there were places for.
+        assert_eq!(
+            receives.retire(first),
+            None,
+            "the receive is from before the reset"
+        );
+        // The library takes one receive more than there were places.
         let third = receives.push(received(6));
         assert_eq!(receives.retire(third), Some(received(6)));
     }

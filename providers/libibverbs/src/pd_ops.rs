@@ -1,4 +1,4 @@
-//! The verbs of a protection domain: what is made in it, and its end.
+//! The verbs of a protection domain: those that create objects in it, and its deallocation.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Ports: what each tells about itself, and its table of GIDs.
+//! Ports: their attributes and their tables of GIDs.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use verbs_api::ids::{Gid, Guid, LinkAddress, Port};
 use crate::interface;
 use crate::verbs::Live;
 
-/// All ports of a device that has `count` of them.
+/// The attributes of all ports of a device that has `count` of them.
 ///
 /// # Errors
 /// The device does not answer.
@@ -25,7 +25,7 @@ pub(crate) fn ports(
     ports.collect()
 }
 
-/// What a port tells about itself; the device has `count` ports.
+/// The attributes of a port of a device that has `count` ports.
 ///
 /// # Errors
 /// There is no such port.
@@ -80,7 +80,7 @@ fn port_with(
     Ok(port)
 }
 
-/// Whether a port is one of InfiniBand, with LIDs; others are Ethernet.
+/// Whether a port is an InfiniBand port, which has LIDs; other ports are Ethernet.
 pub(crate) fn is_infiniband(said: &IbvPortAttr) -> bool {
     const INFINIBAND: u8 = 1;
     said.link_layer == INFINIBAND
@@ -93,7 +93,7 @@ pub(crate) fn mtu(code: c_int) -> Mtu {
         .unwrap_or_default()
 }
 
-/// The table of a port up to its last entry.
+/// The GID table of a port, up to its last entry.
 fn gids_of(port: Port, caps: PortCaps, all: &[IbvGidEntry]) -> Vec<GidEntry> {
     const ROCE_V2: u32 = 2;
     let of_type = |gid, in_c| match (caps, in_c) {
@@ -119,7 +119,7 @@ fn gids_of(port: Port, caps: PortCaps, all: &[IbvGidEntry]) -> Vec<GidEntry> {
     table
 }
 
-/// The identifier of an iWARP port, which is its Ethernet address, with the interface of that number or address.
+/// The GID of an iWARP port, which is its Ethernet address, with the interface of that number or address.
 fn iwarp_gid(gid: Gid, interface: u32) -> GidEntry {
     let mut entry = GidEntry::new(gid, GidType::Iwarp);
     if let Some((name, ip)) = interface::found(interface, &mac(gid)) {
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_a_port_has_its_entries_at_their_places_and_ends_with_the_last() {
+    fn gid_entries_keep_their_index_and_the_table_ends_with_one() {
         let entry = |port_num, gid_index, octet, gid_type| IbvGidEntry {
             gid: IbvGid { raw: [octet; 16] },
             gid_index,

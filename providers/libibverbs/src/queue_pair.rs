@@ -36,42 +36,43 @@ pub(crate) struct QueuePair {
     receive_poster: Poster<IbvQp, IbvRecvWr>,
     cap: QpCap,
     sq_sig_all: bool,
-    /// Its completions may overtake one another.
+    /// Completions of the queue pair may overtake one another.
     overtakes: bool,
 }
 
-/// What outlives the object for a verb that is under way.
+/// The part that verbs in progress keep after the object was dropped.
 struct Own {
     qp: Live<IbvQp>,
     qp_num: u32,
     qp_type: QpType,
     variant: Option<&'static QpVariant>,
-    /// Of a target: its place in its domain.
+    /// Set for a target: its membership in its domain.
     member: Mutex<Option<Member>>,
     context: Arc<Context>,
     sends: SpinLock<Sends>,
-    /// Its own, or those of its shared receive queue.
+    /// The receives of the queue pair, or those of its shared receive queue.
     receives: Arc<SpinLock<Receives>>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     has_srq: bool,
-    /// What has been set since the queue pair was reset.
+    /// The attributes that were set since the last reset.
     set: Mutex<QpAttributes>,
-    /// Bytes of a datagram: of its port, known from INIT on.
+    /// The longest datagram in bytes, which the port decides; known from INIT on.
     max_datagram: AtomicU32,
 }
 
-/// Who has refused a request.
+/// The origin of a refusal of a request.
 enum Refused {
     Here(PostReason),
-    /// With an error number.
+    /// The library has returned this error number.
     ByLibrary(c_int),
 }
 
-/// The end of the send queue at which requests are posted.
+/// The poster's end of the send queue.
 struct Sends {
     is_open: bool,
-    /// What it was led to. A library may put a request into the queue before the kernel says that this is no state to send in.
+    /// The state that the program has set. The check is needed because a library may queue a request before the kernel finds that
+    /// the state does not allow sends.
     led_to: QpState,
     posted: Posted,
 }
@@ -125,7 +126,7 @@ impl QueuePair {
             None => Arc::new(SpinLock::new(Receives::new(attr.cap.max_recv_wr))),
         };
         let (posted, retiring) = send_queue(attr.cap.max_send_wr, init.reserved_wr);
-        // Of a target there may be several handles, and nothing completes.
+        // A target may have several handles, and no request completes there.
         let is_alone = member.is_none();
         if is_alone {
             send_cq.add_sends(qp_num, retiring);
@@ -167,7 +168,7 @@ impl QueuePair {
         })
     }
 
-    /// Takes places for requests, and puts them into a list; why the one behind the last was refused.
+    /// Takes places for requests and puts the requests into a list. Returns why the one after the last was refused.
     #[inline(always)]
     fn gather<'r, const LEN: usize>(
         &self,
@@ -197,7 +198,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts at most `LEN` requests, with one doorbell. The send queue is open, and locked.
+    /// Posts at most `LEN` requests with one doorbell. The send queue is open and locked.
     #[allow(unsafe_code)]
     #[inline(always)]
     fn post_list<const LEN: usize>(
@@ -208,7 +209,7 @@ impl QueuePair {
         let mut chain = Chain::<LEN>::new();
         let gathered = self.gather(posted, requests, &mut chain);
         let len = chain.len();
-        // SAFETY: an open queue pair lives: it is closed, under its lock, before it is destroyed.
+        // SAFETY: an open queue pair is alive: it is closed, under its lock, before it is destroyed.
         if let Err((errno, before)) = unsafe { chain.post(&self.send_poster) } {
             posted.take_back(len - before);
             return Err((before, Refused::ByLibrary(errno)));
@@ -255,7 +256,7 @@ impl QueuePair {
     }
 }
 
-/// Why the library has refused a request. It knows few reasons, and no more than a number of each.
+/// Why the library has refused a request. It distinguishes few reasons, and reports each by a number only.
 const fn refusal(errno: c_int, max: u32) -> PostReason {
     match errno {
         libc::ENOMEM => PostReason::QueueFull { max },
@@ -263,11 +264,11 @@ const fn refusal(errno: c_int, max: u32) -> PostReason {
     }
 }
 
-/// What completes with the response of the peer: over iWARP, where nothing else waits for the peer, later requests may have
-/// completed by then, and not every driver holds their completions back.
+/// The operations that complete with the peer's response. Over iWARP no other operation waits for the peer, so later requests may
+/// complete earlier, and not every driver holds their completions back.
 const AWAITS_RESPONSE: [WcOpcode; 3] = [WcOpcode::RdmaRead, WcOpcode::CompSwap, WcOpcode::FetchAdd];
 
-/// What the interface of C has no words for is refused here; whether the device has the rest is for it to say.
+/// Refuses operations that the C interface cannot express. The device refuses the others that it does not support.
 fn check_operations(init: &QpInit) -> Result<(), VerbError> {
     let missing = (init.operations - OPERATIONS).missing_features(Features::empty());
     if !missing.is_empty() {
@@ -276,7 +277,7 @@ fn check_operations(init: &QpInit) -> Result<(), VerbError> {
     Ok(())
 }
 
-/// What an extension makes of a queue pair.
+/// The XRC role of a queue pair, if an extension gives it one.
 fn xrc_of<'i>(init: &'i QpInit, context: &Context) -> Result<Option<&'i XrcQp>, VerbError> {
     let held = match &init.extensions[..] {
         [] => return Ok(None),
@@ -307,11 +308,11 @@ impl Own {
         let state = u8::try_from(attr.qp_state)
             .ok()
             .and_then(QpState::from_code);
-        let mut state = state.ok_or(VerbError::Internal(
-            "the library answers a state that is none",
-        ))?;
+        let mut state =
+            state.ok_or(VerbError::Internal("the library returned an unknown state"))?;
         let connections = &self.context.connections;
-        // A driver of iWARP has one state before there is a stream, and may call it INIT; one that does not tell leaves RESET.
+        // Before the stream exists, an iWARP driver reports one state for all, which may be INIT; a driver that does not report
+        // states leaves RESET.
         let is_unconnected = matches!(state, QpState::Reset | QpState::Init);
         if is_unconnected && connections.are_brought_up_here() {
             state = connections.states().get(self.qp_num).unwrap_or(state);
@@ -327,7 +328,7 @@ impl Own {
         }
     }
 
-    /// The state that these attributes lead to from another.
+    /// Checks these attributes in state `from`. Returns the state that they lead to.
     fn check_step(&self, from: QpState, attributes: &QpAttributes) -> Result<QpState, BadModify> {
         let Limits {
             max_qp_init_rd_atom,
@@ -373,7 +374,7 @@ impl Own {
         Ok(())
     }
 
-    /// What a query tells from now on.
+    /// Stores the attributes that later queries return.
     fn keep(&self, state: QpState, attributes: &QpAttributes) {
         let mut set = lock(&self.set);
         *set = match state {
@@ -382,7 +383,7 @@ impl Own {
         };
     }
 
-    /// Attributes as the port lets them be.
+    /// The attributes with the path MTU limited to that of the port.
     fn in_force(&self, attributes: &QpAttributes) -> QpAttributes {
         let path_mtu = attributes.path_mtu.map(|mtu| self.carried_by_port(mtu));
         QpAttributes {
@@ -391,7 +392,7 @@ impl Own {
         }
     }
 
-    /// Connects it, in INIT, to a queue pair that names it too, now or later.
+    /// Connects the queue pair, which is in INIT, to one that names it too, now or later.
     fn meet(self: Arc<Self>, peer: Qpn, [rtr, rts]: [QpAttributes; 2], reply: Reply<()>) {
         let is_possible = self
             .check_step(QpState::Init, &rtr)
@@ -416,7 +417,7 @@ impl Own {
             .meet(names, reads, Reply::new(then));
     }
 
-    /// A connection that is not there yet is not going to be.
+    /// Cancels a connection that is not established yet.
     fn call_off(&self, why: &VerbError) {
         self.context.connections.call_off(self.qp_num, why);
     }
@@ -427,7 +428,7 @@ impl Own {
             .any(|cq| cq.has_overrun.load(Ordering::Relaxed))
     }
 
-    /// As much of a path MTU as the port carries.
+    /// The path MTU, limited to that of the port.
     fn carried_by_port(&self, path_mtu: Mtu) -> Mtu {
         let of_port = self.max_datagram.load(Ordering::Relaxed);
         let mut all = (1..=5).filter_map(Mtu::from_code);
@@ -438,7 +439,7 @@ impl Own {
     fn destroy(&self) -> Result<(), VerbError> {
         self.admit(false);
         self.keep_completions();
-        // Another queue pair may have the number as soon as this one is destroyed.
+        // Another queue pair may get the number as soon as this one is destroyed, so its connection ends first.
         let state = self.context.connections.gone(self.qp_num);
         if let Err(error) = self.qp.destroy() {
             self.context
@@ -455,7 +456,7 @@ impl Own {
         Ok(())
     }
 
-    /// Whether requests are taken from now on.
+    /// Sets whether requests are accepted from now on.
     fn admit(&self, open: bool) {
         self.sends.lock().is_open = open;
         if !self.has_srq {
@@ -470,7 +471,7 @@ impl Own {
     }
 
     fn forget_requests(&self) {
-        // Nobody posts meanwhile.
+        // The lock prevents posts in the meantime.
         let _sends = self.sends.lock();
         self.send_cq.forget_sends(self.qp_num);
         if !self.has_srq {
@@ -499,7 +500,7 @@ impl Connected for Own {
     fn ended(self: Arc<Self>) {
         let own = Arc::clone(&self);
         self.context.run(move || {
-            // It may have been reset meanwhile, or destroyed.
+            // The queue pair may have been reset or destroyed in the meantime.
             if own.context.connections.states().get(own.qp_num) == Some(QpState::Err) {
                 let flushed = QpAttributes::new().qp_state(QpState::Err);
                 let _ = own.qp.modify(&flushed);
@@ -514,7 +515,7 @@ impl PostOps for QueuePair {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
         let mut sends = self.own.sends.lock();
         sends.check().map_err(|reason| (0, reason))?;
-        // One alone is not made ready for a list.
+        // A single request skips the preparation for a list.
         let posted = match requests {
             [_] => self.post_list::<1>(&mut sends.posted, requests),
             _ => self.post_lists(&mut sends.posted, requests),
@@ -529,7 +530,7 @@ impl PostOps for QueuePair {
             libc::EINVAL if is_reset() => PostReason::InvalidState(QpState::Reset),
             _ => refusal(errno, self.cap.max_recv_wr),
         };
-        // SAFETY: its receives are closed before it is destroyed.
+        // SAFETY: the receives are closed before the queue pair is destroyed.
         unsafe { post_all(&self.receive_poster, &self.own.receives, requests, refusal) }
     }
 }

@@ -27,16 +27,16 @@ pub(crate) struct ReceiveQueue {
     context: Arc<Context>,
 }
 
-/// What a queue has that requests of peers name.
+/// The additional parts of a queue that requests of peers name.
 struct Named {
     srq_num: u32,
-    /// Its number in the books of its completion queue.
+    /// The number of the queue in the books of its completion queue.
     queue: u32,
     cq: Arc<CompletionQueue>,
     member: Mutex<Option<Member>>,
 }
 
-// `enum ibv_srq_attr_mask`.
+// These bits are those of `enum ibv_srq_attr_mask`.
 const MAX_WR: i32 = 1;
 const LIMIT: i32 = 1 << 1;
 
@@ -61,7 +61,7 @@ impl ReceiveQueue {
                 (made, Some((Arc::clone(xrcd), cq)))
             }
         };
-        // The library ignores the limit when it makes a queue.
+        // The library ignores the limit when it creates a queue, so the limit is set afterwards.
         if init.srq_limit > 0 {
             let limit = IbvSrqAttr {
                 srq_limit: init.srq_limit,
@@ -99,7 +99,8 @@ impl ReceiveQueue {
     }
 }
 
-/// What this provider does for an extension is in a domain of its own.
+/// Refuses an extension: this provider has no shared receive queues of extensions except in XRC
+/// domains.
 fn refusal(extension: &SrqExtension) -> VerbError {
     VerbError::Extension(Unsupported {
         extension: extension.extension(),
@@ -113,7 +114,7 @@ fn refusal(extension: &SrqExtension) -> VerbError {
 /// How many were posted, and why the next was not.
 ///
 /// # Safety
-/// The queue lives as long as its requests are open.
+/// The queue is alive as long as its requests are open.
 #[allow(unsafe_code)]
 pub(crate) unsafe fn post_all<Q>(
     poster: &Poster<Q, IbvRecvWr>,
@@ -135,7 +136,7 @@ pub(crate) unsafe fn post_all<Q>(
             });
             chain.push(request, number);
         }
-        // SAFETY: the queue lives: it is closed, under this lock, before it is destroyed.
+        // SAFETY: the queue is alive: it is closed, under this lock, before it is destroyed.
         if let Err((errno, before)) = unsafe { chain.post(poster) } {
             for number in chain.numbers_from(before) {
                 receives.retire(number);
@@ -157,7 +158,7 @@ impl SrqOps for ReceiveQueue {
             },
             errno => PostReason::Os { errno },
         };
-        // SAFETY: its requests are closed before it is destroyed.
+        // SAFETY: the requests are closed before the queue is destroyed.
         unsafe { post_all(&self.poster, &self.receives, requests, refusal) }
     }
 
@@ -169,7 +170,7 @@ impl SrqOps for ReceiveQueue {
                 max_sge: 0,
                 srq_limit: 0,
             };
-            // One after the other: not every library changes both at once.
+            // The two changes are made separately, because not every library makes both at once.
             if let Some(max_wr) = max_wr {
                 attr.max_wr = max_wr;
                 srq.modify(attr, MAX_WR)?;

@@ -25,16 +25,16 @@ pub(crate) struct Region {
 pub(crate) struct Shared {
     pub(crate) mr: Arc<Live<IbvMr>>,
     lkey: AtomicU32,
-    /// 0 where peers have no right.
+    /// The key for peers, or 0 if peers have no rights.
     rkey: AtomicU32,
     state: Mutex<RegionState>,
-    /// Those that were bound to it last: what may keep the library from giving it up.
+    /// The windows that were last bound to the region, because of which the library may refuse to deregister it.
     pub(crate) windows: Mutex<HashSet<ObjectId>>,
 }
 
 struct RegionState {
     access: Access,
-    /// Kept as long as the device may use it.
+    /// Kept as long as the device may use the memory.
     _memory: RegionMemory,
 }
 
@@ -88,7 +88,7 @@ impl Shared {
         lock(&context.keys).insert(lkey);
     }
 
-    /// What a refusal means where windows are bound to the region.
+    /// Explains a refusal if windows are bound to the region.
     fn held_by_windows(&self, error: VerbError) -> VerbError {
         let windows = lock(&self.windows);
         match error.kind() {
@@ -153,7 +153,8 @@ impl MrOps for Region {
     }
 }
 
-/// The kernel says of memory that it may not lock what it says where there is none.
+/// Adds the limit of locked memory to the error, because the kernel reports the same error number if the limit is exceeded and if
+/// there is no memory.
 fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
     let no_memory = matches!(
         error,
@@ -171,7 +172,8 @@ fn with_lock_limit(error: VerbError, length: usize) -> VerbError {
     }
 }
 
-/// No device says that it has zero-based addresses, and one that ignores what it does not know opens the wrong memory.
+/// Refuses rights that no device reports. A device that ignores unknown bits would open the wrong memory for a zero-based
+/// address.
 fn check_rights(access: Access) -> Result<(), VerbError> {
     let mut missing = Features::empty();
     missing.set(Features::ZBVA, access.contains(Access::ZERO_BASED));

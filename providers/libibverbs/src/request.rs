@@ -1,4 +1,4 @@
-//! What requests are in C.
+//! Requests in the form of the C interface.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -24,7 +24,7 @@ use crate::region::Region;
 use crate::verbs::{Held, Live, Poster, Zero as _};
 use crate::window::{Bound, Window};
 
-/// The operations that this provider puts into C.
+/// The operations that this provider can express in C.
 pub(crate) const OPERATIONS: Operations = Operations::BASELINE
     .union(Operations::LOCAL_INV)
     .union(Operations::SEND_WITH_INV)
@@ -40,11 +40,11 @@ const _: () = assert!(
         && SendFlags::SOLICITED.bits() as u32 == send_flags::SOLICITED
 );
 
-/// The longest list that is posted with one doorbell.
+/// The longest list that one doorbell posts.
 pub(crate) const LONGEST: usize = 16;
 
-/// What a list of requests names, and must not be destroyed before it is posted.
-#[expect(dead_code, reason = "what counts is that they are there")]
+/// The objects that a list of requests names, which must not be destroyed before it is posted.
+#[expect(dead_code, reason = "their existence keeps the objects alive")]
 enum Hold {
     Ah(Held<IbvAh>),
     Mr(Held<IbvMr>),
@@ -53,10 +53,10 @@ enum Hold {
 
 type Holds = ArrayVec<Hold, { 2 * LONGEST }>;
 
-/// At most `LEN` requests that are posted with one doorbell.
+/// At most `LEN` requests that one doorbell posts.
 pub(crate) struct Chain<'r, const LEN: usize> {
     requests: ArrayVec<IbvSendWr, LEN>,
-    /// An entry for each of those with inline data.
+    /// An entry for each request with inline data.
     inline: ArrayVec<IbvSge, LEN>,
     held: Holds,
     of: PhantomData<&'r ()>,
@@ -77,10 +77,11 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         self.requests.len()
     }
 
-    /// Adds a request under a number.
+    /// Adds a request with this number.
     ///
     /// # Errors
-    /// What it names is gone or of another provider, or the provider does not put it into C.
+    /// An object that the request names is destroyed or belongs to another provider, or the provider cannot express the request
+    /// in C.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -108,7 +109,7 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         let wr = &mut self.requests[place];
         wr.wr_id = number;
         wr.send_flags = flags_in_c(request.common().flags, is_signaled);
-        // The attribute that requests of initiators carry. Others carry 0, and none looks at it.
+        // Requests of XRC initiators carry this attribute. Other requests carry 0, which is ignored.
         wr.remote_srqn = request.common().attribute_value();
         match fill(wr, request)? {
             Named::Nothing => {}
@@ -146,13 +147,13 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
         Ok(())
     }
 
-    /// Posts them.
+    /// Posts the requests.
     ///
     /// # Errors
-    /// The error number of a refusal, and how many were posted before.
+    /// The error number of the refusal, and how many requests were posted before it.
     ///
     /// # Safety
-    /// The queue pair lives.
+    /// The queue pair is alive.
     #[inline(always)]
     pub(crate) unsafe fn post(
         &mut self,
@@ -173,22 +174,23 @@ impl<'r, const LEN: usize> Chain<'r, LEN> {
                 wr.next = first.wrapping_add(index + 1);
             }
         }
-        // SAFETY: the queue pair lives; entries and inline bytes are of requests that live, the rest is held.
+        // SAFETY: the queue pair is alive; entries and inline bytes belong to requests that are alive, and the other objects are
+        // held.
         let posted = unsafe { poster.post(first) };
         posted.map_err(|(errno, bad)| (errno, place_of(bad, first, len)))
     }
 }
 
-/// Which of `len` elements from `first` on; the first where it is none of them.
+/// The index of an element among `len` elements from `first` on; 0 if it is none of them.
 fn place_of<T>(element: *const T, first: *const T, len: usize) -> usize {
     let distance = element.addr().wrapping_sub(first.addr()) / size_of::<T>();
     if distance < len { distance } else { 0 }
 }
 
-/// Binds a window of type 1 under a number.
+/// Binds a window of type 1 with this number.
 ///
 /// # Errors
-/// An error number that it was refused with; or what this provider refuses itself.
+/// The reason why this provider refuses the bind. If the library refuses it, the result is the error number.
 pub(crate) fn bind_mw(
     qp: &Live<IbvQp>,
     bind: &BindWindow<'_>,
@@ -209,7 +211,7 @@ pub(crate) fn bind_mw(
 /// The window of a bind.
 ///
 /// # Errors
-/// It is of another provider.
+/// The window belongs to another provider.
 pub(crate) fn window_of(bind: &BindWindow<'_>) -> Result<Arc<Window>, PostReason> {
     let window = bind.mw().ok_or(PostReason::NoWindow)?;
     own(window, "mw").map_err(|_| PostReason::InvalidHandle)
@@ -220,10 +222,10 @@ fn region_of(bind: &BindWindow<'_>) -> Result<Option<Arc<Region>>, PostReason> {
     region.transpose().map_err(|_| PostReason::InvalidHandle)
 }
 
-/// What becomes of the window of a bind that gives it this key.
+/// The change of the window when a bind that gives it this key has succeeded.
 ///
 /// # Errors
-/// It names objects of another provider.
+/// The bind names objects of another provider.
 pub(crate) fn bound(bind: &BindWindow<'_>, rkey: Option<RKey>) -> Result<Bound, PostReason> {
     Ok(Bound {
         window: window_of(bind)?,
@@ -232,7 +234,7 @@ pub(crate) fn bound(bind: &BindWindow<'_>, rkey: Option<RKey>) -> Result<Bound, 
     })
 }
 
-/// The library takes a region instead of its key, and a device need not look at rights that no window has.
+/// Checks a bind, because the library takes a region instead of its key, and devices may ignore rights that windows cannot have.
 fn check_bind(bind: &BindWindow<'_>) -> Result<(), PostReason> {
     if !Access::REMOTE.contains(bind.access) {
         return Err(PostReason::IllegalAccess("a window grants remote rights"));
@@ -244,7 +246,7 @@ fn check_bind(bind: &BindWindow<'_>) -> Result<(), PostReason> {
     }
 }
 
-/// Window and region of a bind, held.
+/// The window and the region of a bind, which are held.
 fn named_by(
     bind: &BindWindow<'_>,
     held: &mut Holds,
@@ -272,7 +274,7 @@ fn named_by(
     Ok((pointer, info))
 }
 
-/// What a request names by a pointer.
+/// The object that a request names by a pointer.
 enum Named<'r> {
     Nothing,
     Destination(&'r UdDestination),
@@ -290,7 +292,7 @@ fn flags_in_c(flags: SendFlags, is_signaled: bool) -> u32 {
     u32::from((flags & FLAGS).bits()) | signaled
 }
 
-/// The operation and what belongs to it; answers what else it names.
+/// Fills in the operation and its fields. Returns the object that the request names by a pointer.
 #[inline(always)]
 fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r>, PostReason> {
     let atomic = |remote: RemoteAddress, compare_add, swap| SendWr {
@@ -314,7 +316,7 @@ fn fill<'r>(wr: &mut IbvSendWr, request: &'r WorkRequest<'_>) -> Result<Named<'r
         }
         WorkRequest::SendWithInvalidate(send) => {
             wr.opcode = wr_opcode::SEND_WITH_INV;
-            // A key to invalidate lies where immediate data does.
+            // The key to invalidate is in the field of the immediate data.
             wr.imm_data = send.rkey.value();
         }
         WorkRequest::Write(write) => {
@@ -363,9 +365,9 @@ fn rdma(remote: RemoteAddress) -> SendWr {
     }
 }
 
-/// The same entries: they are laid out as in C.
+/// Reinterprets the entries in the form of C, which has the same layout.
 fn entries_of(list: &[Sge]) -> &[IbvSge] {
-    // SAFETY: both are an address, a length and a key, at the same places.
+    // SAFETY: both types are an address, a length and a key at the same offsets.
     unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), list.len()) }
 }
 
@@ -377,12 +379,12 @@ fn inline_entry(octets: &[u8]) -> IbvSge {
     }
 }
 
-/// An object that a request names was destroyed.
+/// Reports that an object which a request names was destroyed.
 fn gone<T>(used: Result<T, VerbError>) -> Result<T, PostReason> {
     used.map_err(|_| PostReason::InvalidHandle)
 }
 
-/// Receives that are posted with one doorbell.
+/// Receives that one doorbell posts.
 pub(crate) struct ReceiveChain<'r> {
     requests: ArrayVec<IbvRecvWr, LONGEST>,
     of: PhantomData<&'r ()>,
@@ -396,7 +398,7 @@ impl<'r> ReceiveChain<'r> {
         }
     }
 
-    /// Adds a receive under a number. There is room for [`LONGEST`].
+    /// Adds a receive with this number. There is room for [`LONGEST`].
     pub(crate) fn push(&mut self, request: &'r ReceiveRequest<'_>, number: u64) {
         let entries = entries_of(request.data.sges().list);
         self.requests.push(IbvRecvWr {
@@ -407,18 +409,18 @@ impl<'r> ReceiveChain<'r> {
         });
     }
 
-    /// The numbers of those from `index` on.
+    /// The numbers of the receives from `index` on.
     pub(crate) fn numbers_from(&self, index: usize) -> impl Iterator<Item = u64> + '_ {
         self.requests[index..].iter().map(|wr| wr.wr_id)
     }
 
-    /// Posts them.
+    /// Posts the receives.
     ///
     /// # Errors
-    /// The error number of a refusal, and how many were posted before.
+    /// The error number of the refusal, and how many receives were posted before it.
     ///
     /// # Safety
-    /// The queue lives.
+    /// The queue is alive.
     pub(crate) unsafe fn post<Q>(
         &mut self,
         poster: &Poster<Q, IbvRecvWr>,
@@ -435,7 +437,7 @@ impl<'r> ReceiveChain<'r> {
         {
             wr.next = first.wrapping_add(index + 1);
         }
-        // SAFETY: the queue lives, and the entries are of requests that live.
+        // SAFETY: the queue is alive, and the entries belong to requests that are alive.
         let posted = unsafe { poster.post(first) };
         posted.map_err(|(errno, bad)| (errno, place_of(bad, first, len)))
     }

@@ -1,4 +1,4 @@
-//! A lock for what takes some nanoseconds, as the library's own queues have.
+//! A lock that is held for nanoseconds, as those of the library's own queues are.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -6,19 +6,19 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Looks at a lock that is held before the processor is given to another thread.
-const LOOKS: u32 = 64;
+/// How often a waiting thread checks the lock before it yields the processor.
+const SPINS: u32 = 64;
 
-/// A lock whose release is one store. Whoever waits for it goes on looking.
+/// A lock that is released by one store. A waiting thread polls it.
 pub(crate) struct SpinLock<T> {
     is_held: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by one thread at a time, whichever that is.
+// SAFETY: the lock gives the value to one thread at a time.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// The value, as long as the lock is held.
+/// Access to the value while the lock is held.
 pub(crate) struct SpinGuard<'l, T>(&'l SpinLock<T>);
 
 impl<T> SpinLock<T> {
@@ -43,7 +43,7 @@ impl<T> SpinLock<T> {
             let mut looks = 0;
             while self.is_held.load(Ordering::Relaxed) {
                 looks += 1;
-                match looks < LOOKS {
+                match looks < SPINS {
                     true => std::hint::spin_loop(),
                     false => thread::yield_now(),
                 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_threads_hold_it() {
+    fn two_threads_do_not_hold_the_lock_at_once() {
         const TURNS: u64 = if cfg!(miri) { 20 } else { 2_000 };
         let counted = SpinLock::new(0_u64);
         thread::scope(|scope| {

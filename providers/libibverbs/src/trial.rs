@@ -1,4 +1,4 @@
-//! What a device does not say and only a trial tells.
+//! A trial: finds out what a device does not report.
 
 use std::ffi::c_int;
 
@@ -11,11 +11,13 @@ use verbs_api::{Access, VerbError};
 
 use crate::verbs::{Change, Live, Zero};
 
-/// What a device did.
+/// The result of a trial.
 pub(crate) struct Trial {
-    /// The largest power of two, up to 1024 bytes, for which it made a queue pair of some service.
+    /// The largest power of two, up to 1024 bytes, for which the device made a queue pair of some
+    /// service.
     pub(crate) max_inline_data: u32,
-    /// What it refused of the baseline: services, changes of regions and of completion queues.
+    /// The parts of the baseline that the device refused: services, changes of regions and of
+    /// completion queues.
     pub(crate) gaps: BaselineGaps,
 }
 
@@ -23,10 +25,10 @@ impl Trial {
     /// Tries an open device.
     ///
     /// # Errors
-    /// What every device has was refused.
+    /// The device refused an object that every device has.
     pub(crate) fn of(context: &Live<IbvContext>) -> Result<Self, VerbError> {
         let (pd, channel) = (context.alloc_pd()?, context.create_channel()?);
-        let cq = context.create_cq(8, NOBODY, &channel, 0)?;
+        let cq = context.create_cq(8, NO_OBJECT, &channel, 0)?;
         let makes = |service, size| makes(&pd, &cq, service, size);
         let has = [
             (BaselineGaps::NO_RC, makes(qp_type::RC, 0)),
@@ -53,9 +55,9 @@ impl Trial {
     }
 }
 
-const NOBODY: ObjectId = ObjectId::new(0, 0);
+const NO_OBJECT: ObjectId = ObjectId::new(0, 0);
 
-/// Whether it makes a queue pair of this service, for this many inline bytes.
+/// Whether the device makes a queue pair of this service with this many inline bytes.
 fn makes(pd: &Live<IbvPd>, cq: &Live<IbvCq>, service: c_int, max_inline_data: u32) -> bool {
     let mut init = IbvQpInitAttr {
         qp_type: service,

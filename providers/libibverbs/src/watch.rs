@@ -1,4 +1,4 @@
-//! The thread of the process that sees what the devices have to tell: asynchronous events, and notices of completion queues.
+//! The thread of the process that waits for reports of devices: asynchronous events, and notifications of completion queues.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,13 +13,13 @@ use verbs_api::provider::{PerProcess, start_thread};
 
 use crate::lock::lock;
 
-/// What is behind a descriptor that can be read.
+/// The handler of a descriptor.
 pub(crate) trait Watched: Send + Sync {
-    /// It can be. Called on the thread, with no lock held that others wait for.
+    /// The descriptor is readable. Called on the thread, with no lock held that other threads wait for.
     fn is_ready(&self);
 }
 
-/// A descriptor that is looked at, until [`stop`](Self::stop).
+/// A descriptor that the thread watches until [`stop`](Self::stop).
 pub(crate) struct Watch {
     watcher: Arc<Watcher>,
     token: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Watch {
 struct Watcher {
     epoll: OwnedFd,
     watched: Mutex<Known>,
-    /// Held while something is told.
+    /// Held while a handler runs.
     telling: Mutex<()>,
 }
 
@@ -39,12 +39,12 @@ struct Known {
     thread: Option<ThreadId>,
 }
 
-/// Tells the program. Where its handler panics, which the panic hook has reported, the thread goes on.
+/// Calls a handler of the program. If it panics, which the panic hook has reported, the thread continues.
 pub(crate) fn guarded(tell: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(tell));
 }
 
-// A child of a fork starts its own: the thread of its parent's does not exist there.
+// A child of a fork starts its own thread, because that of its parent does not exist there.
 static WATCHER: PerProcess<Mutex<Option<Arc<Watcher>>>> = PerProcess::new(Mutex::default);
 
 fn os(verb: &'static str) -> impl Fn(Errno) -> VerbError {
@@ -55,7 +55,7 @@ fn os(verb: &'static str) -> impl Fn(Errno) -> VerbError {
 }
 
 impl Watch {
-    /// Tells of each time that it becomes readable.
+    /// Calls the handler each time the descriptor becomes readable.
     ///
     /// # Errors
     /// The process is out of descriptors or threads.
@@ -63,7 +63,7 @@ impl Watch {
         Self::new(fd, what, EventFlags::IN | EventFlags::ET)
     }
 
-    /// Tells again and again, as long as it is readable.
+    /// Calls the handler again and again while the descriptor is readable.
     ///
     /// # Errors
     /// The process is out of descriptors or threads.
@@ -90,10 +90,10 @@ impl Watch {
         Ok(Self { watcher, token })
     }
 
-    /// Ends it, for the descriptor that it was begun with. Nothing is told any more when this returns; called by what is told
-    /// itself, from its return on.
+    /// Ends the watch of the descriptor that it was begun with. The handler does not run after this returns or, if the handler
+    /// itself calls this, after the handler returns.
     pub(crate) fn stop(self, fd: BorrowedFd<'_>) {
-        // It was added, so it can be taken out.
+        // The descriptor was added, so removing it cannot fail.
         let _ = epoll::delete(&self.watcher.epoll, fd);
         let mut known = lock(&self.watcher.watched);
         let stopped = known.by_token.remove(&self.token);
@@ -106,7 +106,7 @@ impl Watch {
 }
 
 impl Watcher {
-    /// The one of the process, started by the first who needs it.
+    /// The watcher of the process, which the first caller starts.
     fn of_process() -> Result<Arc<Self>, VerbError> {
         let mut known = lock(&WATCHER);
         if let Some(watcher) = &*known {
@@ -126,7 +126,7 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Waits for something, and tells it.
+    /// Waits for events and runs their handlers.
     fn round(&self) -> Result<(), Errno> {
         let mut events = [const { std::mem::MaybeUninit::<Event>::uninit() }; 32];
         let ready = match epoll::wait(&self.epoll, &mut events, None) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn each_edge_is_told_once_and_nothing_after_the_stop() {
+    fn each_edge_is_reported_once_and_none_after_the_stop() {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         let (sender, told) = mpsc::channel();
         let watch = Watch::edges(near.as_fd(), Arc::new(Notifies(sender))).unwrap();
@@ -178,7 +178,7 @@ mod tests {
         }
         watch.stop(near.as_fd());
         far.write_all(&[2]).unwrap();
-        // What is told is gone with the watch, and nobody else has the sender.
+        // The handler, which has the only sender, is dropped with the watch.
         assert_eq!(told.recv(), Err(mpsc::RecvError));
     }
 
@@ -187,12 +187,12 @@ mod tests {
     impl Watched for Panics {
         fn is_ready(&self) {
             self.0.send(()).unwrap_or_default();
-            panic!("a handler of the program");
+            panic!("a panic of the program's handler");
         }
     }
 
     #[test]
-    fn a_panic_of_what_is_told_does_not_end_the_thread() {
+    fn a_panic_of_a_handler_does_not_end_the_thread() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let (sender, told) = mpsc::channel();
         let watch = Watch::edges(near.as_fd(), Arc::new(Panics(sender))).unwrap();

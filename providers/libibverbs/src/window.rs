@@ -16,13 +16,13 @@ use crate::verbs::Live;
 pub(crate) struct Window {
     pub(crate) mw: Arc<Live<IbvMw>>,
     rkey: AtomicU32,
-    /// What it is bound to while it is bound to no region of the program's.
+    /// The region that the window is bound to while it is bound to none of the program's.
     pub(crate) null_region: Arc<Live<IbvMr>>,
     bound_to: Arc<BoundTo>,
     context: Arc<Context>,
 }
 
-/// The region that a window was bound to last.
+/// The region that a window was last bound to.
 struct BoundTo {
     window: ObjectId,
     region: Mutex<Weak<region::Shared>>,
@@ -79,11 +79,11 @@ impl MwOps for Window {
     }
 }
 
-/// What becomes of a window when a bind has succeeded.
+/// The change of a window when a bind has succeeded.
 pub(crate) struct Bound {
     pub(crate) window: Arc<Window>,
     pub(crate) region: Option<Arc<region::Region>>,
-    /// `None`: the one that the library has chosen.
+    /// `None` if the library has chosen the key.
     pub(crate) rkey: Option<RKey>,
 }
 

@@ -1,4 +1,4 @@
-//! Verbs that block, carried out one after the other: by a thread of the open device, or by who waits for one.
+//! Blocking verbs, which run one after the other: on a thread of the open device, or on the thread that waits for one.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use crate::lock::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread, and what it has to do. It ends with this when it has done it.
+/// A thread and its queue of jobs. Dropping this ends the thread after the last job.
 pub(crate) struct Worker {
     jobs: Arc<Jobs>,
     help: Weak<dyn Help>,
@@ -21,7 +21,7 @@ pub(crate) struct Worker {
 struct Jobs {
     queue: Mutex<Queue>,
     has_changed: Condvar,
-    /// Held by who carries one out.
+    /// Held by the thread that runs a job.
     turn: Mutex<()>,
 }
 
@@ -43,7 +43,7 @@ impl Worker {
         Ok(Self { jobs, help })
     }
 
-    /// Has a job done, behind those that were given before.
+    /// Adds a job, which runs after the earlier ones.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         lock(&self.jobs.queue).jobs.push_back(Box::new(job));
         self.jobs.has_changed.notify_one();
@@ -65,7 +65,7 @@ impl Jobs {
         }
     }
 
-    /// Waits for a job; answers whether there is one.
+    /// Waits for a job. Returns whether there is one.
     fn wait(&self) -> bool {
         let is_idle = |queue: &mut Queue| queue.jobs.is_empty() && !queue.is_over;
         let queue = self.has_changed.wait_while(lock(&self.queue), is_idle);
@@ -73,10 +73,10 @@ impl Jobs {
         !queue.jobs.is_empty()
     }
 
-    /// Does the next job; answers whether there was one.
+    /// Runs the next job. Returns whether there was one.
     fn next(&self, _turn: MutexGuard<'_, ()>) -> bool {
         let job = lock(&self.queue).jobs.pop_front();
-        // What a program's handler does to itself ends nothing here; it has been told of.
+        // A panic of a program's handler ends nothing here; the panic hook has reported it.
         job.map(|job| catch_unwind(AssertUnwindSafe(job))).is_some()
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     #[test]
-    fn jobs_are_done_in_turn_by_the_thread_or_by_who_waits() {
+    fn jobs_run_in_order_on_the_thread_or_a_waiting_one() {
         let worker = Worker::start().unwrap();
         let (sender, done) = mpsc::channel();
         for number in 0..100 {
@@ -120,16 +120,16 @@ mod tests {
         started.wait().unwrap();
         let all: Vec<_> = done.try_iter().collect();
         assert_eq!(all, Vec::from_iter(0..100));
-        // Nobody waits: the thread does it.
+        // No thread waits, so the worker's thread runs the job.
         worker.run(move || sender.send(100).unwrap());
         assert_eq!(done.recv_timeout(PATIENCE), Ok(100));
     }
 
     #[test]
-    fn a_job_that_panics_ends_no_other() {
+    fn a_panicking_job_does_not_end_the_others() {
         let worker = Worker::start().unwrap();
         let (sender, done) = mpsc::channel();
-        worker.run(|| panic!("a handler of the program"));
+        worker.run(|| panic!("a panic of the program's handler"));
         worker.run(move || sender.send(()).unwrap());
         drop(worker);
         assert_eq!(done.recv_timeout(PATIENCE), Ok(()));

@@ -1,8 +1,8 @@
-//! Domains of extended reliable connections, as the library has them.
+//! Domains of extended reliable connections of the library.
 //!
-//! An extension [opens](crate::OpenDevice::open_xrcd) an [`Xrcd`] and hands it over with what is made in it: an `Arc<Xrcd>` is
-//! [held](verbs_api::extension::SrqExtension::held) by the extension of a shared receive queue, an [`XrcQp`] by that of a queue
-//! pair.
+//! An extension [opens](crate::OpenDevice::open_xrcd) an [`Xrcd`] and passes it along with the objects that are created in it:
+//! the extension of a shared receive queue [holds](verbs_api::extension::SrqExtension::held) an `Arc<Xrcd>`, and that of a queue
+//! pair an [`XrcQp`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,20 +14,21 @@ use verbs_api::{ArgumentReason, VerbError};
 
 use crate::verbs::Live;
 
-/// Whether the domain of a file is made when it is opened.
+/// Whether opening a domain creates it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
-    /// It is created if it is not there.
+    /// Creates the domain if it does not exist.
     pub create: bool,
-    /// It must not be there.
+    /// Fails if the domain exists.
     pub exclusive: bool,
 }
 
-/// An opening of a domain. The library's is closed by [`close`](Self::close), or when the last that was made in it is gone too.
+/// One opening of a domain. The library's opening ends with [`close`](Self::close), or when the last object that was made in it
+/// is gone too.
 pub struct Xrcd {
     xrcd: Live<IbvXrcd>,
     context: Arc<Live<IbvContext>>,
-    /// What was made in it and lives.
+    /// The objects that were made in it and exist.
     members: Mutex<Vec<Holder>>,
 }
 
@@ -45,20 +46,20 @@ impl Xrcd {
         }))
     }
 
-    /// The shared receive queues and targets that were made in this opening and live.
+    /// The shared receive queues and targets that were made in this opening and exist.
     pub fn members(&self) -> Vec<Holder> {
         self.locked().clone()
     }
 
-    /// Closes it.
+    /// Closes the opening.
     ///
     /// # Errors
-    /// The library's, such as that something was made in it and lives.
+    /// The error of the library, for instance that an object which was made in it exists.
     pub fn close(&self) -> Result<(), VerbError> {
         self.with_open(Live::<IbvXrcd>::close)
     }
 
-    /// Uses it while its device is open: its functions are in the table of the device.
+    /// Uses the domain while its device is open, because the functions are in the table of the device.
     fn with_open<R>(
         &self,
         using: impl FnOnce(&Live<IbvXrcd>) -> Result<R, VerbError>,
@@ -70,7 +71,7 @@ impl Xrcd {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is of this open device.
+    /// Checks that the domain belongs to this open device.
     pub(crate) fn check_of(&self, context: &Arc<Live<IbvContext>>) -> Result<(), VerbError> {
         match Arc::ptr_eq(&self.context, context) {
             true => Ok(()),
@@ -78,7 +79,7 @@ impl Xrcd {
         }
     }
 
-    /// A new target, or another handle of one.
+    /// Creates a target, or opens another handle of one.
     pub(crate) fn target(
         &self,
         id: ObjectId,
@@ -90,7 +91,7 @@ impl Xrcd {
         })
     }
 
-    /// A shared receive queue of the domain, whose receives complete in the completion queue; and its sizes.
+    /// Creates a shared receive queue of the domain, whose receives complete in the completion queue. Returns its sizes too.
     pub(crate) fn srq(
         &self,
         id: ObjectId,
@@ -100,7 +101,7 @@ impl Xrcd {
         self.with_open(|xrcd| xrcd.create_srq(id, of, attr))
     }
 
-    /// Notes what was made in it.
+    /// Notes an object that was made in the opening.
     pub(crate) fn add(self: &Arc<Self>, kind: ObjectKind, id: ObjectId) -> Member {
         let holder = Holder::new(kind, id);
         self.locked().push(holder);
@@ -113,7 +114,7 @@ impl Xrcd {
 
 impl Drop for Xrcd {
     fn drop(&mut self) {
-        // Of a device that was closed nothing is left to close, and nobody is there to be told of a failure.
+        // If the device was closed, there is nothing left to close; in no case is there a caller to report a failure to.
         let _ = self.close();
     }
 }
@@ -124,7 +125,7 @@ impl OpenFlags {
         flag(self.create, libc::O_CREAT) | flag(self.exclusive, libc::O_EXCL)
     }
 
-    /// What a refusal means: the library has a number for that, and not always the same.
+    /// Explains a refusal: the library reports it only by a number, and not always by the same.
     fn refused(self, of_file: bool, error: VerbError) -> VerbError {
         let VerbError::Os { errno, .. } = error else {
             return error;
@@ -142,7 +143,7 @@ impl OpenFlags {
     }
 }
 
-/// Something that was made in a domain, as long as it lives.
+/// An object that was made in a domain. Dropping this notes its end.
 pub(crate) struct Member {
     xrcd: Arc<Xrcd>,
     id: ObjectId,
@@ -154,11 +155,11 @@ impl Drop for Member {
     }
 }
 
-/// What a queue pair is to be.
+/// The role of a queue pair.
 #[derive(Clone)]
 pub enum XrcQp {
-    /// The sending end: each request carries the number of the shared receive queue at the peer that it is for, as an attribute.
+    /// The sending end. Each request carries, as an attribute, the number of the peer's shared receive queue that it is for.
     Initiator,
-    /// The receiving end, of a domain: a new one, or another handle of the one with this number.
+    /// The receiving end in a domain: a new one, or another handle of the one with this number.
     Target(Arc<Xrcd>, Option<Qpn>),
 }

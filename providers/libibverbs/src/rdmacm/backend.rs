@@ -25,7 +25,7 @@ use crate::watch::{Watch, Watched};
 /// The queue key that librdmacm gives every datagram service of an IP address.
 const QKEY: u32 = 0x0123_4567;
 
-/// The longest that a call of librdmacm takes.
+/// The longest private data that a call of librdmacm accepts.
 const IWARP_PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits {
     connect: u8::MAX as usize,
     accept: u8::MAX as usize,
@@ -34,9 +34,9 @@ const IWARP_PRIVATE_DATA: PrivateDataLimits = PrivateDataLimits {
     answer: 0,
 };
 
-/// What connects the queue pairs of a device.
+/// The backend that connects the queue pairs of a device.
 pub(crate) struct Manager {
-    /// The device, as the library calls it.
+    /// The library's name of the device.
     device: String,
     transport: Transport,
     channel: Arc<Channel>,
@@ -45,7 +45,7 @@ pub(crate) struct Manager {
     watch: Mutex<Option<Watch>>,
 }
 
-/// What there are identifiers for.
+/// The identifiers of librdmacm and their roles.
 #[derive(Default)]
 struct Table {
     ends: HashMap<Token, End>,
@@ -62,29 +62,29 @@ struct End {
 #[derive(Clone)]
 enum Role {
     Listener(Arc<dyn ListenSink<Offer>>),
-    /// Somebody asks, and nobody has answered.
+    /// A connection request that was not answered yet.
     Asked(Arc<dyn ListenSink<Offer>>),
-    /// The way to the peer is being found.
+    /// The address and the route of the peer are being resolved.
     Resolving(SocketAddr, Box<Offer>, Arc<dyn Sink>),
-    /// Of the queue pair of this number.
+    /// The connection of the queue pair with this number.
     Connection(Stage, u32, Arc<dyn Sink>),
     DatagramListener(Arc<dyn ListenSink<Question>>),
     Questioned(Arc<dyn ListenSink<Question>>),
-    /// The way to a datagram service is being found, then the service asked.
+    /// The address of a datagram service is being resolved, or the service was asked.
     Question(SocketAddr, Vec<u8>, Arc<dyn AnswerSink>),
 }
 
-/// How far a connection is.
+/// The progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// This end has asked.
+    /// This end has requested the connection.
     Asking,
-    /// The other has answered.
+    /// The other end has replied.
     Answered,
-    /// This end has agreed.
+    /// This end has accepted.
     Agreed,
     Open,
-    /// This end has ended it.
+    /// This end has started to disconnect.
     Ending,
 }
 
@@ -117,10 +117,10 @@ impl Table {
 }
 
 impl Manager {
-    /// For the device that the library calls so.
+    /// Starts the backend of the device with this name in the library.
     ///
     /// # Errors
-    /// The kernel has no connection manager for user space, or the process is out of descriptors or threads.
+    /// The kernel has no connection manager for user space, or the process has no further descriptors or threads.
     pub(crate) fn start(
         cm: Cm,
         device: String,
@@ -162,7 +162,7 @@ impl Manager {
         };
         match role {
             Role::Listener(_) | Role::DatagramListener(_) => {}
-            // Whatever happens to a request that nobody has answered is its end.
+            // Each event of an unanswered request means its end.
             Role::Asked(sink) => {
                 self.remove(token);
                 sink.withdrawn(token);
@@ -184,7 +184,7 @@ impl Manager {
     }
 
     fn asked(&self, event: Event) {
-        // Dropped, it is refused.
+        // Dropping the identifier refuses the request.
         let Some(id) = event.asks else { return };
         if id.device().as_ref() != Some(&self.device) {
             return;
@@ -243,7 +243,7 @@ impl Manager {
         }
     }
 
-    /// The address of a peer has been found.
+    /// Checks the device of a resolved address and resolves the route.
     fn found(&self, id: &Id, to: SocketAddr) -> Result<(), ConnectError> {
         self.check_device(id, to)?;
         Ok(id.resolve_route()?)
@@ -280,7 +280,7 @@ impl Manager {
             CmEvent::Accepted(_) => self.set_stage(token, Stage::Answered),
             CmEvent::Completed => self.set_stage(token, Stage::Open),
             CmEvent::Disconnected | CmEvent::DisconnectConfirmed if self.has_timewait() => {
-                // The other waits for an answer. One that has gone needs none.
+                // The other end waits for an answer; if it has gone, the call fails without harm.
                 let _ = id.disconnect();
             }
             _ => {
@@ -290,7 +290,7 @@ impl Manager {
         sink.event(told);
     }
 
-    /// What an event of a connection means for this end.
+    /// Translates an event of a connection for this end.
     fn told(&self, stage: Stage, event: Event, peer: Option<SocketAddr>) -> Option<CmEvent> {
         const TIMED_OUT: c_int = -libc::ETIMEDOUT;
         Some(match (event.kind, event.status) {
@@ -303,7 +303,7 @@ impl Manager {
             }
             (event::REJECTED, reason) => match Refusal::of_reject_reason(reason as u16) {
                 Refusal::Program => CmEvent::Rejected(Refusal::Program, event.private_data),
-                // Elsewhere its private data are not the program's.
+                // The private data of other refusals does not come from the program.
                 other => CmEvent::Rejected(other, Vec::new()),
             },
             (event::UNREACHABLE, _) | (event::CONNECT_ERROR, TIMED_OUT) => CmEvent::TimedOut,
@@ -334,7 +334,7 @@ impl Manager {
             event::ESTABLISHED => answer(event).map(Some),
             event::ADDR_ERROR | event::ROUTE_ERROR => Err(unresolved(&event, to)),
             event::UNREACHABLE if event.status == -libc::ETIMEDOUT => Err(ConnectError::TimedOut),
-            // librdmacm gives the status of a SIDR_REP, which is 1 where nothing serves the port.
+            // librdmacm returns the status of a SIDR_REP, which is 1 if no service has the port.
             _ => Err(ConnectError::Refused {
                 reason: match event.status {
                     1 => Refusal::NoListener,
@@ -374,12 +374,12 @@ impl Manager {
         table.ends.get(&token).map(|end| Arc::clone(&end.id))
     }
 
-    /// Forgets an identifier, which is destroyed when nobody uses it any more.
+    /// Removes an identifier, which is destroyed with its last handle.
     fn remove(&self, token: Token) -> Option<End> {
         lock(&self.table).remove(token)
     }
 
-    /// An identifier at an address of the device.
+    /// Creates an identifier that is bound to an address of the device.
     fn bound(&self, service: Service, at: SocketAddr) -> Result<Id, ConnectError> {
         let id = Id::create(&self.channel, service)?;
         id.bind(at).map_err(|error| in_use(error, at))?;
@@ -387,13 +387,13 @@ impl Manager {
         Ok(id)
     }
 
-    /// Whether librdmacm takes an address for the device's.
+    /// Whether librdmacm assigns an address to this device.
     fn is_own(&self, ip: IpAddr) -> bool {
         let at = SocketAddr::new(ip, 0);
         self.bound(Service::Connections, at).is_ok()
     }
 
-    /// An address of the device: of IPv4, or of IPv6.
+    /// An IPv4 or IPv6 address of the device.
     pub(super) fn address(&self, is_ipv4: bool) -> Option<IpAddr> {
         let mut known = interface::addresses().into_iter();
         known.find(|&ip| ip.is_ipv4() == is_ipv4 && self.is_own(ip))
@@ -430,7 +430,7 @@ impl Manager {
         drop(end);
     }
 
-    /// Begins to find the way to a peer, from this port where it is not 0.
+    /// Starts to resolve the address of a peer, from this port unless it is 0.
     fn resolve_with(
         &self,
         service: Service,
@@ -455,8 +455,8 @@ impl Manager {
         Ok(token)
     }
 
-    /// Where the way to a destination begins: at the destination where that is here, where the kernel's routes begin, or else
-    /// at any address of the device.
+    /// The source address for a destination: the destination itself if it belongs to this device, else the kernel's choice if
+    /// that does, else any address of the device.
     fn source_towards(&self, to: IpAddr) -> Option<IpAddr> {
         let routed = || interface::source_of(to);
         Some(to)
@@ -472,7 +472,7 @@ impl Drop for Manager {
     }
 }
 
-/// Takes the events of a manager, as long as it lives.
+/// Takes the events of a manager while the manager exists.
 struct Events(Weak<Manager>);
 
 impl Watched for Events {
@@ -483,7 +483,7 @@ impl Watched for Events {
         match manager.channel.next() {
             Ok(Some(event)) => manager.handle(event),
             Ok(None) => {}
-            // A descriptor of no use any more would be ready for ever.
+            // An unusable descriptor would be reported as ready forever.
             Err(_) => manager.stop(),
         }
     }
@@ -513,7 +513,7 @@ const fn is_unreachable(errno: c_int) -> bool {
     )
 }
 
-/// Why a request has not left: some drivers make the stream before they answer the call.
+/// Explains why a request was not sent: some drivers make the stream before the call returns.
 fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
     let ConnectError::Verb(VerbError::Os { errno, .. }) = error else {
         return CmEvent::Failed(error);
@@ -526,7 +526,7 @@ fn unconnected(error: ConnectError, to: SocketAddr) -> CmEvent {
     }
 }
 
-/// Whoever asked has gone.
+/// Whether the error number means that the requesting end has gone.
 const fn is_over(errno: c_int) -> bool {
     matches!(
         errno,
@@ -552,7 +552,7 @@ fn terms(offer: &Offer) -> Terms<'_> {
     }
 }
 
-/// What a peer says. Its resources and depth are this end's, as it is to have them.
+/// The offer of a peer, with resources and depth swapped to the view of this end.
 fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option<Offer> {
     let &Said::Connection {
         qp_num,
@@ -569,7 +569,7 @@ fn offer(said: &Said, private_data: Vec<u8>, peer: Option<SocketAddr>) -> Option
         from: peer,
         endpoint: QpEndpoint {
             qp_num: Qpn::new(qp_num),
-            // librdmacm tells it with what the queue pair is brought up with.
+            // librdmacm gives the PSN together with the attributes for the queue pair.
             sq_psn: Psn::default(),
             address: LinkAddress::Ip(ip),
             gid: Gid::from(ip),
@@ -600,7 +600,7 @@ fn answer(event: Event) -> Result<Answer, ConnectError> {
     })
 }
 
-/// librdmacm has no other connections than reliable ones of both directions.
+/// Refuses all but reliable connections of both directions, which are the only ones of librdmacm.
 fn check_service(offer: &Offer) -> Result<(), ConnectError> {
     match (offer.qp_type, offer.half) {
         (QpType::Rc, Half::Both) => Ok(()),
@@ -654,7 +654,7 @@ impl Backend for Manager {
 
     fn accept(&self, token: Token, offer: Offer, sink: Arc<dyn Sink>) -> Result<(), ConnectError> {
         let id = self.id(token).ok_or(ConnectError::Aborted)?;
-        // It may be told before the call returns.
+        // The event may arrive before the call returns.
         let qp_num = offer.endpoint.qp_num.value();
         self.set_role(token, Role::Connection(Stage::Agreed, qp_num, sink));
         id.accept(&terms(&offer)).map_err(|error| {
@@ -691,7 +691,7 @@ impl Backend for Manager {
     fn complete(&self, token: Token) {
         let Some(id) = self.id(token) else { return };
         self.set_stage(token, Stage::Open);
-        // Over iWARP there is nothing more to say.
+        // Over iWARP no further message follows.
         if self.is_iwarp() || id.establish().is_ok() {
             return;
         }
@@ -708,7 +708,8 @@ impl Backend for Manager {
         if let Some(end) = self.remove(token)
             && end.id.reject(&private_data).is_err()
         {
-            // The end that asked cannot refuse any more over iWARP. What fails has ended.
+            // Over iWARP the requesting end cannot refuse a reply, so it disconnects. A call that fails means that the connection
+            // has ended.
             let _ = end.id.disconnect();
         }
     }
@@ -719,7 +720,7 @@ impl Backend for Manager {
         let Some((id, Role::Connection(.., sink))) = found else {
             return;
         };
-        // What fails has ended already.
+        // A call that fails means that the connection has ended already.
         if id.disconnect().is_err() {
             sink.event(CmEvent::DisconnectConfirmed);
         }
@@ -729,7 +730,7 @@ impl Backend for Manager {
         let Some(end) = self.remove(token) else {
             return;
         };
-        // What fails here has ended already.
+        // A call that fails means that the connection has ended already.
         let _ = match end.role {
             Role::Connection(Stage::Answered, ..) if !self.is_iwarp() => end.id.reject(&[]),
             Role::Connection(..) => end.id.disconnect(),

@@ -1,4 +1,4 @@
-//! The calls of librdmacm on identifiers that live, and its events: pointers and error numbers end here.
+//! The calls of librdmacm on live identifiers, and its events. No other module has pointers or error numbers of librdmacm.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
@@ -18,27 +18,27 @@ use verbs_api::qp::QpState;
 use super::library::Cm;
 use crate::verbs::{Zero as _, check, last_error, never_waits, nothing};
 
-/// How long an address or a route may take to be found.
+/// The most time in milliseconds that resolving an address or a route may take.
 const RESOLVE_MS: c_int = 5000;
 
-/// The queue of events of its identifiers.
+/// An event channel and the queue of events of its identifiers.
 pub(crate) struct Channel {
     cm: Cm,
     at: NonNull<RdmaEventChannel>,
 }
 
-// SAFETY: every thread may use a channel, several at a time.
+// SAFETY: several threads may use a channel at the same time.
 unsafe impl Send for Channel {}
-// SAFETY: as above.
+// SAFETY: several threads may use a channel at the same time.
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// One that never waits for an event.
+    /// Opens a channel whose reads do not wait.
     ///
     /// # Errors
     /// The kernel has no connection manager for user space, or this user may not use it.
     pub(crate) fn open(cm: Cm) -> Result<Arc<Self>, VerbError> {
-        // SAFETY: it has no argument.
+        // SAFETY: the call has no argument.
         let made = unsafe { (cm.rdma_create_event_channel)() };
         let at = NonNull::new(made).ok_or_else(|| unopened(last_error("create_event_channel")))?;
         let channel = Self { cm, at };
@@ -46,19 +46,20 @@ impl Channel {
         Ok(Arc::new(channel))
     }
 
-    /// What becomes readable with an event.
+    /// The descriptor that is readable while there is an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: it is open as long as the channel lives.
+        // SAFETY: the descriptor is open as long as the channel lives.
         unsafe { BorrowedFd::borrow_raw(self.at.as_ref().fd) }
     }
 
-    /// The next event, which has been acknowledged: identifiers may be destroyed by whoever gets it. `None` where there is none.
+    /// The next event, or `None` if there is none. It is acknowledged before it is returned, so the caller may destroy
+    /// identifiers.
     ///
     /// # Errors
-    /// There will be none any more.
+    /// The channel will have no further events.
     pub(crate) fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbError> {
         let mut taken = ptr::null_mut();
-        // SAFETY: it lives, and there is room.
+        // SAFETY: the channel lives as long as `self`, and there is room for the pointer.
         let answer = unsafe { (self.cm.rdma_get_cm_event)(self.at.as_ptr(), &raw mut taken) };
         if answer != 0 {
             return nothing("get_cm_event").map(|_| None);
@@ -66,9 +67,9 @@ impl Channel {
         let Some(event) = NonNull::new(taken) else {
             return Err(VerbError::Internal("librdmacm hands out no event"));
         };
-        // SAFETY: it is this one's until it is acknowledged.
+        // SAFETY: the event is valid until it is acknowledged.
         let read = unsafe { self.read(event.as_ref()) };
-        // SAFETY: the event that was taken, once. What was read of it are copies.
+        // SAFETY: this acknowledges the event that was taken, once. `read` is a copy of its contents.
         unsafe { (self.cm.rdma_ack_cm_event)(event.as_ptr()) };
         Ok(Some(read))
     }
@@ -81,13 +82,13 @@ impl Channel {
             _ => (event.id, None),
         };
         let owner = NonNull::new(owner);
-        // SAFETY: an identifier lives as long as events of it are not acknowledged.
+        // SAFETY: an identifier lives while it has events that are not acknowledged.
         let is_for_datagrams = owner.is_some_and(|id| unsafe { id.as_ref() }.ps == port_space::UDP);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the event is not acknowledged.
         let (said, private_data) = unsafe { read_param(&event.param, is_for_datagrams) };
         Event {
             of: Key(owner.map_or(0, |id| id.as_ptr().addr())),
-            // A request makes an identifier, which is whoever's takes the event.
+            // The new identifier of a request belongs to the receiver of the event.
             asks: asks.map(|at| Id {
                 channel: Arc::clone(self),
                 at,
@@ -102,7 +103,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: it lives, and its identifiers do not: each holds it.
+        // SAFETY: the channel lives, and its identifiers do not, because each of them holds it.
         unsafe { (self.cm.rdma_destroy_event_channel)(self.at.as_ptr()) };
     }
 }
@@ -124,15 +125,15 @@ fn unopened(error: VerbError) -> VerbError {
 }
 
 /// # Safety
-/// It is of an event that is not acknowledged, of this kind of service.
+/// The parameters belong to an event of this kind of service that is not acknowledged.
 unsafe fn read_param(param: &RdmaParam, is_for_datagrams: bool) -> (Said, Vec<u8>) {
-    // SAFETY: both kinds are numbers and a pointer, and begin with the private data.
+    // SAFETY: both kinds consist of numbers and a pointer, and begin with the private data.
     let (conn, ud) = unsafe { (&param.conn, &param.ud) };
     let private_data = match conn.private_data.is_null() {
         true => Vec::new(),
         false => {
             let len = usize::from(conn.private_data_len);
-            // SAFETY: as many bytes as the event says, until it is acknowledged.
+            // SAFETY: the event has this many bytes until it is acknowledged.
             unsafe { slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.to_vec()
         }
     };
@@ -153,25 +154,25 @@ unsafe fn read_param(param: &RdmaParam, is_for_datagrams: bool) -> (Said, Vec<u8
     (said, private_data)
 }
 
-/// Which identifier an event is of.
+/// Identifies the identifier of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(usize);
 
-/// What happened to an identifier.
+/// An event of an identifier.
 pub(crate) struct Event {
-    /// Of a request, whoever listens.
+    /// The identifier; for a request, the listening one.
     pub(crate) of: Key,
-    /// The identifier that a request has made.
+    /// The identifier that a request has created.
     pub(crate) asks: Option<Id>,
     /// One of `rdmacm::event`.
     pub(crate) kind: c_int,
-    /// 0, an error number below zero, or the reason of a rejection.
+    /// 0, a negative error number, or the reason of a rejection.
     pub(crate) status: c_int,
     pub(crate) said: Said,
     pub(crate) private_data: Vec<u8>,
 }
 
-/// What an event says of the peer.
+/// The peer's parameters in an event.
 pub(crate) enum Said {
     Connection {
         qp_num: u32,
@@ -187,14 +188,14 @@ pub(crate) enum Said {
     },
 }
 
-/// What an identifier is for.
+/// The kind of service of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Service {
     Connections,
     Datagrams,
 }
 
-/// What one end says with a request or an answer.
+/// The parameters that one end sends with a request or an answer.
 pub(crate) struct Terms<'a> {
     pub(crate) qp_num: u32,
     pub(crate) responder_resources: u8,
@@ -205,7 +206,7 @@ pub(crate) struct Terms<'a> {
 }
 
 impl<'a> Terms<'a> {
-    /// Those of a question for a datagram service, with no queue pair, and of its answer.
+    /// The parameters of a question for a datagram service, which has no queue pair, and of its answer.
     pub(crate) const fn of_datagrams(qp_num: u32, private_data: &'a [u8]) -> Self {
         Self {
             qp_num,
@@ -218,17 +219,18 @@ impl<'a> Terms<'a> {
     }
 }
 
-/// An identifier, destroyed with its last handle: whoever calls holds one.
+/// An identifier, which is destroyed with its last handle. Each caller of a method holds one.
 ///
-/// That waits for events of it that are not acknowledged, which nobody holds who has an [`Event`].
+/// The destruction waits until the events of the identifier are acknowledged, which they are before [`Channel::next`] returns an
+/// [`Event`].
 pub(crate) struct Id {
     channel: Arc<Channel>,
     at: NonNull<RdmaCmId>,
 }
 
-// SAFETY: every thread may use an identifier, several at a time.
+// SAFETY: several threads may use an identifier at the same time.
 unsafe impl Send for Id {}
-// SAFETY: as above.
+// SAFETY: several threads may use an identifier at the same time.
 unsafe impl Sync for Id {}
 
 impl Id {
@@ -239,7 +241,7 @@ impl Id {
             Service::Datagrams => port_space::UDP,
         };
         let create = channel.cm.rdma_create_id;
-        // SAFETY: the channel lives, and there is room.
+        // SAFETY: the channel lives as long as `channel`, and there is room for the pointer.
         check("create_id", unsafe {
             create(channel.at.as_ptr(), &raw mut made, ptr::null_mut(), space)
         })?;
@@ -252,9 +254,9 @@ impl Id {
         Key(self.at.as_ptr().addr())
     }
 
-    /// The name of the device that it has come to, where it has.
+    /// The name of the device that the identifier is bound to, if it is bound.
     pub(crate) fn device(&self) -> Option<String> {
-        // SAFETY: it lives, and so does the device that it is of: the library has opened it.
+        // SAFETY: the identifier lives as long as `self`, and the library keeps its device open.
         let name = unsafe {
             let context = self.at.as_ref().verbs.as_ref()?;
             &context.device.as_ref()?.name
@@ -264,31 +266,31 @@ impl Id {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// The address that it has on this side. Not while another thread gives it one.
+    /// The address of this end. No other thread may bind the identifier at the same time.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
-        // SAFETY: it lives.
+        // SAFETY: the identifier lives as long as `self`.
         address::read(unsafe { &self.at.as_ref().route.addr.src })
     }
 
-    /// The peer's address. Not while another thread gives it one.
+    /// The address of the peer. No other thread may bind the identifier at the same time.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: it lives.
+        // SAFETY: the identifier lives as long as `self`.
         address::read(unsafe { &self.at.as_ref().route.addr.dst })
     }
 
     pub(crate) fn bind(&self, to: SocketAddr) -> Result<(), VerbError> {
         let mut to = address::write(to);
         self.ask("bind_addr", |cm, id| {
-            // SAFETY: it lives, and the address is as long as its family says.
+            // SAFETY: the identifier lives as long as `self`, and the address has the length of its family.
             unsafe { (cm.rdma_bind_addr)(id, pointer(&mut to)) }
         })
     }
 
     pub(crate) fn listen(&self) -> Result<(), VerbError> {
-        // As many requests as the kernel lets wait.
+        // 0 is the kernel's maximum.
         const BACKLOG: c_int = 0;
         self.ask("listen", |cm, id| {
-            // SAFETY: it lives.
+            // SAFETY: the identifier lives as long as `self`.
             unsafe { (cm.rdma_listen)(id, BACKLOG) }
         })
     }
@@ -296,14 +298,14 @@ impl Id {
     pub(crate) fn resolve_addr(&self, from: SocketAddr, to: SocketAddr) -> Result<(), VerbError> {
         let (mut from, mut to) = (address::write(from), address::write(to));
         self.ask("resolve_addr", |cm, id| {
-            // SAFETY: it lives, and the addresses are as long as their families say.
+            // SAFETY: the identifier lives as long as `self`, and the addresses have the lengths of their families.
             unsafe { (cm.rdma_resolve_addr)(id, pointer(&mut from), pointer(&mut to), RESOLVE_MS) }
         })
     }
 
     pub(crate) fn resolve_route(&self) -> Result<(), VerbError> {
         self.ask("resolve_route", |cm, id| {
-            // SAFETY: it lives.
+            // SAFETY: the identifier lives as long as `self`.
             unsafe { (cm.rdma_resolve_route)(id, RESOLVE_MS) }
         })
     }
@@ -311,7 +313,7 @@ impl Id {
     pub(crate) fn connect(&self, terms: &Terms<'_>) -> Result<(), VerbError> {
         let mut param = terms.in_c()?;
         self.ask("connect", |cm, id| {
-            // SAFETY: it lives, and so does the private data.
+            // SAFETY: the identifier lives as long as `self`, and so does the private data.
             unsafe { (cm.rdma_connect)(id, &raw mut param) }
         })
     }
@@ -319,14 +321,14 @@ impl Id {
     pub(crate) fn accept(&self, terms: &Terms<'_>) -> Result<(), VerbError> {
         let mut param = terms.in_c()?;
         self.ask("accept", |cm, id| {
-            // SAFETY: it lives, and so does the private data.
+            // SAFETY: the identifier lives as long as `self`, and so does the private data.
             unsafe { (cm.rdma_accept)(id, &raw mut param) }
         })
     }
 
     pub(crate) fn establish(&self) -> Result<(), VerbError> {
         self.ask("establish", |cm, id| {
-            // SAFETY: it lives.
+            // SAFETY: the identifier lives as long as `self`.
             unsafe { (cm.rdma_establish)(id) }
         })
     }
@@ -334,25 +336,25 @@ impl Id {
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), VerbError> {
         let len = length(private_data)?;
         self.ask("reject", |cm, id| {
-            // SAFETY: it lives, and so does the private data.
+            // SAFETY: the identifier lives as long as `self`, and so does the private data.
             unsafe { (cm.rdma_reject)(id, private_data.as_ptr().cast(), len) }
         })
     }
 
     pub(crate) fn disconnect(&self) -> Result<(), VerbError> {
         self.ask("disconnect", |cm, id| {
-            // SAFETY: it lives.
+            // SAFETY: the identifier lives as long as `self`.
             unsafe { (cm.rdma_disconnect)(id) }
         })
     }
 
-    /// What a queue pair is to be modified with to get to this state.
+    /// The attributes with which a queue pair reaches this state.
     pub(crate) fn qp_attr(&self, state: QpState) -> Result<IbvQpAttr, VerbError> {
         let mut attr = IbvQpAttr::zero();
         attr.qp_state = state as c_int;
         let mut mask = 0;
         self.ask("init_qp_attr", |cm, id| {
-            // SAFETY: it lives, and there is room.
+            // SAFETY: the identifier lives as long as `self`, and there is room for the result.
             unsafe { (cm.rdma_init_qp_attr)(id, &raw mut attr, &raw mut mask) }
         })?;
         Ok(attr)
@@ -369,7 +371,7 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: it lives, and this was its last handle.
+        // SAFETY: the identifier lives, and this was its last handle.
         unsafe { (self.channel.cm.rdma_destroy_id)(self.at.as_ptr()) };
     }
 }

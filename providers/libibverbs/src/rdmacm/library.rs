@@ -1,4 +1,4 @@
-//! The functions of librdmacm: of the file that the verbs are of, or of one that belongs to it.
+//! The functions of librdmacm: from the file of the verbs, or from a library that belongs to it.
 #![allow(unsafe_code)]
 
 use std::ffi::{OsStr, c_int, c_void};
@@ -9,11 +9,11 @@ use verbs_api::VerbError;
 
 use crate::library::{File, symbols};
 
-/// The name of the library, beside that of the verbs or as the dynamic linker finds it.
+/// The name of the library, in the directory of the verbs' library or for the dynamic linker.
 pub(crate) const FILE: &str = "librdmacm.so.1";
 
 symbols! {
-    /// The functions that connections are made with.
+    /// The functions for connections.
     Cm {
         rdma_create_event_channel() -> *mut RdmaEventChannel;
         rdma_destroy_event_channel(*mut RdmaEventChannel);
@@ -35,10 +35,10 @@ symbols! {
 }
 
 impl Cm {
-    /// Those that belong to the verbs of this file.
+    /// Finds the functions that belong to the verbs of this file.
     ///
     /// # Errors
-    /// There is no such library, or it lacks one.
+    /// There is no such library, or it lacks a function.
     pub(crate) fn beside(verbs: &File) -> Result<Self, VerbError> {
         if let Ok(same) = Self::of(verbs) {
             return Ok(same);

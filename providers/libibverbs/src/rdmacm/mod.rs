@@ -1,11 +1,11 @@
-//! Connections by librdmacm, which is loaded when they are first asked for.
+//! Connections by librdmacm, which is loaded for the first connection.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `library` | its functions, loaded |
-//! | `calls` | those functions on identifiers that live, and events: pointers end here |
-//! | `backend` | what connects the queue pairs of a device |
-//! | `states` | what has become of the queue pairs that are connected so |
+//! | `calls` | those functions on live identifiers, and events: the only code with raw pointers to them |
+//! | `backend` | the backend that connects the queue pairs of a device |
+//! | `states` | the states of queue pairs that connections bring up and down |
 //! | `pair` | queue pairs of iWARP that name each other by number |
 
 mod backend;
@@ -31,10 +31,10 @@ use refusal::Refusal;
 pub(crate) use states::Connected;
 use states::States;
 
-/// How the queue pairs of a device come to be connected.
+/// The connections of the queue pairs of a device.
 pub(crate) struct Connections {
     library: &'static crate::library::Library,
-    /// The device, as the library calls it.
+    /// The library's name of the device.
     device: String,
     transport: Transport,
     manager: OnceLock<Result<Arc<Manager>, VerbError>>,
@@ -67,7 +67,7 @@ impl Connections {
         manager.as_ref().map_err(Clone::clone)
     }
 
-    /// Whether queue pairs are brought up and down by what connects them, and not by modifying them.
+    /// Whether connections bring queue pairs up and down, instead of verbs that modify them.
     pub(crate) fn are_brought_up_here(&self) -> bool {
         self.transport == Transport::Iwarp
     }
@@ -77,7 +77,7 @@ impl Connections {
         &self.states
     }
 
-    /// What makes connections, or says of each why it cannot be.
+    /// The backend that makes connections, or one that explains why there are none.
     pub(crate) fn carrier(&self) -> Carrier {
         Carrier::Backend(match self.manager() {
             Ok(manager) => Arc::clone(manager) as _,

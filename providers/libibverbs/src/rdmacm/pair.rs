@@ -1,7 +1,7 @@
 //! Queue pairs of an iWARP device that name each other by number.
 //!
-//! There is no such thing on the wire: a stream begins with a connection. Where both are of this process, one is made between
-//! the two, over an address of the device. Whichever is second asks, and the request names the first.
+//! The wire has no such thing: a stream begins with a connection. If both queue pairs belong to this process, one is made between
+//! them, over an address of the device. The one that comes second requests the connection, and the request names the first.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,15 +22,15 @@ use crate::lock::lock;
 /// Queue pairs of this process that name each other.
 #[derive(Default)]
 pub(super) struct Pairs {
-    /// Those that wait for another.
+    /// Queue pairs that wait for their peer.
     waiting: HashMap<Names, End>,
-    /// What holds the connection of each.
+    /// The identifier of the connection of each queue pair.
     tokens: HashMap<u32, Token>,
-    /// Where they ask each other.
+    /// The address for requests between these queue pairs.
     listener: Option<SocketAddr>,
 }
 
-/// A queue pair, and the one that it is to be connected to.
+/// A queue pair and the one that it is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Names {
     pub(crate) own: u32,
@@ -46,17 +46,17 @@ impl Names {
     }
 }
 
-/// Reads that an end serves, and has outstanding, at one time.
+/// The reads that an end serves, and those that it has outstanding, at one time.
 type Reads = (Option<u8>, Option<u8>);
 
-/// One end that is to be connected.
+/// One end that will be connected.
 struct End {
     reads: Reads,
     reply: Reply<()>,
 }
 
 impl Connections {
-    /// There will be no queue pair of this number any more: ends its connection, and answers its state.
+    /// Ends the connection of a queue pair that is being destroyed. Returns its state.
     pub(crate) fn gone(&self, qp_num: u32) -> Option<Known> {
         let known = self.states.remove(qp_num);
         self.end_waiting(
@@ -67,7 +67,7 @@ impl Connections {
         known
     }
 
-    /// A queue pair is not to be connected any more, whose peer may still be.
+    /// Cancels the connection of a queue pair; its peer may still be connected.
     pub(crate) fn call_off(&self, qp_num: u32, why: &VerbError) {
         self.end_waiting(|names| names.own == qp_num, why);
         self.forget(qp_num);
@@ -92,7 +92,7 @@ impl Connections {
         }
     }
 
-    /// Connects a queue pair, which is in INIT, to another that names it too, now or later.
+    /// Connects a queue pair, which is in INIT, to one that names it too, now or later.
     pub(crate) fn meet(self: &Arc<Self>, names: Names, reads: Reads, reply: Reply<()>) {
         let end = End { reads, reply };
         self.forget(names.own);
@@ -139,7 +139,7 @@ impl Connections {
             .connect(at, offer(names.own, reads, said), sink)
     }
 
-    /// Where queue pairs of this process ask each other.
+    /// The address on which queue pairs of this process request connections of each other.
     fn listener(self: &Arc<Self>) -> Result<SocketAddr, ConnectError> {
         let mut pairs = lock(&self.pairs);
         if let Some(at) = pairs.listener {
@@ -160,7 +160,7 @@ impl Connections {
         Ok(at)
     }
 
-    /// The end that waits for whoever asks, where that is one of this process.
+    /// The waiting end that a request names, if the request comes from this process.
     fn awaited(&self, offer: &Offer) -> Option<(Names, End)> {
         let (own, said) = offer.private_data.split_first_chunk()?;
         let names = Names {
@@ -204,7 +204,7 @@ fn offer(qp_num: u32, (served, outstanding): Reads, private_data: Vec<u8>) -> Of
     }
 }
 
-/// Lets in queue pairs of this process.
+/// Accepts requests of queue pairs of this process.
 struct Listener(Weak<Connections>);
 
 impl ListenSink<Offer> for Listener {
@@ -229,7 +229,7 @@ impl ListenSink<Offer> for Listener {
     fn withdrawn(&self, _: Token) {}
 }
 
-/// Answers for one end.
+/// Gets the events of the connection for one end and sends the reply.
 struct EndSink {
     connections: Weak<Connections>,
     names: Names,
@@ -244,7 +244,7 @@ impl EndSink {
         }
     }
 
-    /// Neither end is going to be connected.
+    /// Reports to both ends that they will not be connected.
     fn fail(&self, error: &ConnectError) {
         let error = match error {
             ConnectError::Verb(error) => error.clone(),

@@ -1,4 +1,4 @@
-//! What answers for connections where librdmacm cannot be used.
+//! The backend for devices on which librdmacm cannot be used.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use verbs_api::provider::backend::{
     Token,
 };
 
-/// Why nothing can be connected.
+/// The reason why connections are refused.
 pub(super) struct Refusal(pub(super) VerbError);
 
 impl Refusal {
@@ -58,7 +58,7 @@ impl Backend for Refusal {
         self.refuse()
     }
 
-    // Of what was refused nothing is left.
+    // There is nothing to end, because all calls that create something were refused.
     fn unlisten(&self, _: SocketAddr) {}
     fn complete(&self, _: Token) {}
     fn reject(&self, _: Token, _: backend::Refusal, _: Vec<u8>) {}

@@ -1,4 +1,4 @@
-//! States of queue pairs that connections bring up and down, as iWARP's: some drivers do not tell them.
+//! States of queue pairs that connections bring up and down, as those of iWARP: some drivers do not report them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -7,38 +7,38 @@ use verbs_api::qp::QpState;
 
 use crate::lock::lock;
 
-/// A queue pair whose connection begins and ends.
+/// A queue pair that is notified of the begin and the end of its connection.
 pub(crate) trait Connected: Send + Sync {
-    /// It has begun.
+    /// The connection has begun.
     fn begun(&self);
 
-    /// It has ended. No driver flushes what is outstanding before the queue pair is modified to ERR.
+    /// The connection has ended. No driver flushes outstanding requests before the queue pair is modified to ERR.
     fn ended(self: Arc<Self>);
 }
 
-/// By the numbers of queue pairs.
+/// The states by number of the queue pair.
 #[derive(Default)]
 pub(crate) struct States(Mutex<HashMap<u32, Known>>);
 
-/// What is known of a queue pair.
+/// The state of a queue pair.
 pub(crate) struct Known {
     state: QpState,
     of: Weak<dyn Connected>,
 }
 
 impl States {
-    /// There is a queue pair of this number.
+    /// Adds a queue pair with this number.
     pub(crate) fn insert(&self, qp_num: u32, of: Weak<dyn Connected>) {
         let state = QpState::Reset;
         lock(&self.0).insert(qp_num, Known { state, of });
     }
 
-    /// There will be none any more.
+    /// Removes a queue pair that is being destroyed.
     pub(super) fn remove(&self, qp_num: u32) -> Option<Known> {
         lock(&self.0).remove(&qp_num)
     }
 
-    /// There is one still, without a connection.
+    /// Adds a queue pair again whose destruction failed; it has no connection.
     pub(crate) fn put_back(&self, qp_num: u32, known: Option<Known>) {
         lock(&self.0).extend(known.map(|known| (qp_num, known)));
     }
@@ -47,14 +47,14 @@ impl States {
         lock(&self.0).get(&qp_num).map(|known| known.state)
     }
 
-    /// It has this state from now on.
+    /// Sets the state of a queue pair.
     pub(crate) fn set(&self, qp_num: u32, state: QpState) {
         if let Some(known) = lock(&self.0).get_mut(&qp_num) {
             known.state = state;
         }
     }
 
-    /// It is connected, where it still waits for that.
+    /// The connection has begun: the queue pair leaves INIT, if it is still in it.
     pub(super) fn begin(&self, qp_num: u32) {
         let mut states = lock(&self.0);
         let Some(known) = states.get_mut(&qp_num) else {
@@ -71,7 +71,7 @@ impl States {
         }
     }
 
-    /// Its connection has ended.
+    /// The connection of a queue pair has ended.
     pub(super) fn end(&self, qp_num: u32) {
         let mut states = lock(&self.0);
         let Some(known) = states.get_mut(&qp_num) else {

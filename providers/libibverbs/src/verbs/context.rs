@@ -1,4 +1,4 @@
-//! Open devices, their events, and what is made from them.
+//! Open devices, their events, and the objects that are created from them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
@@ -25,13 +25,13 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Those that there are now.
+    /// The present list.
     ///
     /// # Errors
-    /// The library cannot tell.
+    /// The library cannot list devices.
     pub(crate) fn of(library: &'static Library) -> Result<Self, VerbError> {
         let mut count = 0;
-        // SAFETY: room for the number.
+        // SAFETY: there is room for the number.
         let at = unsafe { (library.ibv_get_device_list)(&raw mut count) };
         if at.is_null() {
             return Err(last_error("get_device_list"));
@@ -42,7 +42,7 @@ impl List {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Listed<'_>> {
         (0..self.len).filter_map(|index| {
-            // SAFETY: within the list; a device of it lives as long.
+            // SAFETY: the index is within the list, and a device lives as long as its list.
             let device = NonNull::new(unsafe { *self.at.add(index) })?;
             Some(Listed { list: self, device })
         })
@@ -51,12 +51,12 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: it is the library's; a device that is open stays.
+        // SAFETY: the list is the library's; a device that is open stays alive.
         unsafe { (self.library.ibv_free_device_list)(self.at) };
     }
 }
 
-/// A device that is not open.
+/// A device of the list.
 pub(crate) struct Listed<'l> {
     list: &'l List,
     device: NonNull<IbvDevice>,
@@ -64,7 +64,7 @@ pub(crate) struct Listed<'l> {
 
 impl Listed<'_> {
     fn device(&self) -> &IbvDevice {
-        // SAFETY: it lives as long as its list.
+        // SAFETY: the device lives as long as its list.
         unsafe { self.device.as_ref() }
     }
 
@@ -72,14 +72,15 @@ impl Listed<'_> {
         text(&self.device().name)
     }
 
-    /// The name of its file below `/dev/infiniband`.
+    /// The name of the device's file below `/dev/infiniband`.
     pub(crate) fn file(&self) -> String {
         text(&self.device().dev_name)
     }
 
     pub(crate) fn open(&self) -> Result<Live<IbvContext>, VerbError> {
         let library = self.list.library;
-        // SAFETY: the device lives. An error number from before is none of this.
+        // SAFETY: the device lives. The error number is cleared, because the call does not set it
+        // in each case.
         let context = unsafe {
             *libc::__errno_location() = 0;
             (library.ibv_open_device)(self.device.as_ptr())
@@ -87,9 +88,9 @@ impl Listed<'_> {
         Live::new(library, ObjectKind::Context, "open_device", context)
     }
 
-    /// Whether a context is of this device, and not of one that had its name before.
+    /// Whether a context belongs to this device, and not to an earlier one with the same name.
     pub(crate) fn is_of(&self, context: &Live<IbvContext>) -> bool {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let device = context.with(|at| unsafe { (*at).device });
         device == Ok(self.device.as_ptr())
     }
@@ -102,7 +103,7 @@ fn text(octets: &[c_char]) -> String {
 }
 
 impl Live<IbvContext> {
-    /// The same device, opened once more.
+    /// Opens the same device again.
     pub(crate) fn open_again(&self) -> Result<Self, VerbError> {
         let library = self.library;
         // SAFETY: an open device stays in the library's list of devices.
@@ -114,13 +115,13 @@ impl Live<IbvContext> {
         self.end("close_device", self.library.ibv_close_device)
     }
 
-    /// What the library calls its device.
+    /// The library's name of the device.
     pub(crate) fn name(&self) -> Result<String, VerbError> {
         // SAFETY: the context and its device live.
         self.with(|at| text(unsafe { &(*(*at).device).name }))
     }
 
-    /// Whether it speaks iWARP.
+    /// Whether the device is an iWARP device.
     pub(crate) fn is_iwarp(&self) -> Result<bool, VerbError> {
         const IWARP: c_int = 1;
         // SAFETY: the context and its device live.
@@ -128,19 +129,19 @@ impl Live<IbvContext> {
     }
 
     pub(crate) fn num_comp_vectors(&self) -> Result<u32, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         self.with(|at| u32::try_from(unsafe { (*at).num_comp_vectors }).unwrap_or(0))
     }
 
-    /// The descriptor of its asynchronous events.
+    /// The descriptor of the device's asynchronous events.
     pub(crate) fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        // SAFETY: it is open as long as the context is.
+        // SAFETY: the descriptor is open as long as the context is.
         self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).async_fd) })
     }
 
     pub(crate) fn query_device(&self) -> Result<IbvDeviceAttr, VerbError> {
         let mut attr = IbvDeviceAttr::zero();
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `ask` keeps the object alive, and there is room for the result.
         self.ask("query_device", |at| unsafe {
             (self.library.ibv_query_device)(at, &raw mut attr)
         })?;
@@ -149,19 +150,19 @@ impl Live<IbvContext> {
 
     pub(crate) fn query_port(&self, port: u8) -> Result<IbvPortAttr, VerbError> {
         let mut attr = IbvPortAttr::zero();
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `ask` keeps the object alive, and there is room for the result.
         self.ask("query_port", |at| unsafe {
             (self.library.ibv_query_port)(at, port, &raw mut attr)
         })?;
         Ok(attr)
     }
 
-    /// An entry of a port's table; empty where the library has none.
+    /// An entry of a port's GID table; empty if the library has none.
     pub(crate) fn query_gid(&self, port: u8, index: u32) -> Result<IbvGidEntry, VerbError> {
         let mut entry = IbvGidEntry::zero();
         let size = size_of::<IbvGidEntry>();
         self.with(|at| {
-            // SAFETY: it lives, and there is room.
+            // SAFETY: `with` keeps the object alive, and there is room for the result.
             unsafe {
                 (self.library._ibv_query_gid_ex)(at, port.into(), index, &raw mut entry, 0, size)
             }
@@ -176,13 +177,14 @@ impl Live<IbvContext> {
         for port in 1..=ports {
             room += self.query_port(port)?.gid_tbl_len.clamp(0, MOST) as usize;
         }
-        // The kernel refuses a question without room.
+        // The kernel refuses a query without room.
         if room == 0 {
             return Ok(Vec::new());
         }
         let mut table = Vec::from_iter(iter::repeat_with(IbvGidEntry::zero).take(room));
         let (query, size) = (self.library._ibv_query_gid_table, size_of::<IbvGidEntry>());
-        // SAFETY: it lives, and there is room for as many entries of this size.
+        // SAFETY: `with` keeps the object alive, and there is room for this many entries of this
+        // size.
         let filled = self.with(|at| unsafe { query(at, table.as_mut_ptr(), room, 0, size) })?;
         match usize::try_from(filled) {
             Ok(filled) => table.truncate(filled),
@@ -194,20 +196,20 @@ impl Live<IbvContext> {
 
     pub(crate) fn query_pkey(&self, port: u8, index: c_int) -> Result<u16, VerbError> {
         let mut pkey = 0;
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `ask` keeps the object alive, and there is room for the result.
         self.ask("query_pkey", |at| unsafe {
             (self.library.ibv_query_pkey)(at, port, index, &raw mut pkey)
         })?;
         Ok(u16::from_be(pkey))
     }
 
-    /// Takes an event and acknowledges it when it was told; answers whether there was one.
+    /// Takes an event, calls `tell`, and acknowledges the event. Returns whether there was one.
     pub(crate) fn take_event(
         &self,
         tell: impl FnOnce(EventType, EventSubject),
     ) -> Result<bool, VerbError> {
         let mut event = IbvAsyncEvent::zero();
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `with` keeps the object alive, and there is room for the result.
         if self.with(|at| unsafe { (self.library.ibv_get_async_event)(at, &raw mut event) })? != 0 {
             return nothing("get_async_event");
         }
@@ -215,23 +217,23 @@ impl Live<IbvContext> {
             .ok()
             .and_then(EventType::from_code);
         if let Some(event_type) = known {
-            // SAFETY: it is the event's, which was not acknowledged yet.
+            // SAFETY: the element belongs to the event, which was not acknowledged yet.
             let subject = unsafe { subject(event_type, event.element) };
             tell(event_type, subject);
         }
-        // SAFETY: the event that was taken.
+        // SAFETY: this acknowledges the event that was taken.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
         Ok(true)
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Live<IbvPd>, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let pd = self.with(|at| unsafe { (self.library.ibv_alloc_pd)(at) })?;
         Live::new(self.library, ObjectKind::Pd, "alloc_pd", pd)
     }
 
     pub(crate) fn create_channel(&self) -> Result<Live<IbvCompChannel>, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let channel = self.with(|at| unsafe { (self.library.ibv_create_comp_channel)(at) })?;
         Live::new(
             self.library,
@@ -252,7 +254,7 @@ impl Live<IbvContext> {
         let (cqe, vector) = (cqe.min(i32::MAX as u32) as c_int, comp_vector as c_int);
         let made = self.with(|at| {
             channel.with(|channel| {
-                // SAFETY: both live, and outlive the queue.
+                // SAFETY: both objects live, and outlive the queue.
                 unsafe { create(at, cqe, cookie(id), channel, vector) }
             })
         })??;
@@ -260,7 +262,7 @@ impl Live<IbvContext> {
     }
 }
 
-/// Nothing was there, or the descriptor is of no use any more.
+/// Returns false if nothing was there, and an error if the descriptor is unusable.
 pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
     match io::Error::last_os_error().kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
@@ -268,42 +270,42 @@ pub(crate) fn nothing(verb: &'static str) -> Result<bool, VerbError> {
     }
 }
 
-/// What an event is about.
+/// The subject of an event.
 ///
 /// # Safety
-/// The element is that of an event of this type, which is not acknowledged yet.
+/// The element belongs to an event of this type that is not acknowledged yet.
 unsafe fn subject(event_type: EventType, element: *mut c_void) -> EventSubject {
     match event_type {
         EventType::DeviceFatal => EventSubject::Device,
         _ if !event_type.is_affiliated() => EventSubject::Port(element.addr() as u8),
         EventType::CqErr => {
-            // SAFETY: the event is about a completion queue.
+            // SAFETY: the subject of the event is a completion queue.
             EventSubject::Object(identity(unsafe { (*element.cast::<IbvCq>()).cq_context }))
         }
         EventType::SrqErr | EventType::SrqLimitReached => {
-            // SAFETY: it is about a shared receive queue.
+            // SAFETY: the subject of the event is a shared receive queue.
             EventSubject::Object(identity(unsafe { (*element.cast::<IbvSrq>()).srq_context }))
         }
-        // SAFETY: it is about a queue pair.
+        // SAFETY: the subject of the event is a queue pair.
         _ => EventSubject::Object(identity(unsafe { (*element.cast::<IbvQp>()).qp_context })),
     }
 }
 
 impl Live<IbvCompChannel> {
     pub(crate) fn fd(&self) -> Result<BorrowedFd<'_>, VerbError> {
-        // SAFETY: it is open as long as the channel lives.
+        // SAFETY: the descriptor is open as long as the channel lives.
         self.with(|at| unsafe { BorrowedFd::borrow_raw((*at).fd) })
     }
 
-    /// Takes a notice and acknowledges it; answers whether there was one.
+    /// Takes a notification and acknowledges it. Returns whether there was one.
     pub(crate) fn take_notice(&self) -> Result<bool, VerbError> {
         let (mut cq, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         let get = self.library.ibv_get_cq_event;
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `with` keeps the object alive, and there is room for the result.
         if self.with(|at| unsafe { get(at, &raw mut cq, &raw mut cookie) })? != 0 {
             return nothing("get_cq_event");
         }
-        // SAFETY: a queue lives until its notices are acknowledged.
+        // SAFETY: a queue lives until its notifications are acknowledged.
         unsafe { (self.library.ibv_ack_cq_events)(cq, 1) };
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! Protection domains, and what is made in them: regions, windows, address handles, queues.
+//! Protection domains and the objects that are created in them: regions, windows, address handles, queues.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -18,7 +18,7 @@ impl Live<IbvPd> {
         self.end("dealloc_pd", self.library.ibv_dealloc_pd)
     }
 
-    /// Registers memory, which whoever keeps the region keeps as long.
+    /// Registers memory. The owner of the region keeps the memory for as long as the region.
     pub(crate) fn reg_mr(
         &self,
         memory: &RegionMemory,
@@ -30,7 +30,8 @@ impl Live<IbvPd> {
             memory.len(),
         );
         let register = self.library.ibv_reg_mr_iova2;
-        // SAFETY: it lives; a `RegionMemory` is memory that a provider may use until it has answered the deregistration.
+        // SAFETY: `with` keeps the domain alive, and a provider may use the memory of a `RegionMemory` until it has answered the
+        // deregistration.
         let made = self.with(|at| unsafe { register(at, address, length, iova, access.bits()) })?;
         Live::new(self.library, ObjectKind::Mr, "reg_mr", made)
     }
@@ -44,7 +45,7 @@ impl Live<IbvPd> {
             srq_context: cookie(id),
             attr,
         };
-        // SAFETY: it lives, and the sizes are written back.
+        // SAFETY: `with` keeps the domain alive, and the call writes the sizes back.
         let made = self.with(|at| unsafe { (self.library.ibv_create_srq)(at, &raw mut init) })?;
         Ok((
             Live::new(self.library, ObjectKind::Srq, "create_srq", made)?,
@@ -52,7 +53,7 @@ impl Live<IbvPd> {
         ))
     }
 
-    /// Makes a queue pair; `init` gets its sizes, and its queues are those given.
+    /// Creates a queue pair on the given queues; `init` receives its sizes.
     pub(crate) fn create_qp(
         &self,
         init: &mut IbvQpInitAttr,
@@ -62,7 +63,7 @@ impl Live<IbvPd> {
         init.send_cq = send_cq.with(|cq| cq)?;
         init.recv_cq = recv_cq.with(|cq| cq)?;
         init.srq = srq.map_or(Ok(ptr::null_mut()), |srq| srq.with(|srq| srq))?;
-        // SAFETY: it lives, and so do the queues: the safe objects destroy none that a queue pair is made of.
+        // SAFETY: `with` keeps the domain alive, and the safe objects destroy no queue that a queue pair uses.
         let made = self.with(|at| unsafe { (self.library.ibv_create_qp)(at, init) })?;
         Live::new(self.library, ObjectKind::Qp, "create_qp", made)
     }
@@ -73,7 +74,7 @@ impl Live<IbvPd> {
             MwType::Type2 => 2,
         };
         let made = self.with(|at| {
-            // SAFETY: it lives, and so does its context.
+            // SAFETY: `with` keeps the object alive, and its context outlives it.
             unsafe {
                 let alloc = op!((*at).context, ALLOC_MW: fn(*mut IbvPd, c_int) -> *mut IbvMw);
                 alloc.map(|alloc| alloc(at, in_c))
@@ -85,13 +86,13 @@ impl Live<IbvPd> {
     }
 
     pub(crate) fn create_ah(&self, mut attr: IbvAhAttr) -> Result<Live<IbvAh>, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let made = self.with(|at| unsafe { (self.library.ibv_create_ah)(at, &raw mut attr) })?;
         Live::new(self.library, ObjectKind::Ah, "create_ah", made)
     }
 }
 
-/// What of a region is changed.
+/// The changes of a region.
 pub(crate) struct Change<'a> {
     pub(crate) memory: Option<&'a RegionMemory>,
     pub(crate) pd: Option<&'a Live<IbvPd>>,
@@ -99,9 +100,9 @@ pub(crate) struct Change<'a> {
 }
 
 impl Live<IbvMr> {
-    /// Its key: what local requests and peers name it by.
+    /// The keys of the region, for local requests and for peers.
     pub(crate) fn keys(&self) -> Result<(u32, u32), VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         self.with(|at| unsafe { ((*at).lkey, (*at).rkey) })
     }
 
@@ -128,7 +129,7 @@ impl Live<IbvMr> {
             access.bits() as c_int
         });
         let rereg = self.library.ibv_rereg_mr;
-        // SAFETY: it lives, the domain too, and the memory is as for a registration.
+        // SAFETY: `with` keeps the region alive, the domain is alive too, and the memory is as for a registration.
         rereg_answer(self.with(|at| unsafe { rereg(at, flags, pd, address, length, access) })?)
     }
 
@@ -137,8 +138,8 @@ impl Live<IbvMr> {
     }
 }
 
-// Below zero it says what has become of the region, and `errno` why. From -3 on the region is not what it was, and the
-// error may not be of a kind that says it is.
+// A negative answer says what has become of the region, and `errno` says why. From -3 on the region is not what it was, and the
+// error itself may suggest that it is unchanged.
 fn rereg_answer(answer: c_int) -> Result<(), VerbError> {
     match answer {
         0 => Ok(()),
@@ -155,12 +156,12 @@ fn rereg_answer(answer: c_int) -> Result<(), VerbError> {
 
 impl Live<IbvMw> {
     pub(crate) fn rkey(&self) -> Result<u32, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         self.with(|at| unsafe { (*at).rkey })
     }
 
     pub(crate) fn dealloc(&self) -> Result<(), VerbError> {
-        // SAFETY: it lives, and so does its context.
+        // SAFETY: `with` keeps the object alive, and its context outlives it.
         let dealloc =
             self.with(|at| unsafe { op!((*at).context, DEALLOC_MW: fn(*mut IbvMw) -> c_int) })?;
         let verb = "dealloc_mw";

@@ -1,7 +1,7 @@
-//! The verbs of the library on objects that live: pointers and error numbers end here.
+//! The verbs of the library on live objects. No other module has pointers or error numbers of the library.
 #![allow(unsafe_code)]
 
-/// The function in a place of the table that a context has.
+/// The function in a slot of the table of a context.
 macro_rules! op {
     ($context:expr, $place:ident: fn($($argument:ty),*) -> $answer:ty) => {{
         let slot: polyverbs_abi::Slot = (*$context).ops[polyverbs_abi::ops::$place];
@@ -9,7 +9,7 @@ macro_rules! op {
     }};
 }
 
-/// The function in a place of the extended table; none where the library's drivers know no such table, or a shorter one.
+/// The function in a slot of the extended table; `None` if the library's drivers have no such table, or a shorter one.
 macro_rules! extended_op {
     ($context:expr, $place:ident: fn($($argument:ty),*) -> $answer:ty) => {{
         let slot: polyverbs_abi::Slot = $crate::verbs::extended_slot($context, polyverbs_abi::verbs::$place);
@@ -44,10 +44,11 @@ pub(crate) use context::{List, Listed, nothing};
 pub(crate) use domain::Change;
 pub(crate) use queues::{Poller, Poster};
 
-/// An object of the library, until it is destroyed.
+/// An object of the library until it is destroyed.
 ///
-/// The safe objects destroy nothing that something else is made of, but a program may poll, post and query on one thread
-/// while another destroys: none begins after the destruction has, and it waits for those that have.
+/// The safe objects destroy nothing that another object uses. But a program may poll, post and query on one thread while another
+/// thread destroys the object: after the destruction has begun no use begins, and the destruction waits for the uses that have
+/// begun.
 pub(crate) struct Live<T> {
     pub(crate) library: &'static Library,
     kind: ObjectKind,
@@ -55,19 +56,19 @@ pub(crate) struct Live<T> {
     uses: Uses,
 }
 
-// SAFETY: every thread may use an object of the library, several at a time.
+// SAFETY: several threads may use an object of the library at the same time.
 unsafe impl<T> Send for Live<T> {}
-// SAFETY: as above.
+// SAFETY: several threads may use an object of the library at the same time.
 unsafe impl<T> Sync for Live<T> {}
 
-/// How many use an object right now, and whether nobody begins to any more.
+/// The number of uses of an object in progress, and whether new ones are refused.
 #[derive(Default)]
 struct Uses(AtomicU32);
 
 impl Uses {
     const ENDED: u32 = 1 << 31;
 
-    /// Begins one, unless it is over.
+    /// Begins a use, unless new ones are refused.
     fn begin(&self) -> bool {
         let is_over = self.0.fetch_add(1, Ordering::Acquire) & Self::ENDED != 0;
         if is_over {
@@ -80,7 +81,7 @@ impl Uses {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Nobody begins any more, and nobody is left when this returns; `false` where it was over already.
+    /// Refuses new uses, and waits until those in progress have ended. Returns false if they were refused already.
     fn close(&self) -> bool {
         let before = self.0.fetch_or(Self::ENDED, Ordering::Acquire);
         while self.0.load(Ordering::Acquire) != Self::ENDED {
@@ -94,7 +95,7 @@ impl Uses {
     }
 }
 
-/// An object that is not destroyed as long as this is there.
+/// Keeps an object from being destroyed.
 pub(crate) struct Held<T>(Arc<Live<T>>);
 
 impl<T> Held<T> {
@@ -118,7 +119,7 @@ impl Drop for Use<'_> {
 }
 
 impl<T> Live<T> {
-    /// What a verb has made, or why it has not.
+    /// The object that a verb has created, or its error.
     fn new(
         library: &'static Library,
         kind: ObjectKind,
@@ -137,10 +138,10 @@ impl<T> Live<T> {
         VerbError::InvalidHandle(self.kind)
     }
 
-    /// Uses it. It is not destroyed meanwhile.
+    /// Calls `using` with the object, which is not destroyed in the meantime.
     ///
     /// # Errors
-    /// It was destroyed.
+    /// The object was destroyed.
     pub(crate) fn with<R>(&self, using: impl FnOnce(*mut T) -> R) -> Result<R, VerbError> {
         if !self.uses.begin() {
             return Err(self.gone());
@@ -149,10 +150,10 @@ impl<T> Live<T> {
         Ok(using(self.at.as_ptr()))
     }
 
-    /// Keeps it from being destroyed.
+    /// Keeps the object from being destroyed.
     ///
     /// # Errors
-    /// It was destroyed.
+    /// The object was destroyed.
     pub(crate) fn hold(self: &Arc<Self>) -> Result<Held<T>, VerbError> {
         match self.uses.begin() {
             true => Ok(Held(Arc::clone(self))),
@@ -160,15 +161,15 @@ impl<T> Live<T> {
         }
     }
 
-    /// Calls a verb that answers an error number.
+    /// Calls a verb that returns an error number.
     ///
     /// # Errors
-    /// That of the verb, or it was destroyed.
+    /// The verb failed, or the object was destroyed.
     fn ask(&self, verb: &'static str, call: impl FnOnce(*mut T) -> c_int) -> Result<(), VerbError> {
         check(verb, self.with(call)?)
     }
 
-    /// Destroys it.
+    /// Destroys the object.
     fn end(
         &self,
         verb: &'static str,
@@ -177,7 +178,7 @@ impl<T> Live<T> {
         if !self.uses.close() {
             return Err(self.gone());
         }
-        // SAFETY: it lives, and nobody else uses it any more.
+        // SAFETY: the object lives, and it is no longer in use.
         let done = check(verb, unsafe { destroy(self.at.as_ptr()) });
         if done.is_err() {
             self.uses.open();
@@ -186,20 +187,20 @@ impl<T> Live<T> {
     }
 }
 
-/// Structures of C that are numbers and pointers only: all zero is a value.
+/// Structures of C that consist of numbers and pointers only, so that all bits zero are a value.
 ///
 /// # Safety
-/// It is.
+/// All bits zero are a value of the type.
 pub(crate) unsafe trait Zero: Sized {
     fn zero() -> Self {
-        // SAFETY: as the implementation promises.
+        // SAFETY: the implementation promises that all bits zero are a value.
         unsafe { mem::zeroed() }
     }
 }
 
 macro_rules! zero {
     ($($name:ty),*) => {
-        // SAFETY: their fields are numbers, pointers, and structures of these.
+        // SAFETY: the fields are numbers, pointers, and structures of these.
         $(unsafe impl Zero for $name {})*
     };
 }
@@ -219,17 +220,17 @@ zero!(
     IbvSrqInitAttrEx
 );
 
-/// A place of the table in front of a context: null where there is none.
+/// The slot of the table in front of a context; null if there is none.
 ///
 /// # Safety
-/// The context lives.
+/// The context is alive.
 unsafe fn extended_slot(context: *mut IbvContext, place: usize) -> Slot {
     const IS_EXTENDED: usize = usize::MAX;
-    // SAFETY: it lives.
+    // SAFETY: the caller promises that the context is alive.
     if unsafe { (*context).abi_compat }.addr() != IS_EXTENDED {
         return ptr::null();
     }
-    // SAFETY: an extended context is the end of such a structure, which says how much of it is there, counted from the end.
+    // SAFETY: an extended context is the end of such a structure, which states its size, counted from the end.
     unsafe {
         let table = context.byte_sub(mem::offset_of!(VerbsContext, context));
         let table = table.cast::<VerbsContext>();
@@ -243,7 +244,7 @@ unsafe fn extended_slot(context: *mut IbvContext, place: usize) -> Slot {
 
 pub(crate) fn last_error(verb: &'static str) -> VerbError {
     let errno = io::Error::last_os_error().raw_os_error();
-    // Not every verb that fails says why.
+    // Some verbs fail without setting `errno`.
     let errno = errno.filter(|errno| *errno > 0);
     failed(verb, errno.unwrap_or(libc::EIO))
 }
@@ -256,7 +257,7 @@ fn failed(verb: &'static str, errno: c_int) -> VerbError {
     }
 }
 
-/// What a verb answers that returns an error number; some return -1 and set `errno`.
+/// The result of a verb that returns an error number; some verbs return -1 and set `errno`.
 pub(crate) fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> {
     match answer {
         0 => Ok(()),
@@ -265,7 +266,7 @@ pub(crate) fn check(verb: &'static str, answer: c_int) -> Result<(), VerbError> 
     }
 }
 
-/// The object's identity, as the library keeps it for its owner.
+/// The identity of an object, in the form that the library keeps for its owner.
 pub(crate) fn cookie(id: ObjectId) -> *mut c_void {
     ptr::without_provenance_mut(id.index as usize | (id.generation as usize) << 32)
 }
@@ -275,10 +276,10 @@ fn identity(cookie: *mut c_void) -> ObjectId {
     ObjectId::new(bits as u32, (bits >> 32) as u32)
 }
 
-/// Has reads of a descriptor answer at once.
+/// Makes reads of a descriptor nonblocking.
 pub(crate) fn never_waits(fd: BorrowedFd<'_>) -> Result<(), VerbError> {
     let fd = fd.as_raw_fd();
-    // SAFETY: flags of a descriptor that is open.
+    // SAFETY: the call changes flags of an open descriptor.
     let set = unsafe {
         libc::fcntl(
             fd,

@@ -1,6 +1,6 @@
 //! Completion queues, shared receive queues, queue pairs.
 //!
-//! What posts and polls has no lock and no count of its own: whoever has one keeps the object from being destroyed meanwhile.
+//! Posters and pollers have no lock and no count of their own: their owner keeps the object from being destroyed in the meantime.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
 type Post<Q, W> = unsafe extern "C" fn(*mut Q, *mut W, *mut *mut W) -> c_int;
 
-/// What polls a completion queue, and arms it.
+/// Polls and arms a completion queue.
 pub(crate) struct Poller {
     cq: NonNull<IbvCq>,
     poll: Option<PollCq>,
@@ -29,17 +29,17 @@ pub(crate) struct Poller {
 
 // SAFETY: every thread may poll.
 unsafe impl Send for Poller {}
-// SAFETY: as above.
+// SAFETY: every thread may poll.
 unsafe impl Sync for Poller {}
 
 impl Poller {
-    /// Fills `entries` from the front; answers those that are filled.
+    /// Fills `entries` from the front. Returns those that were filled.
     ///
     /// # Errors
-    /// The library answers an error, or more than it was asked for.
+    /// The library returned an error, or more entries than it was asked for.
     ///
     /// # Safety
-    /// The queue lives.
+    /// The queue is alive.
     #[inline]
     pub(crate) unsafe fn poll<'e>(
         &self,
@@ -47,7 +47,7 @@ impl Poller {
     ) -> Result<&'e [IbvWc], VerbError> {
         let poll = self.poll.ok_or(VerbError::UnsupportedVerb("poll_cq"))?;
         let room = entries.as_mut_ptr().cast::<IbvWc>();
-        // SAFETY: it lives, and there is room for as many.
+        // SAFETY: the caller promises that the queue is alive, and there is room for this many entries.
         let polled = unsafe { poll(self.cq.as_ptr(), entries.len() as c_int, room) };
         let polled = usize::try_from(polled).map_err(|_| VerbError::CqOverrun)?;
         if polled > entries.len() {
@@ -55,28 +55,28 @@ impl Poller {
             let errno = libc::EOVERFLOW;
             return Err(VerbError::Os { verb, errno });
         }
-        // SAFETY: the library has filled as many.
+        // SAFETY: the library has filled this many entries.
         Ok(unsafe { std::slice::from_raw_parts(room, polled) })
     }
 
-    /// Asks for a notice.
+    /// Arms the queue for a notification.
     ///
     /// # Errors
     /// The device refused.
     ///
     /// # Safety
-    /// The queue lives.
+    /// The queue is alive.
     pub(crate) unsafe fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
         let verb = "req_notify_cq";
         let notify = self.notify.ok_or(VerbError::UnsupportedVerb(verb))?;
-        // SAFETY: it lives.
+        // SAFETY: the caller promises that the queue is alive.
         check(verb, unsafe {
             notify(self.cq.as_ptr(), solicited_only.into())
         })
     }
 }
 
-/// What posts to a queue: requests `W` of a `Q`.
+/// Posts requests `W` to a queue `Q`.
 pub(crate) struct Poster<Q, W> {
     queue: NonNull<Q>,
     post: Option<Post<Q, W>>,
@@ -84,25 +84,26 @@ pub(crate) struct Poster<Q, W> {
 
 // SAFETY: every thread may post.
 unsafe impl<Q, W> Send for Poster<Q, W> {}
-// SAFETY: as above.
+// SAFETY: every thread may post.
 unsafe impl<Q, W> Sync for Poster<Q, W> {}
 
 impl<Q, W> Poster<Q, W> {
     /// Posts a list of requests.
     ///
     /// # Errors
-    /// An error number, and the request that was refused, null where the library does not say: those before it were posted.
+    /// An error number, and the request that was refused, or null if the library does not name it. The requests before it were
+    /// posted.
     ///
     /// # Safety
-    /// The queue lives, and so does what the requests point to.
+    /// The queue and everything that the requests point to are alive.
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut W) -> Result<(), (c_int, *mut W)> {
         let post = self.post.ok_or((libc::EOPNOTSUPP, first))?;
         let mut bad = ptr::null_mut();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises that the queue and everything that the requests point to are alive.
         match unsafe { post(self.queue.as_ptr(), first, &raw mut bad) } {
             0 => Ok(()),
-            // Some answer -1, and the number elsewhere, others the number with a minus.
+            // Some drivers return -1 and set `errno`, others return the negated error number.
             -1 => Err((
                 std::io::Error::last_os_error()
                     .raw_os_error()
@@ -116,13 +117,13 @@ impl<Q, W> Poster<Q, W> {
 
 impl Live<IbvCq> {
     pub(crate) fn cqe(&self) -> Result<u32, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         self.with(|at| unsafe { (*at).cqe } as u32)
     }
 
     pub(crate) fn poller(&self) -> Result<Poller, VerbError> {
         self.with(|at| {
-            // SAFETY: it lives, and so does its context.
+            // SAFETY: `with` keeps the object alive, and its context outlives it.
             unsafe {
                 Poller {
                     cq: NonNull::new_unchecked(at),
@@ -135,7 +136,7 @@ impl Live<IbvCq> {
 
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), VerbError> {
         let cqe = cqe.min(i32::MAX as u32) as c_int;
-        // SAFETY: it lives.
+        // SAFETY: `ask` keeps the object alive.
         self.ask("resize_cq", |at| unsafe {
             (self.library.ibv_resize_cq)(at, cqe)
         })
@@ -149,7 +150,7 @@ impl Live<IbvCq> {
 impl Live<IbvSrq> {
     pub(crate) fn poster(&self) -> Result<Poster<IbvSrq, IbvRecvWr>, VerbError> {
         self.with(|at| {
-            // SAFETY: it lives, and so does its context.
+            // SAFETY: `with` keeps the object alive, and its context outlives it.
             unsafe {
                 Poster {
                     queue: NonNull::new_unchecked(at),
@@ -160,7 +161,7 @@ impl Live<IbvSrq> {
     }
 
     pub(crate) fn modify(&self, mut attr: IbvSrqAttr, mask: c_int) -> Result<(), VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `ask` keeps the object alive.
         self.ask("modify_srq", |at| unsafe {
             (self.library.ibv_modify_srq)(at, &raw mut attr, mask)
         })
@@ -168,7 +169,7 @@ impl Live<IbvSrq> {
 
     pub(crate) fn query(&self) -> Result<IbvSrqAttr, VerbError> {
         let mut attr = IbvSrqAttr::zero();
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `ask` keeps the object alive, and there is room for the result.
         self.ask("query_srq", |at| unsafe {
             (self.library.ibv_query_srq)(at, &raw mut attr)
         })?;
@@ -182,13 +183,13 @@ impl Live<IbvSrq> {
 
 impl Live<IbvQp> {
     pub(crate) fn number(&self) -> Result<u32, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         self.with(|at| unsafe { (*at).qp_num })
     }
 
     pub(crate) fn send_poster(&self) -> Result<Poster<IbvQp, IbvSendWr>, VerbError> {
         self.with(|at| {
-            // SAFETY: it lives, and so does its context.
+            // SAFETY: `with` keeps the object alive, and its context outlives it.
             unsafe {
                 Poster {
                     queue: NonNull::new_unchecked(at),
@@ -200,7 +201,7 @@ impl Live<IbvQp> {
 
     pub(crate) fn receive_poster(&self) -> Result<Poster<IbvQp, IbvRecvWr>, VerbError> {
         self.with(|at| {
-            // SAFETY: it lives, and so does its context.
+            // SAFETY: `with` keeps the object alive, and its context outlives it.
             unsafe {
                 Poster {
                     queue: NonNull::new_unchecked(at),
@@ -210,17 +211,17 @@ impl Live<IbvQp> {
         })
     }
 
-    /// Binds a window of type 1; the error number where it is refused.
+    /// Binds a window of type 1. Returns 0 or the error number of the refusal.
     ///
     /// # Safety
-    /// The window and the region of the bind live.
+    /// The window and the region of the bind are alive.
     pub(crate) unsafe fn bind_mw(
         &self,
         mw: *mut IbvMw,
         bind: &mut IbvMwBind,
     ) -> Result<c_int, VerbError> {
         self.with(|at| {
-            // SAFETY: it lives, and so does its context; the rest is the caller's.
+            // SAFETY: `with` keeps the object alive, its context outlives it, and the caller promises the rest.
             unsafe {
                 let slot = op!((*at).context, BIND_MW: fn(*mut IbvQp, *mut IbvMw, *mut IbvMwBind) -> c_int);
                 slot.map_or(libc::EOPNOTSUPP, |slot| slot(at, mw, bind))
@@ -230,18 +231,18 @@ impl Live<IbvQp> {
 
     pub(crate) fn modify(&self, attributes: &QpAttributes) -> Result<(), VerbError> {
         let (mut attr, mask) = (attributes.into(), attributes.mask().bits() as c_int);
-        // SAFETY: it lives.
+        // SAFETY: `ask` keeps the object alive.
         self.ask("modify_qp", |at| unsafe {
             (self.library.ibv_modify_qp)(at, &raw mut attr, mask)
         })
     }
 
-    /// Its state, and whether the send queue still drains.
+    /// The state of the queue pair, and whether its send queue is draining.
     pub(crate) fn query(&self) -> Result<IbvQpAttr, VerbError> {
         const STATE: c_int = 1;
         let (mut attr, mut init) = (IbvQpAttr::zero(), IbvQpInitAttr::zero());
         let query = self.library.ibv_query_qp;
-        // SAFETY: it lives, and there is room.
+        // SAFETY: `ask` keeps the object alive, and there is room for the result.
         self.ask("query_qp", |at| unsafe {
             query(at, &raw mut attr, STATE, &raw mut init)
         })?;
@@ -250,7 +251,7 @@ impl Live<IbvQp> {
 
     pub(crate) fn attach(&self, group: Gid) -> Result<(), VerbError> {
         let (group, attach) = (IbvGid { raw: group.0 }, self.library.ibv_attach_mcast);
-        // SAFETY: it lives.
+        // SAFETY: `ask` keeps the object alive.
         self.ask("attach_mcast", |at| unsafe {
             attach(at, &raw const group, 0)
         })
@@ -258,7 +259,7 @@ impl Live<IbvQp> {
 
     pub(crate) fn detach(&self, group: Gid) -> Result<(), VerbError> {
         let (group, detach) = (IbvGid { raw: group.0 }, self.library.ibv_detach_mcast);
-        // SAFETY: it lives.
+        // SAFETY: `ask` keeps the object alive.
         self.ask("detach_mcast", |at| unsafe {
             detach(at, &raw const group, 0)
         })
@@ -278,13 +279,13 @@ mod tests {
         first: *mut IbvSendWr,
         bad: *mut *mut IbvSendWr,
     ) -> c_int {
-        // SAFETY: whoever posts gives a place for it.
+        // SAFETY: the poster passes a place for the refused request.
         unsafe { *bad = first };
         ANSWER
     }
 
     #[test]
-    fn an_error_number_may_have_a_minus() {
+    fn a_negated_error_number_is_understood() {
         let mut request = IbvSendWr::zero();
         let first = &raw mut request;
         for post in [is_full::<{ libc::ENOMEM }>, is_full::<{ -libc::ENOMEM }>] {
@@ -292,7 +293,7 @@ mod tests {
                 queue: NonNull::dangling(),
                 post: Some(post as Post<IbvQp, IbvSendWr>),
             };
-            // SAFETY: nothing is looked at.
+            // SAFETY: the function reads nothing through its arguments.
             let refused = unsafe { poster.post(first) };
             assert_eq!(refused, Err((libc::ENOMEM, first)));
         }

@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains, and what is made in them.
+//! Extended reliable connections: domains and the objects that are created in them.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -13,7 +13,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 use super::{Live, Zero as _, check, cookie};
 
 impl Live<IbvContext> {
-    /// Whether the library has the verbs for this device.
+    /// Whether the library has all XRC verbs for this device.
     pub(crate) fn has_xrc_verbs(&self) -> bool {
         use polyverbs_abi::verbs::{
             CLOSE_XRCD, CREATE_QP_EX, CREATE_SRQ_EX, GET_SRQ_NUM, OPEN_QP, OPEN_XRCD,
@@ -26,13 +26,13 @@ impl Live<IbvContext> {
             CREATE_QP_EX,
             OPEN_QP,
         ];
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let is_there =
             |place| self.with(|at| !unsafe { super::extended_slot(at, place) }.is_null());
         needed.into_iter().all(|place| is_there(place) == Ok(true))
     }
 
-    /// The domain of a file, or one that nobody else can open.
+    /// Opens the domain of a file, or a domain that cannot be opened again.
     pub(crate) fn open_xrcd(
         &self,
         file: Option<BorrowedFd<'_>>,
@@ -47,31 +47,31 @@ impl Live<IbvContext> {
         };
         let verb = "open_xrcd";
         let made = self.with(|at| {
-            // SAFETY: it lives.
+            // SAFETY: `with` keeps the object alive.
             unsafe {
                 let open = extended_op!(at, OPEN_XRCD: fn(*mut IbvContext, *const IbvXrcdInitAttr) -> *mut IbvXrcd);
                 open.map(|open| open(at, &raw const attr))
             }
         })?;
         let made = made.ok_or(VerbError::UnsupportedVerb(verb))?;
-        // What a target has instead of one.
+        // A target names this domain in place of a protection domain.
         Live::new(self.library, ObjectKind::Pd, verb, made)
     }
 }
 
 impl Live<IbvXrcd> {
-    /// Calls a function of the extended table with what it takes besides the domain.
+    /// Calls a function of the extended table, which gets the domain.
     fn call<R>(
         &self,
         verb: &'static str,
         call: impl FnOnce(*mut IbvContext, *mut IbvXrcd) -> Option<R>,
     ) -> Result<R, VerbError> {
-        // SAFETY: it lives.
+        // SAFETY: `with` keeps the object alive.
         let called = self.with(|at| call(unsafe { (*at).context }, at))?;
         called.ok_or(VerbError::UnsupportedVerb(verb))
     }
 
-    /// Makes a shared receive queue of the domain, whose receives complete in `cq`; answers its sizes.
+    /// Creates a shared receive queue of the domain, whose receives complete in `cq`. Returns its sizes too.
     pub(crate) fn create_srq(
         &self,
         id: ObjectId,
@@ -95,7 +95,7 @@ impl Live<IbvXrcd> {
         let verb = "create_srq_ex";
         let made = self.call(verb, |context, xrcd| {
             init.xrcd = xrcd;
-            // SAFETY: the domain lives, and so do the others: the safe objects destroy none that a queue is made of.
+            // SAFETY: the domain is alive, and the safe objects destroy nothing that a queue uses.
             unsafe {
                 let create = extended_op!(context, CREATE_SRQ_EX: fn(*mut IbvContext, *mut IbvSrqInitAttrEx) -> *mut IbvSrq);
                 create.map(|create| create(context, &raw mut init))
@@ -105,7 +105,7 @@ impl Live<IbvXrcd> {
         Ok((srq, init.attr))
     }
 
-    /// Makes a target of the domain.
+    /// Creates a target of the domain.
     pub(crate) fn create_target(&self, id: ObjectId) -> Result<Live<IbvQp>, VerbError> {
         const XRCD: u32 = 1 << 1;
         let mut init = IbvQpInitAttrEx {
@@ -117,7 +117,7 @@ impl Live<IbvXrcd> {
         let verb = "create_qp_ex";
         let made = self.call(verb, |context, xrcd| {
             init.xrcd = xrcd;
-            // SAFETY: the domain lives.
+            // SAFETY: the domain is alive.
             unsafe {
                 let create = extended_op!(context, CREATE_QP_EX: fn(*mut IbvContext, *mut IbvQpInitAttrEx) -> *mut IbvQp);
                 create.map(|create| create(context, &raw mut init))
@@ -126,7 +126,7 @@ impl Live<IbvXrcd> {
         Live::new(self.library, ObjectKind::Qp, verb, made)
     }
 
-    /// Another handle of a target of the domain.
+    /// Opens another handle of a target of the domain.
     pub(crate) fn open_target(&self, id: ObjectId, qp_num: u32) -> Result<Live<IbvQp>, VerbError> {
         const NUM: u32 = 1;
         const XRCD: u32 = 1 << 1;
@@ -142,7 +142,7 @@ impl Live<IbvXrcd> {
         let verb = "open_qp";
         let made = self.call(verb, |context, xrcd| {
             attr.xrcd = xrcd;
-            // SAFETY: the domain lives.
+            // SAFETY: the domain is alive.
             unsafe {
                 let open = extended_op!(context, OPEN_QP: fn(*mut IbvContext, *mut IbvQpOpenAttr) -> *mut IbvQp);
                 open.map(|open| open(context, &raw mut attr))
@@ -154,7 +154,7 @@ impl Live<IbvXrcd> {
     pub(crate) fn close(&self) -> Result<(), VerbError> {
         let verb = "close_xrcd";
         let close = self.call(verb, |context, _| {
-            // SAFETY: the domain lives, and so does its context.
+            // SAFETY: the domain is alive, and so is its context.
             unsafe { extended_op!(context, CLOSE_XRCD: fn(*mut IbvXrcd) -> c_int) }
         })?;
         self.end(verb, close)
@@ -162,11 +162,11 @@ impl Live<IbvXrcd> {
 }
 
 impl Live<IbvSrq> {
-    /// What the requests of peers name it by.
+    /// The number by which requests of peers name the queue.
     pub(crate) fn srq_num(&self) -> Result<u32, VerbError> {
         let (verb, mut number) = ("get_srq_num", 0);
         let answer = self.with(|at| {
-            // SAFETY: it lives, and so does its context; there is room.
+            // SAFETY: `with` keeps the object alive, its context outlives it, and there is room for the number.
             unsafe {
                 let get =
                     extended_op!((*at).context, GET_SRQ_NUM: fn(*mut IbvSrq, *mut u32) -> c_int);

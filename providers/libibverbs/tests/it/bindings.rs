@@ -1,4 +1,4 @@
-//! Extensions on devices of our own C library: what their bindings say.
+//! Bindings of extensions on devices of this workspace's C library.
 
 use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
 use libibverbs_provider::{LibIbverbs, OpenDevice};
@@ -36,7 +36,7 @@ static EXTENSION: ExtensionDescriptor = ExtensionDescriptor::new("acme", "an exa
     ])
     .parts(&[&BindingPart(&OfVendor)]);
 
-/// Goes by what the device says, and by a look at the device itself.
+/// A binding that reads the description of a device and the device itself.
 struct OfVendor;
 
 impl Binding for OfVendor {
@@ -56,7 +56,7 @@ impl Binding for OfVendor {
 
 // covers 1.17
 #[test]
-fn a_device_claims_what_the_binding_of_an_extension_says() {
+fn a_device_claims_the_features_that_a_binding_gives_it() {
     let mut registry = Registry::new();
     registry.add_extension(&EXTENSION).unwrap();
     let provider = LibIbverbs::in_file(built_library::built_apart());
@@ -68,7 +68,7 @@ fn a_device_claims_what_the_binding_of_an_extension_says() {
 
 // covers 1.17
 #[test]
-fn without_its_extension_a_device_claims_nothing_of_it() {
+fn a_device_claims_no_feature_without_its_extension() {
     let registry = common::registry();
     let attributes = registry.device("ib0@libibverbs").unwrap().attributes();
     assert!(!attributes.claims(&HERE) && !attributes.claims(&ELSEWHERE));
@@ -94,12 +94,12 @@ impl Binding for TooMuch {
 
 // covers 1.17
 #[test]
-fn a_bit_that_an_extension_does_not_tell_of_is_refused_in_words() {
+fn an_undeclared_feature_bit_is_refused_with_its_value() {
     let mut registry = Registry::new();
     registry.add_extension(&UNTOLD).unwrap();
     let provider = LibIbverbs::in_file(built_library::built_apart());
     registry.add_provider(provider).unwrap();
-    // Another registry asks the same provider; it has no such extension.
+    // Another registry without this extension uses the same provider.
     assert!(common::registry().absent().is_empty());
     assert!(registry.device("ib0@libibverbs").is_none());
     let absent = registry.absent();
@@ -112,7 +112,7 @@ fn a_bit_that_an_extension_does_not_tell_of_is_refused_in_words() {
 
 // covers 1.17
 #[test]
-fn the_device_itself_is_reached_through_the_provider_that_has_it() {
+fn only_the_provider_of_a_device_gives_access_to_it() {
     let context = common::open("ib0@libibverbs");
     let device = OpenDevice::of(&context).unwrap();
     assert_eq!(device.with_context(|at| at.is_null()), Ok(false));

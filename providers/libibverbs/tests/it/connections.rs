@@ -1,4 +1,4 @@
-//! Connections of the provider, made by librdmacm: that of our own C library.
+//! Connections of the provider, made by this workspace's own librdmacm.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ fn address_of(device: &str) -> SocketAddr {
 
 const BOTH: [&str; 2] = ["ib0@libibverbs", "iw0@libibverbs"];
 
-/// A device with two queue pairs, and somebody who listens.
+/// A device with two queue pairs and a listener.
 struct Rig {
     context: Context,
     pd: Pd,
@@ -51,7 +51,7 @@ where
     Ok(started.wait_for(PATIENCE)?.ok_or("nothing came in time")?)
 }
 
-/// What who refuses says.
+/// The private data of the refusal.
 fn refusal<T: Send + 'static>(
     mut asked: Started<T, ConnectError>,
 ) -> Result<Vec<u8>, Box<dyn Error>> {
@@ -110,7 +110,7 @@ impl Rig {
         Ok((next.wr_id, next.status))
     }
 
-    /// A message, a write and a read go from one end to the other.
+    /// Sends a message, a write and a read from one end to the other.
     fn carry(&self) -> Outcome {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let (here, there) = (Memory::zeroed(64)?, Memory::zeroed(64)?);
@@ -146,7 +146,7 @@ fn said(private_data: &[u8], expected: &[u8]) {
 
 // covers 7.89
 #[test]
-fn both_ends_hear_what_the_other_says_and_data_flows() -> Outcome {
+fn both_ends_get_each_others_private_data_and_data_flows() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
         let granted = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
@@ -154,7 +154,7 @@ fn both_ends_hear_what_the_other_says_and_data_flows() -> Outcome {
         let asked = rig.ask(options(b"who is there?").reads(3, 5));
         let incoming = done(rig.listener.next())?;
         said(incoming.private_data(), b"who is there?");
-        // Over iWARP nobody says it.
+        // Requests over iWARP do not carry the queue pair number.
         assert!(device == BOTH[1] || incoming.remote_qpn() == rig.near.qp_num());
         let offered = incoming.offered_reads();
         assert_eq!((offered.inbound, offered.outbound), (5, 3), "{device}");
@@ -177,7 +177,7 @@ fn both_ends_hear_what_the_other_says_and_data_flows() -> Outcome {
 
 // covers 7.89
 #[test]
-fn a_refusal_is_told_with_its_reason_and_the_queue_pair_can_ask_again() -> Outcome {
+fn a_refused_queue_pair_gets_the_reason_and_may_ask_again() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
         let asked = rig.ask(ConnectionOptions::new());
@@ -191,7 +191,7 @@ fn a_refusal_is_told_with_its_reason_and_the_queue_pair_can_ask_again() -> Outco
 
 // covers 7.89
 #[test]
-fn nobody_listens_is_a_refusal_without_words() -> Outcome {
+fn without_a_listener_the_refusal_has_no_private_data() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
         let to = rig.listener.address();
@@ -211,13 +211,13 @@ fn nobody_listens_is_a_refusal_without_words() -> Outcome {
 
 // covers 7.89
 #[test]
-fn who_gives_up_is_missed_by_the_other() -> Outcome {
+fn an_end_that_gives_up_fails_the_other_end() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
         let asked = rig.ask(ConnectionOptions::new());
         let agreed = rig.accept(done(rig.listener.next())?, ConnectionOptions::new());
         drop(done(asked)?);
-        // Over iWARP it is a connection by then.
+        // Over iWARP the connection is established by then.
         match done(agreed) {
             Ok(far) => done(far.disconnected())?,
             Err(error) => {
@@ -239,7 +239,7 @@ fn who_gives_up_is_missed_by_the_other() -> Outcome {
 
 // covers 7.89
 #[test]
-fn an_end_from_either_side_is_seen_by_the_other() -> Outcome {
+fn a_disconnect_of_either_end_is_reported_to_the_other() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
         let (near, far) = rig.connect()?;
@@ -263,7 +263,7 @@ fn an_end_from_either_side_is_seen_by_the_other() -> Outcome {
 
 // covers 7.89
 #[test]
-fn an_address_of_another_device_is_refused_in_words() -> Outcome {
+fn an_address_of_another_device_is_refused_with_its_name() -> Outcome {
     for (device, other) in [("ib0@libibverbs", "iw0"), ("iw0@libibverbs", "ib0")] {
         let context = open(device);
         let connector = Connector::of(&context)?;
@@ -293,7 +293,7 @@ const QKEY: u32 = 0x0123_4567;
 
 // covers 7.89
 #[test]
-fn a_datagram_service_is_found_and_reached() -> Outcome {
+fn a_datagram_service_is_resolved_and_receives() -> Outcome {
     let context = open("ib0@libibverbs");
     let pd = context.alloc_pd().wait()?;
     let cq = context.create_cq(16).wait()?;
@@ -354,7 +354,7 @@ fn iwarp_has_no_datagram_services() -> Outcome {
 
 // covers 7.89
 #[test]
-fn queue_pairs_of_iwarp_that_name_each_other_are_connected() -> Outcome {
+fn iwarp_queue_pairs_that_name_each_other_are_connected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
     let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let first = rig.near.connect(&rig.far.endpoint()?, access);
@@ -363,7 +363,8 @@ fn queue_pairs_of_iwarp_that_name_each_other_are_connected() -> Outcome {
     done(second)?;
     rig.carry()?;
 
-    // One that has gone is missed, by who is connected with it and by who waits for it.
+    // The end of a queue pair is reported to one that is connected to it, and to one that waits for
+    // it.
     let alone = rig.pd.create_qp(QpOptions::rc(&rig.cq)).wait()?;
     let waiting = alone.connect(&rig.far.endpoint()?, access);
     let own = alone.connect(&alone.endpoint()?, access);
@@ -383,7 +384,7 @@ fn queue_pairs_of_iwarp_that_name_each_other_are_connected() -> Outcome {
 
 // covers 7.89
 #[test]
-fn a_queue_pair_of_iwarp_that_waits_for_its_peer_is_called_off_and_connected_anew() -> Outcome {
+fn a_waiting_iwarp_queue_pair_is_cancelled_and_reconnected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
     let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let (at_near, at_far) = (rig.near.endpoint()?, rig.far.endpoint()?);

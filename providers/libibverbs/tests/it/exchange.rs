@@ -1,5 +1,5 @@
-//! What the probes of the matrix leave out, over our own C library: buffers that are handed over, unsignaled requests, notices,
-//! futures.
+//! Behaviour that the probes of the matrix omit, over this workspace's C library: buffers that are lent, unsignaled requests,
+//! notifications, futures.
 
 use std::error::Error;
 use std::sync::mpsc;
@@ -29,9 +29,9 @@ struct Pair {
     pool: BufferPool,
 }
 
-/// Buffers of the pool.
+/// The number of buffers in the pool.
 const BUFFERS: u32 = 8;
-/// Requests of a send queue.
+/// The number of requests that a send queue holds.
 const DEPTH: u32 = 4;
 
 impl Pair {
@@ -103,7 +103,7 @@ fn buffers_of_unsignaled_requests_come_back_with_the_next_completion() -> Outcom
 }
 
 #[test]
-fn a_full_queue_refuses_and_has_room_when_a_completion_was_polled() -> Outcome {
+fn a_polled_completion_makes_room_in_a_full_queue() -> Outcome {
     let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -127,7 +127,7 @@ fn a_full_queue_refuses_and_has_room_when_a_completion_was_polled() -> Outcome {
 }
 
 #[test]
-fn an_armed_queue_gives_one_notice() -> Outcome {
+fn an_armed_queue_sends_one_notification() -> Outcome {
     let pair = &Pair::new()?;
     let (sender, notices) = mpsc::channel();
     pair.far_cq
@@ -155,7 +155,7 @@ fn an_armed_queue_gives_one_notice() -> Outcome {
 }
 
 #[test]
-fn a_request_is_awaited() -> Outcome {
+fn a_request_can_be_awaited() -> Outcome {
     let pair = &Pair::new()?;
     let received = pair.far.receive(pair.buffer(0)?);
     let sent = pair.near.submit(wr::Send::new(pair.buffer(5)?).wr_id(1));
@@ -170,7 +170,7 @@ fn a_request_is_awaited() -> Outcome {
 }
 
 #[test]
-fn a_reset_and_a_destroy_give_buffers_back() -> Outcome {
+fn a_reset_and_a_destroy_return_the_buffers() -> Outcome {
     let pair = &Pair::new()?;
     let all = BUFFERS as usize;
     for _ in 0..3 {
@@ -197,7 +197,7 @@ fn a_reset_and_a_destroy_give_buffers_back() -> Outcome {
 }
 
 #[test]
-fn a_queue_pair_is_destroyed_while_another_thread_posts_and_polls() -> Outcome {
+fn a_queue_pair_can_be_destroyed_during_posts_and_polls() -> Outcome {
     let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -213,7 +213,7 @@ fn a_queue_pair_is_destroyed_while_another_thread_posts_and_polls() -> Outcome {
             "a post was refused for another reason than the end of the queue pair",
         )
     })?;
-    // What had completed before is all that comes.
+    // Only requests that had completed before still have completions.
     let mut slots: [Completion; 8] = Default::default();
     pair.near_cq.poll(&mut slots)?;
     ensure(
@@ -223,12 +223,12 @@ fn a_queue_pair_is_destroyed_while_another_thread_posts_and_polls() -> Outcome {
 }
 
 #[test]
-fn an_event_handler_that_panics_keeps_neither_objects_nor_later_events() -> Outcome {
+fn a_panicking_event_handler_blocks_no_object_and_no_event() -> Outcome {
     let pair = &Pair::new()?;
     let (sender, told) = mpsc::channel();
     pair.context.on_event(move |_| {
         sender.send(()).unwrap_or_default();
-        panic!("a handler of the program");
+        panic!("a panic of the program's handler");
     });
     let drain = QpAttributes::new()
         .qp_state(QpState::Sqd)
@@ -242,7 +242,7 @@ fn an_event_handler_that_panics_keeps_neither_objects_nor_later_events() -> Outc
     Ok(())
 }
 
-/// Posts and polls until a post is refused for another reason than a full queue: that.
+/// Posts and polls until a post is refused for another reason than a full queue. Returns that reason.
 fn fire(pair: &Pair, mr: &Mr, started: &mpsc::Sender<()>) -> wr::PostReason {
     loop {
         let write = wr::Write::new(b"inline".as_slice(), mr.remote(0)).signaled(0);
@@ -258,9 +258,9 @@ fn fire(pair: &Pair, mr: &Mr, started: &mpsc::Sender<()>) -> wr::PostReason {
     }
 }
 
-// The device has no fast register, so that the operation is the bind of a window.
+// The device has no fast registration, so the operation is a bind of a window.
 #[test]
-fn memory_is_opened_to_a_peer_by_a_portable_operation_and_closed() -> Outcome {
+fn a_portable_operation_opens_memory_to_a_peer_and_closes_it() -> Outcome {
     let pair = &Pair::new()?;
     let memory = Memory::zeroed(64)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

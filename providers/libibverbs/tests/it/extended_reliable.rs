@@ -1,4 +1,4 @@
-//! Extended reliable connections over our own C library: what their probes leave out.
+//! Extended reliable connections over this workspace's C library: behaviour that the probes omit.
 
 use std::error::Error;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::common;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
-/// An open device with what is mostly needed.
+/// An open device with the objects that most tests need.
 struct Program {
     context: Context,
     xrc: Xrc,
@@ -44,7 +44,7 @@ impl Program {
         self.xrc.open(OpenXrcd::of(file.as_fd()).create()).wait()
     }
 
-    /// A queue of a domain with a receive.
+    /// A queue of a domain with one posted receive.
     fn queue(&self, domain: &Xrcd) -> Result<XrcSrq, Box<dyn Error>> {
         let srq = domain
             .create_srq(&self.pd, SrqOptions::new(4), &self.cq)
@@ -70,7 +70,7 @@ impl Program {
             .ok_or("no completion".into())
     }
 
-    /// The bytes of the next completion, which is that of a receive.
+    /// The payload of the next completion, which belongs to a receive.
     fn received(&self) -> Result<Vec<u8>, Box<dyn Error>> {
         let done = self.next()?.success()?;
         Ok(done.buffer().to_vec())
@@ -84,11 +84,11 @@ fn send(initiator: &Qp, to: &XrcSrq, bytes: &[u8]) -> Outcome {
 
 // covers 4.03 4.11
 #[test]
-fn queues_that_share_a_completion_queue_get_their_own_receives_back() -> Outcome {
+fn queues_on_one_cq_get_their_own_receives_back() -> Outcome {
     let (near, far) = (Program::new()?, Program::new()?);
     let domain = far.xrc.open(OpenXrcd::anonymous()).wait()?;
     let (first, second) = (far.queue(&domain)?, far.queue(&domain)?);
-    // An ordinary queue pair that completes there too.
+    // An ordinary queue pair completes there too.
     let ordinary = far.pd.create_qp(QpOptions::rc(&far.cq)).wait()?;
     let peer = near.pd.create_qp(QpOptions::rc(&near.cq)).wait()?;
     connect_pair(&peer, &ordinary, Access::empty()).wait()?;
@@ -106,7 +106,7 @@ fn queues_that_share_a_completion_queue_get_their_own_receives_back() -> Outcome
 
 // covers 4.01 4.07
 #[test]
-fn a_target_of_another_context_delivers_to_each_that_has_the_domain() -> Outcome {
+fn a_target_delivers_to_all_contexts_with_its_domain() -> Outcome {
     let file = tempfile::tempfile()?;
     let (near, maker, other) = (Program::new()?, Program::new()?, Program::new()?);
     let (made, opened) = (maker.domain(&file)?, other.domain(&file)?);
@@ -115,7 +115,7 @@ fn a_target_of_another_context_delivers_to_each_that_has_the_domain() -> Outcome
     let initiator = near.initiator(&target)?;
     send(&initiator, &queue, b"through another's")?;
     assert_eq!(other.received()?, b"through another's");
-    // Each is told by the name of its own handle.
+    // Each context gets the event of the target for its own handle.
     let handle = opened.open_target(target.qp_num()).wait()?;
     handle
         .modify(QpAttributes::new().qp_state(QpState::Err))
@@ -131,7 +131,7 @@ fn a_target_of_another_context_delivers_to_each_that_has_the_domain() -> Outcome
 
 // covers 4.03
 #[test]
-fn a_queue_that_is_destroyed_gives_back_what_it_had() -> Outcome {
+fn a_destroyed_queue_returns_its_buffers() -> Outcome {
     let (near, far) = (Program::new()?, Program::new()?);
     let domain = far.xrc.open(OpenXrcd::anonymous()).wait()?;
     let queue = far.queue(&domain)?;
@@ -145,7 +145,11 @@ fn a_queue_that_is_destroyed_gives_back_what_it_had() -> Outcome {
     )?;
     assert_eq!(near.next()?.status, WcStatus::Success);
     queue.destroy().wait()?;
-    assert_eq!(far.pool.available(), 7, "one is with its completion");
+    assert_eq!(
+        far.pool.available(),
+        7,
+        "one buffer is in a completion that was not polled"
+    );
     assert_eq!(far.received()?, b"before");
     assert_eq!(far.pool.available(), 8);
     Ok(())
@@ -153,7 +157,7 @@ fn a_queue_that_is_destroyed_gives_back_what_it_had() -> Outcome {
 
 // covers 4.03
 #[test]
-fn a_queue_is_of_the_open_device_that_has_its_domain() -> Outcome {
+fn a_queue_of_another_open_device_than_its_domain_is_refused() -> Outcome {
     let (one, other) = (Program::new()?, Program::new()?);
     let domain = one.xrc.open(OpenXrcd::anonymous()).wait()?;
     let refused = domain.create_srq(&other.pd, SrqOptions::new(4), &other.cq);
@@ -176,13 +180,13 @@ fn is_there(program: &Program, file: &File) -> bool {
 
 // covers 4.02
 #[test]
-fn a_domain_is_there_until_its_last_object_is_gone() -> Outcome {
+fn a_domain_exists_until_its_last_object_is_gone() -> Outcome {
     let file = tempfile::tempfile()?;
     let program = Program::new()?;
     let (first, second) = (program.domain(&file)?, program.domain(&file)?);
     let queue = program.queue(&first)?;
     let target = second.create_target().wait()?;
-    // The queue was made in this opening, and is still the domain's.
+    // The queue was made in this opening, and still belongs to the domain.
     first.close()?;
     let Err(DestroyError::Busy { object, held_by }) = second.close() else {
         return Err("a domain with a queue and a target was closed".into());

@@ -1,4 +1,4 @@
-//! The provider over the C libraries of this workspace.
+//! Tests of the provider over the C libraries of this workspace.
 
 mod bindings;
 mod common;

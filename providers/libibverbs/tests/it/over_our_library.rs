@@ -1,4 +1,4 @@
-//! The provider over the C library of this workspace.
+//! Tests of the provider over the C library of this workspace.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,8 @@ use verbs_api::probe::Verdict;
 
 use crate::common;
 
-/// Checks that these of its rows are verified, and that nothing is a mismatch or cannot be verified.
+/// Checks that exactly these rows of the device are verified, and that no row is a mismatch or
+/// cannot be verified.
 fn check_verified(device: &str, rows: &str) {
     let registry = common::registry();
     let device = registry.device(device).unwrap().clone();
@@ -27,7 +28,7 @@ fn check_verified(device: &str, rows: &str) {
 
 // covers 1.20
 #[test]
-fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
+fn reported_features_are_verified_and_others_refused() {
     let rows = "RC UC UD SEND SEND_WITH_IMM WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE RNR_RETRY \
         REGIONS REREG_MR RESIZE_CQ SRQ MULTICAST WINDOW_1 WINDOW_2B xrc::XRC";
     check_verified("ib0@libibverbs", rows);
@@ -35,7 +36,7 @@ fn what_the_library_says_of_a_device_is_verified_and_the_rest_refused() {
 
 // covers 1.20
 #[test]
-fn what_the_library_says_of_an_iwarp_device_is_verified_and_the_rest_refused() {
+fn iwarp_features_are_verified_and_others_refused() {
     let rows = "RC SEND WRITE WRITE_WITH_IMM READ LOCAL_READ_SINK ATOMICS INLINE REGIONS REREG_MR RESIZE_CQ SRQ WINDOW_2B";
     check_verified("iw0@libibverbs", rows);
 }
@@ -50,7 +51,7 @@ fn refusal(file: &[u8]) -> String {
 
 // covers 1.20
 #[test]
-fn a_library_that_cannot_be_used_is_named_with_the_reason() {
+fn an_unusable_library_is_named_with_the_reason() {
     let said = refusal(b"");
     assert!(said.contains("libibverbs.so.1: file too short"), "{said}");
     let other = built_library::built().with_file_name("libpolyverbs_redirect.so");
@@ -61,7 +62,7 @@ fn a_library_that_cannot_be_used_is_named_with_the_reason() {
 
 // covers 1.20
 #[test]
-fn a_machine_without_devices_has_none_and_says_why() {
+fn a_machine_without_devices_reports_the_reason() {
     let mut registry = Registry::new();
     registry
         .add_provider(&libibverbs_provider::PROVIDER)

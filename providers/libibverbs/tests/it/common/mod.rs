@@ -14,7 +14,7 @@ pub(crate) fn registry() -> Registry {
     registry
 }
 
-/// One of them, opened for everything that it has.
+/// Opens one of these devices with all its features.
 #[allow(dead_code, reason = "not every test opens a device itself")]
 pub(crate) fn open(name: &str) -> Context {
     let registry = registry();
