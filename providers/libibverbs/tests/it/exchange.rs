@@ -76,7 +76,7 @@ fn ensure(holds: bool, what: &str) -> Outcome {
 }
 
 #[test]
-fn buffers_of_unsignaled_requests_come_back_with_the_next_completion() -> Outcome {
+fn unsignaled_buffers_return_with_the_next_completion() -> Outcome {
     let pair = &Pair::new()?;
     for _ in 0..3 {
         pair.far.post_receive(pair.buffer(0)?)?;
