@@ -1,4 +1,4 @@
-//! What an emulated iWARP device claims.
+//! The claims of an emulated iWARP device.
 
 use polyverbs_engine::claims;
 use verbs_api::{
@@ -9,14 +9,14 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-/// What the baseline promises and iWARP cannot have. What the linked emulation leaves open, the engine adds.
+/// The parts of the baseline that iWARP cannot have. The engine adds the gaps of emulations that are not linked.
 pub const GAPS: BaselineGaps = BaselineGaps::NO_UD
     .union(BaselineGaps::NO_UC)
     .union(BaselineGaps::NO_SEND_WITH_IMMEDIATE)
     .union(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE)
     .union(BaselineGaps::NO_RNR_RETRY);
 
-/// Everything that the device tells about itself, before the linked emulations add to it.
+/// The attributes of the device, before the linked emulations add their claims.
 pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     let gid = GidEntry::new(Gid::iwarp(address.ip_or_stand_in()), GidType::Iwarp);
     let ip = match address {
@@ -29,7 +29,7 @@ pub fn attributes(name: &str, address: LinkAddress) -> DeviceAttributes {
     };
     DeviceAttributes {
         gaps: GAPS,
-        // A read has one sink (RFC 5040 section 4.4), and without datagrams there are no address handles and no groups.
+        // A read has one sink (RFC 5040 section 4.4). Without datagrams there are no address handles and no multicast groups.
         limits: Limits {
             max_sge_rd: 1,
             max_ah: 0,

@@ -1,8 +1,8 @@
-//! Header values as bytes: DDP segments in MPA's frames, and back.
+//! The conversion of header values to bytes and back: DDP segments in MPA's frames.
 //!
-//! What a stream has agreed on when it began, markers and checksums, is in [`Sending`] and [`Receiving`]; so is where
-//! either half stands. A message that came is checked as far as its bytes tell; order, offsets and rights are the
-//! receiving half's of the queue pair.
+//! [`Sending`] and [`Receiving`] hold the markers and checksums that both ends agreed on at the start, and the position of each
+//! direction. The codec checks of a message what its bytes show; the receiving half of the queue pair checks order, offsets and
+//! rights.
 
 use polyverbs_engine::payload::Payload;
 use polyverbs_io::{ByteQueue, Found, Leaving, StreamCodec, StreamEvent};
@@ -17,30 +17,30 @@ use crate::header::{Body, Header, Message, Ready, Stream, operation};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MpaCodec;
 
-/// Where the sending half of a stream stands.
+/// The state of the sending half of a stream.
 #[derive(Debug)]
 pub struct Sending {
     mpa: Direction,
-    /// The tagged message that is under way: another one must not come between its segments.
+    /// The unfinished tagged message: no other tagged message may come between its segments.
     under_way: Option<Opcode>,
-    /// Most bytes of ULPDU.
+    /// The longest ULPDU, in bytes.
     most: usize,
 }
 
-/// Where the receiving half of a stream stands.
+/// The state of the receiving half of a stream.
 #[derive(Debug)]
 pub struct Receiving {
     mpa: Direction,
-    /// As frames that arrive have it.
+    /// The stream in the headers of arriving frames.
     stream: Stream,
-    /// Forms of the ready-to-receive indication, one of which comes first.
+    /// The accepted forms of the ready-to-receive indication, if the first frame must be one.
     awaits: ReadyForms,
-    /// An indication came as a write, and may come once more.
+    /// An indication arrived as a write, and its sender may repeat it.
     may_repeat: bool,
 }
 
 impl Sending {
-    /// Of a stream that begins, with at most so many bytes of ULPDU in a frame, though the path may carry more.
+    /// The sending half of a new stream. A ULPDU has at most `most` bytes, even if the path carries more.
     pub const fn new(framing: Framing, most: usize) -> Self {
         Self {
             mpa: Direction::new(framing),
@@ -51,7 +51,7 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Of a stream that begins. The frames that arrive get this header.
+    /// The receiving half of a new stream. Arriving frames get `stream` in their headers.
     pub const fn new(framing: Framing, stream: Stream, awaits: ReadyForms) -> Self {
         Self {
             mpa: Direction::new(framing),
@@ -61,8 +61,8 @@ impl Receiving {
         }
     }
 
-    // What a segment is, `behind` bytes of whose payload are elsewhere: the ready-to-receive indication, if one is awaited.
-    // One that comes again as a write is no message of the program's either, and needs no right to write.
+    // Decodes a segment, `behind` bytes of whose payload are elsewhere, and recognises an awaited ready-to-receive indication. A
+    // repeated write indication is not a message of the program either, and needs no right to write.
     #[inline]
     fn message<'o>(&mut self, ulpdu: &'o [u8], behind: usize) -> Result<Arrived<'o>, Reject> {
         let (message, payload) = message(ulpdu, behind)?;
@@ -91,7 +91,7 @@ fn message(ulpdu: &[u8], behind: usize) -> Result<Arrived<'_>, Reject> {
         SegmentHeader::Untagged(header) => {
             match segment.body {
                 Body::Data => {}
-                // One segment each: what comes in parts has another length than its opcode prescribes.
+                // These messages have one segment each: a divided one does not have the length that its opcode prescribes.
                 _ if !header.last => return Err(Reject::Length),
                 Body::AtomicRequest(request) if operation(&request).is_none() => {
                     return Err(Reject::Opcode);
@@ -104,7 +104,7 @@ fn message(ulpdu: &[u8], behind: usize) -> Result<Arrived<'_>, Reject> {
     Ok((message, segment.payload))
 }
 
-// RFC 6581 section 9.2: the indication has no bytes, and is no message of the program's.
+// RFC 6581 section 9.2: the indication has no payload, and is not a message of the program.
 fn ready(message: &Message, awaits: ReadyForms) -> Option<Ready> {
     let ready = match message {
         Message::Tagged(segment) if segment.opcode == Opcode::WRITE => Ready::Write,
@@ -178,7 +178,7 @@ impl StreamCodec for MpaCodec {
             Message::Untagged(_, body) => Untagged::LEN + body.encoded_len(),
             _ => return,
         };
-        // Drivers cut messages to what `max_payload` says.
+        // Drivers divide messages by the limit of `max_payload`, so a ULPDU always fits.
         let Ok(ulpdu_len) = u16::try_from(headers + payload.len()) else {
             return;
         };
@@ -258,7 +258,7 @@ impl StreamCodec for MpaCodec {
     }
 }
 
-// Writes what goes before the payload; what is left behind it.
+// Writes the headers in front of the payload. Returns the rest of `into`.
 #[inline]
 fn put<'i>(header: &Header, into: &'i mut [u8]) -> Option<&'i mut [u8]> {
     match &header.message {

@@ -1,19 +1,19 @@
-//! The stream between two queue pairs: how it begins, and how it ends.
+//! The stream between two queue pairs: how it begins and how it ends.
 //!
-//! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*; when
-//! both ends are ready and name each other, each learns the other's epoch ([`meet`]), and from then on a frame or a call
-//! that carries another one is not of this stream. INIT, RTR and RTS are verbs' states and absorbed: data may flow as soon
-//! as both ends are ready to receive, and what is posted before that waits.
+//! In process there is no set-up handshake. A queue pair that becomes ready to receive draws a number, its *epoch*. When both
+//! ends are ready and name each other, each learns the other's epoch ([`meet`]); a frame or call with another epoch does not
+//! belong to the stream. INIT, RTR and RTS are states of verbs that iWARP does not have: data may flow as soon as both ends are
+//! ready to receive, and requests that are posted earlier wait.
 //!
 //! # The end
-//! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close behind all data, answers with its own, and
-//!   both queue pairs go to the error state, where what is left of their queues is flushed. That is what siw and iw_cm do
-//!   with a stream that was closed; nothing is told but the flushed completions. Where a connection manager made the
-//!   connection, it tells the program, and a peer whose send queue is idle keeps what it has posted to receive until the
-//!   program disconnects or flushes, or posts something that cannot leave any more.
-//! * *Abrupt*: everything else that leaves the connection: SQD with work outstanding, RESET, ERR, destruction, loss of the
+//! * *Graceful*: RTS to SQD, with an idle send queue. The peer gets a Close after all data and answers with its own, and both
+//!   queue pairs go to the error state, where the rest of their queues is flushed. siw and iw_cm do the same with a stream that
+//!   was closed: only the flushed completions report the end. Where a connection manager made the connection, it reports the end
+//!   to the program, and a peer whose send queue is idle keeps its posted receives until the program disconnects, flushes, or
+//!   posts a request that can no longer be sent.
+//! * *Abrupt*: every other way to leave the connection: SQD with work outstanding, RESET, ERR, destruction, removal of the
 //!   device. The peer gets a Reset and goes to the error state.
-//! * *With a Terminate* ([`crate::terminate`]), which is the last that is said.
+//! * *With a Terminate* ([`crate::terminate`]), which is the last message.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +28,7 @@ use crate::streams::FIRST_STREAM;
 use crate::{Cx, Device, Qp, QpRef, QpWeak, Receiving, Sending};
 use crate::{requester, responder};
 
-/// A number for a connection; never 0.
+/// Draws an epoch for a connection; never 0.
 fn next_epoch() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     loop {
@@ -39,7 +39,7 @@ fn next_epoch() -> u32 {
     }
 }
 
-/// The transport's part of a modify.
+/// The driver's part of a modify.
 pub(crate) fn modify(
     qp: &Qp,
     sending: &mut Sending,
@@ -73,9 +73,9 @@ pub(crate) fn modify(
     }
 }
 
-/// Joins a queue pair that has become ready to the one that it names, if that is ready too and names it.
+/// Connects a queue pair that has become ready to the one that it names, if that one is ready too and names it.
 ///
-/// Locks one end at a time. An end that leaves meanwhile could not tell the other, so that is looked for afterwards.
+/// Locks one end at a time. An end that leaves in the meantime cannot notify the other, so this is checked afterwards.
 pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     let named = qp.requester().driver.peer;
     let is_waiting = |peer: &Peer| !peer.is_connected() && is_ready(qp.state());
@@ -87,7 +87,7 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
         let has_claimed = std::mem::replace(&mut half.driver.has_claimed, true);
         half.driver.is_managed = named.end.qpn >= FIRST_STREAM;
         drop(half);
-        // Once per connection.
+        // A queue pair claims its stream once for each connection.
         if !has_claimed {
             rendezvous.claim(qp, &named, cx);
         }
@@ -98,10 +98,10 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
         .device(named.address)
         .and_then(|device| device.qp(named.end.qpn))
     else {
-        // It was destroyed, or never existed: handled as a refused connection.
+        // The peer was destroyed or never existed: the connection counts as refused.
         return requester::fail_later(qp, cx);
     };
-    // The peer is not ready, or names another: it meets this one when it becomes ready.
+    // The peer is not ready or names another queue pair: it calls `meet` when it becomes ready.
     let Some(theirs) = accept(&peer, qp, named.mine) else {
         return;
     };
@@ -118,7 +118,7 @@ pub(crate) fn meet(qp: &QpRef, cx: &mut Cx<'_>) {
     cx.effects.resume(peer.into_owner());
 }
 
-// Takes `from`, with this epoch, as the peer of `at`: answers how `at` knows it then.
+// Connects `at` to the peer `from` with this epoch, if `at` names it. Returns the peer as `at` knows it then.
 fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     let mut sending = at.requester();
     let mut receiving = at.responder();
@@ -138,7 +138,7 @@ fn accept(at: &QpRef, from: &QpRef, epoch: u32) -> Option<Peer> {
     Some(peer)
 }
 
-/// The queue pair has left the connection: tells the peer, once.
+/// Notifies the peer, once, that the queue pair has left the connection.
 pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let Some(peer) = sending.driver.peer.take() else {
         return;
@@ -153,13 +153,13 @@ pub(crate) fn disconnect(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     driver.leave(&peer, cx);
     match sending.driver.pending_terminate.take() {
         Some(terminate) => send_terminate(qp, &peer, &terminate, cx),
-        // The peer has sent its Terminate, and waits for the end of the stream.
+        // The peer has sent its Terminate and waits for the end of the stream.
         None if sending.driver.terminated.is_some() => send_message(qp, &peer, Message::Close, cx),
         None => send_message(qp, &peer, Message::Reset, cx),
     }
 }
 
-/// The peer closed the stream, or it is gone.
+/// Handles the end of the stream: the peer has closed it, or it was reset.
 pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>) {
     let mut half = qp.requester();
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
@@ -180,7 +180,7 @@ pub(crate) fn handle_end(qp: &Qp, epoch: u32, message: &Message, cx: &mut Cx<'_>
     requester::fail_later(qp, cx);
 }
 
-/// The local ends of connections over a link, by epoch: a link that resets a connection names it only so.
+/// The local ends of connections over a link, by epoch, because a link identifies a reset connection only by its epochs.
 #[derive(Debug, Default)]
 pub(crate) struct Ends(Mutex<HashMap<u32, QpWeak>>);
 
@@ -198,7 +198,7 @@ impl Ends {
     }
 }
 
-/// An event of a link's connection, for those of its ends that this device has.
+/// Handles an event of a link's connection for those of its ends that belong to this device.
 pub(crate) fn handle_stream_event(
     device: &Device,
     stream: Stream,

@@ -1,7 +1,7 @@
-//! A direct network: a request is carried out on the poster's thread, in the peer's responder.
+//! A direct network: the poster's thread carries a request out in the peer's responder.
 //!
-//! The route is resolved when the two queue pairs meet and kept with the requester. Each request checks, under the peer's
-//! responder lock, that the peer is still at the other end. Nothing is allocated, no clock is read.
+//! The route is resolved when the two queue pairs connect, and kept by the requester. Each request checks, under the peer's
+//! responder lock, that the peer is still at the other end. The path neither allocates nor reads a clock.
 
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
@@ -24,11 +24,11 @@ use crate::{Cx, Qp, QpRef, Receiving, Sending, extension};
 
 /// Why a request was not carried out.
 enum Failure {
-    /// By this side's own fault.
+    /// This side is at fault.
     Local(WcStatus),
-    /// The peer is not at the other end any more.
+    /// The peer is no longer at the other end.
     Lost,
-    /// The peer refused and ended the connection.
+    /// The peer has refused the request and ended the connection.
     Terminated(Box<Terminate>),
 }
 
@@ -38,7 +38,7 @@ impl From<Fault> for Failure {
     }
 }
 
-/// Carries a request out now, if the peer is there.
+/// Carries a request out now, if the peer is connected.
 #[inline]
 pub(crate) fn execute(
     qp: &Qp,
@@ -78,7 +78,7 @@ pub(crate) fn execute(
     }
 }
 
-/// Carries out what waited for the peer or the port.
+/// Carries out the requests that waited for the peer or the port.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while qp.state() == QpState::Rts {
         let Some(wqe) = half.queue.pop_front() else {
@@ -97,7 +97,7 @@ pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     }
 }
 
-/// A request that is carried out in the queue pair of this epoch at the other end.
+/// A request and the queue pair at the other end that carries it out, in this epoch.
 struct Direct<'a, 'r> {
     qp: &'a Qp,
     peer: &'a QpRef,
@@ -106,8 +106,8 @@ struct Direct<'a, 'r> {
 }
 
 impl Direct<'_, '_> {
-    /// Has the peer carry the request out, if it is still the one at the other end. What it refuses ends the connection, with
-    /// a Terminate about the message that the request would have been on a wire.
+    /// Lets the peer carry the request out, if it is still at the other end. A refusal ends the connection with a Terminate about
+    /// the message that the request would have been on the wire.
     #[inline]
     fn at_peer<'p, T>(
         &self,
@@ -219,7 +219,7 @@ impl Direct<'_, '_> {
     }
 }
 
-// One at a time: within any budget but none.
+// Requests run one at a time, so each budget but 0 suffices.
 #[inline]
 fn within_budget(half: &Receiving) -> Result<(), Breach> {
     match half.driver.ird {
@@ -229,13 +229,13 @@ fn within_budget(half: &Receiving) -> Result<(), Breach> {
     }
 }
 
-// The message that a request would have been on a wire. None are counted on a direct network: the number is 0.
+// The message that a request would have been on the wire. A direct network counts no messages, so its number is 0.
 fn untagged(opcode: Opcode, body: Body) -> Message {
     Message::untagged(0, opcode, body)
 }
 
-// A send or write was over when its bytes had been handed over, whatever the peer makes of them; then the connection
-// ends (RFC 5040 section 5.1).
+// A send or write was complete when the stream had its bytes, even if the peer refuses them; the connection ends afterwards (RFC
+// 5040 section 5.1).
 #[cold]
 fn failed(
     qp: &Qp,

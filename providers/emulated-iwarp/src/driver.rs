@@ -1,4 +1,4 @@
-//! The driver: this transport's part of the engine's contract.
+//! The driver: the part of this transport in the engine's contract.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -34,21 +34,21 @@ pub struct Iwarp {
     address: LinkAddress,
     pub(crate) service: ServiceDelay,
     pub(crate) ends: Ends,
-    /// How queue pairs find their streams, of a device on an IP network.
+    /// Finds the streams of queue pairs; only on a device on an IP network.
     pub(crate) rendezvous: Option<Arc<Rendezvous>>,
 }
 
-/// How long a responder lets a read or an atomic wait: a time between none and `max`, drawn from `seed`.
+/// How long a responder delays a read or an atomic: a random time up to `max`, drawn from `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ServiceDelay {
-    /// The longest.
+    /// The longest delay.
     pub max: Duration,
-    /// What the times are drawn from.
+    /// The seed of the delays.
     pub seed: u64,
 }
 
 impl ServiceDelay {
-    // How long the request of this number waits: the same number draws the same time.
+    // The delay of the request with this number: the same number always draws the same delay.
     pub(crate) fn draw(self, qpn: u32, msn: u32) -> Duration {
         let max = u64::try_from(self.max.as_nanos()).unwrap_or(u64::MAX);
         if max == 0 {
@@ -61,7 +61,7 @@ impl ServiceDelay {
 }
 
 impl Iwarp {
-    /// A device of this name and address that serves reads as soon as what arrived with them has been placed.
+    /// A device of this name and address that serves reads as soon as the segments that arrived with them have been placed.
     pub fn new(name: impl Into<String>, address: LinkAddress) -> Self {
         Self {
             name: name.into(),
@@ -72,7 +72,7 @@ impl Iwarp {
         }
     }
 
-    /// A queue pair has left its stream.
+    /// Notes that a queue pair has left its stream.
     pub(crate) fn leave(&self, peer: &Peer, cx: &mut Cx<'_>) {
         self.ends.remove(peer.mine);
         if let Some(rendezvous) = &self.rendezvous {
@@ -80,14 +80,14 @@ impl Iwarp {
         }
     }
 
-    /// Lets reads and atomics wait longer before they are served, over a link.
+    /// Delays reads and atomics over a link before they are served.
     #[must_use]
     pub fn service_delay(mut self, service: ServiceDelay) -> Self {
         self.service = service;
         self
     }
 
-    /// The Terminate by which the peer ended a queue pair's present or last connection.
+    /// The Terminate by which the peer ended the present or last connection of a queue pair.
     pub fn terminated(qp: &Qp) -> Option<Terminate> {
         qp.requester().driver.terminated.as_deref().copied()
     }
@@ -138,7 +138,7 @@ impl Driver for Iwarp {
         }
     }
 
-    // TCP has timers, a stream's user has none; this one looks whether the port is up again.
+    // TCP has its own timers, so a queue pair needs none for retransmission. This one checks whether the port is active again.
     fn handle_timeout(qp: &Qp, half: &mut Sending, _: Time, cx: &mut Cx<'_>) {
         Self::pump(qp, half, cx);
     }
@@ -159,7 +159,7 @@ impl Driver for Iwarp {
             Message::Broken(code) => {
                 responder::handle_broken(qp, epoch, Breach::Protocol(*code), cx);
             }
-            // The checksum is wrong: nothing of the segment is believed (RFC 5044 section 8).
+            // The checksum is wrong: the receiver must not use any part of the segment (RFC 5044 section 8).
             _ if frame.damaged => {
                 responder::handle_broken(qp, epoch, Breach::Protocol(TerminateCode::MPA_CRC), cx)
             }
@@ -184,7 +184,7 @@ impl Driver for Iwarp {
     fn check_post(&self, _: &Qp, request: &Request<'_>) -> Result<(), PostReason> {
         let unsupported = |missing| Err(PostReason::Unsupported { missing });
         match (request.op, request.source) {
-            // One sink: its STag, its offset, a length (RFC 5040 section 4.4).
+            // The request has room for one sink: its STag, its offset, a length (RFC 5040 section 4.4).
             (Op::Read(..), Source::Sges(list)) if list.len() > 1 => Err(PostReason::TooManySges {
                 max: 1,
                 given: list.len(),

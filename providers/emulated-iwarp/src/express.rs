@@ -1,4 +1,4 @@
-//! What this transport says of requests that go the [short way](polyverbs_engine::express).
+//! This transport's rules for requests that take the [short path](polyverbs_engine::express).
 
 use polyverbs_engine::express::Express;
 use verbs_api::Access;
@@ -9,7 +9,7 @@ use crate::responder::Responder;
 use crate::{Qp, Receiving};
 
 impl Express for Iwarp {
-    // What a peer may write: see `requester::sink_spans`.
+    // A peer must be able to write the sink: see `requester::sink_spans`.
     const READ_SINK: Access = Access::REMOTE_WRITE;
 
     #[inline]

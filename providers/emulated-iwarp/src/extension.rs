@@ -1,5 +1,5 @@
-//! Operations of extensions: requests under the one spare opcode, on the queue of reads and atomics, answered on that of
-//! atomic responses. What RFC 7306 has an encoding for is carried as it says.
+//! Operations of extensions: requests with the one spare opcode, on the queue of reads and atomics, and answers on the queue of
+//! atomic responses. Operations that RFC 7306 encodes use its encoding.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{
@@ -13,7 +13,7 @@ use crate::operations::Target;
 use crate::terminate::Breach;
 use crate::{Cx, Qp};
 
-/// What carries out an operation, and the atomic of RFC 7306 that it is, if it is one.
+/// The emulation of an operation, and its form in RFC 7306 if it has one.
 pub(crate) fn of(
     qp: &Qp,
     request: &Request<'_>,
@@ -27,7 +27,7 @@ pub(crate) fn of(
     ))
 }
 
-/// Whether a request is answered by an atomic response.
+/// Whether an atomic response answers the request.
 pub(crate) fn is_atomic(qp: &Qp, request: &Request<'_>) -> bool {
     match request.op {
         Op::CompareSwap(..) | Op::FetchAdd(..) => true,
@@ -51,7 +51,7 @@ pub(crate) fn header(operation: &ExtensionOperation) -> ExtensionHeader {
 }
 
 impl Target<'_, '_> {
-    /// Carries out a request that arrived. One that nobody emulates is an unknown opcode.
+    /// Carries out a request that has arrived. If no linked emulation knows it, its opcode is unknown.
     pub(crate) fn extension(
         &self,
         header: ExtensionHeader,
@@ -74,7 +74,7 @@ impl Target<'_, '_> {
     }
 }
 
-/// Places the answer to the oldest request: how many bytes.
+/// Places the answer to the oldest request. Returns its length in bytes.
 pub(crate) fn place(
     qp: &Qp,
     request: &Request<'_>,

@@ -1,7 +1,6 @@
-//! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and what becomes of the
-//! stream itself.
+//! Headers as values: DDP segments (RFC 5041), the RDMAP messages in them (RFC 5040, RFC 7306), and events of the stream itself.
 //!
-//! A header is not bytes yet: a codec makes them where there is a wire.
+//! A header is not bytes yet; on a wire a codec encodes it.
 
 pub use polyverbs_engine::operation::AtomicOp;
 use polyverbs_wire::iwarp::rdmap::atomic;
@@ -13,19 +12,19 @@ use verbs_api::{RemoteAddress, ids::LinkAddress};
 
 use crate::terminate::TerminateCode;
 
-/// One end of a stream, as the other knows it.
+/// One end of a stream, as the other end knows it.
 ///
-/// On a wire the socket says all this. In process a queue pair is found by its number, and the epoch tells a connection
-/// from earlier and later ones, as a TCP connection is told.
+/// On a wire the socket identifies the stream. In process the number identifies the queue pair, and the epoch distinguishes the
+/// connection from earlier and later ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct End {
-    /// The queue pair; 0 where only the epochs say which.
+    /// The queue pair; 0 if only the epochs are known.
     pub qpn: u32,
-    /// Its connection: unique in the process.
+    /// The epoch of its connection: unique in the process.
     pub epoch: u32,
 }
 
-/// Which stream a frame belongs to, and which way it goes.
+/// The stream of a frame, and the direction of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
     /// The sender.
@@ -35,13 +34,13 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A number for the connection: the same for both directions, another for each connection.
+    /// A number for the connection: the same in both directions, and different for each connection.
     pub fn key(&self) -> u64 {
         let (one, other) = (self.source.epoch, self.destination.epoch);
         u64::from(one.max(other)) << 32 | u64::from(one.min(other))
     }
 
-    /// A connection of which nothing but its [`key`](Self::key) is known.
+    /// A connection of which only the [`key`](Self::key) is known.
     pub const fn of_key(key: u64) -> Self {
         const fn end(epoch: u32) -> End {
             End { qpn: 0, epoch }
@@ -56,36 +55,36 @@ impl Stream {
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The stream.
+    /// The stream that the frame belongs to.
     pub stream: Stream,
-    /// What comes along it.
+    /// The message in the frame.
     pub message: Message,
 }
 
-/// What comes along a stream.
+/// A message or an event of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A segment that says where its bytes go (RFC 5041 section 5.1).
+    /// A segment that names the place of its payload (RFC 5041 section 5.1).
     Tagged(Tagged),
-    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). An extension's bytes and a Terminate are
-    /// its payload, as the program's are.
+    /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). The contents of extensions and Terminates are
+    /// its payload, as data of the program are.
     Untagged(Untagged, Body),
-    /// A FIN: the sender is done, and all that it sent has arrived.
+    /// A FIN: the sender has no more data, and everything that it sent has arrived.
     Close,
-    /// The stream is gone: an RST.
+    /// An RST: the stream is gone.
     Reset,
-    /// The stream cannot be parsed any further: the code of the Terminate.
+    /// The stream cannot be parsed further. The code is that of the Terminate.
     Broken(TerminateCode),
-    /// The first frame of a stream came.
+    /// The first frame of a stream has arrived.
     First,
-    /// The indication came with which a stream begins that both ends may send on.
+    /// The indication has arrived that begins a stream on which both ends may send.
     Ready(Ready),
     /// The send buffer of the stream has room again.
     Room,
 }
 
 impl Message {
-    /// Whether it is for the sending half: a read response, an atomic response, a Terminate.
+    /// Whether the message is for the sending half: a read response, an atomic response, or a Terminate.
     pub fn is_answer(&self) -> bool {
         match self {
             Self::Tagged(segment) => segment.opcode == Opcode::READ_RESPONSE,
@@ -110,15 +109,15 @@ impl Message {
 /// A ready-to-receive indication (RFC 6581 section 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// A send of no bytes: it takes no receive.
+    /// A send without payload, which takes no receive.
     Send,
-    /// A write of no bytes.
+    /// A write without payload.
     Write,
-    /// A read of no bytes, which is answered.
+    /// A read of length zero, which is answered.
     Read(ReadRequest),
 }
 
-/// What an Atomic Request asks for; `None` of an operation that RFC 7306 does not have.
+/// The operation of an Atomic Request; `None` if RFC 7306 does not define it.
 pub const fn operation(request: &AtomicRequest) -> Option<AtomicOp> {
     match request.operation {
         atomic::FETCH_ADD => Some(AtomicOp::FetchAdd {
@@ -166,12 +165,12 @@ pub fn atomic_request(request_id: u32, remote: RemoteAddress, op: AtomicOp) -> A
     }
 }
 
-/// The connection of a frame, for a link: see [`Stream::key`].
+/// The key of a frame's connection, for a link: see [`Stream::key`].
 pub fn stream_key(header: &Header) -> u64 {
     header.stream.key()
 }
 
-/// What tells both ends of the connection with this key that it was reset, for a link.
+/// The header with which a link reports to both ends of a connection that it was reset.
 pub const fn reset_header(_from: LinkAddress, _to: LinkAddress, key: u64) -> Header {
     Header {
         stream: Stream::of_key(key),
@@ -184,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_has_one_key_in_both_directions() {
+    fn both_directions_of_a_connection_have_one_key() {
         let (one, other) = (End { qpn: 1, epoch: 7 }, End { qpn: 2, epoch: 3 });
         let there = Stream {
             source: one,

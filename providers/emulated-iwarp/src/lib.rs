@@ -1,17 +1,17 @@
 //! An emulated iWARP device: RDMAP over DDP, on the software verbs engine.
 //!
-//! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and takes the answers, `responder`
-//! turns the peer's messages into operations on the engine, `connection` is how their stream begins and how it ends,
-//! gracefully or abruptly. On a direct network a request runs on the poster's thread into the peer's responder
-//! (`direct`); over a link a message is cut into DDP segments that arrive later, in order.
+//! A driver of [`polyverbs_engine`]. `requester` turns requests into messages and handles the answers, `responder` turns the
+//! peer's messages into operations on the engine, `connection` begins and ends their stream, gracefully or abruptly. On a direct
+//! network the poster's thread runs a request in the peer's responder (`direct`); over a link a message is divided into DDP
+//! segments that arrive later, in order.
 //!
-//! What iWARP does differently from InfiniBand, each at its place:
+//! The differences of iWARP to InfiniBand, each with its module:
 //!
-//! * A send or write completes when its bytes have been handed over, which says nothing about the peer (`requester`).
-//! * A message that finds no receive ends the connection; nothing is retried (`responder`).
+//! * A send or write completes when the stream has its bytes, which proves nothing about the peer (`requester`).
+//! * A message that finds no receive ends the connection; there are no retries (`responder`).
 //! * Every fault ends in a Terminate with a layer, a type and a code ([`terminate`]).
-//! * The sink of a read is named on the wire and needs remote write (`requester`).
-//! * A read is answered when its turn comes: a later write may be placed before (`responder`).
+//! * The wire names the sink of a read, which needs remote write (`requester`).
+//! * A read is answered in its turn: a later write may be placed before (`responder`).
 //! * SQD closes the connection (`connection`).
 #![forbid(unsafe_code)]
 
@@ -47,9 +47,9 @@ pub type Device = polyverbs_engine::device::Device<Iwarp>;
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
 /// A counted reference to one.
 pub type QpRef = polyverbs_engine::qp::QpRef<Iwarp>;
-/// The same, keeping nothing alive.
+/// A weak reference to a queue pair.
 pub type QpWeak = polyverbs_engine::pool::PoolWeak<Qp>;
-/// The call that an operation is part of.
+/// The context of a call into the engine.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, Iwarp>;
 /// The sending half of a queue pair, locked.
 pub type Sending = polyverbs_engine::qp::Requester<Iwarp>;

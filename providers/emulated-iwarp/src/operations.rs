@@ -1,7 +1,7 @@
-//! What the peer's messages do to memory and receives of this side.
+//! The operations that the peer's messages perform on this side's memory and receives.
 //!
-//! The same whether the peer runs them on its own thread or a link brings its segments: rights of keys, bounds and room are
-//! checked here, order and budget are not.
+//! They are the same for a peer that runs them on its own thread and for segments that a link delivers. They check the rights of
+//! keys, bounds and room, but not order or budget.
 
 use polyverbs_engine::cq::Done;
 use polyverbs_engine::fault::Fault;
@@ -19,7 +19,7 @@ use crate::header::{AtomicOp, Untagged};
 use crate::terminate::{Breach, TerminateCode};
 use crate::{Cx, Qp, Receiving};
 
-/// A queue pair whose receiving half is locked, while it carries out a message of its peer's.
+/// A queue pair with its receiving half locked, while it carries out a message of its peer.
 pub(crate) struct Target<'a, 'p> {
     pub(crate) qp: &'a Qp,
     pub(crate) half: &'a mut Receiving,
@@ -27,17 +27,17 @@ pub(crate) struct Target<'a, 'p> {
 }
 
 impl<'p> Target<'_, 'p> {
-    /// Places bytes of a write (RFC 5041 section 5.1): every segment is checked for itself.
+    /// Places bytes of a write (RFC 5041 section 5.1); each segment is checked by itself.
     #[inline]
     pub(crate) fn write(&self, stag: u32, to: u64, payload: &Payload<'_>) -> Result<(), Breach> {
         self.permit(Access::REMOTE_WRITE, Rule::QueuePairWrite)?;
         place_tagged(self.qp, stag, to, payload, self.cx.pin)
     }
 
-    /// Takes bytes of a send into the next receive, which completes with the last of them.
+    /// Places bytes of a send into the next receive, which completes with the last of them.
     ///
-    /// A receive is secured before anything else is done; one that is wanting ends the connection: there is nobody who would
-    /// try again (RFC 5041 section 7.2, error 1/2/02).
+    /// The receive is taken before anything else is done. If there is none, the connection ends, because iWARP does not retry
+    /// (RFC 5041 section 7.2, error 1/2/02).
     #[inline]
     pub(crate) fn send(&mut self, segment: &Untagged, payload: &Payload<'_>) -> Result<(), Breach> {
         let (qp, half) = (self.qp, &mut *self.half);
@@ -47,7 +47,7 @@ impl<'p> Target<'_, 'p> {
             .or_else(|| qp.take_receive(half, None, &mut self.cx.effects))
             .ok_or(Breach::Protocol(TerminateCode::DDP_NO_BUFFER))?;
         let key = segment.invalidates();
-        // Offsets have 32 bits, whatever room there is.
+        // Offsets have 32 bits, even if the receive is longer.
         let length = u64::from(segment.mo) + payload.len() as u64;
         let taken = match length > u64::from(u32::MAX) {
             true => Err(ReceiveFault::TooLong),
@@ -57,7 +57,7 @@ impl<'p> Target<'_, 'p> {
             ReceiveFault::Entry(fault) => Breach::Receive(fault),
             ReceiveFault::TooLong => Breach::Protocol(TerminateCode::DDP_TOO_LONG),
         });
-        // The key dies before the receive completes, and after the bytes have been placed (RFC 5040 section 5.3).
+        // The key is invalidated after the bytes were placed and before the receive completes (RFC 5040 section 5.3).
         let taken = taken.and_then(|()| match key {
             Some(key) if segment.last => invalidate(qp, key),
             _ => Ok(()),
@@ -84,9 +84,9 @@ impl<'p> Target<'_, 'p> {
         Ok(())
     }
 
-    /// Takes immediate data, which completes a receive of its own; `written` bytes were written before it.
+    /// Completes a receive with immediate data; `written` bytes were written before it.
     ///
-    /// The value is the first four bytes of the eight that the message has (RFC 7306 section 6).
+    /// The value is the first four of the eight bytes in the message (RFC 7306 section 6).
     pub(crate) fn immediate(
         &mut self,
         imm: [u8; 4],
@@ -126,9 +126,9 @@ impl<'p> Target<'_, 'p> {
         .map_err(Breach::Read)
     }
 
-    /// Operates atomically on eight bytes: what they were before.
+    /// Operates atomically on eight bytes. Returns their previous value.
     ///
-    /// It is the address of the bytes that must be a multiple of eight, whatever the tagged offset (RFC 7306 section 5).
+    /// The address of the bytes must be a multiple of eight, not the tagged offset (RFC 7306 section 5).
     #[inline]
     pub(crate) fn atomic(&self, op: AtomicOp, stag: u32, to: u64) -> Result<u64, Breach> {
         let qp = self.qp;
@@ -137,7 +137,7 @@ impl<'p> Target<'_, 'p> {
         }
         let region = qp.peer_region(self.cx.pin, stag, to, 8, Access::REMOTE_ATOMIC);
         let region = region.map_err(Breach::Atomic)?;
-        // Whether masks say more than those of an ordinary operation.
+        // Set if the masks make it another operation than the ordinary one.
         let masked = match op.ordinary(0) {
             None => Some(qp.device.masked_atomics().ok_or(Breach::OPCODE)?),
             Some(_) => None,
@@ -163,7 +163,7 @@ impl<'p> Target<'_, 'p> {
     }
 }
 
-/// Places bytes where the peer says, with all checks of a tagged buffer.
+/// Places bytes where the peer says, after all checks of a tagged buffer.
 #[inline]
 pub(crate) fn place_tagged(
     qp: &Qp,
@@ -178,7 +178,7 @@ pub(crate) fn place_tagged(
     Ok(())
 }
 
-/// The bytes of a tagged buffer. No bytes name no buffer (RFC 5040 section 5.2.1, RFC 5041 section 5.1).
+/// The bytes of a tagged buffer. A length of zero names no buffer (RFC 5040 section 5.2.1, RFC 5041 section 5.1).
 #[inline]
 pub(crate) fn tagged_spans<'p>(
     qp: &Qp,
@@ -203,7 +203,7 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Breach> {
         .map_err(Breach::Invalidate)
 }
 
-/// The atomic of RFC 7306 that a request is, if it is one.
+/// The form of a request in RFC 7306, if it is an atomic.
 pub(crate) const fn atomic_of(op: &Op) -> Option<(RemoteAddress, AtomicOp)> {
     match *op {
         Op::CompareSwap(remote, compare, swap) => {

@@ -14,31 +14,31 @@ use crate::header::{Body, End, Header, Message, Opcode, Stream};
 use crate::terminate::Terminate;
 use crate::{Cx, Qp, Sending};
 
-/// The other end, as the program named it.
+/// The other end that the program has named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Its port.
+    /// The address of its port.
     pub(crate) address: LinkAddress,
-    /// Its number, and its epoch: 0 until the two have met.
+    /// Its number and its epoch; the epoch is 0 until the two are connected.
     pub(crate) end: End,
-    /// This end's own epoch.
+    /// The epoch of this end.
     pub(crate) mine: u32,
 }
 
 impl Peer {
-    /// Whether the two have met.
+    /// Whether the two ends are connected.
     #[inline]
     pub(crate) const fn is_connected(&self) -> bool {
         self.end.epoch != 0
     }
 }
 
-/// Whether a queue pair in this state takes what arrives.
+/// Whether a queue pair in this state accepts arriving messages.
 pub(crate) const fn is_ready(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
-/// Sends a segment with its bytes over the link.
+/// Sends a segment with its payload over the link.
 pub(crate) fn emit(qp: &Qp, to: &Peer, message: Message, payload: Payload<'_>, cx: &mut Cx<'_>) {
     if let Some(link) = qp.device.network().link() {
         link.send(frame(qp, to, message, payload), cx.moment());
@@ -90,14 +90,14 @@ fn send_control(qp: &Qp, to: &Peer, message: Message, payload: &[u8], cx: &mut C
         let pin = pin();
         let mut cx = Cx::new(&device, &pin);
         std::mem::swap(&mut cx.effects, effects);
-        // As if a link had brought it.
+        // Delivers the frame as a link would.
         Driver::handle_frame(&*device, frame.as_frame(), &mut cx);
         std::mem::swap(&mut cx.effects, effects);
     });
 }
 
-/// Sends the segments of a message behind those that have left, as many as there is room for: whether that was the last.
-/// `segment` makes their headers of an offset and whether it is the last. A message without bytes has one.
+/// Sends as many further segments of a message as there is room for. Returns whether the last one was sent. `segment` makes a
+/// header from an offset and whether it is the last one. A message without payload has one segment.
 pub(crate) fn offer_segments(
     qp: &Qp,
     to: &Peer,
@@ -120,7 +120,7 @@ pub(crate) fn offer_segments(
     }
 }
 
-/// Sends what is left of a message, or a part of it, if it is not too long and there is room.
+/// Sends the rest of a message, or a part of it, if it is not too long and there is room.
 #[inline]
 pub(crate) fn offer_rest(
     qp: &Qp,
@@ -135,7 +135,7 @@ pub(crate) fn offer_rest(
     })
 }
 
-/// Sends a message that is never cut, if there is room.
+/// Sends a message that is never divided, if there is room.
 pub(crate) fn offer(
     qp: &Qp,
     to: &Peer,
@@ -145,7 +145,7 @@ pub(crate) fn offer(
 ) -> bool {
     let offered = offer_rest(qp, to, message, payload.clone(), cx);
     if let TrySend::TooLong(_) = offered {
-        // Than what is cut.
+        // The limit applies only to messages that can be divided.
         emit(qp, to, message, payload, cx);
     }
     offered != TrySend::NoRoom
@@ -162,7 +162,7 @@ fn frame<'p>(qp: &Qp, to: &Peer, message: Message, payload: Payload<'p>) -> Fram
     }
 }
 
-/// A graceful close needs an idle send queue; otherwise the stream is reset (RDMA verbs, states of a queue pair).
+/// Begins a graceful close, which needs an idle send queue; otherwise resets the stream (RDMA verbs, states of a queue pair).
 pub(crate) fn begin_close(qp: &Qp, sending: &mut Sending, cx: &mut Cx<'_>) {
     let met = sending.driver.peer.filter(Peer::is_connected);
     match met {

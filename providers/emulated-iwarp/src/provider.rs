@@ -1,4 +1,4 @@
-//! The device as a program finds it: registered when this crate is linked and named.
+//! The provider of the device, which is registered if this crate is linked and named.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::{Iwarp, OnWire, WireOptions};
 /// An emulated iWARP device.
 pub struct EmulatedIwarp;
 
-/// The device that is registered.
+/// The registered provider.
 pub static PROVIDER: EmulatedProvider<EmulatedIwarp> = EmulatedProvider(EmulatedIwarp);
 
 inventory::submit! { LinkedKind(&PROVIDER.0) }
 verbs_api::provider::link_provider!(PROVIDER);
 
-/// Payload bytes of a segment: what MPA without markers leaves of a TCP segment of 1,460 bytes when DDP has had its 18
-/// (RFC 5044 section 4.1).
+/// Payload bytes of a segment: the rest of a TCP segment of 1,460 bytes after MPA without markers and 18 bytes of DDP (RFC 5044
+/// section 4.1).
 const MAX_SEGMENT: NonZeroUsize = NonZeroUsize::new(1436).unwrap();
 
 impl EmulatedKind for EmulatedIwarp {

@@ -1,9 +1,9 @@
-//! How two queue pairs that name each other by number find each other over TCP, with no connection manager.
+//! How two queue pairs that name each other by number find each other over TCP, without a connection manager.
 //!
-//! Every device listens on its port. Of two queue pairs the one with the lower address, or on one device the lower
-//! number, begins the stream; MPA's request names both in its private data. The other device answers when its queue pair
-//! is ready and names the first, and refuses where it has none of that number. Until then whoever begins tries again,
-//! for as long as programs may need to start.
+//! Every device listens on its port. Of two queue pairs, the one with the lower address begins the stream, or on one device the
+//! one with the lower number; MPA's request names both in its private data. The other device replies when its queue pair is ready
+//! and names the first, and refuses if it has no queue pair of that number. Until then the initiator tries again, for as long as
+//! programs may need to start.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -26,17 +26,17 @@ use crate::requester::fail_later;
 use crate::streams::{Claim, FIRST_STREAM, Streams};
 use crate::{Cx, QpRef};
 
-/// What private data begins with.
+/// The first bytes of the private data.
 const MAGIC: &[u8; 8] = b"polyqpqp";
 
-/// How long a queue pair waits for the other, and between two attempts.
+/// How long a queue pair waits for the other one, and the time between two attempts.
 const PEER_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a peer that has connected may take for its request or reply.
+/// How long a connected peer may take for its request or reply.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most queue pairs remembered as having left.
+/// The most pairs in `left`.
 const MAX_LEFT: usize = 64;
 
 /// The queue pairs of this device that wait for a peer, and the peers that wait for one of them.
@@ -44,7 +44,7 @@ const MAX_LEFT: usize = 64;
 pub(crate) struct Rendezvous {
     /// The streams of this device.
     pub(crate) streams: Arc<Streams>,
-    /// The port is that of all devices; 0 for none.
+    /// The address, and the port that all devices share; port 0 for none.
     at: SocketAddr,
     state: Mutex<State>,
     me: Weak<Self>,
@@ -56,24 +56,25 @@ type PairKey = (IpAddr, u32, u32);
 #[derive(Debug, Default)]
 struct State {
     waiting: HashMap<PairKey, Waiting>,
-    /// Each has one of the streams that wait for a queue pair, of which there are so many at most, and the oldest gives way.
+    /// Each caller has one of the streams that wait for a queue pair. The number of these is limited, and the oldest one is
+    /// replaced.
     callers: HashMap<PairKey, Caller>,
     /// Pairs whose local queue pair left before the peer connected: such a connection is refused.
     left: VecDeque<PairKey>,
 }
 
-/// A queue pair of this device that waits, and the stream that it has begun.
+/// A waiting queue pair of this device, and the stream that it has begun.
 #[derive(Debug)]
 struct Waiting {
     claim: Claim,
     until: Duration,
     stream: Option<Qpn>,
     is_connected: bool,
-    /// What has come of MPA's reply.
+    /// The part of MPA's reply that has arrived.
     arrived: Vec<u8>,
 }
 
-/// A queue pair of another device that has asked.
+/// A queue pair of another device that has sent a request.
 #[derive(Debug)]
 struct Caller {
     stream: Qpn,
@@ -81,7 +82,7 @@ struct Caller {
 }
 
 impl Rendezvous {
-    /// By these streams, over this port.
+    /// A rendezvous with these streams at this address.
     pub(crate) fn new(streams: Arc<Streams>, at: SocketAddr) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             streams,
@@ -91,7 +92,7 @@ impl Rendezvous {
         })
     }
 
-    /// Accepts the streams of peers that connect; where that fails, attempts it again and again.
+    /// Accepts the streams of peers that connect. If the port is in use, tries again and again.
     pub(crate) fn listen(&self) -> io::Result<()> {
         let listener = Arc::new(RendezvousListener(self.me.clone()));
         let listening = self.streams.listen(self.at, listener);
@@ -101,7 +102,7 @@ impl Rendezvous {
         listening.map(drop)
     }
 
-    // Makes an attempt in a moment.
+    // Runs `attempt` after a short time.
     fn later(&self, attempt: impl FnOnce(&Self) + Send + 'static) {
         let (me, device) = (self.me.clone(), self.streams.device());
         let Some(device) = device else { return };
@@ -114,7 +115,7 @@ impl Rendezvous {
         timers.add(timers.now().after(RETRY_INTERVAL), Box::new(job));
     }
 
-    /// A queue pair is ready, and names another, or its stream.
+    /// Claims a stream for a queue pair that is ready and names a peer or a stream.
     pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         if named.end.qpn >= FIRST_STREAM {
             return self.streams.claim(qp, named, cx);
@@ -145,7 +146,7 @@ impl Rendezvous {
         });
     }
 
-    /// A queue pair no longer waits.
+    /// Ends the claim of a queue pair that no longer waits.
     pub(crate) fn disclaim(&self, qpn: u32, peer: &Peer, effects: &mut Effects) {
         if peer.end.qpn >= FIRST_STREAM {
             return self.streams.disclaim(peer, effects);
@@ -166,7 +167,7 @@ impl Rendezvous {
         }
     }
 
-    // Replies to a connection request that has been waiting; otherwise that will come.
+    // Replies to a connection request that has been waiting. If there is none yet, it is answered when it arrives.
     fn answer(&self, pair: PairKey) {
         let mut state = self.state.lock();
         if !state.waiting.contains_key(&pair) {
@@ -222,7 +223,7 @@ impl Rendezvous {
         self.answer(pair);
     }
 
-    // Connects to the other queue pair's device.
+    // Connects to the device of the other queue pair.
     fn call(&self, pair: PairKey, epoch: u32) {
         let to = SocketAddr::new(pair.0, self.at.port());
         let sink = InitiatorSink {
@@ -255,7 +256,7 @@ impl Rendezvous {
         self.streams.send(stream, &request);
     }
 
-    // What this device wants of a stream, as MPA says it.
+    // The wishes of this device for a stream, in the form of MPA.
     fn wishes(&self) -> StartHeader {
         let wishes = self.streams.wishes();
         StartHeader {
@@ -265,7 +266,7 @@ impl Rendezvous {
         }
     }
 
-    // The peer was not there: connects again in a moment, until the timeout.
+    // The peer was not there: connects again after a short time, until the timeout.
     fn again(&self, pair: PairKey, epoch: u32) {
         let mut state = self.state.lock();
         let Some(waiting) = state.waiting_mut(pair, epoch) else {
@@ -306,7 +307,7 @@ fn reject(streams: &Streams, stream: Qpn) {
     streams.close(stream, StreamClose::Graceful);
 }
 
-/// A stream that a queue pair of this device has begun.
+/// The sink of a stream that a queue pair of this device has begun.
 struct InitiatorSink {
     rendezvous: Weak<Rendezvous>,
     pair: PairKey,
@@ -325,7 +326,8 @@ impl StreamSink for InitiatorSink {
         waiting.is_connected = true;
         let stream = waiting.stream;
         drop(state);
-        // Whoever connects does not know its number yet, and sends the request itself.
+        // If `connect` has not returned yet, the number of the stream is unknown here, and the caller of `connect` sends the
+        // request.
         if let Some(stream) = stream {
             rendezvous.request(stream, self.pair);
         }
@@ -384,7 +386,7 @@ impl StreamSink for InitiatorSink {
         };
         let mut state = rendezvous.state.lock();
         let waiting = state.waiting_mut(self.pair, self.epoch);
-        // A connection without a reply stays: the peer's program may not be ready yet.
+        // A connection without a reply stays, because the peer's program may not be ready yet.
         let late = waiting.filter(|waiting| !waiting.is_connected);
         let stream = late.and_then(|waiting| waiting.stream);
         drop(state);
@@ -395,7 +397,7 @@ impl StreamSink for InitiatorSink {
     }
 }
 
-/// The listening side.
+/// The listener of the device's port.
 struct RendezvousListener(Weak<Rendezvous>);
 
 impl StreamListener for RendezvousListener {
@@ -412,7 +414,7 @@ impl StreamListener for RendezvousListener {
     }
 }
 
-/// A stream that a peer opened: what has arrived of its request, until that is whole.
+/// The sink of a stream that a peer has begun, with the part of the request that has arrived.
 struct AcceptorSink {
     rendezvous: Weak<Rendezvous>,
     stream: Qpn,
@@ -445,9 +447,9 @@ impl StreamSink for AcceptorSink {
                 };
                 rendezvous.asked(pair, caller);
             }
-            // It names no queue pair: a probe of whether a device answers. It gets a reply.
+            // The request names no queue pair: it probes whether a device answers, and gets a reply.
             Some((None, _)) => reject(streams, self.stream),
-            // No request, or more data before the reply: closed.
+            // The bytes are not a request, or more data followed before the reply: the stream is closed.
             None => streams.close(self.stream, StreamClose::Abrupt),
         }
     }
@@ -479,8 +481,8 @@ fn pair_of(request: &Start<'_>, from: IpAddr) -> Option<PairKey> {
     Some((from, u32::from_be_bytes(theirs), u32::from_be_bytes(*mine)))
 }
 
-// MPA's request or reply with these flags. Read depths are left to the programs; peer to peer, with a write as
-// ready-to-receive indication.
+// Encodes MPA's request or reply with these flags. It leaves read depths to the programs and sets peer to peer, with a write as
+// the ready-to-receive indication.
 fn encoded(kind: Kind, flags: StartHeader, private_data: &[u8]) -> Vec<u8> {
     let enhanced = Enhanced {
         peer_to_peer: true,

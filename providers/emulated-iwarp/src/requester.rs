@@ -1,11 +1,11 @@
-//! The sending half: requests become messages, and answers complete them.
+//! The sending half: it turns requests into messages, and answers complete them.
 //!
-//! A send or a write is over when its bytes have been handed to the stream (RFC 5040 section 5.1): its completion says
-//! that the buffer is free, nothing about the peer. A read or an atomic is over when its answer has come. Completions
-//! keep the order of posting: what is over before its turn waits in the queue.
+//! A send or a write is complete when the stream has its bytes (RFC 5040 section 5.1): the completion says that the buffer is
+//! free, and nothing about the peer. A read or an atomic is complete when its answer has arrived. Completions keep the order of
+//! posting: a request that is complete early waits in the queue.
 //!
-//! The sink of a read is a tagged buffer that the request names on the wire. It must grant remote write, and that is
-//! looked at before anything leaves (RFC 5040 section 5.2.1).
+//! The sink of a read is a tagged buffer that the request names on the wire. It must grant remote write, which is checked before
+//! anything is sent (RFC 5040 section 5.2.1).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -33,10 +33,10 @@ use crate::peer::{Peer, is_ready, offer, offer_rest, offer_segments};
 use crate::terminate::{Breach, Terminate, TerminateCode, request_status, terminate_about};
 use crate::{Cx, Qp, Sending, extension};
 
-/// How often a request that waits for a port that is down looks again.
+/// How often a request that waits for an inactive port checks the port.
 const PORT_POLL: Duration = Duration::from_millis(1);
 
-/// What a requester keeps; what each request touches comes first.
+/// The state of a requester. The fields that each request uses come first.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Requester {
@@ -44,57 +44,57 @@ pub struct Requester {
     pub(crate) peer: Option<Peer>,
     /// This queue pair's epoch; 0 before the first connection.
     pub(crate) epoch: u32,
-    /// Reads and atomics outstanding at one time.
+    /// The most reads and atomics that may be outstanding at one time.
     pub(crate) ord: u8,
-    /// The Terminate to send when the connection ends; without one it is reset.
+    /// The Terminate to send when the connection ends; without one the connection is reset.
     pub(crate) pending_terminate: Option<Box<Terminate>>,
-    /// The Terminate that ended the present or last connection, of the peer's.
+    /// The Terminate by which the peer ended the present or last connection.
     pub(crate) terminated: Option<Box<Terminate>>,
-    /// Its stream has been requested.
+    /// The queue pair has claimed its stream.
     pub(crate) has_claimed: bool,
-    /// A connection manager made the connection, and reports its end.
+    /// A connection manager made the connection and reports its end.
     pub(crate) is_managed: bool,
     /// The peer has closed the connection, and the program has not ended it yet.
     pub(crate) peer_closed: bool,
-    /// The answer to the read with which the stream began has not come.
+    /// The answer to the read that began the stream has not arrived.
     pub(crate) awaits_ready: bool,
-    // Reads and atomics outstanding, of a link.
+    // Outstanding reads and atomics; used over a link only.
     outstanding: u32,
-    // Messages sent on the queues of sends and of requests, of a link.
+    // Messages sent on the queues of sends and of requests; used over a link only.
     sent: [u32; 2],
-    // Atomic responses received, of a link.
+    // Atomic responses received; used over a link only.
     responses: u32,
 }
 
 impl Requester {
-    // The sequence number that the next message of a queue has.
+    // The sequence number of the next message of a queue.
     const fn next_msn(&self, qn: u32) -> u32 {
         self.sent[qn as usize].wrapping_add(1)
     }
 
-    /// A message of this queue has begun to leave.
+    /// Counts a message of this queue of which a part was sent.
     pub(crate) const fn count_message(&mut self, qn: u32) {
         self.sent[qn as usize] = self.next_msn(qn);
     }
 }
 
-/// How far a request has left.
+/// The progress of a request that is being sent.
 #[derive(Debug, Default)]
 struct SendProgress {
-    /// Bytes of its data.
+    /// Bytes of its data that were sent.
     sent: usize,
-    /// Its data has left; its immediate data has not.
+    /// Its data was sent, but not its immediate data.
     is_second: bool,
-    /// Some of it has left.
+    /// A part of it was sent.
     has_begun: bool,
-    /// Of its message.
+    /// The sequence number of its message.
     msn: u32,
     /// Its data is sent in one segment or not at all.
     is_uncut: bool,
 }
 
 impl SendProgress {
-    // Whether all of the data has left.
+    // Sends data. Returns whether all of it was sent.
     fn offer(
         &mut self,
         qp: &Qp,
@@ -110,7 +110,7 @@ impl SendProgress {
     }
 }
 
-/// Over a link: a message that is one segment leaves without having been in the queue, where nothing is in its way.
+/// Sends a message of one segment over a link without queueing the request, if no earlier request is in the queue.
 pub(crate) fn send_at_once(
     qp: &Qp,
     half: &mut Sending,
@@ -144,13 +144,13 @@ pub(crate) fn send_at_once(
     }
 }
 
-/// Whether waiting requests may go on. After the peer's close they never will: the queue pair goes to the error state.
+/// Whether waiting requests may proceed. After the peer's close they never may: the queue pair goes to the error state.
 pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if qp.state() != QpState::Rts {
         return false;
     }
     if !qp.device.is_port_active() {
-        // Looks again later, as TCP would.
+        // Checks the port again later, as TCP would send again.
         if !half.queue.is_empty() {
             let at = cx.now().after(PORT_POLL);
             qp.wake_at(half, at);
@@ -163,12 +163,12 @@ pub(crate) fn may_go_on(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     !half.driver.peer_closed
 }
 
-/// Over a link: starts what may start.
+/// Starts the requests that can start over a link.
 pub(crate) fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     let Some(peer) = half.driver.peer.filter(Peer::is_connected) else {
         return;
     };
-    // Out of the half for a while: starting a request needs the rest of it.
+    // The queue is moved out for the time of the loop, because starting a request needs the rest of the half.
     let mut queue = std::mem::take(&mut half.queue);
     start_waiting(qp, half, &peer, &mut queue, cx);
     half.queue = queue;
@@ -185,7 +185,7 @@ fn start_waiting(
     for wqe in queue {
         match wqe.phase {
             Phase::Waiting | Phase::Started => {}
-            // Nothing starts behind a failure, which waits for its turn to complete.
+            // No request after a failed one starts; the failed one waits for its turn to complete.
             Phase::Done(status) if !status.is_success() => return,
             _ => continue,
         }
@@ -219,12 +219,12 @@ fn start_waiting(
     }
 }
 
-/// How far a request has come, and the number of its request message; `None` inside where it has to wait for room.
+/// The progress of a request and the number of its request message; `None` inside if it has to wait for room.
 type Started = Result<Option<(Phase, u32)>, Fault>;
 
 const SENT: Phase = Phase::Done(WcStatus::Success);
 
-/// A request on its way out.
+/// A request that is being sent.
 struct Outgoing<'a, 'r> {
     qp: &'a Qp,
     half: &'a mut Sending,
@@ -234,11 +234,10 @@ struct Outgoing<'a, 'r> {
 }
 
 impl Outgoing<'_, '_> {
-    // Starts it or goes on with it: how far it has come then, and the number of its request message. `None` where it has
-    // to wait.
+    // Starts or continues the request. Returns its progress and the number of its request message; `None` if it has to wait.
     fn start(&mut self, cx: &mut Cx<'_>) -> Option<(Phase, u32)> {
         let (request, tx) = (self.request, &self.half.driver);
-        // A fence waits for all earlier reads and atomics; those behind it have not started.
+        // A fence waits for all earlier reads and atomics; later ones have not started.
         let is_fenced = request.flags.contains(SendFlags::FENCE) && !self.progress.has_begun;
         if is_fenced && tx.outstanding != 0 {
             return None;
@@ -288,7 +287,7 @@ impl Outgoing<'_, '_> {
         Ok(whole.then_some((SENT, 0)))
     }
 
-    // With immediate: the write, then a message of its own (RFC 7306 section 6).
+    // A write with immediate data is a write, followed by a message of its own (RFC 7306 section 6).
     fn write(&mut self, remote: RemoteAddress, imm: Option<[u8; 4]>, cx: &mut Cx<'_>) -> Started {
         let mut spans = Spans::new();
         let payload = self.qp.gather_request(self.request, cx, &mut spans)?;
@@ -363,7 +362,7 @@ impl Outgoing<'_, '_> {
     }
 }
 
-/// DDP's header of a segment of a send.
+/// The DDP header of a segment of a send.
 pub(crate) fn send_header(
     request: &Request<'_>,
     extra: SendExtra,
@@ -380,7 +379,7 @@ pub(crate) fn send_header(
     Untagged::new(opcode, queue::SEND, msn, offset, last).invalidating(key.unwrap_or_default())
 }
 
-/// The RDMA Read Request that a request is.
+/// The RDMA Read Request of a read.
 pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body {
     let sink = sink(request);
     Body::ReadRequest(ReadRequest {
@@ -392,7 +391,7 @@ pub(crate) fn read_request(request: &Request<'_>, remote: RemoteAddress) -> Body
     })
 }
 
-/// The sink of a read: the one entry, or none of no bytes.
+/// The sink of a read: the only entry, or an empty one if the read has none.
 pub(crate) fn sink(request: &Request<'_>) -> Sge {
     match request.source {
         Source::Sges([sge, ..]) => *sge,
@@ -400,7 +399,7 @@ pub(crate) fn sink(request: &Request<'_>) -> Sge {
     }
 }
 
-/// The bytes of a read's sink, checked as what it is on the wire: a tagged buffer that a peer may write.
+/// The bytes of a read's sink, which must be a tagged buffer that a peer may write, as on the wire.
 #[inline]
 pub(crate) fn sink_spans<'p>(
     qp: &Qp,
@@ -415,7 +414,7 @@ pub(crate) fn sink_spans<'p>(
     tagged_spans(qp, buffer, request.length, Access::REMOTE_WRITE, cx.pin)
 }
 
-/// The bytes of an atomic's result. Its answer is untagged, so local write will do (RFC 7306 section 5.3).
+/// The bytes of an atomic's result. The answer is untagged, so local write suffices (RFC 7306 section 5.3).
 #[inline]
 pub(crate) fn result_spans<'p>(
     qp: &Qp,
@@ -427,7 +426,7 @@ pub(crate) fn result_spans<'p>(
     Ok(spans)
 }
 
-/// Invalidates a sink that has been filled (read-with-invalidate): how the read ends.
+/// Invalidates the filled sink of a read-with-invalidate. Returns the status of the read.
 pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
     let Op::Read(_, Some(key)) = *op else {
         return WcStatus::Success;
@@ -447,7 +446,7 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
 
 // ---- answers
 
-/// An answer came: bytes of a read, an atomic response or a Terminate, or what claims to be one.
+/// Handles an answer: bytes of a read, an atomic response, a Terminate, or a message that claims to be one of these.
 pub(crate) fn handle_answer(
     qp: &Qp,
     epoch: u32,
@@ -459,7 +458,7 @@ pub(crate) fn handle_answer(
     if half.driver.epoch != epoch || !is_ready(qp.state()) {
         return;
     }
-    // The oldest that is outstanding.
+    // The answer is for the oldest outstanding request.
     let at = (half.queue.iter()).position(|wqe| wqe.phase == Phase::Sent);
     let mut answered = Answered { qp, half, at, cx };
     let status = match message {
@@ -482,7 +481,7 @@ pub(crate) fn handle_answer(
     }
 }
 
-/// A queue pair whose sending half is locked, and the oldest of its requests that has no answer.
+/// A queue pair with its sending half locked, and the oldest of its requests without an answer.
 struct Answered<'a, 'p> {
     qp: &'a Qp,
     half: &'a mut Sending,
@@ -491,13 +490,13 @@ struct Answered<'a, 'p> {
 }
 
 impl Answered<'_, '_> {
-    // Whether this is the answer to the read with which the stream began.
+    // Whether this is the answer to the read that began the stream.
     fn is_awaited(&mut self) -> bool {
         std::mem::take(&mut self.half.driver.awaits_ready)
     }
 
-    // Bytes of a read came: its status with the last of them. Responses come in the order of the requests, and each of their
-    // segments where the last one ended (RFC 5040 section 5.5).
+    // Places bytes of a read. Returns the status with the last of them. Responses arrive in the order of the requests, and each
+    // segment continues where the one before it ended (RFC 5040 section 5.5).
     fn read(
         &mut self,
         segment: &Tagged,
@@ -522,7 +521,7 @@ impl Answered<'_, '_> {
         Ok(segment.last.then(|| invalidate_sink(self.qp, &wqe.kept.op)))
     }
 
-    // A message of the queue of atomic responses came.
+    // Handles a message on the queue of atomic responses.
     fn response(
         &mut self,
         segment: &Untagged,
@@ -553,7 +552,7 @@ impl Answered<'_, '_> {
         Ok(Some(WcStatus::Success))
     }
 
-    // The oldest request is over; what waited for it goes on.
+    // Completes the oldest request and lets requests that waited for it proceed.
     fn finish(&mut self, status: WcStatus) {
         if let Some(at) = self.at {
             self.half.queue[at].phase = Phase::Done(status);
@@ -563,7 +562,7 @@ impl Answered<'_, '_> {
         }
     }
 
-    // An answer broke a rule: the request that it claimed to be for fails, and the peer is told.
+    // Handles an answer that broke a rule: the request that it claimed to be for fails, and the peer gets a Terminate.
     #[cold]
     fn fail(&mut self, breach: Breach, about: (&Message, usize)) {
         let terminate = terminate_about(breach.code(), Some(about));
@@ -581,8 +580,8 @@ impl Answered<'_, '_> {
         self.qp.complete_done(self.half, self.cx);
     }
 
-    // The peer ended the connection. The request that the Terminate is about gets its status, if it is still outstanding;
-    // sends and writes completed long ago. An answer to it is not sent (RFC 5040 section 4.8).
+    // Handles the peer's Terminate. The request that it is about gets its status, if it is still outstanding; sends and writes
+    // have completed long before. A Terminate is not answered (RFC 5040 section 4.8).
     #[cold]
     fn terminated(&mut self, terminate: Terminate) {
         let queue = &mut self.half.queue;
@@ -599,7 +598,7 @@ impl Answered<'_, '_> {
             return self.qp.event(EventType::QpFatal, &mut self.cx.effects);
         };
         self.qp.enter_error(false);
-        // Those that were asked earlier will not be answered any more.
+        // Earlier outstanding requests get no answer either.
         for wqe in queue.range_mut(..at).filter(|wqe| wqe.phase == Phase::Sent) {
             wqe.phase = Phase::Done(WcStatus::WrFlushErr);
         }
@@ -608,7 +607,7 @@ impl Answered<'_, '_> {
     }
 }
 
-/// The connection has failed: error state, and what is left is flushed when no lock is held.
+/// Ends a failed connection: enters the error state, and flushes the queues when no lock is held.
 pub(crate) fn fail_later(qp: &Qp, cx: &mut Cx<'_>) {
     qp.enter_error(false);
     if let Some(me) = qp.shared() {
@@ -616,7 +615,7 @@ pub(crate) fn fail_later(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
-/// A request failed: where the fault is this side's own the peer is told so (RFC 5040 section 7.1).
+/// Notes a failed request. If this side is at fault, the Terminate reports that to the peer (RFC 5040 section 7.1).
 pub(crate) fn note_failure(half: &mut Sending, status: WcStatus) {
     let remote = matches!(
         status,

@@ -1,9 +1,8 @@
-//! The receiving half: the peer's messages become operations on the engine.
+//! The receiving half: it turns the peer's messages into operations on the engine.
 //!
-//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are
-//! checked, and reads and atomics wait for their turn in one queue, served in the order of their requests when what arrived
-//! with them has been placed, or later: a write that was sent behind a read may be seen by it unless it was fenced (RFC 5040
-//! section 5.5).
+//! The operations themselves are in [`crate::operations`]. Over a link ([`handle`]) sequence numbers and offsets are checked.
+//! Reads and atomics wait in one queue and are served in the order of their requests, when the segments that arrived with them
+//! have been placed or later: a read may see a write that was sent after it, unless that write was fenced (RFC 5040 section 5.5).
 
 use std::collections::VecDeque;
 
@@ -21,18 +20,18 @@ use crate::peer::{Peer, emit, is_ready, offer, offer_segments, send_terminate};
 use crate::terminate::{Breach, Terminate, TerminateCode, terminate_about};
 use crate::{Cx, Qp, QpRef, Receiving};
 
-/// What a responder keeps.
+/// The state of a responder.
 #[derive(Debug, Default)]
 pub struct Responder {
     /// This queue pair's epoch; 0 before the first connection.
     pub(crate) epoch: u32,
     /// The other end.
     pub(crate) peer: Option<Peer>,
-    /// What the peer may do through this queue pair.
+    /// The rights of the peer through this queue pair.
     pub(crate) access: Access,
-    /// Reads and atomics served at one time.
+    /// The most reads and atomics that are served at one time.
     pub(crate) ird: u8,
-    // What only a link needs.
+    // The state that only a link needs.
     inbound: Option<Box<Inbound>>,
 }
 
@@ -41,7 +40,7 @@ impl Responder {
         self.inbound.get_or_insert_default()
     }
 
-    // The sequence number of the next message of the queue of atomic responses.
+    // The sequence number of the next message on the queue of atomic responses.
     fn next_response(&mut self) -> u32 {
         let responses = &mut self.inbound().responses;
         *responses = responses.wrapping_add(1);
@@ -49,14 +48,14 @@ impl Responder {
     }
 }
 
-/// How far the peer's messages have come.
+/// The progress of the peer's messages.
 #[derive(Debug, Default)]
 struct Inbound {
-    // Messages that are complete: sends, requests.
+    // Complete messages on the queues of sends and of requests.
     complete: [u32; 2],
-    // Bytes of the send that is under way.
+    // Bytes of the unfinished send.
     offset: u32,
-    // Bytes of the write that is under way or was last.
+    // Bytes of the unfinished or last write.
     written: u64,
     writing: bool,
     // Reads and atomics that wait for their turn.
@@ -71,21 +70,21 @@ struct Pending {
     due: Time,
     segment: Untagged,
     request: Body,
-    // What follows the request, of an extension.
+    // The bytes after the request of an extension.
     bytes: Octets,
-    // Bytes of the answer to a read that have left.
+    // Bytes of a read's answer that were sent.
     sent: usize,
-    // The answer to anything else, which waits for room: a peer that does not read its answers must not fill memory.
+    // The answer to another request, which waits for room, so that a peer that does not read its answers cannot fill memory.
     answer: Option<(Message, Octets)>,
 }
 
-/// Whether frames and calls of this epoch are for the queue pair as it is now.
+/// Whether the queue pair, as it is now, accepts frames and calls of this epoch.
 #[inline]
 pub(crate) fn takes(qp: &Qp, half: &Receiving, epoch: u32) -> bool {
     half.driver.epoch == epoch && is_ready(qp.state())
 }
 
-/// A segment arrived that is for the receiving half.
+/// Handles a segment for the receiving half.
 pub(crate) fn handle(
     qp: &Qp,
     epoch: u32,
@@ -98,7 +97,7 @@ pub(crate) fn handle(
         half.counters.dropped += 1;
         return;
     }
-    // The indication is the device's, and tells the program nothing.
+    // The indication is between devices and does not count as communication for the program.
     if !matches!(message, Message::Ready(_)) {
         qp.note_arrival(half, cx);
     }
@@ -117,7 +116,7 @@ pub(crate) fn handle(
     }
 }
 
-/// What arrived is no segment, or has a wrong checksum.
+/// Handles bytes that are not a segment, or a segment with a wrong checksum.
 pub(crate) fn handle_broken(qp: &Qp, epoch: u32, breach: Breach, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
     if takes(qp, half, epoch) {
@@ -146,7 +145,7 @@ pub(crate) fn serve(qp: &QpRef, now: Time) {
     });
 }
 
-// What is left of a request: of a read, behind what has been answered (RFC 5040 section 4.8).
+// The unanswered part of a request; of a read, the part after the bytes that were answered (RFC 5040 section 4.8).
 fn unanswered(pending: &Pending) -> Message {
     let mut request = pending.request;
     if let Body::ReadRequest(read) = &mut request {
@@ -158,7 +157,7 @@ fn unanswered(pending: &Pending) -> Message {
 }
 
 impl Target<'_, '_> {
-    /// The peer broke a rule: error state, and the Terminate to send (RFC 5040 section 7).
+    /// Enters the error state because the peer broke a rule. Returns the Terminate to send (RFC 5040 section 7).
     #[cold]
     pub(crate) fn fail(&mut self, breach: Breach, about: Option<(&Message, usize)>) -> Terminate {
         let about = about.filter(|_| !breach.is_own());
@@ -179,7 +178,7 @@ impl Target<'_, '_> {
         }
     }
 
-    // The indication is a message that no program sent: it counts as the first of its queue, and takes no receive.
+    // The indication is a message that no program sent: it counts as the first of its queue and takes no receive.
     fn take_ready(&mut self, ready: Ready) {
         let complete = &mut self.half.driver.inbound().complete;
         match ready {
@@ -222,7 +221,7 @@ impl Target<'_, '_> {
             Body::Data => self.send(segment, payload)?,
             Body::Immediate => {
                 if payload.len() != 8 || !segment.last {
-                    // RFC 7306 names no code for it: the nearest that blames the stream.
+                    // RFC 7306 has no code for this: it is the nearest that blames the stream.
                     return Err(Breach::Protocol(TerminateCode::RDMAP_STREAM));
                 }
                 let [a, b, c, d, ..] = payload.word().to_ne_bytes();
@@ -249,7 +248,7 @@ impl Target<'_, '_> {
         Ok(())
     }
 
-    // Queue, sequence number and offset, in the order in which DDP and RDMAP look at them (RFC 5041 section 7.2).
+    // Checks queue, sequence number and offset, in the order in which DDP and RDMAP check them (RFC 5041 section 7.2).
     fn check_order(&mut self, segment: &Untagged, body: &Body) -> Result<(), Breach> {
         let inbound = self.half.driver.inbound();
         let complete = inbound.complete.get(segment.qn as usize);
@@ -316,7 +315,7 @@ impl Target<'_, '_> {
         is_due.then(|| pending.pop_front()).flatten()
     }
 
-    // Whether it was answered; else there is no room for all of it.
+    // Answers a request. Returns false if there is no room for the whole answer.
     fn answer(&mut self, pending: &mut Pending) -> Result<bool, Breach> {
         let Some(peer) = self.half.driver.peer else {
             return Ok(true);

@@ -1,4 +1,4 @@
-//! Which stream to give up when there are too many without a request.
+//! The choice of the stream to give up when there are too many without a request.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 #[derive(Debug)]
 pub(crate) struct SilentStreams<P = IpAddr, A = u64> {
     of_peers: HashMap<P, BTreeMap<A, u32>>,
-    /// How many each peer has.
+    /// The number of streams of each peer.
     counts: BTreeSet<(usize, P)>,
 }
 
@@ -42,7 +42,7 @@ impl<P: Copy + Hash + Ord, A: Ord> SilentStreams<P, A> {
         }
     }
 
-    /// The oldest one of the peer that has most of them.
+    /// The oldest stream of the peer that has the most.
     pub(crate) fn longest(&self) -> Option<u32> {
         let (_, peer) = self.counts.last()?;
         let oldest = self.of_peers.get(peer)?.first_key_value();
@@ -63,7 +63,7 @@ mod tests {
 
     // covers 7.41
     #[test]
-    fn the_oldest_stream_of_the_peer_with_most_of_them_is_the_longest_silent() {
+    fn the_oldest_stream_of_the_peer_with_the_most_is_chosen() {
         let mut silent = SilentStreams::default();
         assert_eq!(silent.longest(), None);
         for (order, from) in [1, 2, 2, 3, 3, 3].into_iter().enumerate() {
@@ -84,7 +84,7 @@ mod tests {
         static COMPARISONS: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// A peer or an age, which counts how often it is looked at.
+    /// A peer or an age that counts its comparisons.
     #[derive(Clone, Copy)]
     struct Counted(u32);
 
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    // A scan of all streams for each one would take minutes.
+    // A scan of all streams for each new one would take minutes.
     #[test]
     fn a_flood_of_silent_streams_costs_no_scan() {
         const FLOOD: u32 = 200_000;
@@ -127,7 +127,7 @@ mod tests {
             for order in 0..FLOOD {
                 if order >= KEPT {
                     let oldest = order - KEPT;
-                    // Of many peers with as many streams, any may have to give one up.
+                    // If many peers have equally many streams, any of them may have to give one up.
                     let longest = silent.longest().unwrap();
                     assert!(peers > 1 || longest == oldest, "{longest} for {oldest}");
                     silent.remove(peer(oldest), Counted(oldest));

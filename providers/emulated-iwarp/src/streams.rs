@@ -1,11 +1,10 @@
 //! The streams of a device on an IP network: TCP connections, from their first byte until a queue pair has them.
 //!
-//! Every stream has a number, of a range that queue pairs do not use. What comes on it is told to its sink, which speaks
-//! MPA: the crate that makes connections, or `rendezvous`. When both ends have agreed the stream
-//! waits for the queue pair that names its number, or goes to the one that has named it already; from then on its frames
-//! are the link's.
+//! Every stream has a number from a range that queue pairs do not use. Its sink gets the bytes that arrive and speaks MPA: the
+//! sink is in the crate that makes connections, or in `rendezvous`. When both ends have agreed, the stream waits for the queue
+//! pair that names its number, or goes to the one that has named it already; from then on the link has its frames.
 //!
-//! All this runs on the watch thread and never blocks. No lock is held while a sink is called.
+//! Everything here runs on the reactor thread and never blocks. No lock is held while a sink is called.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,32 +36,33 @@ use crate::requester::fail_later;
 use crate::silent::SilentStreams;
 use crate::{Cx, Device, QpRef, QpWeak};
 
-/// What a device on an IP network is made with.
+/// The options of a device on an IP network.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WireOptions {
-    /// Its address, and the port by which queue pairs find each other that name each other by number; 0 where
-    /// connections are made by a connection manager only.
+    /// The address of the device, and the port on which queue pairs that name each other by number find each other; 0 if only a
+    /// connection manager makes connections.
     pub address: SocketAddr,
-    /// Of the streams: how much waits, and what happens to bytes.
+    /// The options of its streams, such as the backlog and the faults.
     pub link: TcpLinkOptions,
-    /// Checksums in the frames of both directions. A peer that wants them has them in any case.
+    /// Whether this device wants checksums in the frames of both directions. A peer that wants them gets them in any case.
     pub crc: bool,
-    /// Markers in what this device receives.
+    /// Whether this device wants markers in the frames that it receives.
     pub markers: bool,
-    /// Where it is asked for a connection, it sends before its peer has: see [`StreamWishes::speaks_first`].
+    /// Whether this device, when a peer requests a connection, sends before the peer has sent: see
+    /// [`StreamWishes::speaks_first`].
     pub speaks_first: bool,
-    /// Most bytes of a DDP segment, where the path carries more.
+    /// The most bytes of a DDP segment, even if the path carries more.
     pub max_segment: usize,
-    /// The most streams that wait for a queue pair. The default is 4,096, or half of the process's descriptors if that is less. One more
-    /// stream replaces one whose peer has been silent for longest.
+    /// The most streams that wait for a queue pair. The default is 4,096, or half of the process's descriptors if that is less.
+    /// One more stream replaces one whose peer has been silent for longest.
     pub max_early: usize,
-    /// Is told of what passes through the sockets.
+    /// Gets the bytes that pass through the sockets.
     pub tap: Option<Arc<dyn TcpTap>>,
 }
 
 impl WireOptions {
-    /// At this address and port, with checksums and without markers.
+    /// The options for a device at this address and port, with checksums and without markers.
     pub fn new(address: SocketAddr) -> Self {
         Self {
             address,
@@ -97,10 +97,10 @@ struct State {
     inserted: u64,
     listeners_made: u64,
     early: HashMap<u32, Early>,
-    /// Those of `early` that are silent.
+    /// The silent streams in `early`.
     silent: SilentStreams,
     listeners: HashMap<u64, Listening>,
-    /// Streams that queue pairs have, and who is told of their end.
+    /// Streams that queue pairs have, each with the sink that is notified of its end.
     running: HashMap<u32, (Claim, Arc<dyn StreamSink>)>,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Of a queue pair that has named its peer.
+    /// The claim of a queue pair that has named its peer.
     pub(crate) fn new(qp: &QpRef, named: &Peer) -> Self {
         Self {
             qp: qp.downgrade(),
@@ -125,7 +125,7 @@ impl Claim {
         }
     }
 
-    /// Fails the queue pair where it waits for a stream which will not come.
+    /// Fails the queue pair if it still waits for a stream, which will not come.
     pub(crate) fn give_up(&self) {
         let Some(qp) = self.qp.upgrade() else { return };
         let half = qp.requester();
@@ -147,22 +147,22 @@ struct Early {
     peer: IpAddr,
     sink: Arc<dyn StreamSink>,
     is_connected: bool,
-    /// The peer has connected it, and has not sent its whole MPA request.
+    /// The peer has begun the stream and has not sent its whole MPA request.
     is_silent: bool,
     /// The order of arrival.
     order: u64,
     agreed: Option<StreamAgreed>,
     rest: Vec<u8>,
-    /// What is sent when the link has the stream.
+    /// The bytes to send when the link has the stream.
     last: Vec<u8>,
-    /// Something has been sent.
+    /// Something was sent.
     has_spoken: bool,
     announcement: Option<Announcement>,
     claim: Option<Claim>,
 }
 
 impl Early {
-    // Sends what goes before frames. What is lost with the connection is told as its end.
+    // Sends bytes that come before frames. If the connection loses them, the sink is notified of its end.
     fn send(&mut self, link: &TcpLink<MpaCodec>, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.announce(link);
@@ -170,7 +170,7 @@ impl Early {
         }
     }
 
-    // Before the first byte is sent.
+    // To be called before the first byte is sent.
     fn announce(&mut self, link: &TcpLink<MpaCodec>) {
         if !std::mem::replace(&mut self.has_spoken, true) {
             self.announcement = link.announce(&self.socket);
@@ -210,7 +210,7 @@ impl Streams {
     }
 
     fn unwatch(&self, early: &Early) {
-        // Either kind is taken out the same way; what is not watched any more is no mistake.
+        // The same call removes either kind; it fails without harm if the socket is no longer watched.
         let _ = self.link.reactor().remove(&*early.socket, Source::Rare);
     }
 
@@ -221,7 +221,7 @@ impl Streams {
         }
     }
 
-    /// A watched socket is readable, writable or broken.
+    /// Handles a watched socket that is readable, writable or broken.
     pub(crate) fn attend(&self, token: u64) {
         match u32::try_from(token) {
             Ok(number) => self.attend_stream(number),
@@ -233,7 +233,7 @@ impl Streams {
 
     fn attend_listener(&self, token: u64) {
         for _ in 0..ACCEPT_BATCH {
-            // Under the lock: once `unlisten` has returned nobody else has the listener, and its port is free.
+            // The lock is held, so that after the return of `unlisten` no other thread has the listener and its port is free.
             let mut state = self.lock();
             let Some(listening) = state.listeners.get(&token) else {
                 return;
@@ -254,7 +254,7 @@ impl Streams {
                     continue;
                 }
             };
-            // Connections that stay silent must not keep others out.
+            // Silent connections must not keep others out.
             let is_full = state.early.len() >= self.options.max_early;
             let silent = is_full.then(|| state.silent.longest());
             let number = state.next_number();
@@ -269,12 +269,12 @@ impl Streams {
                 socket.abort();
                 continue;
             };
-            // Where it cannot be watched it is refused as well.
+            // A socket that cannot be watched is refused too.
             let _ = self.insert(number, socket, (from.ip(), Way::In), sink);
         }
     }
 
-    // Connections wait, and the listener is not polled in a loop meanwhile.
+    // Stops watching the listener for a while, so that it is not polled in a loop while connections wait.
     fn pause(&self, token: u64, listener: &Arc<TcpListener>) {
         let watch = Arc::clone(self.link.reactor());
         let (Some(device), Ok(())) = (self.device(), watch.remove(&**listener, Source::Rare))
@@ -284,7 +284,7 @@ impl Streams {
         let weak = Arc::downgrade(listener);
         let resume = move |_| {
             if let Some(listener) = weak.upgrade() {
-                // Where it cannot be watched, no more connections are accepted.
+                // If the listener cannot be watched, no further connections are accepted.
                 let _ = watch.add(&*listener, token, Source::Rare);
             }
         };
@@ -336,7 +336,7 @@ impl Streams {
         }
     }
 
-    // Goes on with what has come on a stream: how it has ended, if it has.
+    // Handles the bytes that have arrived on a stream. Returns how the stream has ended, if it has.
     fn advance(&self, number: u32) -> Option<StreamEnd> {
         let mut buffer = [0; 4096];
         let mut state = self.lock();
@@ -376,7 +376,7 @@ impl Streams {
         None
     }
 
-    // An early stream is over: notifies its sink, and fails the queue pair that waits for it.
+    // Ends an early stream: notifies its sink, and fails the queue pair that waits for it.
     fn end(&self, number: u32, end: StreamEnd) {
         let Some(early) = self.take(number) else {
             return;
@@ -396,7 +396,7 @@ impl Streams {
 
     // ---- queue pairs
 
-    /// A queue pair is ready to receive, and names its stream.
+    /// Claims a stream for the queue pair that names it and is ready to receive.
     pub(crate) fn claim(&self, qp: &QpRef, named: &Peer, cx: &mut Cx<'_>) {
         let number = named.end.qpn;
         let mut state = self.lock();
@@ -407,7 +407,7 @@ impl Streams {
             is_free && LinkAddress::Ip(early.peer) == named.address
         });
         let Some(early) = early else {
-            // The stream is over already: handled as a refused connection.
+            // The stream has ended already: the connection counts as refused.
             drop(state);
             return fail_later(qp, cx);
         };
@@ -421,7 +421,7 @@ impl Streams {
         });
     }
 
-    /// Reserves a stream for a queue pair, which gets it when MPA's start-up is over.
+    /// Reserves a stream for a queue pair, which gets it when MPA's start-up is complete.
     pub(crate) fn claim_for(&self, stream: Qpn, claim: Claim) {
         let mut state = self.lock();
         state.not_silent(stream.value());
@@ -430,7 +430,7 @@ impl Streams {
         }
     }
 
-    /// The queue pair no longer waits for its stream.
+    /// Ends the claim of a queue pair that no longer waits for its stream.
     pub(crate) fn disclaim(&self, peer: &Peer, effects: &mut Effects) {
         let number = peer.end.qpn;
         let mut state = self.lock();
@@ -448,7 +448,7 @@ impl Streams {
         });
     }
 
-    // Gives a stream that was agreed on to the queue pair that waits for it. Called with no other lock held.
+    // Gives an agreed stream to the queue pair that waits for it. Called with no other lock held.
     fn join(&self, mut state: MutexGuard<'_, State>, number: u32, effects: &mut Effects) {
         let early = state.early.get(&number);
         let complete = early.and_then(|early| early.agreed.zip(early.claim.clone()));
@@ -475,7 +475,7 @@ impl Streams {
         }
     }
 
-    // Both halves are locked while the link takes the stream: nothing is delivered or sent before both know their peer.
+    // Both halves are locked while the link takes the stream, so that no frame is delivered or sent before both know their peer.
     fn attach(
         &self,
         qp: &QpRef,
@@ -524,14 +524,14 @@ impl Streams {
         true
     }
 
-    /// The first frame has come on the stream of a queue pair: tells its maker.
+    /// Notifies the maker of a queue pair's stream that the first frame has arrived.
     pub(crate) fn begun(&self, number: u32, effects: &mut Effects) {
         if let Some((_, sink)) = self.lock().running.get(&number).cloned() {
             effects.later(move |_| sink.begun());
         }
     }
 
-    /// A queue pair has left its stream: tells its maker.
+    /// Notifies the maker of a stream that the queue pair has left it.
     pub(crate) fn ended(&self, number: u32, effects: &mut Effects) {
         if let Some((_, sink)) = self.lock().running.remove(&number) {
             effects.later(move |_| sink.ended(StreamEnd::Closed));
@@ -539,7 +539,7 @@ impl Streams {
     }
 }
 
-// The ready-to-receive indication leaves before anything else. It counts as the first message of its queue.
+// Sends the ready-to-receive indication before any other message. It counts as the first message of its queue.
 fn send_rtr(qp: &QpRef, half: &mut crate::Sending, peer: &Peer, form: ReadyForms, cx: &mut Cx<'_>) {
     let message = if form.contains(ReadyForms::WRITE) {
         Message::rtr_write()
@@ -557,8 +557,8 @@ fn send_rtr(qp: &QpRef, half: &mut crate::Sending, peer: &Peer, form: ReadyForms
     peer::send_message(qp, peer, message, cx);
 }
 
-// A peer may miss an indication that comes early, until something else arrives: Linux's siw looks for it only after it has
-// sent the reply. As a write without bytes it may be repeated, since it changes nothing.
+// A peer may miss an early indication until something else arrives: Linux's siw checks for it only after it has sent the reply.
+// In the form of a write without payload it may be repeated, because it changes nothing.
 fn repeat_rtr(qp: &QpRef, epoch: u32) {
     let weak = qp.downgrade();
     let timers = qp.device.network().timers();
@@ -571,7 +571,7 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
         if let Some(peer) = peer.filter(|peer| peer.mine == epoch)
             && qp.state() == QpState::Rts
         {
-            // Where there is no room, something else is on its way.
+            // If there is no room, another message is on its way.
             let _ = peer::offer(&qp, &peer, Message::rtr_write(), Payload::Empty, &mut cx);
         }
         drop(half);
@@ -582,7 +582,7 @@ fn repeat_rtr(qp: &QpRef, epoch: u32) {
 }
 
 impl State {
-    /// The program has this stream, or is asked to take it.
+    /// Notes that the program has this stream or is asked to accept it.
     fn not_silent(&mut self, number: u32) {
         if let Some(early) = self.early.get_mut(&number)
             && std::mem::take(&mut early.is_silent)
@@ -666,15 +666,14 @@ impl StreamPort for Streams {
         let Some(early) = state.early.get_mut(&stream.value()) else {
             return;
         };
-        // From here on, what arrives is frames.
-        // The peer goes on when it has this, and what it sends then must find the stream attached.
+        // All further bytes are frames. The peer continues when it has `last`, and its next frames must find the stream attached.
         if !last.is_empty() {
             early.announce(&self.link);
             early.last = last.to_vec();
         }
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        // At once: the peer may have answered and closed already, and then the queue pair has to see that.
+        // The stream is given away at once: the peer may have answered and closed already, which the queue pair has to see.
         let mut effects = Effects::default();
         self.join(state, stream.value(), &mut effects);
         effects.run();
@@ -766,17 +765,17 @@ fn end_of(error: &StreamError) -> StreamEnd {
     }
 }
 
-/// Streams that no queue pair has yet.
+/// The default for the most streams that no queue pair has yet.
 const MOST_EARLY: usize = 4096;
-/// When an indication that a side is ready is repeated.
+/// The time after which a ready-to-receive indication is repeated.
 const RTR_REPEAT: Duration = Duration::from_millis(50);
-/// Tokens of listeners: above those of streams.
+/// The first token of listeners, above those of streams.
 const LISTENERS: u64 = 1 << 32;
-/// Connections that one look at a listener takes.
+/// The most connections that are accepted when a listener is readable.
 const ACCEPT_BATCH: usize = 32;
-/// Connections that wait in the kernel to be taken.
+/// The most connections that wait in the kernel.
 const BACKLOG: u32 = 1024;
-/// After how long a listener is asked again that had nothing to give.
+/// The time after which a paused listener is watched again.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Bytes that may wait on a stream that no queue pair has yet.
+/// The most bytes that may wait on a stream that no queue pair has yet.
 const MAX_REST: usize = 1 << 16;

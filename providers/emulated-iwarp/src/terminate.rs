@@ -1,8 +1,8 @@
-//! Terminate: which fault is which code, and which code is which status.
+//! The mapping of faults to codes of Terminates, and of codes to statuses.
 //!
-//! An inbound fault is a [`Breach`]. One function each makes of it the code on the wire ([`Breach::code`]), the status of
-//! the receive that was being filled ([`Breach::receive_status`]) and the event ([`Breach::event`]); one makes of a code
-//! that came from the peer the status of the request that it was about ([`request_status`]).
+//! An inbound fault is a [`Breach`]. One function each maps it to the code on the wire ([`Breach::code`]), to the status of the
+//! receive that was being filled ([`Breach::receive_status`]) and to the event ([`Breach::event`]). Another one maps a code from
+//! the peer to the status of the request that it is about ([`request_status`]).
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
@@ -11,29 +11,29 @@ use verbs_api::{WcStatus, event::EventType};
 
 use crate::header::{Body, Message};
 
-/// What a peer's message did wrong, or what kept it from being carried out.
+/// The fault of a peer's message, or the reason why it was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
     /// An atomic operation was refused.
     Atomic(Fault),
     /// A key cannot be invalidated.
     Invalidate(Fault),
-    /// What came breaks a rule of its protocol, which has this code for it.
+    /// The message breaks a rule of its protocol, which has this code for it.
     Protocol(TerminateCode),
     /// A read was refused.
     Read(Fault),
-    /// The entries of the receive were refused: this side's own fault.
+    /// The entries of the receive were refused: this side is at fault.
     Receive(Fault),
     /// A tagged segment cannot be placed.
     Tagged(Fault),
 }
 
-/// The status of the read or atomic that was answered by this code; `None` where the code is not about one.
+/// The status of the read or atomic that this code answers; `None` if the code is not about one.
 ///
 /// The statuses are those that an InfiniBand responder's answer to the same fault would give.
 pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
     match code {
-        // About an invalidation, which came with a send.
+        // These codes are about an invalidation, which came with a send.
         TerminateCode::RDMAP_PROTECTED_FROM_INVALIDATION
         | TerminateCode::RDMAP_CANNOT_INVALIDATE => None,
         TerminateCode::RDMAP_VERSION
@@ -49,8 +49,8 @@ pub const fn request_status(code: TerminateCode) -> Option<WcStatus> {
     }
 }
 
-/// What is said of a segment that had so many bytes behind its header: its length, DDP's header, and RDMAP's where it is a
-/// request's (RFC 5040 section 4.8). Where no segment is at fault none is shown.
+/// The Terminate about a segment that had so many bytes after its header. It has the length of the segment, the DDP header, and
+/// the RDMAP header if the segment is a request (RFC 5040 section 4.8). Without a faulty segment it has none of these.
 pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usize)>) -> Terminate {
     let said = Terminate::new(code);
     let (ddp, request, length) = match about {
@@ -70,10 +70,10 @@ pub(crate) fn terminate_about(code: TerminateCode, about: Option<(&Message, usiz
 }
 
 impl Breach {
-    /// The message does not belong here: unknown, for another queue, not enabled, or not asked for.
+    /// The message is unknown, on the wrong queue, not enabled, or was not asked for.
     pub const OPCODE: Self = Self::Protocol(TerminateCode::RDMAP_OPCODE);
 
-    /// The code that tells the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
+    /// The code that reports the fault to the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
     pub const fn code(self) -> TerminateCode {
         match self {
             // RFC 7306 section 8: a catastrophic error of the stream.
@@ -89,12 +89,12 @@ impl Breach {
         }
     }
 
-    /// Whether the fault is this side's own: then its Terminate shows no header of the peer's (RFC 5040 section 4.8).
+    /// Whether this side is at fault: then its Terminate has no header of the peer's (RFC 5040 section 4.8).
     pub const fn is_own(self) -> bool {
         matches!(self, Self::Receive(_))
     }
 
-    /// The status of the receive that is being filled. What is not about it flushes it.
+    /// The status of the receive that is being filled. Faults that are not about the receive flush it.
     pub const fn receive_status(self) -> WcStatus {
         match self {
             Self::Invalidate(_) => WcStatus::RemInvReqErr,
@@ -104,7 +104,7 @@ impl Breach {
         }
     }
 
-    /// The event that tells the program where no receive does.
+    /// The event that reports the fault to the program if no receive does.
     pub const fn event(self) -> EventType {
         match self {
             Self::Atomic(Fault::Misaligned) => EventType::QpReqErr,
@@ -117,7 +117,7 @@ impl Breach {
     }
 }
 
-// Remote protection errors of RDMAP: of reads, atomics and invalidations.
+// The remote protection errors of RDMAP, for reads, atomics and invalidations.
 const fn protection(fault: Fault) -> TerminateCode {
     match fault {
         Fault::Key => TerminateCode::RDMAP_INVALID_STAG,
@@ -129,7 +129,7 @@ const fn protection(fault: Fault) -> TerminateCode {
     }
 }
 
-// Tagged buffer errors of DDP. It has none for a missing right: an invalid STag is the nearest, as siw chose too.
+// The tagged buffer errors of DDP. It has none for a missing right: invalid STag is the nearest, which siw chose too.
 const fn placement(fault: Fault) -> TerminateCode {
     match fault {
         Fault::Bounds => TerminateCode::DDP_BOUNDS,
@@ -145,7 +145,7 @@ mod tests {
 
     // covers 2.65
     #[test]
-    fn every_breach_has_its_code() {
+    fn each_breach_maps_to_its_code() {
         let table = [
             (Breach::Tagged(Fault::Key), (1, 1, 0x00)),
             (Breach::Tagged(Fault::Access), (1, 1, 0x00)),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_is_about_a_read_or_atomic_or_it_is_not() {
+    fn only_codes_about_reads_and_atomics_have_a_status() {
         type Code = TerminateCode;
         let table = [
             (Code::RDMAP_INVALID_STAG, Some(WcStatus::RemAccessErr)),

@@ -17,22 +17,23 @@ use crate::rendezvous::Rendezvous;
 pub use crate::streams::WireOptions;
 use crate::streams::{FIRST_STREAM, Streams};
 
-/// A device on an IP network, and what carries its frames.
+/// A device on an IP network, and its link.
 #[derive(Clone)]
 pub struct OnWire {
     /// The device.
     pub device: Arc<Device<Iwarp>>,
-    /// Its link.
+    /// The link of the device.
     pub link: Arc<TcpLink<MpaCodec>>,
 }
 
 impl OnWire {
-    /// A device at an address of this machine.
+    /// Creates a device at an address of this machine.
     ///
-    /// Several processes may be at one address. The port by which queue pairs find each other is that of the first, and that
-    /// of another when it has gone.
+    /// Several processes may be at one address. The first one has the port on which queue pairs find each other, and another one
+    /// takes it over after its end.
     ///
     /// # Errors
+    /// The address does not belong to this machine, or the engine refuses.
     /// The address is not this machine's, or the engine refuses.
     pub fn new(
         driver: impl FnOnce(LinkAddress) -> Iwarp,
@@ -58,7 +59,7 @@ impl OnWire {
         streams.bind(&device);
         if address.port() != 0 {
             match rendezvous.listen() {
-                // Another process at this address has it, and leaves it to this one when it ends.
+                // Another process at this address has the port, and this one takes it over when that process ends.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 listening => {
                     let taken = |error| EmulatedError::Wire(format!("{address}: {error}"));

@@ -1,4 +1,4 @@
-//! Two emulated iWARP devices, joined directly or by a stream, in virtual time.
+//! Two emulated iWARP devices in virtual time, joined directly or by a stream.
 
 mod capabilities;
 mod connection;

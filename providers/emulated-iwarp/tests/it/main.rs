@@ -1,4 +1,4 @@
-//! The driver in virtual time, and over TCP.
+//! Tests of the driver in virtual time and over TCP.
 
 mod iwarp;
 mod tcp;

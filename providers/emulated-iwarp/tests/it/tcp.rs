@@ -25,7 +25,7 @@ const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
 
-/// Held while a process is started.
+/// Held while a process is being started.
 static STARTING: Mutex<()> = Mutex::new(());
 
 struct End {
@@ -114,7 +114,7 @@ fn pattern(octets: usize, seed: u8) -> Vec<u8> {
 const LARGE: usize = 8 << 20;
 
 #[test]
-fn messages_longer_than_what_may_wait_arrive_whole() {
+fn messages_longer_than_the_backlog_arrive_whole() {
     for (number, (crc, markers, segment)) in [
         (true, false, 65_535),
         (false, false, 65_535),
@@ -140,7 +140,7 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
         assert_eq!((done.wr_id, done.byte_len as usize), (7, LARGE));
         assert!(far.memory.to_vec(0, LARGE).unwrap() == pattern(LARGE, 1));
 
-        // A write one way and a read of what it wrote the other: both ends send tagged segments at once.
+        // A write in one direction and a read of its bytes in the other: both ends send tagged segments at the same time.
         near.memory.write(0, &pattern(LARGE, 2)).unwrap();
         let half = near.mr.sge(0, LARGE as u32 / 2).unwrap();
         let sink = near.mr.sge(LARGE / 2, LARGE as u32 / 2).unwrap();
@@ -160,7 +160,7 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
         let expected = pattern(LARGE / 2, 2);
         assert!(near.memory.to_vec(LARGE / 2, LARGE / 2).unwrap() == expected);
         assert!(far.memory.to_vec(LARGE / 2, 1 << 20).unwrap() == expected[..1 << 20]);
-        // Writes of one side and answers of the same side to the other's reads do not mix.
+        // Writes of one side and its answers to the other side's reads do not mix.
         let data = far.mr.sge(0, 1 << 20).unwrap();
         let again = near.mr.sge(0, 1 << 20).unwrap();
         near.qp
@@ -174,7 +174,7 @@ fn messages_longer_than_what_may_wait_arrive_whole() {
     }
 }
 
-/// Posts a write, though the connection may have ended, and takes completions.
+/// Posts a write, even if the connection has ended, and polls for completions.
 fn write_and_poll(near: &End, far: &End, length: u32) {
     let data = near.mr.sge(0, length).unwrap();
     let _ = near
@@ -185,7 +185,7 @@ fn write_and_poll(near: &End, far: &End, length: u32) {
 }
 
 #[test]
-fn a_flipped_bit_ends_in_a_terminate_where_there_are_checksums() {
+fn with_checksums_a_flipped_bit_ends_in_a_terminate() {
     let far = End::new("127.0.6.22:6001", 1 << 16, |_| {});
     let near = End::new("127.0.6.21:6001", 1 << 16, |wire| {
         wire.link.faults = FaultSpec {
@@ -199,13 +199,13 @@ fn a_flipped_bit_ends_in_a_terminate_where_there_are_checksums() {
         near.qp.query().unwrap().state != QpState::Rts
             && far.qp.query().unwrap().state == QpState::Err
     });
-    let code = near.terminated().expect("a last word");
-    // A wrong checksum; or a length that makes another frame of what follows, which has a wrong one then.
+    let code = near.terminated().expect("the peer sent a Terminate");
+    // Either the checksum is wrong, or the flipped bit is in a length, which makes another frame with a wrong checksum.
     assert_eq!((code.layer, code.etype), (2, 0));
 }
 
 #[test]
-fn a_reset_ends_both_ends() {
+fn a_reset_moves_both_ends_to_err() {
     let far = End::new("127.0.6.32:6001", 1 << 16, |_| {});
     let near = End::new("127.0.6.31:6001", 1 << 16, |wire| {
         wire.link.faults.reset_after = Some(20);
@@ -228,9 +228,9 @@ const ADDRESS: &str = "POLYVERBS_TEST_ADDRESS";
 const PEER: &str = "POLYVERBS_TEST_PEER";
 const MEMORY: &str = "POLYVERBS_TEST_MEMORY";
 
-/// Says each message back, until it is killed.
+/// Runs as a separate process: returns each message until the process is killed.
 #[test]
-#[ignore = "a process of the other tests"]
+#[ignore = "other tests run it as a separate process"]
 fn echo() {
     let Ok(address) = std::env::var(ADDRESS) else {
         return;
@@ -254,14 +254,14 @@ fn echo() {
         if done.wr_id != 1 || done.status != WcStatus::Success {
             continue;
         }
-        // The next message comes when this one is back.
+        // The receive is posted before the echo, because the next message comes when the echo has arrived.
         end.qp.post_receive(ReceiveRequest::new(1, room)).unwrap();
         let data = end.mr.sge(0, done.byte_len).unwrap();
         end.qp.post_one(wr::Send::new(data)).unwrap();
     }
 }
 
-/// This process, and another that echoes.
+/// This process, and another one that echoes.
 struct Echoed {
     end: End,
     other: Child,
@@ -276,7 +276,7 @@ impl Drop for Echoed {
 }
 
 impl End {
-    // One of another process at this address.
+    // Connects to a queue pair of another process at this address.
     fn connect_to(&self, qp_num: Qpn) {
         let peer = QpEndpoint {
             qp_num,
@@ -291,7 +291,7 @@ impl End {
 
 impl Echoed {
     fn at(address: &str, [here, there]: [bool; 2]) -> Self {
-        // Whoever has the lower number begins, and the first process listens.
+        // The queue pair with the lower number begins the stream, and the first process listens.
         let defaults = DeviceOptions::default();
         let (first, end) = defaults.qp_numbers;
         let options = DeviceOptions {
@@ -308,7 +308,7 @@ impl Echoed {
         if there {
             command.env(MEMORY, "yes");
         }
-        // It has all open descriptors for a moment, and what is closed meanwhile is not.
+        // The new process has all open descriptors for a moment, and keeps those open that are closed in the meantime.
         let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut other = command.spawn().unwrap();
         drop(starting);
@@ -348,7 +348,7 @@ impl Echoed {
 }
 
 #[test]
-fn processes_at_one_address_talk_through_memory_where_both_want_that() {
+fn processes_share_memory_only_if_both_want_it() {
     for (number, wanted) in [[true; 2], [true, false], [false, true]]
         .into_iter()
         .enumerate()
@@ -364,7 +364,7 @@ fn processes_at_one_address_talk_through_memory_where_both_want_that() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_however_its_octets_came() {
+fn a_killed_peer_is_noticed_over_memory_and_over_tcp() {
     for (number, memory) in [true, false].into_iter().enumerate() {
         let mut echoed = Echoed::at(&format!("127.0.6.{}:6001", 51 + number), [memory; 2]);
         (0..100).for_each(|turn| echoed.echo(64, turn));
@@ -380,7 +380,7 @@ fn a_killed_peer_is_noticed_however_its_octets_came() {
 }
 
 #[test]
-fn whoever_writes_to_a_killed_peer_is_told() {
+fn sending_to_a_killed_peer_fails() {
     for (number, memory) in [true, false].into_iter().enumerate() {
         let mut echoed = Echoed::at(&format!("127.0.6.{}:6001", 61 + number), [memory; 2]);
         (0..100).for_each(|turn| echoed.echo(64, turn));
@@ -400,7 +400,7 @@ fn whoever_writes_to_a_killed_peer_is_told() {
     }
 }
 
-/// Takes its time over whoever connects.
+/// A listener that is still handling a connection.
 struct Slow(Arc<Barrier>);
 
 impl StreamListener for Slow {
@@ -412,11 +412,11 @@ impl StreamListener for Slow {
 }
 
 #[test]
-fn a_port_is_free_once_it_is_listened_to_no_more() {
+fn a_port_is_free_when_unlisten_has_returned() {
     let _open = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let end = End::new("127.0.6.71:6001", 64, |_| {});
     let Some(Carrier::Streams(port)) = end.wire.device.carrier() else {
-        panic!("no streams")
+        panic!("the device carries streams")
     };
     let turns = Arc::new(Barrier::new(2));
     let at = port
@@ -434,13 +434,13 @@ fn a_port_is_free_once_it_is_listened_to_no_more() {
 }
 
 #[test]
-fn a_device_takes_over_the_port_of_another_at_its_address() {
+fn a_device_takes_over_the_port_of_an_ended_one() {
     let [near, first, second] = ["127.0.6.80:6001", "127.0.6.81:6001", "127.0.6.81:6001"]
         .map(|address| End::new(address, 64, |_| {}));
     drop(first);
     let remote = second.remote();
     near.memory.write(0, &pattern(64, 1)).unwrap();
-    // A thread of the first one may still be at something, and it refuses queue pairs that it does not have.
+    // A thread of the first device may still use the port, and refuses queue pairs that the device does not have.
     let is_written = || {
         try_to_connect(&near, &second).ok()?;
         let all = near.mr.sge(0, 64).unwrap();

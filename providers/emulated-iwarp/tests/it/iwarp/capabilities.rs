@@ -1,4 +1,4 @@
-//! What the device claims.
+//! The claims of the device.
 
 use emulated_iwarp::Iwarp;
 use polyverbs_engine::device::{Device, DeviceOptions};
@@ -14,7 +14,7 @@ use verbs_api::{
 use crate::iwarp::lab::Lab;
 
 #[test]
-fn claims_what_iwarp_has_and_lists_what_it_lacks() {
+fn the_device_claims_iwarps_features_and_lists_its_gaps() {
     let lab = Lab::direct();
     let attributes = DeviceOps::attributes(&*lab.a.device);
     assert_eq!(
@@ -38,7 +38,7 @@ fn claims_what_iwarp_has_and_lists_what_it_lacks() {
 }
 
 #[test]
-fn without_the_emulation_its_features_are_gaps() {
+fn features_without_a_linked_emulation_are_gaps() {
     let lab = Lab::direct();
     let options = DeviceOptions {
         extensions: Some(Extensions::new()),

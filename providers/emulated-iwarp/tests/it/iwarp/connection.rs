@@ -1,4 +1,4 @@
-//! How connections begin and end.
+//! The begin and the end of connections.
 
 use std::thread;
 
@@ -24,7 +24,7 @@ fn modify(lab_side: &crate::iwarp::lab::Side, state: QpState) {
 
 // covers 3.98
 #[test]
-fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
+fn requests_wait_until_the_peer_is_ready() {
     both(|lab| {
         lab.b.fill(32, b"data");
         lab.a.connect(&lab.b, open());
@@ -46,7 +46,7 @@ fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
 
 // covers 3.98
 #[test]
-fn a_receive_posted_in_init_is_there_when_the_connection_is() {
+fn a_receive_posted_in_init_serves_the_later_connection() {
     both(|lab| {
         lab.a.connect(&lab.b, open());
         lab.a.post(wr::Send::new(&b"early"[..]).signaled(1));
@@ -84,7 +84,7 @@ fn a_receive_posted_in_init_is_there_when_the_connection_is() {
 
 // covers 3.98 7.45
 #[test]
-fn sqd_closes_the_connection_in_good_order() {
+fn sqd_closes_the_connection_gracefully() {
     both(|lab| {
         let lab = lab.connected(open());
         lab.a.receive(1, 0, 8);
@@ -107,7 +107,7 @@ fn sqd_closes_the_connection_in_good_order() {
 
 // covers 3.98 7.45
 #[test]
-fn sqd_with_work_outstanding_is_an_error() {
+fn sqd_with_outstanding_work_leads_to_err() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| false);
     lab.a
@@ -118,7 +118,7 @@ fn sqd_with_work_outstanding_is_an_error() {
 }
 
 #[test]
-fn both_ends_may_close_at_once() {
+fn both_ends_may_close_at_the_same_time() {
     let lab = Lab::stream(None);
     let (a, b) = (lab.a.qp.clone(), lab.b.qp.clone());
     let close = |qp: verbs_api::Qp| qp.modify(QpAttributes::new().qp_state(QpState::Sqd)).wait();
@@ -132,7 +132,7 @@ fn both_ends_may_close_at_once() {
 
 // covers 3.98
 #[test]
-fn whoever_leaves_takes_the_peer_along() {
+fn an_end_that_leaves_moves_its_peer_to_err() {
     type Leave = fn(&Lab);
     let ways: [Leave; 4] = [
         |lab| modify(&lab.a, QpState::Err),
@@ -175,7 +175,7 @@ fn a_pair_connects_again_after_a_reset() {
 
 // covers 3.95
 #[test]
-fn a_send_completion_says_nothing_about_the_peer() {
+fn a_send_completes_even_if_the_peer_refuses_it() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| false);
     lab.b.receive(10, 0, 8);
@@ -187,11 +187,11 @@ fn a_send_completion_says_nothing_about_the_peer() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_refuses_the_connection() {
+fn connecting_to_a_destroyed_peer_fails() {
     let lab = Lab::unconnected(None, Default::default());
     let endpoint = lab.b.qp.endpoint().unwrap();
     lab.b.qp.clone().destroy().wait().unwrap();
-    // To ready-to-receive it gets; the next step finds the error state.
+    // The queue pair reaches ready-to-receive; the next step finds the error state.
     assert!(lab.a.qp.connect(&endpoint, open()).wait().is_err());
     assert_eq!(lab.a.state(), QpState::Err);
 }
@@ -218,7 +218,7 @@ fn a_queue_pair_may_be_its_own_peer() {
 }
 
 #[test]
-fn a_port_that_is_down_holds_requests_back() {
+fn an_inactive_port_delays_requests() {
     both(|lab| {
         let lab = lab.connected(open());
         lab.a.device.set_port_state(PortState::Down);
@@ -236,7 +236,7 @@ fn a_port_that_is_down_holds_requests_back() {
 }
 
 #[test]
-fn two_threads_post_to_each_other_and_one_end_goes_away() {
+fn an_end_may_leave_while_two_threads_post_to_each_other() {
     for _ in 0..50 {
         let lab = Lab::direct();
         let (a, b) = (&lab.a, &lab.b);
@@ -258,7 +258,7 @@ fn two_threads_post_to_each_other_and_one_end_goes_away() {
 }
 
 #[test]
-fn ends_that_come_up_and_go_at_once_never_stay_half_open() {
+fn simultaneous_begin_and_end_leave_no_half_open_stream() {
     for _ in 0..200 {
         let lab = Lab::unconnected(None, Default::default());
         let (to_a, to_b) = (lab.a.qp.endpoint().unwrap(), lab.b.qp.endpoint().unwrap());

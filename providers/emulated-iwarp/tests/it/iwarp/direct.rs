@@ -1,4 +1,4 @@
-//! What every operation does, directly and over a stream.
+//! The effect of every operation, on a direct network and over a stream.
 
 use bmme::Bmme;
 use verbs_api::qp::QpState;
@@ -14,7 +14,7 @@ use crate::iwarp::lab::{ALL, Lab, Side, open, with_lkey};
 
 use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 
-/// A key registered by a work request, for the first `length` octets of the side's memory.
+/// A key registered by a work request for the first `length` bytes of the side's memory.
 fn fast_register(side: &Side, access: Access, length: usize) -> MrKey {
     let bmme: Bmme = side.context.extension().unwrap();
     let key = bmme
@@ -57,7 +57,7 @@ fn sends_and_writes_arrive() {
 }
 
 #[test]
-fn messages_without_octets_arrive_and_name_no_memory() {
+fn messages_without_payload_arrive_and_name_no_memory() {
     Lab::everywhere(|lab| {
         let nowhere = RemoteAddress::new(77, RKey::new(0xdead_beef));
         lab.b.receive(10, 0, 0);
@@ -71,7 +71,7 @@ fn messages_without_octets_arrive_and_name_no_memory() {
 
 // covers 2.68
 #[test]
-fn a_read_of_nothing_looks_at_no_key() {
+fn a_read_of_length_zero_checks_no_key() {
     Lab::everywhere(|lab| {
         let nowhere = RemoteAddress::new(77, RKey::new(0xdead_beef));
         let sink = with_lkey(Sge::default().at(5, 0), 0xbad_bad);
@@ -111,7 +111,7 @@ fn a_write_with_immediate_takes_a_receive_of_its_own() {
 }
 
 #[test]
-fn reads_bring_what_is_there() {
+fn reads_return_the_bytes_of_the_peer() {
     Lab::everywhere(|lab| {
         lab.b.fill(0, b"far away, and longer than a frame");
         lab.a
@@ -128,7 +128,7 @@ fn reads_bring_what_is_there() {
 
 // covers 1.07
 #[test]
-fn atomics_come_together_and_adding_zero_changes_nothing() {
+fn both_atomics_work_and_adding_zero_changes_nothing() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         b.memory.store_u64(8, 40).unwrap();
@@ -150,7 +150,7 @@ fn atomics_come_together_and_adding_zero_changes_nothing() {
 }
 
 #[test]
-fn an_atomic_must_fall_on_an_aligned_address_whatever_its_offset() {
+fn an_atomic_needs_an_aligned_address_at_any_offset() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         let options = MrOptions::new(ALL | Access::ZERO_BASED);
@@ -173,7 +173,7 @@ fn an_atomic_must_fall_on_an_aligned_address_whatever_its_offset() {
 
 // covers 2.60
 #[test]
-fn a_read_sink_without_remote_write_is_refused_before_anything_leaves() {
+fn a_read_sink_without_remote_write_is_refused_locally() {
     Lab::everywhere(|lab| {
         let sink = lab.a.register(Access::LOCAL_WRITE);
         let sent = lab.wire.as_ref().map(|wire| wire.seen().len());
@@ -199,14 +199,14 @@ fn a_read_sink_without_remote_write_is_refused_before_anything_leaves() {
 
 // covers 2.62 2.69
 #[test]
-fn read_with_invalidate_closes_the_sink_before_its_completion() {
+fn read_with_invalidate_closes_the_sink_on_completion() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let key = fast_register(a, access, 4096);
         let sink = key.sge(a.memory.address(), 16);
         b.fill(0, b"sixteen octets..");
-        // While the key is valid, the peer may write there.
+        // While the key is valid, the peer may write to the sink.
         b.post(wr::Write::new(&b"early"[..], key.remote(sink.addr() + 100)).signaled(9));
         lab.settle();
         assert_eq!(
@@ -224,7 +224,7 @@ fn read_with_invalidate_closes_the_sink_before_its_completion() {
 
 // covers 2.69
 #[test]
-fn after_read_with_invalidate_the_peer_may_not_write_to_the_sink() {
+fn after_read_with_invalidate_the_peer_cannot_write() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
         let sink = key.sge(lab.a.memory.address(), 16);
@@ -258,7 +258,7 @@ fn a_read_and_a_fenced_invalidate_succeed() {
 
 // covers 2.24
 #[test]
-fn an_unfenced_invalidate_may_close_the_sink_of_a_read_under_way() {
+fn an_unfenced_invalidate_may_fail_a_read_in_progress() {
     let lab = Lab::stream(None);
     let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
     let sink = key.sge(lab.a.memory.address(), 64);
@@ -275,7 +275,7 @@ fn an_unfenced_invalidate_may_close_the_sink_of_a_read_under_way() {
 
 // covers 2.63
 #[test]
-fn a_send_with_invalidate_closes_the_key_and_says_so() {
+fn a_send_with_invalidate_closes_and_reports_the_key() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         let key = fast_register(b, ALL, 4096);
@@ -295,7 +295,7 @@ fn a_send_with_invalidate_closes_the_key_and_says_so() {
 
 // covers 2.63 3.97
 #[test]
-fn a_send_with_invalidate_that_finds_no_receive_leaves_the_key_alone() {
+fn without_a_receive_send_with_invalidate_keeps_the_key() {
     Lab::everywhere(|lab| {
         let key = fast_register(&lab.b, ALL, 4096);
         lab.a
@@ -316,7 +316,7 @@ fn a_send_with_invalidate_that_finds_no_receive_leaves_the_key_alone() {
 
 // covers 2.65
 #[test]
-fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() {
+fn an_uninvalidatable_key_fails_receive_and_connection() {
     Lab::everywhere(|lab| {
         lab.b.receive(10, 0, 16);
         lab.b.receive(11, 0, 16);
@@ -325,7 +325,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() 
             .post(wr::SendWithInvalidate::new(&b"data"[..], ordinary).signaled(1));
         lab.settle();
         assert_eq!(lab.b.statuses(), [(10, RemInvReqErr), (11, WrFlushErr)]);
-        assert_eq!(lab.b.octets(0, 4), b"data", "the octets were delivered");
+        assert_eq!(lab.b.octets(0, 4), b"data", "the bytes were delivered");
         assert_eq!(lab.a.statuses(), [(1, Success)]);
         assert_eq!(lab.a.terminated(), Some((0, 2, 9)));
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
@@ -334,7 +334,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_receive_and_ends_the_connection() 
 
 // covers 2.65
 #[test]
-fn a_key_of_another_domain_cannot_be_invalidated_and_is_told_as_a_violation() {
+fn invalidating_a_key_of_another_domain_is_a_violation() {
     Lab::everywhere(|lab| {
         let bmme: Bmme = lab.b.context.extension().unwrap();
         let other = lab.b.context.alloc_pd().wait().unwrap();
@@ -362,7 +362,7 @@ fn a_send_without_a_receive_ends_the_connection() {
     Lab::everywhere(|lab| {
         lab.a.post(wr::Send::new(&b"nobody waits"[..]).signaled(1));
         lab.settle();
-        assert_eq!(lab.a.statuses(), [(1, Success)], "it had been handed over");
+        assert_eq!(lab.a.statuses(), [(1, Success)], "the stream had the bytes");
         assert_eq!(lab.a.terminated(), Some((1, 2, 2)));
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
         assert_eq!(
@@ -392,7 +392,7 @@ fn a_send_longer_than_its_receive_fails_both() {
 }
 
 #[test]
-fn a_receive_with_a_bad_key_is_its_own_sides_fault() {
+fn a_receive_with_a_bad_key_is_the_fault_of_its_side() {
     Lab::everywhere(|lab| {
         let bad = with_lkey(lab.b.sge(0, 8), 0x7777_7777);
         lab.b
@@ -406,17 +406,18 @@ fn a_receive_with_a_bad_key_is_its_own_sides_fault() {
     });
 }
 
-/// Chooses what a request names, with what keeps that registered.
+/// Chooses the target of a request. Also returns the region, which stays registered while the value
+/// exists.
 type Target = fn(&Lab) -> (RemoteAddress, Option<Mr>);
 
-/// The start of a region, and what keeps it registered.
+/// The start of a region, with the region.
 fn named(mr: Mr) -> (RemoteAddress, Option<Mr>) {
     (mr.remote(0), Some(mr))
 }
 
 // covers 9.40 9.41
 #[test]
-fn refused_writes_are_told_by_their_codes() {
+fn refused_writes_are_reported_by_their_codes() {
     let cases: [(Target, u8); 4] = [
         (
             |lab| {
@@ -482,13 +483,13 @@ fn refused_reads_fail_with_their_status() {
             assert_eq!(lab.a.statuses(), [(1, RemAccessErr)]);
             assert_eq!(lab.a.terminated(), Some((0, 1, code)));
             assert_eq!(lab.b.events(), [EventType::QpAccessErr]);
-            assert_eq!(lab.a.events(), [], "the completion says it");
+            assert_eq!(lab.a.events(), [], "the completion reports the failure");
         });
     }
 }
 
 #[test]
-fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
+fn operations_without_the_right_are_unexpected_messages() {
     for wire in [false, true] {
         let lab = if wire {
             Lab::over(None, Default::default())
@@ -506,7 +507,7 @@ fn what_the_queue_pair_does_not_permit_is_an_unexpected_message() {
 
 // covers 1.13
 #[test]
-fn no_budget_serves_nothing() {
+fn a_budget_of_zero_refuses_reads_and_atomics() {
     for wire in [false, true] {
         let make = || {
             if wire {
@@ -529,7 +530,7 @@ fn no_budget_serves_nothing() {
 }
 
 #[test]
-fn windows_open_a_stretch_to_one_queue_pair() {
+fn a_window_opens_its_range_to_one_queue_pair() {
     Lab::everywhere(|lab| {
         let (a, b) = (&lab.a, &lab.b);
         let window = b.pd.alloc_mw(MwType::Type2).wait().unwrap();

@@ -1,4 +1,4 @@
-//! One device whose queue pairs reach one another over a stream that chance plays with.
+//! One device whose queue pairs reach each other over a stream with random faults.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ fn pair(context: &verbs_api::Context) -> ([Qp; 2], [Cq; 2], Memory, verbs_api::M
     (qps, cqs, memory, mr)
 }
 
-// Sends numbered messages with reads and atomics between them, and lets chance do what it does.
+// Sends numbered messages with reads and atomics between them over a stream with these faults.
 fn run(spec: &str, seed: u64) -> Run {
     let spec: FaultSpec = spec.parse().unwrap();
     let faults = FaultSpec { seed, ..spec };
@@ -111,7 +111,8 @@ fn run(spec: &str, seed: u64) -> Run {
 }
 
 impl Run {
-    // Each request and each receive completes once, in order; what arrived is a prefix of what was sent, unharmed.
+    // Checks that each request and each receive completed once and in order, and that the messages that arrived are a prefix of
+    // those that were sent, unchanged.
     fn check(&self, what: &str) -> usize {
         let numbers =
             |done: &[(u64, WcStatus)]| done.iter().map(|(wr_id, _)| *wr_id).collect::<Vec<_>>();
@@ -144,7 +145,7 @@ impl Run {
             .position(|(_, status)| !status.is_success());
         let flushed = &self.sent[failed.unwrap_or(self.sent.len())..];
         let alive = |status: &WcStatus| status.is_success();
-        // Sends that were over before the end keep their result.
+        // Sends that were complete before the end keep their status.
         assert!(
             flushed
                 .iter()
@@ -157,7 +158,7 @@ impl Run {
 }
 
 #[test]
-fn delays_pieces_and_stalls_change_nothing() {
+fn delays_chunking_and_stalls_do_not_change_the_outcome() {
     for seed in 0..20 {
         let run = run("delay=1us..90us,chunk=1..40,stall=5%:200us", seed);
         assert_eq!(run.check(&format!("seed {seed}")), MESSAGES as usize / 3);
@@ -173,7 +174,7 @@ fn delays_pieces_and_stalls_change_nothing() {
 }
 
 #[test]
-fn a_reset_leaves_a_prefix_and_completes_the_rest_once() {
+fn after_a_reset_a_prefix_arrived_and_all_completed_once() {
     for after in 1..60 {
         let what = format!("reset after {after} frames");
         let run = run(&format!("delay=1us..30us,reset-after={after}"), after);
@@ -187,7 +188,7 @@ fn a_reset_leaves_a_prefix_and_completes_the_rest_once() {
 }
 
 #[test]
-fn a_flipped_bit_ends_in_terminate() {
+fn a_flipped_bit_ends_the_stream_with_a_terminate() {
     let mut ended = 0;
     for seed in 0..40 {
         let run = run("delay=1us..30us,flip=2%", seed);
@@ -208,7 +209,7 @@ fn a_flipped_bit_ends_in_terminate() {
 }
 
 #[test]
-fn the_registered_device_reaches_itself_with_and_without_frames() {
+fn the_registered_device_reaches_itself_with_and_without_link() {
     let kind = &emulated_iwarp::PROVIDER.0;
     for (framed, faults) in [
         (false, ""),
@@ -245,5 +246,8 @@ fn the_registered_device_reaches_itself_with_and_without_frames() {
         faults: "drop=1%".parse().unwrap(),
         ..EmulatedOptions::default()
     };
-    assert!(kind.make(&foreign).is_err(), "a stream loses nothing");
+    assert!(
+        kind.make(&foreign).is_err(),
+        "a stream cannot have the fault of loss"
+    );
 }

@@ -1,4 +1,4 @@
-//! Two devices with a connected pair of queue pairs, and a stream between them that a test can look into.
+//! Two devices with a connected pair of queue pairs, and between them a stream that a test can inspect and change.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ pub(crate) fn operations() -> Operations {
         | Operations::FAST_REGISTER
 }
 
-/// A clock that stands still until it is set.
+/// A clock that does not advance until it is set.
 #[derive(Default)]
 struct Clock(AtomicU64);
 
@@ -58,7 +58,7 @@ impl Host for Clock {
 
 type Tamper = Box<dyn FnMut(&mut OwnedFrame<Header>) -> bool + Send>;
 
-/// A stream link without delay: everything arrives in order when the lab settles.
+/// A stream link without delay: all frames arrive in order when the lab settles.
 #[derive(Default)]
 pub(crate) struct Wire {
     max_frame: Option<usize>,
@@ -69,7 +69,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Changes frames as they arrive; `false` loses them.
+    /// Changes frames when they arrive; `false` drops the frame.
     pub(crate) fn tamper(
         &self,
         tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
@@ -77,7 +77,7 @@ impl Wire {
         *self.tamper.lock().unwrap() = Some(Box::new(tamper));
     }
 
-    /// What this end offers finds no room from now on; `None`: everybody's does.
+    /// From now on frames of this end find no room; `None` makes room for all.
     pub(crate) fn fill(&self, from: Option<LinkAddress>) {
         *self.full.lock().unwrap() = from;
     }
@@ -87,7 +87,7 @@ impl Wire {
         self.queue.lock().unwrap().push_back(frame);
     }
 
-    /// What was sent so far.
+    /// The messages that were sent so far.
     pub(crate) fn seen(&self) -> Vec<Message> {
         let seen = self.seen.lock().unwrap();
         seen.iter().map(|frame| frame.header.message).collect()
@@ -147,7 +147,7 @@ impl Link<Header> for Wire {
     }
 }
 
-/// A completion, without what it hands back.
+/// A completion without the buffers that it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) wr_id: u64,
@@ -210,7 +210,7 @@ impl Side {
             .unwrap();
     }
 
-    /// Registers all memory again, with these rights.
+    /// Registers all memory again with these rights.
     pub(crate) fn register(&self, access: Access) -> Mr {
         self.pd.register(&self.memory, access).wait().unwrap()
     }
@@ -262,7 +262,7 @@ impl Side {
             .collect()
     }
 
-    /// The code by which the peer ended the connection, as layer, type, code.
+    /// Layer, type and code of the Terminate by which the peer ended the connection.
     pub(crate) fn terminated(&self) -> Option<Code> {
         let qp = self.device.qp(self.qp.qp_num().value()).unwrap();
         let code = Iwarp::terminated(&qp)?.code();
@@ -299,17 +299,17 @@ pub(crate) fn open() -> ConnectOptions {
 }
 
 impl Lab {
-    /// On a direct network, connected.
+    /// A connected lab on a direct network.
     pub(crate) fn direct() -> Self {
         Self::unconnected(None, ServiceDelay::default()).connected(open())
     }
 
-    /// Over a stream with frames of at most `max_frame` octets, connected.
+    /// A connected lab over a stream with frames of at most `max_frame` bytes.
     pub(crate) fn stream(max_frame: Option<usize>) -> Self {
         Self::over(max_frame, ServiceDelay::default()).connected(open())
     }
 
-    /// Over a stream whose responders take their time, not connected.
+    /// A lab over a stream whose responders delay their answers; it is not connected.
     pub(crate) fn over(max_frame: Option<usize>, service: ServiceDelay) -> Self {
         Self::unconnected(
             Some(Wire {
@@ -344,19 +344,19 @@ impl Lab {
         self
     }
 
-    /// The lab on a direct network, and over streams with and without cutting.
+    /// Runs a test on a direct network, and over streams with and without division into segments.
     pub(crate) fn everywhere(test: impl Fn(&Self)) {
         test(&Self::direct());
         test(&Self::stream(None));
         test(&Self::stream(Some(7)));
     }
 
-    /// Delivers what is under way and does what is due.
+    /// Delivers all frames on their way and handles everything that is due.
     pub(crate) fn settle(&self) {
         self.network.handle_timeout(self.clock.now());
     }
 
-    /// Lets time pass until nothing is due any more.
+    /// Lets time pass until nothing is due.
     pub(crate) fn run(&self) {
         for _ in 0..10_000 {
             self.settle();
@@ -365,7 +365,7 @@ impl Lab {
                 Some(at) => _ = self.clock.0.fetch_max(at.0, Ordering::SeqCst),
             }
         }
-        panic!("never idle");
+        panic!("the network does not become idle");
     }
 
     pub(crate) fn pass(&self, time: Duration) {
@@ -380,7 +380,7 @@ impl Lab {
     }
 }
 
-/// The same stretch under another key, for the device to refuse.
+/// The same range with another key, which the device should refuse.
 #[allow(unsafe_code)]
 pub(crate) fn with_lkey(sge: Sge, lkey: u32) -> Sge {
     // SAFETY: no buffer pool has this key.

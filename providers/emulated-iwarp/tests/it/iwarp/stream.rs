@@ -1,4 +1,4 @@
-//! What only a stream shows: order, budgets, the peer's faults.
+//! Behaviour that only a stream shows: order, budgets, faults of the peer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use WcStatus::{BadRespErr, LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFl
 
 // covers 3.96
 #[test]
-fn writes_can_be_seen_once_a_later_send_has_been_delivered() {
+fn writes_are_visible_once_a_later_send_has_arrived() {
     let lab = Lab::stream(Some(16));
     lab.b.receive(10, 4096, 8);
     lab.a.fill(0, &[9; 1000]);
@@ -46,7 +46,7 @@ fn read_then_write(lab: &Lab, fenced: bool) -> Vec<u8> {
 
 // covers 3.72
 #[test]
-fn an_unfenced_write_may_overtake_a_read_and_a_fenced_one_never_does() {
+fn only_an_unfenced_write_may_overtake_a_read() {
     let lab = Lab::stream(None);
     assert_eq!(read_then_write(&lab, false), b"new");
     for seed in 0..20 {
@@ -61,7 +61,7 @@ fn an_unfenced_write_may_overtake_a_read_and_a_fenced_one_never_does() {
 
 // covers 3.72
 #[test]
-fn how_long_a_read_waits_is_drawn_from_the_seed() {
+fn the_seed_determines_the_delay_of_reads() {
     let outcomes = |seed| -> Vec<bool> {
         let service = ServiceDelay {
             max: Duration::from_micros(100),
@@ -104,7 +104,11 @@ fn reads_are_answered_and_completed_in_order() {
     lab.a
         .post(wr::Read::new(lab.a.sge(24, 4), lab.b.remote(4)).signaled(4));
     lab.settle();
-    assert_eq!(lab.a.statuses(), [], "the send is over, but not its turn");
+    assert_eq!(
+        lab.a.statuses(),
+        [],
+        "the send is complete, but the reads before it are not"
+    );
     lab.run();
     assert_eq!(
         lab.a.statuses(),
@@ -118,7 +122,7 @@ fn reads_are_answered_and_completed_in_order() {
 
 // covers 1.13 3.99 9.51
 #[test]
-fn the_requester_keeps_to_its_budget() {
+fn the_requester_does_not_exceed_its_budget() {
     let service = ServiceDelay {
         max: Duration::from_micros(100),
         seed: 3,
@@ -165,7 +169,7 @@ fn the_requester_keeps_to_its_budget() {
 
 // covers 1.13 9.45
 #[test]
-fn the_responder_refuses_what_is_beyond_its_budget() {
+fn the_responder_refuses_requests_above_its_budget() {
     let service = ServiceDelay {
         max: Duration::from_micros(100),
         seed: 3,
@@ -185,7 +189,7 @@ fn the_responder_refuses_what_is_beyond_its_budget() {
 }
 
 #[test]
-fn a_refused_read_fails_and_what_came_before_it_does_not() {
+fn a_refused_read_fails_but_earlier_requests_do_not() {
     let lab = Lab::stream(None);
     lab.b.receive(10, 0, 8);
     let bad = verbs_api::RemoteAddress::new(0, verbs_api::RKey::new(0x4242_4242));
@@ -210,7 +214,7 @@ fn a_refused_read_fails_and_what_came_before_it_does_not() {
 
 // covers 9.26
 #[test]
-fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
+fn a_damaged_segment_is_not_placed_and_ends_the_stream() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|frame| {
         frame.damaged |= matches!(frame.header.message, Message::Tagged(_));
@@ -228,7 +232,7 @@ fn a_damaged_segment_ends_in_terminate_and_is_not_placed() {
     );
 }
 
-/// Changes the frames that arrive, and answers the code with which the receiver ended the connection.
+/// Changes the frames that arrive. Returns the code with which the receiver ended the connection.
 fn tampered(
     post: impl Fn(&Lab),
     tamper: impl FnMut(&mut OwnedFrame<Header>) -> bool + Send + 'static,
@@ -258,7 +262,7 @@ fn untagged(
 }
 
 #[test]
-fn order_and_place_of_untagged_messages_are_checked() {
+fn order_and_offset_of_untagged_messages_are_checked() {
     let send = |lab: &Lab| {
         lab.a
             .post(wr::Send::new(&b"twenty octets of it."[..]).signaled(1))
@@ -302,7 +306,7 @@ fn order_and_place_of_untagged_messages_are_checked() {
 
 // covers 9.53
 #[test]
-fn immediate_data_has_eight_octets() {
+fn immediate_data_of_another_length_than_8_is_refused() {
     for length in [7, 9] {
         let post = |lab: &Lab| {
             lab.a
@@ -321,7 +325,7 @@ fn immediate_data_has_eight_octets() {
 
 // covers 9.46 9.47
 #[test]
-fn a_read_response_must_be_what_was_asked_for() {
+fn a_read_response_must_match_its_request() {
     let read = |lab: &Lab| {
         lab.a
             .post(wr::Read::new(lab.a.sge(0, 24), lab.b.remote(0)).signaled(1))
@@ -358,7 +362,7 @@ fn a_read_response_must_be_what_was_asked_for() {
 
 // covers 9.46
 #[test]
-fn a_response_that_nobody_asked_for_ends_the_connection() {
+fn an_unrequested_response_ends_the_connection() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|frame| {
         if let Message::Tagged(segment) = &mut frame.header.message {
@@ -375,7 +379,7 @@ fn a_response_that_nobody_asked_for_ends_the_connection() {
 }
 
 #[test]
-fn a_sink_that_is_closed_while_the_read_is_under_way_fails_it() {
+fn closing_the_sink_fails_a_read_in_progress() {
     let lab = Lab::over(
         None,
         ServiceDelay {
@@ -395,7 +399,7 @@ fn a_sink_that_is_closed_while_the_read_is_under_way_fails_it() {
 }
 
 #[test]
-fn a_stream_that_is_reset_leaves_a_prefix() {
+fn after_a_reset_a_prefix_of_the_messages_has_arrived() {
     for lost in 0..12 {
         let lab = Lab::stream(Some(8));
         (0..8).for_each(|wr_id| lab.b.receive(wr_id, wr_id as usize * 64, 64));
@@ -408,7 +412,8 @@ fn a_stream_that_is_reset_leaves_a_prefix() {
                 .unwrap()
                 .get_or_insert(stream_key(&frame.header));
             if left == 0 {
-                // What a link does that resets a connection: it is named by its key only.
+                // A link that resets a connection does the same: it names the connection only by
+                // its key.
                 frame.header = reset_header(frame.from, frame.to, stream_key(&frame.header));
                 frame.payload.clear();
             } else {
@@ -452,7 +457,7 @@ fn a_stream_that_is_reset_leaves_a_prefix() {
 }
 
 #[test]
-fn a_reset_that_names_only_the_connection_reaches_both_its_ends() {
+fn a_reset_by_connection_key_reaches_both_ends() {
     let lab = Lab::stream(None);
     lab.a.receive(1, 0, 8);
     lab.b.receive(2, 0, 8);
@@ -485,7 +490,7 @@ fn a_reset_that_names_only_the_connection_reaches_both_its_ends() {
 }
 
 #[test]
-fn frames_of_an_earlier_connection_are_not_taken() {
+fn frames_of_an_earlier_connection_are_ignored() {
     let lab = Lab::stream(None);
     lab.wire().tamper(|_| true);
     let late = Arc::new(std::sync::Mutex::new(None));
@@ -511,7 +516,7 @@ fn frames_of_an_earlier_connection_are_not_taken() {
 }
 
 #[test]
-fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
+fn atomics_run_once_while_their_answers_wait_for_room() {
     let lab = Lab::stream(None);
     lab.wire().fill(Some(LinkAddress::InProcess(2)));
     let remote = lab.b.remote(0);
@@ -525,7 +530,7 @@ fn answers_to_atomics_wait_for_room_and_are_carried_out_once() {
     assert!(!lab.wire().seen().iter().any(is_answer));
     assert_eq!(lab.a.statuses(), []);
     lab.wire().fill(None);
-    // What comes next has them served.
+    // The arrival of the next request serves them.
     lab.a
         .post(wr::Read::new(lab.a.sge(64, 8), remote).signaled(4));
     lab.run();

@@ -1,4 +1,4 @@
-//! What a Terminate carries, and that there is one.
+//! The contents of Terminates, and when one is sent.
 
 use emulated_iwarp::header::{Body, Message};
 use polyverbs_wire::iwarp::{SegmentHeader, terminate::TerminatedRequest};
@@ -16,10 +16,11 @@ fn nowhere() -> RemoteAddress {
 
 // covers 9.42
 #[test]
-fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
+fn only_the_first_error_is_reported_and_ends_the_stream() {
     for max_frame in [None, Some(8)] {
         let lab = Lab::stream(max_frame);
-        // Two that are refused, of different kinds, before the peer hears anything.
+        // Both requests will be refused, for different reasons, before the peer gets the first
+        // refusal.
         lab.a
             .post(wr::Write::new(&b"nowhere"[..], nowhere()).signaled(1));
         lab.a
@@ -34,7 +35,7 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
         assert_eq!(lab.b.terminated(), None);
         assert_eq!(lab.a.terminated(), Some((1, 1, 0)));
         assert_eq!((lab.a.state(), lab.b.state()), (QpState::Err, QpState::Err));
-        // Behind it the stream has nothing but its end.
+        // After the Terminate only the end of the stream follows.
         let seen = lab.wire().seen();
         let is_terminate =
             |message: &Message| matches!(message, Message::Untagged(_, Body::Terminate));
@@ -47,7 +48,7 @@ fn the_first_error_ends_the_stream_and_is_all_that_is_said() {
 
 // covers 9.43
 #[test]
-fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
+fn a_local_fault_shows_no_header_of_the_peer() {
     let lab = Lab::stream(None);
     let bad = with_lkey(lab.b.sge(0, 8), 0x7777_7777);
     lab.b.qp.post_receive(ReceiveRequest::new(10, bad)).unwrap();
@@ -59,10 +60,11 @@ fn a_fault_of_ones_own_is_about_nothing_of_the_peers() {
     assert_eq!((said[0].ddp, said[0].rdmap), (None, None));
 }
 
-// A read is looked at as a whole before any of it is served, so what was not served is all of it.
+// The responder checks a read as a whole before it serves any of it, so the unserved part is the
+// whole read.
 // covers 9.52
 #[test]
-fn a_refused_read_is_told_with_its_request() {
+fn a_refused_read_is_reported_with_its_request() {
     let lab = Lab::stream(None);
     lab.a
         .post(wr::Read::new(lab.a.sge(8, 100), nowhere()).signaled(1));
