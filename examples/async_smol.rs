@@ -1,4 +1,4 @@
-//! A hundred connections of one process, each with a task of smol's: one device, one completion queue, one thread.
+//! A hundred connections of one process, each with a smol task: one device, one completion queue, one thread.
 //!
 //! Each task writes into memory of its peer, reads it back, and gives up after a second. Another task watches the
 //! events of the device.

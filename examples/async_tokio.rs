@@ -1,4 +1,4 @@
-//! A hundred connections of one process, each with a task of tokio's at either end: one device, one completion queue, one
+//! A hundred connections of one process, each with a tokio task at either end: one device, one completion queue, one
 //! thread.
 //!
 //! Each client sends a name and awaits the greeting; each server awaits the name and sends the greeting.
@@ -60,7 +60,7 @@ async fn answer(context: Context, (qp, buffer): End, incoming: Incoming) -> Resu
 
 type End = (Qp, Buffer);
 
-// A queue pair that takes receives already, since a message may come with the connection, and a buffer for one.
+// A queue pair with a posted receive, since a message may come with the connection, and its buffer.
 async fn end(pd: &Pd, cq: &Cq) -> Result<End> {
     let options = QpOptions::rc(cq).max_inline_data(64);
     let qp = pd.create_qp(options).await?;

@@ -1,12 +1,13 @@
 //! A key-value store whose server only waits: clients read, write and count in its memory.
 //!
-//! `key_value serve ADDRESS:PORT DEVICE` has the table, and a task of tokio's for each connection. `--max-connections N` are there
-//! at one time, of one address at most half of them; others are refused with a reason. `--max-keys N` is the size of the table.
-//! `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion queue;
-//! each puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; nothing here asks which one it is.
+//! `key_value serve ADDRESS:PORT DEVICE` has the table, and a tokio task for each connection. At most `--max-connections N` exist
+//! at one time, and at most half of them from one address; others are refused with a reason. `--max-keys N` is the size of the
+//! table. `key_value try ADDRESS:PORT DEVICE tokio|smol` is a hundred clients, each a task, on one thread and one completion
+//! queue; each puts a value, gets it back and counts itself. Devices are `ib0` and `iw0`; the program does not ask which one it
+//! is.
 //!
-//! A key takes its slot by compare-and-swap of its tag, from where its hash says onwards; then a value is one write, a get
-//! is one read, and a count one fetch-and-add.
+//! A key takes its slot by a compare-and-swap of its tag, beginning at the slot of its hash; then a put is one write, a get is
+//! one read, and a count one fetch-and-add.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -34,7 +35,7 @@ const USAGE: &str = "\
 usage: key_value serve ADDRESS:PORT DEVICE [--max-connections N] [--max-keys N]
        key_value try ADDRESS:PORT DEVICE tokio|smol";
 
-/// What the server's memory is made of. Atomic operations are of native integers.
+/// An element of the server's memory. Atomic operations work on native integers.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Slot {
@@ -43,7 +44,7 @@ struct Slot {
     entry: Entry,
 }
 
-/// What a put writes.
+/// The value that a put writes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Entry {
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the arguments ask for.
+/// Runs the command of the arguments.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
@@ -85,7 +86,7 @@ fn on_tokio(work: impl Future<Output = Result<()>>) -> Result<()> {
         .block_on(work)
 }
 
-/// What a server has at most.
+/// The limits of a server.
 struct Limits {
     connections: NonZero<usize>,
     keys: NonZero<u32>,
@@ -107,7 +108,7 @@ impl Limits {
         Ok(limits)
     }
 
-    // A client that does nothing cannot be told from one that reads: none can have all places.
+    // An idle client cannot be distinguished from one that reads, so no address may have all places.
     fn admit(&self, clients: &[Option<IpAddr>], from: Option<IpAddr>) -> bool {
         let most = self.connections.get();
         let of_address = clients.iter().filter(|client| **client == from).count();
@@ -159,11 +160,11 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
 const BUSY: &str = "it serves as many as it may at one time";
 
 fn refuse(incoming: Incoming, reason: &str) {
-    // One that has gone hears it no more.
+    // A client that has gone does not receive the reason.
     let _ = incoming.reject(reason.as_bytes());
 }
 
-// A client that dies or lies ends its own connection.
+// Keeps a connection; a client that dies or sends invalid data ends only its own.
 async fn keep(
     context: Context,
     qp: Qp,
@@ -207,7 +208,7 @@ fn needs() -> Requirements {
     Requirements::new().needs(Baseline::RC | Baseline::WRITE | Baseline::READ | Baseline::ATOMICS)
 }
 
-/// What all clients of a process share.
+/// The state that all clients of a process share.
 #[derive(Clone)]
 struct Clients {
     server: SocketAddr,
@@ -262,7 +263,7 @@ impl Clients {
     }
 }
 
-// With what the server says of it.
+// The error of a refused connection, with the reason of the server.
 fn refusal(error: ConnectError) -> Box<dyn std::error::Error + Send + Sync> {
     match &error {
         ConnectError::Refused { private_data, .. } => {
@@ -273,7 +274,7 @@ fn refusal(error: ConnectError) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
-/// Where the slots are, and how many.
+/// The address and the number of the slots.
 #[derive(Clone, Copy)]
 struct Table {
     at: RemoteAddress,
@@ -358,7 +359,7 @@ impl Store {
         Ok(self.memory.load_u64(SLOT as usize)? + 1)
     }
 
-    // The slot that has the key's tag, or takes it.
+    // Finds the slot with the key's tag, or takes a free one for it.
     async fn slot_of(&self, key: &str) -> Result<RemoteAddress> {
         let answer = self.region.sge(SLOT as usize, 8)?;
         for at in self.probe(key) {
@@ -380,7 +381,7 @@ impl Store {
     }
 }
 
-// FNV-1a, never 0: 0 is a free slot. Keys of one tag are one key here.
+// The FNV-1a hash of the key, never 0, which marks a free slot. Keys of the same tag count as the same key here.
 fn tag(key: &str) -> u64 {
     let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,9 +1,9 @@
 //! `rping`: the ping of rdma-core, on any transport.
 //!
 //! A client and a server of this program understand each other, and each understands rdma-core's `rping`. The protocol:
-//! the client advertises a buffer with a message of 16 octets (address, remote key, length); the server reads it, and
-//! says so with a message; the client advertises a second buffer; the server writes there what it has read, and says so.
-//! Then the client compares, and begins again.
+//! the client advertises a buffer with a message of 16 octets (address, remote key, length); the server reads the
+//! buffer, and confirms that with a message; the client advertises a second buffer; the server writes the bytes there
+//! that it has read, and confirms that. Then the client compares both, and begins again.
 //!
 //! ```text
 //! rping -s -a 127.0.0.1 -v
@@ -114,7 +114,7 @@ impl Arguments {
         SocketAddr::new(self.address, self.port)
     }
 
-    // The registered device of this name that is there, or an emulated one made there.
+    // The registered device of this name at the address, or an emulated one that is made at it.
     fn device(&self, at: IpAddr) -> Result<Device> {
         let registry = polyverbs::registry()?;
         let there = devices_at(&registry, at);
@@ -151,7 +151,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         let Some(target) = end.advertised()? else {
             break;
         };
-        // The text and the zero behind it.
+        // The length of the text with its terminating zero.
         let length = text.len() + 1;
         if length > target.length {
             return Err("the buffer is smaller than the ping".into());
@@ -193,7 +193,7 @@ fn ping(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-// What a ping says: its number, then letters that begin one later each time, then a zero.
+// The text of a ping: its number, then letters that begin one later each time, then a zero.
 fn text_of(number: u64, first: u8, size: usize) -> Vec<u8> {
     let mut octets = format!("rdma-ping-{number}: ").into_bytes();
     let mut letter = first;
@@ -210,7 +210,7 @@ const fn after(letter: u8) -> u8 {
     if letter == b'z' { b'A' } else { letter + 1 }
 }
 
-// Without what a terminal would take for commands.
+// The text without the characters that a terminal would take for commands.
 fn shown(text: &[u8]) -> String {
     String::from_utf8_lossy(text).replace(
         |letter: char| !matches!(letter, ' '..='~' | char::REPLACEMENT_CHARACTER),
@@ -218,7 +218,7 @@ fn shown(text: &[u8]) -> String {
     )
 }
 
-// What the peer may do with the memory that it is told of.
+// The rights of the peer on the advertised memory.
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 fn one_read() -> ConnectionOptions {
@@ -240,7 +240,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    // Up to the first zero.
+    // The text up to the first zero.
     fn text(&self, length: usize) -> Result<Vec<u8>> {
         let mut octets = self.memory.to_vec(0, length)?;
         let end = octets.iter().position(|octet| *octet == 0);
@@ -282,18 +282,18 @@ impl End {
             qp,
             ended: Arc::default(),
         };
-        // The first message may come with the connection.
+        // A receive is posted before connecting, because the first message may come with the connection.
         end.qp.init(ConnectOptions::new()).wait()?;
         end.post_receive()?;
         Ok(end)
     }
 
-    // What is outstanding ends when the other side ends the connection.
+    // Ends outstanding requests when the other side disconnects.
     fn watch(&self, connection: &Connection) {
         let (ended, qp) = (Arc::clone(&self.ended), self.qp.clone());
         connection.disconnected().on_done(move |_| {
             ended.store(true, Ordering::SeqCst);
-            // A queue pair that cannot be changed any more has ended already.
+            // A queue pair that can no longer be modified has ended already.
             qp.modify(QpAttributes::new().qp_state(QpState::Err))
                 .on_done(|_| {});
         });
@@ -308,7 +308,7 @@ impl End {
         Ok(self.qp.post_one(request)?)
     }
 
-    // Advertises a buffer; of the server's messages only that they come is looked at.
+    // Advertises a buffer in a message; of the messages of the server, only their arrival matters.
     fn say(&self, buffer: &Buffer, length: usize) -> Result<()> {
         let remote = buffer.mr.remote(0);
         let mut message = [0; MESSAGE];
@@ -317,7 +317,7 @@ impl End {
         self.post(wr::Send::new(&message).signaled(0))
     }
 
-    // The next message: what it advertises; `None` where the other side has ended the connection.
+    // Waits for the next message and returns the advertised buffer; `None` if the other side has disconnected.
     fn advertised(&self) -> Result<Option<Advertised>> {
         let done = match self.completed(WcOpcode::Recv) {
             Ok(done) => done,
@@ -343,7 +343,7 @@ impl End {
             .ok_or_else(|| "the server ended the connection".into())
     }
 
-    // The next completion of this kind; what was sent meanwhile has left. A silent peer is asked whether it is there.
+    // Waits for the next completion of this kind; send completions before it are skipped. A silent peer is probed.
     fn completed(&self, opcode: WcOpcode) -> Result<Completion> {
         let mut is_looking = false;
         loop {
@@ -368,10 +368,10 @@ impl End {
     }
 }
 
-/// Octets of a message.
+/// Bytes of a message.
 const MESSAGE: usize = 16;
-/// Octets of the largest ping.
+/// Bytes of the largest ping.
 const LARGEST: usize = 65_536;
-/// How long nothing may be heard before the other side is looked for, and the request that does it.
+/// The silence after which the other side is probed, and the identity of the request that probes it.
 const SILENCE: Duration = Duration::from_secs(1);
 const LOOK: u64 = 1;

@@ -1,6 +1,6 @@
 //! One line about each row, for people who do not know the name.
 
-/// What a service, an operation, a feature, a gap or a limit is; empty where nothing is known.
+/// The description of a service, an operation, a feature, a gap or a limit; empty for an unknown name.
 pub(crate) fn about(name: &str) -> &'static str {
     let found = ABOUT.iter().find(|(known, _)| *known == name);
     found.map_or("", |(_, about)| about)

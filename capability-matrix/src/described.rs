@@ -1,4 +1,4 @@
-//! Which features there are: the core's, those of the extensions, and what devices claim that nobody describes.
+//! The features that exist: those of the core, those of the extensions, and claimed bits that no extension describes.
 
 use polyverbs::probe::{CORE_FEATURES, CORE_PROBES, Probe};
 use polyverbs::{
@@ -9,10 +9,10 @@ use polyverbs::{
 
 use crate::about::about;
 
-/// The extension of what belongs to none.
+/// The extension name of features that belong to none.
 pub(crate) const CORE: &str = "core";
 
-/// A feature, whose it is, and what proves it.
+/// A feature, its extension, and its probes.
 pub(crate) struct Described {
     pub(crate) extension: &'static str,
     pub(crate) info: FeatureInfo,
@@ -20,7 +20,8 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    /// Its name in the matrix: that of the bit, behind that of its set where several extensions could have one like it.
+    /// The name of the feature in the matrix: that of the bit, preceded by that of its set if several extensions could have a bit
+    /// of this name.
     pub(crate) fn name(&self) -> String {
         let FeatureInfo { set, name, .. } = self.info;
         if CORE_FEATURES.iter().any(|known| known.set == set) || set == Features::SET {

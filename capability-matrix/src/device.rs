@@ -7,7 +7,7 @@ use polyverbs::{
 };
 use serde::{Serialize, Serializer};
 
-/// Everything that a device tells about itself, by its verbs names.
+/// Everything that a device reports about itself, by its verbs names.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
@@ -15,24 +15,24 @@ pub struct DeviceReport {
     pub name: String,
     /// `"infiniband"` or `"iwarp"`.
     pub transport: &'static str,
-    /// Who made it.
+    /// The name of its provider.
     pub provider: &'static str,
     /// Names of the opt-in abilities; those of an extension as `set::NAME`.
     pub features: Vec<String>,
-    /// Names of what the baseline promises and this device lacks.
+    /// Names of the baseline abilities that this device lacks.
     pub gaps: Vec<&'static str>,
     /// Numbers by attribute name.
     #[serde(serialize_with = "limits")]
     pub limits: Limits,
     /// `"none"`, `"hca"` or `"global"`.
     pub atomic_cap: &'static str,
-    /// The same of masked atomics.
+    /// The scope of masked atomics: `"none"`, `"hca"` or `"global"`.
     pub masked_atomic_cap: &'static str,
     /// One entry per port.
     pub ports: Vec<PortReport>,
 }
 
-/// Everything that a port tells about itself.
+/// Everything that a port reports about itself.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PortReport {
@@ -40,19 +40,19 @@ pub struct PortReport {
     pub port: u8,
     /// As in verbs: `"active"`, `"down"` ….
     pub state: &'static str,
-    /// Names of what it offers.
+    /// Names of its capabilities.
     pub caps: Vec<&'static str>,
-    /// Payload octets of one packet: the most.
+    /// The largest payload of a packet, in bytes.
     pub max_mtu: u32,
-    /// Payload octets of one packet: in force.
+    /// The payload of a packet that is in force, in bytes.
     pub active_mtu: u32,
-    /// Where it is found on its link.
+    /// Its address on its link.
     pub address: String,
     /// Global identifiers, by index.
     pub gids: Vec<String>,
     /// Partition keys, by index.
     pub pkeys: Vec<u16>,
-    /// Datagrams refused for a wrong Q_Key.
+    /// How many datagrams were refused because of a wrong Q_Key.
     pub qkey_viol_cntr: u32,
 }
 

@@ -7,10 +7,10 @@ use polyverbs::probe::{Finding, Probe, ProbeResult, Verdict, Verified};
 use crate::device::DeviceReport;
 use crate::matrix::{Cell, Claim, Column, Matrix, Row, Section};
 
-/// Columns that fit a wide screen: their heads stay in sight, and nothing has to be scrolled sideways.
+/// The largest number of columns that fit a wide screen: their heads stay visible, and the page is not scrolled sideways.
 const FEW: usize = 4;
 
-/// Writing to a string does not fail.
+/// Writes to the page; writing to a string does not fail.
 macro_rules! put {
     ($page:expr, $($argument:tt)*) => {
         let _ = write!($page, $($argument)*);
@@ -18,7 +18,7 @@ macro_rules! put {
 }
 
 impl Matrix {
-    /// A page that needs nothing but itself.
+    /// A page that needs no other file.
     pub fn to_html(&self) -> String {
         let mut page = String::from(HEAD);
         put!(
@@ -53,7 +53,7 @@ impl Matrix {
         page
     }
 
-    // How the features of a device were found, in words; empty where nothing was tried.
+    // The verdicts on the features of a device, in words; empty if no probe was run.
     fn found_of(&self, column: &Column) -> String {
         let of_device = || {
             let probed = self.probed();
@@ -109,7 +109,7 @@ impl Matrix {
         page.push_str("</nav>\n</header>\n");
     }
 
-    // Each mismatch, before anything else.
+    // Shows each mismatch, before everything else.
     fn alarm(&self, page: &mut String) {
         if self.mismatches().next().is_none() {
             return;
@@ -215,7 +215,7 @@ impl Matrix {
         }
     }
 
-    // Every probe, with what it found on each device.
+    // Shows every probe, with its evidence on each device.
     fn evidence(&self, page: &mut String, probed: &[Option<&Verified>]) {
         page.push_str("<div class=\"evidence\">\n");
         for (column, found) in self.columns.iter().zip(probed) {
@@ -367,7 +367,7 @@ fn pill(section: Section, cell: &Cell) -> String {
 fn class(section: Section, cell: &Cell) -> &'static str {
     match (&cell.claim, section) {
         (Claim::Number(_) | Claim::Bits(_), _) | (_, Section::Limits) => "number",
-        // A gap that is not there is good news.
+        // A gap that a device does not have is an ability of it.
         (claim, Section::Gaps) if !claim.is_absent() => "doubt",
         (claim, _) if claim.is_absent() => "no",
         _ => "yes",
@@ -382,7 +382,7 @@ fn shown(cell: &Cell) -> String {
     }
 }
 
-// Thin spaces between groups of three digits.
+// Puts thin spaces between groups of three digits.
 fn grouped(digits: &str) -> String {
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -5,12 +5,12 @@ use serde_json::{Map, Value, json};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
-/// The number of the schema: it changes when what is there changes its meaning or goes away, not when something is added.
+/// The number of the schema: it changes when a member changes its meaning or is removed, not when one is added.
 const SCHEMA: u32 = 1;
 
 impl Matrix {
-    /// An object with the names of the devices, a row for each feature, the other claims, and what each device tells
-    /// about itself.
+    /// An object with the names of the devices, a row for each feature, the other claims, and the attributes that each
+    /// device reports.
     pub fn to_json(&self) -> Value {
         let devices: Vec<_> = (self.columns.iter())
             .map(|column| &column.device.name)

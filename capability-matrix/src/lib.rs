@@ -1,8 +1,8 @@
-//! What each device can do, side by side: gathered once, shown as text, Markdown, JSON or one HTML page.
+//! The capabilities of all devices, side by side: gathered once, shown as text, Markdown, JSON or one HTML page.
 //!
 //! A [`Matrix`] has a column for each device and a row for each feature, operation, gap and limit. [`Matrix::of`] gathers
-//! what devices *claim*; [`Matrix::verified`] also runs the conformance probes of each feature on each device, and a cell
-//! then says what is true of the claim. Read first: [`Matrix`], then one of the renderers.
+//! the *claims* of devices; [`Matrix::verified`] also runs the conformance probes of each feature on each device, and
+//! each cell then has the verdict on its claim. Read first: [`Matrix`], then one of the renderers.
 //!
 //! ```
 //! let devices = polyverbs::devices()?;

@@ -76,7 +76,7 @@ fn cell(cell: &Cell) -> String {
     }
 }
 
-// What would end a cell of a table or begin a tag.
+// Escapes the characters that would end a cell of a table or begin a tag.
 fn inert(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;")
 }

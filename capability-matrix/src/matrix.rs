@@ -1,4 +1,4 @@
-//! The matrix: a column for each device, a row for each thing that a device may be able to do.
+//! The matrix: a column for each device, a row for each possible capability of a device.
 
 use polyverbs::probe::{Verdict, Verified};
 use polyverbs::qp::QpType;
@@ -13,7 +13,7 @@ use crate::about::about;
 use crate::described::{Described, described};
 use crate::device::{DeviceReport, scope};
 
-/// What devices can do, side by side.
+/// The capabilities of devices, side by side.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Matrix {
@@ -27,20 +27,20 @@ pub struct Matrix {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Column {
-    /// What it tells about itself.
+    /// The attributes that it reports.
     pub device: DeviceReport,
 }
 
-/// What rows are about.
+/// The subject of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {
-    /// What can be needed when a device is opened, and be verified.
+    /// Features, which a program can require when it opens a device, and which probes verify.
     Features,
     /// Work requests, and the services that take them.
     Operations,
-    /// What the baseline promises and a device lacks.
+    /// The abilities of the baseline that a device lacks.
     Gaps,
-    /// Numbers.
+    /// Limits, which are numbers.
     Limits,
 }
 
@@ -48,7 +48,7 @@ impl Section {
     /// Every section, in the order in which they are shown.
     pub const ALL: [Self; 4] = [Self::Features, Self::Operations, Self::Gaps, Self::Limits];
 
-    /// Its heading.
+    /// The heading of the section.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Features => "Features",
@@ -58,7 +58,7 @@ impl Section {
         }
     }
 
-    /// What it lists.
+    /// The description of the section.
     pub const fn about(self) -> &'static str {
         match self {
             Self::Features => {
@@ -71,49 +71,49 @@ impl Section {
     }
 }
 
-/// Something that a device may be able to do.
+/// A capability that a device may have.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Row {
-    /// What it belongs to.
+    /// The section of the row.
     pub section: Section,
-    /// Of a feature: the extension that it is of, or `"core"`. Empty elsewhere.
+    /// The extension of a feature, or `"core"`. Empty in other sections.
     pub extension: &'static str,
-    /// Its name, as the API has it.
+    /// Its name in the API.
     pub name: String,
-    /// One line for those who do not know the name.
+    /// One line that explains the name.
     pub about: &'static str,
     /// A cell for each device.
     pub cells: Vec<Cell>,
 }
 
-/// What one device says about one row, and what was found.
+/// The claim of one device about one row, and its proof.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cell {
-    /// What it says.
+    /// The claim of the device.
     pub claim: Claim,
-    /// What was found.
+    /// The findings of the probes.
     pub proof: Proof,
 }
 
-/// What a device says about itself.
+/// The claim of a device about a capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// It has it.
+    /// The device has the capability.
     Yes,
-    /// It does not.
+    /// The device lacks the capability.
     No,
-    /// As much as this.
+    /// The device has a limit of this value.
     Number(u64),
-    /// A set of bits.
+    /// The device has this set of bits.
     Bits(u64),
-    /// It has it in these forms.
+    /// The device has the capability in these forms.
     Words(Vec<&'static str>),
 }
 
 impl Claim {
-    /// Whether the device says that it has nothing of it.
+    /// Whether the device claims to lack the capability.
     pub fn is_absent(&self) -> bool {
         match self {
             Self::No => true,
@@ -123,11 +123,11 @@ impl Claim {
     }
 }
 
-/// What probes of the device found out about a claim.
+/// The findings of probes about a claim.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Proof {
-    /// Nothing was tried.
+    /// No probe was run.
     #[default]
     Untested,
     /// The probes of the feature were run on the device.
@@ -135,7 +135,7 @@ pub enum Proof {
 }
 
 impl Proof {
-    /// What the probes found, where they were run.
+    /// The findings of the probes, if they were run.
     pub fn probed(&self) -> Option<&Verified> {
         match self {
             Self::Untested => None,
@@ -143,30 +143,30 @@ impl Proof {
         }
     }
 
-    /// What is true of the claim, where it was tried.
+    /// The verdict on the claim, if probes were run.
     pub fn verdict(&self) -> Option<Verdict> {
         self.probed().map(|verified| verified.verdict)
     }
 }
 
-/// Cells by verdict.
+/// The number of cells for each verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Claimed, and every probe passed.
+    /// Features that are claimed and pass every probe.
     pub verified: usize,
-    /// Not claimed, and refused.
+    /// Features that are not claimed and are refused.
     pub refused: usize,
-    /// Claimed and failing, or not claimed and working.
+    /// Features that are claimed and fail, or that are not claimed and work.
     pub mismatch: usize,
-    /// No probe could be run.
+    /// Features for which no probe could be run.
     pub not_verifiable: usize,
-    /// Probes that found their rule kept.
+    /// Probes that passed.
     pub probes_passed: usize,
 }
 
 impl Matrix {
-    /// The claims of these devices, with a row for each feature of every linked extension. Nothing is opened, and
-    /// nothing tried.
+    /// The claims of these devices, with a row for each feature of every linked extension. No device is opened,
+    /// and no probe is run.
     ///
     /// # Errors
     /// The linked extensions do not fit together.
@@ -174,7 +174,7 @@ impl Matrix {
         Ok(Self::with_extensions(devices, &Extensions::linked()?))
     }
 
-    /// The same with a row for each feature of `extensions`.
+    /// The claims of these devices, with a row for each feature of `extensions`.
     pub fn with_extensions(devices: &[Device], extensions: &Extensions) -> Self {
         let devices: Vec<_> = devices.iter().map(Device::attributes).collect();
         Self::of_attributes(&devices, extensions)
@@ -224,7 +224,7 @@ impl Matrix {
         cells.any(|cell| cell.proof.probed().is_some())
     }
 
-    /// Each cell that is a mismatch: the row, the device and what was found.
+    /// Each cell that is a mismatch: the row, the device and the findings.
     pub fn mismatches(&self) -> impl Iterator<Item = (&Row, &Column, &Verified)> {
         self.probed()
             .filter(|(.., verified)| verified.verdict == Verdict::Mismatch)
@@ -312,7 +312,7 @@ impl Gathering<'_> {
 
     fn gaps(&mut self) {
         for (name, gap) in BaselineGaps::all().iter_names() {
-            // Most gaps are nobody's; a page of them would tell nothing.
+            // Most gaps are those of no device; listing them would only lengthen the page.
             if self.devices.iter().any(|device| device.gaps.contains(gap)) {
                 self.row(Section::Gaps, name, |device| yes(device.gaps.contains(gap)));
             }
@@ -376,7 +376,7 @@ fn has_service(device: &DeviceAttributes, service: QpType) -> bool {
     !device.gaps.intersects(lacking)
 }
 
-// What a queue pair of this service can be created for, by what the device claims.
+// The operations for which a queue pair of this type can be created, according to the claims of the device.
 fn operations_of(device: &DeviceAttributes, service: QpType) -> Operations {
     if !has_service(device, service) {
         return Operations::empty();

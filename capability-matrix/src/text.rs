@@ -10,9 +10,9 @@ use polyverbs::probe::{Verdict, Verified};
 
 use crate::matrix::{Cell, Claim, Matrix, Row, Section};
 
-/// Columns below which what the rows are about is left out.
+/// The width below which the descriptions of rows are left out.
 const WIDE: usize = 64;
-/// Columns from which on those of the devices are all of one width.
+/// The width from which on the columns of all devices have the same width.
 const ROOMY: usize = 100;
 
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -44,7 +44,7 @@ impl Matrix {
         text
     }
 
-    /// The table of one section, in `width` columns. Where these are few it does not tell what the rows are about.
+    /// The table of one section, in `width` columns. If the width is small, the descriptions of the rows are left out.
     pub fn section_to_text(&self, section: Section, width: usize, colours: bool) -> String {
         let rows: Vec<_> = self.section(section).collect();
         let table = self.text_table(section, rows, width);
@@ -163,7 +163,7 @@ fn style_of(verdict: Verdict) -> Style {
     }
 }
 
-/// What a cell shows: the sign of the verdict and how many probes stand behind it, or the claim.
+/// The text of a cell: the sign of the verdict and the number of its probes, or the claim.
 fn shown(cell: &Cell) -> String {
     let Some(found) = cell.proof.probed() else {
         return cell.claim.to_string();
@@ -184,7 +184,7 @@ fn reason(found: &Verified) -> String {
     format!("{claim}{}", found.because)
 }
 
-// A sign and what belongs to it: the table has laid out the text without knowing of colours.
+// Colours each sign with its text afterwards, because the table is laid out without escape sequences.
 fn coloured(plain: &str) -> String {
     let mut text = String::new();
     for (index, line) in plain.lines().enumerate() {

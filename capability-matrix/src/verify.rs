@@ -10,9 +10,9 @@ use crate::matrix::{Matrix, Proof, Section};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step<'a> {
-    /// How many of all probes lie behind, those that cannot be run on their device included.
+    /// How many of all probes are done, including those that cannot be run on their device.
     pub done: usize,
-    /// How many there are: each probe once for each device.
+    /// The number of all probes: each counts once for each device.
     pub total: usize,
     /// The device.
     pub device: &'a str,
@@ -21,7 +21,7 @@ pub struct Step<'a> {
 }
 
 impl Matrix {
-    /// The claims of these devices, and what the probes of every linked extension and of the core find about each.
+    /// The claims of these devices, and the findings of the probes of every linked extension and of the core about each claim.
     ///
     /// Each probe opens its device twice, in real time. Where a probe checks that something does not happen, it waits fifty
     /// milliseconds, unless the device is [idle](polyverbs::provider::DeviceOps::is_idle). `told` is called before each probe.
@@ -41,10 +41,12 @@ impl Matrix {
         ))
     }
 
-    /// The claims of these devices, and what the probes of `extensions` and of the core find about each. Every probe gets a
-    /// rig of its own: `rig` opens both ends for all that the device claims, and for the bits beyond that.
+    /// The claims of these devices, and the findings of the probes of `extensions` and of the core about each claim. Every
+    /// probe gets a rig of its own: `rig` opens both ends for every feature that the device claims, and for the bits of
+    /// `beyond`.
     ///
-    /// [`Rig::of_device`] opens the device twice, in real time. A device in a simulation is probed in the time of that:
+    /// [`Rig::of_device`] opens the device twice, in real time. A device in a simulation is probed by the clock of the
+    /// simulation:
     ///
     /// ```
     /// # use capability_matrix::Matrix;

@@ -1,4 +1,4 @@
-//! Files that take their place when they are whole and on the disk.
+//! Files that replace others only when they are complete and on the disk.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -10,19 +10,19 @@ use tempfile::NamedTempFile;
 
 use super::{Result, cannot};
 
-/// The subfolder that has the unfinished files of a folder. It is there only while there are any.
+/// The subfolder for the unfinished files of a folder. It exists only while there are any.
 pub(crate) const UNFINISHED: &str = ".polyverbs-unfinished";
 const PREFIX: &str = "part-";
 
-/// A file that is being written: gone if it is not kept.
+/// A file that is being written; it is removed when it is dropped, unless it is kept.
 pub(crate) struct Part {
     file: NamedTempFile,
-    // Behind the file: it is removed when it is empty.
+    // This field is dropped after the file: the subfolder is removed when it is empty.
     _apart: Option<Apart>,
 }
 
 impl Part {
-    /// In a subfolder of `folder`, so that it has no name that another file could have.
+    /// Makes a file in a subfolder of `folder`, so that its name cannot be that of another file.
     pub(super) fn within(folder: &Path) -> Result<Self> {
         loop {
             let apart = Apart(folder.join(UNFINISHED));
@@ -31,7 +31,7 @@ impl Part {
                     let _apart = Some(apart);
                     return Ok(Self { file, _apart });
                 }
-                // Another server removed the file before it was locked, or the subfolder before the file was there.
+                // Another server removed the file before it was locked, or the subfolder before the file was made.
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => {}
                 Err(error) => return Err(cannot("write", &apart.0, error).into()),
@@ -39,7 +39,7 @@ impl Part {
         }
     }
 
-    // Beside the file that it is going to be.
+    // Makes a file in the folder of the file that it will replace.
     fn beside(whole: &Path) -> Result<Self> {
         let file = create(folder_of(whole)).map_err(|error| cannot("write", whole, error))?;
         Ok(Self { file, _apart: None })
@@ -49,7 +49,7 @@ impl Part {
         self.file.as_file()
     }
 
-    /// When this returns the file is at its name, and on the disk. What was there is replaced.
+    /// Moves the file to its final name. When this returns, it is on the disk, and has replaced a file of this name.
     pub(super) fn keep(self, whole: &Path) -> Result<()> {
         let Self { file, _apart } = self;
         let synced = file.as_file().sync_all();
@@ -59,7 +59,7 @@ impl Part {
     }
 }
 
-/// How many bytes all unfinished files may have together.
+/// The number of bytes that all unfinished files may have together.
 pub(crate) struct Room {
     most: u64,
     taken: AtomicU64,
@@ -71,7 +71,7 @@ impl Room {
         Self { most, taken }
     }
 
-    /// For one file, which has `limit` bytes at most.
+    /// The share of one file, which has at most `limit` bytes.
     pub(super) fn share(&self, limit: u64) -> Share<'_> {
         Share {
             room: self,
@@ -81,7 +81,7 @@ impl Room {
     }
 }
 
-/// What one unfinished file has of the room.
+/// The part of the room that one unfinished file takes.
 pub(super) struct Share<'r> {
     room: &'r Room,
     limit: u64,
@@ -89,7 +89,7 @@ pub(super) struct Share<'r> {
 }
 
 impl Share<'_> {
-    /// Fails where a file may not have so many bytes.
+    /// Fails if a file may not have so many bytes.
     pub(super) fn check(&self, length: u64) -> Result<()> {
         match self.limit {
             limit if length > limit => Err(format!("a file may have {limit} bytes there").into()),
@@ -97,7 +97,7 @@ impl Share<'_> {
         }
     }
 
-    /// Fails where so many bytes more are too many.
+    /// Takes more bytes of the room; fails if they are too many.
     pub(super) fn take(&mut self, bytes: u64) -> Result<()> {
         let most = self.room.most;
         let more = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= most);
@@ -127,12 +127,12 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // Others may have files there.
+        // The removal fails if other servers have files in the folder.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-// Whether it is a folder as this program makes it. What is behind a link is somebody else's.
+// Whether it is a folder as this program makes it. The target of a link belongs to another program.
 fn is_own(apart: &Path) -> io::Result<bool> {
     let there = fs::symlink_metadata(apart)?;
     Ok(there.is_dir() && there.mode() & 0o077 == 0)
@@ -145,7 +145,7 @@ fn create(folder: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(folder)
 }
 
-// Locked for as long as this process has it open: see `clean`. None where another server removed it before that.
+// Makes a file that is locked as long as this process has it open: see `clean`. `None` if another server removed it before that.
 fn locked(apart: &Path) -> io::Result<Option<NamedTempFile>> {
     let file = create(apart)?;
     file.as_file().lock()?;
@@ -192,11 +192,11 @@ fn remove_left(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What is written to.
+/// The target of a copy.
 pub(crate) enum Target {
     /// A file that takes the place of another when it is whole.
     File(Part, PathBuf),
-    /// What cannot be put in place so: a device file, a pipe.
+    /// A target that cannot be replaced in this way: a device file, a pipe.
     Stream(File),
 }
 
@@ -211,7 +211,7 @@ impl Target {
             let opened = fs::OpenOptions::new().write(true).open(to);
             opened.map_err(|error| cannot("write", to, error))?;
         }
-        // Behind a symbolic link, where there is one.
+        // If `to` is a symbolic link, its target is replaced.
         let whole = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
         let part = Part::beside(&whole)?;
         if let Some(there) = there {

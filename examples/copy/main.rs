@@ -21,7 +21,7 @@ use transfer::network::{self, Store, Stored};
 use transfer::peers::Peers;
 use transfer::{CopyOptions, Digest, Error, printable, requirements};
 
-/// How long a client goes on asking a server that has no place for it.
+/// How long a client repeats its request to a server that has no place for it.
 const INSISTS: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {

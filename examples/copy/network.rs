@@ -1,7 +1,7 @@
-//! The same between two programs: one that stores files, and those that put them there.
+//! Copies between two programs: a server that stores files, and clients that send them.
 //!
-//! A connection is made by address and port, whichever transport the device has. What is different from two sides in one
-//! process is that either may vanish: a side that hears nothing looks whether the other is there, and says so if not.
+//! A connection is made by address and port, whichever transport the device has. Unlike with two sides in one process, either
+//! side may vanish: a side that receives nothing probes whether the other still exists, and fails if not.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use super::{
     check_interrupted, finish, open_source, open_to_reads, printable, send_file, store_file,
 };
 
-/// How long a server waits for the end of a connection over which all has been said.
+/// How long a server waits for the end of a connection over which everything has been sent.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Sends the file `from` to whoever stores files at `to`, under its own name.
+/// Sends the file `from` to the server at `to`, under its own name.
 ///
 /// A server that has no place for the client is asked again for as long as `insists`. `progress` is called with the number of
 /// bytes that the server has fetched so far.
@@ -57,12 +57,12 @@ pub(crate) fn put(
         server_digest: sent.peer_digest,
         elapsed: begun.elapsed(),
     };
-    // It has arrived, whatever becomes of the connection.
+    // The file has arrived, whether or not the disconnect succeeds.
     drop(connection.disconnect(&client.context, &client.qp).wait());
     Ok(copied)
 }
 
-/// What a server answered that refused a connection.
+/// The reason with which a server refused a connection.
 pub(crate) fn refusal(error: &ConnectError) -> Option<String> {
     let ConnectError::Refused { private_data, .. } = error else {
         return None;
@@ -72,14 +72,14 @@ pub(crate) fn refusal(error: &ConnectError) -> Option<String> {
     (!reason.is_empty()).then(|| printable(reason))
 }
 
-/// Stores the files that others send, in a folder.
+/// A folder in which the files of clients are stored.
 pub(crate) struct Store {
     pub(crate) device: Device,
     pub(crate) folder: PathBuf,
     pub(crate) options: CopyOptions,
     /// Bytes of the largest file.
     pub(crate) limit: u64,
-    /// For unfinished files.
+    /// The room for unfinished files.
     pub(crate) room: Room,
 }
 
@@ -106,8 +106,8 @@ impl Store {
         Ok((Server(side), accepting))
     }
 
-    /// Takes one file over a connection. One that does not arrive whole, or cannot be stored, is not there afterwards, and the
-    /// other side is told why.
+    /// Receives one file over a connection. If it does not arrive completely, or cannot be stored, no file remains, and the
+    /// other side receives the reason.
     pub(crate) fn take(
         &self,
         Server(mut server): Server,
@@ -117,19 +117,19 @@ impl Store {
     ) -> Result<Stored> {
         server.peer = Some(Arc::clone(peer));
         server.watch(connection);
-        // Reads may be under way when the file fails, and would break the connection without their memory.
+        // Reads may be outstanding when the file fails, and would break the connection without their memory.
         let mut sinks = Vec::new();
         let stored = self.store(&server, peer, &mut sinks, progress);
         if let Err(error) = &stored {
-            // Of the reason alone: where the folder is does not concern the other side.
+            // Only the reason is sent: the path of the folder does not concern the other side.
             let reason = match error.downcast_ref::<Failed>() {
                 Some(Failed { cause, .. }) => cause.to_string(),
                 None => error.to_string(),
             };
-            // Over a connection that has broken nothing is said.
+            // Over a broken connection no message can be sent.
             let _ = server.say(&Message::Failed { reason }, LOOK);
         }
-        // The other side ends the connection when it has the last message. One that was silent before that would not, and
+        // The other side ends the connection when it has the last message. A side that was silent before would not, so it
         // keeps its place no longer than the message takes.
         server.wait_for_end(match peer.check() {
             Ok(()) => GOODBYE,
@@ -161,7 +161,7 @@ impl Store {
         server.post_receives()?;
         let path = self.path_of(&name)?;
         let part = Part::within(&self.folder)?;
-        // Given back before the file goes, so that the room is free when it has gone.
+        // The share is dropped before the file, so that the room is free when the file is gone.
         let mut share = self.room.share(self.limit);
         *sinks = server.sinks(self.options)?;
         let moved = store_file(server, sinks, part.file(), &path, &mut share, progress)?;
@@ -185,7 +185,7 @@ impl Store {
         Ok(Stored { path, copied })
     }
 
-    // A name, and not a way out of the folder.
+    // The path of a file name; names that lead out of the folder are refused.
     fn path_of(&self, name: &str) -> Result<PathBuf> {
         let is_plain = !matches!(name, "" | "." | ".." | UNFINISHED) && !name.contains(['/', '\0']);
         if !is_plain {
@@ -196,24 +196,24 @@ impl Store {
 }
 
 impl Side {
-    // Receives are there before the other side can send: a connection begins with whatever comes first.
+    // Receives are posted before the other side can send, because a message may come with the connection.
     fn prepare(&self) -> Result<()> {
         self.qp.init(ConnectOptions::new()).wait()?;
         self.post_receives()
     }
 
-    // Whatever is outstanding ends when the other side says that the connection has.
+    // Ends outstanding requests when the other side disconnects.
     fn watch(&self, connection: &Connection) {
         let (ended, qp) = (Arc::clone(&self.ended), self.qp.clone());
         connection.disconnected().on_done(move |_| {
             let _ = ended.set(());
-            // A queue pair that cannot be changed any more has ended already.
+            // A queue pair that can no longer be modified has ended already.
             qp.modify(QpAttributes::new().qp_state(QpState::Err))
                 .on_done(|_| {});
         });
     }
 
-    // A server that is busy is asked again for a while.
+    // Connects; repeats the request for a while if the server is busy.
     fn connect(&self, to: SocketAddr, insists: Duration) -> Result<Connection> {
         let connector = Connector::of(&self.context)?;
         let begun = Instant::now();

@@ -1,10 +1,10 @@
-//! Whom a program serves that listens.
+//! The peers that a listening program serves.
 //!
-//! Each peer has a thread, and their number is limited. While no place is free, a peer that does nothing gives way to the next one;
-//! otherwise it is let go after a longer time. No address has more than half of the places, so that none can have them all.
+//! Each peer has a thread, and their number is limited. While no place is free, an idle peer gives way to the next one; otherwise
+//! it is dropped after a longer time. No address has more than half of the places, so that none can occupy them all.
 //!
-//! The source address of a request can be forged. So a request takes a queue pair and no place; its peer gets a place when it completes
-//! the connection, which proves its address.
+//! The source address of a request can be forged. So a request takes a queue pair and no place; its peer gets a place when it
+//! completes the connection, which proves its address.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -18,22 +18,23 @@ use polyverbs::connection::{ConnectError, Connection, Incoming, Listener};
 
 use super::{INTERRUPTED, PAUSE, Result};
 
-/// Why a peer is refused while no place is free: it may ask again.
+/// Why a peer is refused while no place is free: it may try again.
 pub(crate) const BUSY: &str = "it serves as many as it may at one time";
-/// A peer that has done nothing for so long gives way to another: one that has moved something, and one that has not yet.
+/// A peer that is idle for so long gives way to another: the first time is for a peer that has moved data, the second for one
+/// that has not yet.
 const GIVES_WAY: Duration = Duration::from_secs(1);
 const GIVES_WAY_AT_FIRST: Duration = Duration::from_millis(300);
-/// What a peer has to move before that counts as something.
+/// The bytes that a peer has to move before they count.
 pub(crate) const LEAST: u64 = 64 << 10;
 
 /// The most accepted requests whose peers have not completed the connection, and the most peers that wait for a place. One more replaces
 /// the oldest.
 const MOST_WAITING: usize = 64;
 
-/// What becomes of requests.
+/// The events of requests.
 enum News {
     Asked(std::result::Result<Incoming, ConnectError>),
-    /// Of the one with this number.
+    /// The request of this number was completed, or failed.
     Completed(u64, std::result::Result<Connection, ConnectError>),
 }
 
@@ -47,7 +48,7 @@ struct Accepted<S> {
 /// How many peers are served at one time.
 pub(crate) struct Peers {
     pub(crate) most: usize,
-    /// A peer that does nothing for so long is let go.
+    /// A peer that is idle for so long is dropped.
     pub(crate) timeout: Duration,
     pub(crate) served: Mutex<Vec<Arc<Peer>>>,
 }
@@ -61,9 +62,10 @@ impl Peers {
         }
     }
 
-    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it; its second
-    /// argument gives up the oldest request whose peer has not completed the connection, and answers whether there was one. Who completes
-    /// the connection gets a place as soon as there is one, and `work` serves it in a thread of its own.
+    /// Serves `count` peers, or until the program is interrupted. `accept` begins to accept a request, or has refused it; its
+    /// second argument gives up the oldest request whose peer has not completed the connection, and returns whether there was
+    /// one. A peer that completes the connection gets a place as soon as one is free, and `work` serves it in a thread of its
+    /// own.
     pub(crate) fn serve<S: Send>(
         &self,
         listener: &Listener,
@@ -129,7 +131,7 @@ impl Peers {
                     }
                     served += 1;
                     let index = waiting.iter().position(|(one, _)| one.number == number);
-                    // The thread waits for the connection.
+                    // The thread exists and waits for the connection.
                     let _ = index
                         .and_then(|index| waiting.remove(index))
                         .map(|one| hand.send(one));
@@ -139,7 +141,7 @@ impl Peers {
         })
     }
 
-    /// Whether there is no place for an address. Then a peer that does nothing has to give way.
+    /// Whether there is no place for an address. Then an idle peer has to give way.
     fn is_full(&self, from: Option<IpAddr>) -> bool {
         let served = locked(&self.served);
         let of_address = served.iter().filter(|peer| peer.from == from).count();
@@ -171,7 +173,7 @@ impl Peers {
     }
 }
 
-/// Puts one at the end. It replaces the oldest where there are too many.
+/// Appends an element, and removes the oldest if there are too many.
 fn queue<T>(all: &mut VecDeque<T>, one: T) {
     if all.len() >= MOST_WAITING {
         all.pop_front();
@@ -179,13 +181,13 @@ fn queue<T>(all: &mut VecDeque<T>, one: T) {
     all.push_back(one);
 }
 
-/// Refuses a request, and says why.
+/// Refuses a request with a reason.
 pub(crate) fn refuse(incoming: Incoming, reason: &str) {
     // A reason that is too long is left out, and the request refused all the same.
     let _ = incoming.reject(reason.as_bytes());
 }
 
-/// Of one that is served; free again when this is dropped.
+/// The place of a served peer; it is freed when this is dropped.
 struct Place<'p> {
     peers: &'p Peers,
     peer: Arc<Peer>,
@@ -197,7 +199,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A peer that is served, and what it does.
+/// A served peer, and its activity.
 pub(crate) struct Peer {
     from: Option<IpAddr>,
     timeout: Duration,
@@ -205,7 +207,7 @@ pub(crate) struct Peer {
 }
 
 struct State {
-    // It has done nothing since; none while it waits for this side.
+    // The peer has been idle since this time; `None` while it waits for this side.
     since: Option<Instant>,
     moved: u64,
     has_moved: bool,
@@ -213,12 +215,12 @@ struct State {
 }
 
 impl Peer {
-    /// It has come a step further.
+    /// Notes that the peer has made progress.
     pub(crate) fn steps(&self) {
         locked(&self.state).since = Some(Instant::now());
     }
 
-    /// It has moved so many bytes. A few are nothing.
+    /// Notes that the peer has moved so many bytes. A few do not count.
     pub(crate) fn moves(&self, bytes: u64) {
         let mut state = locked(&self.state);
         state.moved += bytes;
@@ -229,12 +231,12 @@ impl Peer {
         }
     }
 
-    /// It waits for this side, which is not its fault.
+    /// Notes that the peer waits for this side, which does not count as idle.
     pub(crate) fn waits(&self) {
         locked(&self.state).since = None;
     }
 
-    /// For how long it has done nothing.
+    /// For how long the peer has been idle.
     pub(crate) fn idle(&self) -> Duration {
         let since = locked(&self.state).since;
         since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -250,7 +252,7 @@ impl Peer {
         state.gives_way |= idle >= patience;
     }
 
-    /// Fails where it is not served any longer.
+    /// Fails if the peer is no longer served.
     pub(crate) fn check(&self) -> Result<()> {
         let gives_way = locked(&self.state).gives_way;
         if gives_way || self.idle() >= self.timeout {

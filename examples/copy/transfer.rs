@@ -1,16 +1,16 @@
 //! A file moved the way storage protocols move data: one source for every transport.
 //!
-//! The *client* has the file. It reads a stretch of it into a buffer, opens the buffer under a fresh key, and sends the server the
-//! key. The *server* fetches the stretch in pieces, several at a time: each into a sink that is registered afresh, with a read that
-//! ends the sink's key. It writes the pieces to the target, and answers with a message that ends the client's key, so that nobody can
-//! use it again. Then the buffer is free for the next stretch.
+//! The *client* has the file. It reads a part of it into a buffer, opens the buffer under a new key, and sends the key to the
+//! server. The *server* fetches the part in pieces, several at a time: each into a sink that is registered for it, with a read
+//! that invalidates the sink's key. It writes the pieces to the target, and answers with a message that invalidates the client's
+//! key, so that no peer can use it again. Then the buffer is free for the next part.
 //!
-//! Both sides may be in one process ([`copy`]), or each in one of its own, on machines that an IP network joins
-//! ([`network`]): what differs is who brings the queue pairs up.
+//! Both sides may be in one process ([`copy`]), or in two processes, on machines of one IP network ([`network`]): the difference
+//! is how the queue pairs are brought up.
 //!
-//! Nothing here asks which transport or device it runs on: [`RemoteAccess`] opens the buffer by a fast register, a window or a
-//! region, [`ReadAndInvalidate`] becomes one work request on iWARP and two on InfiniBand, and a [`ReadSink`] has the rights that the
-//! transport wants.
+//! This code does not ask which transport or device it runs on: [`RemoteAccess`] opens the buffer by a fast register, a window or
+//! a region, [`ReadAndInvalidate`] becomes one work request on iWARP and two on InfiniBand, and a [`ReadSink`] has the rights
+//! that the transport needs.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,26 +42,26 @@ pub(crate) mod peers;
 use files::{Room, Share, Target};
 use peers::Peer;
 
-/// Anything that went wrong, in words.
+/// Any failure, with its text.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
-/// A SHA-256 of what went through one side.
+/// The SHA-256 of the bytes that went through one side.
 pub(crate) type Digest = [u8; 32];
 
-/// Octets of the file that are registered under one key.
+/// Bytes of the file that are registered under one key.
 pub(crate) const WINDOW: u32 = 1 << 20;
 /// Buffers of the client: windows that are with the server at one time.
 const WINDOWS: u32 = 8;
-/// Octets of the longest name of a file.
+/// Bytes of the longest name of a file.
 const LONGEST: usize = 255;
-/// After so long without a completion a side looks whether the other is still there.
+/// After so long without a completion, a side probes whether the other still exists.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long it sleeps at a time.
+/// How long a waiting side sleeps at a time.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Tells the completion of such a look from all others.
+/// The identity that distinguishes the completion of such a probe from all others.
 const LOOK: u64 = u64::MAX;
 
-/// Set where the program is to end: a side that waits fails then, and puts away what it has made.
+/// Set when the program is to end: a waiting side then fails, and removes its files.
 pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn check_interrupted() -> Result<()> {
@@ -74,7 +74,7 @@ fn check_interrupted() -> Result<()> {
 /// How a file is copied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyOptions {
-    /// Octets of one read, 1 to [`WINDOW`].
+    /// Bytes of one read, 1 to [`WINDOW`].
     pub(crate) piece: u32,
     /// Reads in flight.
     pub(crate) depth: u32,
@@ -89,31 +89,31 @@ impl Default for CopyOptions {
     }
 }
 
-/// What a copy came to.
+/// The result of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
-    /// Octets of the file.
+    /// Bytes of the file.
     pub(crate) bytes: u64,
     /// Windows that the client registered.
     pub(crate) windows: u64,
     /// Pieces that the server fetched.
     pub(crate) pieces: u64,
-    /// Of what the client read from its file.
+    /// The digest of the bytes that the client read from its file.
     pub(crate) client_digest: Digest,
-    /// Of what the server wrote to its own.
+    /// The digest of the bytes that the server wrote to its file.
     pub(crate) server_digest: Digest,
-    /// From the first request to the last answer.
+    /// The time from the first request to the last answer.
     pub(crate) elapsed: Duration,
 }
 
 impl Copied {
-    /// Whether what arrived is what was sent.
+    /// Whether the bytes that arrived are those that were sent.
     pub(crate) fn is_intact(&self) -> bool {
         self.client_digest == self.server_digest
     }
 }
 
-/// What is used of a device where it exists. Every device will do.
+/// The features that the copy uses if the device has them. Every device will do.
 pub(crate) fn requirements() -> Requirements {
     let registers =
         Features::BMME | Features::LOCAL_INVALIDATE_FENCE | Features::READ_WITH_INVALIDATE;
@@ -122,7 +122,7 @@ pub(crate) fn requirements() -> Requirements {
 
 /// Copies the file `from` to `to` over `device`: the client on a thread of its own, the server on this one.
 ///
-/// `progress` is told the octets written so far. A copy that fails, or differs, leaves `to` as it was.
+/// `progress` is called with the number of bytes written so far. A copy that fails, or differs, leaves `to` as it was.
 pub(crate) fn copy(
     device: &Device,
     from: &Path,
@@ -145,7 +145,7 @@ pub(crate) fn copy(
 
     let begun = Instant::now();
     let failure = OnceLock::new();
-    // Whoever fails hangs up, so that the other does not wait for ever; the first failure is the one to tell.
+    // A side that fails disconnects, so that the other does not wait for ever; the first failure is the one to report.
     let fail = |error: Error| {
         let _ = failure.set(error);
         hang_up(&client.qp);
@@ -187,17 +187,17 @@ pub(crate) fn copy(
     })
 }
 
-/// What went through one side, and in how many requests.
+/// The bytes that went through one side, and the number of requests.
 #[derive(Default)]
 struct Moved {
     bytes: u64,
     requests: u64,
     digest: Digest,
-    // What the other side says that it is.
+    // The digest that the other side reports.
     peer_digest: Digest,
 }
 
-/// An error, and what it was about.
+/// An error and its subject.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -219,7 +219,7 @@ fn cannot(verb: &str, path: &Path, cause: impl Into<Error>) -> Failed {
     }
 }
 
-/// A text from elsewhere as it may be shown on a terminal.
+/// A text from another machine, made safe for a terminal.
 pub(crate) fn printable(text: impl fmt::Display) -> String {
     let mut shown = String::new();
     for letter in text.to_string().chars() {
@@ -231,8 +231,9 @@ pub(crate) fn printable(text: impl fmt::Display) -> String {
     shown
 }
 
-/// Whether a terminal does something else with it than to show it: it begins a line, shows what follows in another order, or shows
-/// nothing at all. Beside control characters these are the separators of lines and paragraphs and what Unicode calls *format*.
+/// Whether a terminal does anything with the character other than showing it: the character begins a line, reorders the text
+/// after it, or is invisible. Apart from control characters, these are the separators of lines and paragraphs and the characters
+/// that Unicode calls *format*.
 pub(crate) fn is_command(letter: char) -> bool {
     let is_format = matches!(
         letter,
@@ -274,20 +275,20 @@ fn open_files(from: &Path, to: &Path) -> Result<(File, Target)> {
     Ok((source, Target::open(to)?))
 }
 
-/// One side of the connection: an open device of its own, and what is made from it.
+/// One side of the connection: an open device of its own, and the objects made from it.
 struct Side {
     context: Context,
     pd: Pd,
     cq: Cq,
     qp: Qp,
-    // For messages that come, and for those that go.
+    // The buffers of received messages, and those of sent ones.
     messages: BufferPool,
     words: BufferPool,
     // Whether the other side ended the connection.
     ended: Arc<OnceLock<()>>,
-    // How the connection broke, where something had arrived before that.
+    // How the connection broke, if completions had arrived before that.
     broke: OnceLock<String>,
-    // The other side, where it is one of many.
+    // The other side, if it is one of many.
     peer: Option<Arc<Peer>>,
 }
 
@@ -319,7 +320,7 @@ impl Side {
         })
     }
 
-    // A message for each window, and the last one.
+    // Posts a receive for a message of each window, and for the last message.
     fn post_receives(&self) -> Result<()> {
         while let Some(buffer) = self.messages.take() {
             self.qp.post_receive(buffer)?;
@@ -327,8 +328,8 @@ impl Side {
         Ok(())
     }
 
-    // At least one completion. A side that hears nothing for a while looks whether the other is still there. What arrived before the
-    // connection broke is returned first: it may say why.
+    // Waits for at least one completion. A side that receives nothing for a while probes whether the other still exists.
+    // Completions that arrived before the connection broke are returned first: they may say why.
     fn wait<'s>(&self, slots: &'s mut [Completion]) -> Result<&'s mut [Completion]> {
         let mut is_looking = false;
         let mut silence = Duration::ZERO;
@@ -352,7 +353,7 @@ impl Side {
                         continue;
                     }
                     None => {
-                        // A write of nothing to nowhere is answered by the other device, or by nobody.
+                        // The probe is a write of no bytes: the other device answers it, if it still exists.
                         let nowhere = RemoteAddress::new(0, RKey::new(0));
                         self.post(wr::Write::new((), nowhere).signaled(LOOK))?;
                         is_looking = true;
@@ -395,7 +396,7 @@ impl Side {
         Ok(self.qp.post_portable(operation)?)
     }
 
-    // The buffer of a message is there again with its completion.
+    // Sends a message; its buffer returns with its completion.
     fn say(&self, message: &Message, wr_id: u64) -> Result<()> {
         let mut word = self.words.take().ok_or("too many messages at one time")?;
         let octets = message.encode();
@@ -407,7 +408,7 @@ impl Side {
     fn windows(&self) -> Result<Vec<Lent>> {
         let lent = || {
             let memory = Memory::zeroed(WINDOW as usize)?;
-            // Where the device has nothing better, peers may read it as long as this lives.
+            // If the device has nothing better than a region, peers may read the memory as long as this exists.
             let access =
                 RemoteAccess::prepare(&self.pd, &memory, Access::REMOTE_READ, true).wait()?;
             Ok(Lent { memory, access })
@@ -425,7 +426,7 @@ impl Side {
     }
 }
 
-/// Memory of the client that is opened to the server again and again.
+/// Memory of the client that is opened to the server repeatedly.
 struct Lent {
     memory: Memory,
     access: RemoteAccess,
@@ -441,17 +442,17 @@ fn is_look(done: &Completion) -> bool {
     !done.opcode.is_receive() && done.wr_id == LOOK
 }
 
-/// Each side reads what the other lends, and writes nothing, nowhere, to see that the other is there.
+/// Each side reads memory that the other lends, and probes the other by a write of no bytes.
 pub(crate) const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// How a queue pair is brought up whose peer has these rights.
+/// The options that connect a queue pair whose peer has these rights.
 pub(crate) fn open_to_reads() -> ConnectOptions {
     ConnectOptions::new().access(RIGHTS)
 }
 
 fn connect(one: &Qp, other: &Qp) -> Result<()> {
     let (at_one, at_other) = (one.endpoint()?, other.endpoint()?);
-    // Both are started before either is waited for: a stream needs both ends.
+    // Both are started before this waits for either: a stream needs both ends.
     let options = open_to_reads();
     let first = one.connect(&at_other, options);
     let second = other.connect(&at_one, options);
@@ -459,17 +460,17 @@ fn connect(one: &Qp, other: &Qp) -> Result<()> {
     Ok(second.wait()?)
 }
 
-// What a connection manager would do: the other side's requests end.
+// Ends the requests of the other side, as a connection manager would.
 fn hang_up(qp: &Qp) {
-    // A queue pair that cannot be changed any more has ended already.
+    // A queue pair that can no longer be modified has ended already.
     drop(qp.modify(QpAttributes::new().qp_state(QpState::Err)).wait());
 }
 
-/// What a window waits for that is with the server.
+/// The state of a window: the events for which it waits before it can be used again.
 #[derive(Clone, Copy, Default)]
 struct Loan {
     length: u64,
-    /// That which opens it, and the message.
+    /// The outstanding requests of this side: the one that opens the window, and the message.
     own_requests: u8,
     is_with_server: bool,
 }
@@ -483,7 +484,7 @@ impl Loan {
         }
     }
 
-    // A server may say what it likes.
+    // The message may come from a hostile server, so its claim is checked.
     fn give_back(&mut self) -> Result<()> {
         match std::mem::take(&mut self.is_with_server) {
             true => Ok(()),
@@ -562,7 +563,7 @@ fn send_file(
     Ok(moved)
 }
 
-// Opens a window and tells the server: what is posted later sees it open.
+// Opens a window and notifies the server: the message is posted after the opening, and so takes effect after it.
 fn lend(side: &Side, index: usize, window: &Lent, length: u32, offset: u64) -> Result<()> {
     let opening = window.access.register_first(length);
     side.post_portable(opening.wr_id(index as u64))?;
@@ -575,7 +576,7 @@ fn lend(side: &Side, index: usize, window: &Lent, length: u32, offset: u64) -> R
     side.say(&message, index as u64)
 }
 
-// Which window the server has done with. Its message has closed it, or else the client does.
+// The window that the server has returned. The server's message has closed it, or else the client closes it.
 fn given_back(side: &Side, windows: &[Lent], done: &Completion) -> Result<usize> {
     let Message::Back { rkey } = Message::of_server(done)? else {
         return Err("a message out of turn".into());
@@ -593,7 +594,7 @@ fn given_back(side: &Side, windows: &[Lent], done: &Completion) -> Result<usize>
     Ok(index)
 }
 
-// Tells the server that this was all, and waits until it has that.
+// Notifies the server of the end of the file, and waits for its confirmation.
 fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()> {
     let (bytes, digest) = (moved.bytes, moved.digest);
     side.say(&Message::End { bytes, digest }, LOOK)?;
@@ -611,7 +612,7 @@ fn agree(side: &Side, moved: &mut Moved, slots: &mut [Completion]) -> Result<()>
     }
 }
 
-// The server: fetches what it is lent, and writes it, as far as there is room.
+// The server: fetches the windows that it is lent, and writes them, as far as there is room.
 fn store_file(
     side: &Side,
     sinks: &[Filled],
@@ -677,7 +678,7 @@ fn store_file(
                 done.take_buffers().for_each(drop);
                 continue;
             }
-            // Requests of one queue complete in their order, so this is the oldest piece, and the next of the file.
+            // Requests of one queue complete in order, so this is the oldest piece, and the next one of the file.
             let Some(piece) = fetching
                 .pop_front()
                 .filter(|piece| piece.sink as u64 == done.wr_id)
@@ -699,7 +700,7 @@ fn store_file(
             }
             progress(moved.bytes);
             if let Some(rkey) = piece.ends {
-                // A receive for the client's next message has to be there before it may send one.
+                // A receive for the client's next message must be posted before the client may send one.
                 side.post_receives()?;
                 let message = Message::Back { rkey }.encode();
                 let ended = piece.is_for_one_use.then_some(rkey);
@@ -714,7 +715,7 @@ fn store_file(
     Ok(moved)
 }
 
-// A file that has arrived whole is kept, and only then the client is told that it is there.
+// Keeps a file that has arrived completely, and only then notifies the client that it is stored.
 fn finish(side: &Side, moved: Moved, keep: impl FnOnce() -> Result<()>) -> Result<Moved> {
     if moved.digest == moved.peer_digest {
         keep()?;
@@ -724,7 +725,7 @@ fn finish(side: &Side, moved: Moved, keep: impl FnOnce() -> Result<()>) -> Resul
     Ok(moved)
 }
 
-// A read whose sink is registered for it, and no longer registered when it has completed: one completion.
+// A read with a sink that is registered for it and is invalid when it has completed; both steps have one completion.
 fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
     let mut batch = Batch::with_capacity(1);
     batch.extend(filled.sink.register(piece.length));
@@ -733,7 +734,7 @@ fn fetch(side: &Side, filled: &Filled, piece: &Piece) -> Result<()> {
     side.post_portable(ReadAndInvalidate::new(piece.remote, &sink).wr_id(piece.sink as u64))
 }
 
-/// A part of the file in the client's memory, less what was asked for already.
+/// A part of the file in the client's memory, less the part that was already requested.
 struct Window {
     remote: RemoteAddress,
     length: u32,
@@ -746,7 +747,7 @@ struct Piece {
     remote: RemoteAddress,
     length: u32,
     offset: u64,
-    // The key that the client gets back when this has arrived.
+    // The key that is returned to the client when this piece has arrived.
     ends: Option<RKey>,
     is_for_one_use: bool,
 }
@@ -770,7 +771,7 @@ impl Window {
     }
 }
 
-/// What the two sides tell each other.
+/// The messages of the two sides.
 enum Message {
     /// The client has a file of this name.
     File { name: String },
@@ -781,18 +782,19 @@ enum Message {
         offset: u64,
         is_for_one_use: bool,
     },
-    /// The server has done with the window of this key.
+    /// The server returns the window of this key.
     Back { rkey: RKey },
-    /// That was all, and its digest; and, from the server, it is stored, and this is what arrived.
+    /// The end of the file, with its length and digest; from the server: the file is stored, with the length and digest that
+    /// arrived.
     End { bytes: u64, digest: Digest },
-    /// The server will not or cannot store it.
+    /// The server will not or cannot store the file.
     Failed { reason: String },
 }
 
 impl Message {
-    /// Octets of the longest, which has a name or a reason.
+    /// Bytes of the longest message, which has a name or a reason.
     const MOST: usize = 4 + LONGEST;
-    /// Octets of that which gives a key back.
+    /// Bytes of the message that returns a key.
     const SHORTEST: usize = 4 + 4;
 
     fn encode(&self) -> Vec<u8> {
@@ -835,7 +837,7 @@ impl Message {
         Self::read(octets).ok_or_else(|| "a message that makes no sense".into())
     }
 
-    // Of a server that gives up, its reason is an error of this side.
+    // If the server gives up, its reason becomes an error of this side.
     fn of_server(done: &Completion) -> Result<Self> {
         match Self::decode(done.buffer())? {
             Self::Failed { reason } => {
@@ -892,7 +894,7 @@ fn long(octets: &mut &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(octets.split_off(..8)?.try_into().ok()?))
 }
 
-// As many octets as there are, up to the length of the buffer.
+// Reads as many bytes as the file has, up to the length of the buffer.
 fn fill(mut source: &File, octets: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < octets.len() {
@@ -918,6 +920,9 @@ mod tests {
         assert!(loan.give_back().is_err());
         loan.own_requests = 0;
         assert!(loan.is_over());
-        assert!(Loan::default().give_back().is_err(), "nobody has it");
+        assert!(
+            Loan::default().give_back().is_err(),
+            "no server has the window"
+        );
     }
 }

@@ -23,7 +23,7 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call is the system allocator's own.
+// SAFETY: every call is forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// The first two rounds may make room.
+// The first two rounds may allocate room.
 fn allocates_nothing_in_the_long_run(mut round: impl FnMut()) {
     round();
     round();
@@ -87,7 +87,7 @@ fn completed(future: &mut completion::Submitted) -> Completion {
 
 // covers 5.04 5.30
 #[test]
-fn futures_of_requests_allocate_nothing_once_there_is_room() {
+fn futures_of_requests_allocate_nothing_in_the_long_run() {
     let (mock, context) = mock::open();
     let (pd, cq, qp, _) = mock::pair(&context);
     mock.record.store(false, Ordering::SeqCst);

@@ -6,13 +6,13 @@ use verbs_api::extension::Extensions;
 use verbs_api::provider::{DeviceList, Provider, RegistryError, link_provider};
 use verbs_api::*;
 
-// The provider that it links is linked into no other test.
+// This test has a binary of its own, because no other test may link its provider.
 #[path = "it/mock/mod.rs"]
 mod mock;
 
 use mock::MockDevice;
 
-/// A provider whose devices are those that were put in last.
+/// A provider whose devices are the last set that the test has put in.
 struct Slots {
     name: &'static str,
     devices: Mutex<Result<Vec<Arc<MockDevice>>, VerbError>>,
@@ -82,7 +82,7 @@ fn open_error(device: &Device) -> VerbError {
 
 // covers 1.16
 #[test]
-fn devices_come_and_go_and_those_that_stay_go_on() {
+fn a_refresh_adds_and_removes_devices_and_keeps_the_rest() {
     let (a, b, c) = (device("a"), device("b"), device("c"));
     let slots = Slots::of("slots", &[&a, &b]);
     let mut registry = registry_of(&[slots]);
@@ -90,7 +90,7 @@ fn devices_come_and_go_and_those_that_stay_go_on() {
     let context = stays.open(&Requirements::new()).unwrap();
 
     slots.put(&[&c, &a]);
-    assert_eq!(names(&registry), ["a", "b"], "nobody has asked");
+    assert_eq!(names(&registry), ["a", "b"], "before any refresh");
     registry.refresh().unwrap();
     assert_eq!(names(&registry), ["a", "c"]);
     context.alloc_pd().wait().unwrap();
@@ -98,7 +98,7 @@ fn devices_come_and_go_and_those_that_stay_go_on() {
     assert_eq!(open_error(&goes), VerbError::DeviceRemoved);
     registry.open(&Requirements::new().device("c")).unwrap();
 
-    // It is back: the registry has it anew.
+    // The device is back: the registry has it again as a new one.
     slots.put(&[&a, &b]);
     registry.refresh().unwrap();
     registry.open(&Requirements::new().device("b")).unwrap();
@@ -121,7 +121,7 @@ fn another_device_of_the_same_name_takes_its_place() {
 }
 
 #[test]
-fn a_provider_that_fails_keeps_its_devices_and_holds_up_no_other() {
+fn a_failing_provider_keeps_its_devices_and_affects_no_other() {
     let (a, b, c) = (device("a"), device("b"), device("c"));
     let (first, second) = (Slots::of("first", &[&a]), Slots::of("second", &[&b]));
     let mut registry = registry_of(&[first, second]);
@@ -150,7 +150,7 @@ fn a_provider_that_fails_keeps_its_devices_and_holds_up_no_other() {
 }
 
 #[test]
-fn devices_of_a_provider_that_tells_nothing_new_stay() {
+fn devices_of_a_provider_without_refresh_stay() {
     let mut registry = Registry::new();
     let provider = mock::provider("mock", vec![mock::attributes("a")]);
     registry.add_provider(provider).unwrap();
@@ -164,7 +164,7 @@ static LINKED: Slots = Slots::empty("linked");
 link_provider!(LINKED);
 
 #[test]
-fn the_registry_of_the_process_is_refreshed_and_those_taken_before_stay() {
+fn a_refresh_of_the_process_registry_keeps_taken_ones() {
     let before = registry().unwrap();
     LINKED.put(&[&device("a")]);
     assert!(devices().unwrap().is_empty());

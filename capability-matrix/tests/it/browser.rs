@@ -29,18 +29,18 @@ fn browser() -> PathBuf {
     })
 }
 
-/// A browser, which ends with the test.
+/// A browser, which is killed at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended by itself where the test saw a page.
+        // The browser has ended by itself if the test saw a page.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What a browser sees of a page: what `look.html` tells of it.
+/// The content of a page as a browser renders it, as `look.html` reports it.
 fn seen(browser: &Path, page: &str) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -49,7 +49,7 @@ fn seen(browser: &Path, page: &str) -> Value {
     let started = Command::new(browser)
         .args([
             "--headless",
-            // It opens two files of this test, and root is given no sandbox.
+            // The browser only opens two files of this test, and has no sandbox for root.
             "--no-sandbox",
             "--disable-gpu",
             "--disable-dev-shm-usage",
@@ -80,7 +80,7 @@ fn seen(browser: &Path, page: &str) -> Value {
     serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}\n{said}"))
 }
 
-/// What a cell of a feature shows.
+/// The text of each cell of a feature.
 fn shown(matrix: &Matrix) -> Vec<(String, Vec<String>)> {
     let rows = matrix.section(Section::Features);
     rows.map(|row| {
@@ -108,7 +108,7 @@ fn list(value: &Value) -> &[Value] {
 
 #[test]
 #[ignore = "needs chromium: tests/foreign runs it"]
-fn a_browser_shows_what_was_verified() {
+fn a_browser_shows_the_verified_matrix() {
     let matrix = &*VERIFIED;
     let seen = seen(&browser(), &matrix.to_html());
     for screen in ["wide", "narrow"] {
@@ -145,7 +145,7 @@ fn a_browser_shows_what_was_verified() {
         let probes: Vec<_> = list(&evidence["probes"]).iter().map(text).collect();
         assert!(probes.contains(&"bmme.stale-key"), "{probes:?}");
     }
-    // Devices are columns, named once; where there is no room for that, each cell has its device's name.
+    // Devices are columns, named once; on a narrow screen each cell has the name of its device.
     assert_eq!(seen["wide"]["heads"], true);
     assert_eq!(seen["narrow"]["heads"], false);
     assert_eq!(text(&seen["narrow"]["label"]), "\"ib0\"");

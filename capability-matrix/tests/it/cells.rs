@@ -1,4 +1,4 @@
-//! The cells that must be verified: the checked-in table of them is what the probes find.
+//! The cells that must be verified: the checked-in table of them matches the findings of the probes.
 
 #[cfg(debug_assertions)]
 mod broken;

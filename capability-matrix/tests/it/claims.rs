@@ -1,4 +1,4 @@
-//! The matrix of made-up devices: whatever they claim and are called, every page stays whole.
+//! The matrix of invented devices: whatever their claims and names are, every page stays well formed.
 
 use capability_matrix::{Claim, Matrix, Section};
 use polyverbs::{

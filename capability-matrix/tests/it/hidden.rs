@@ -1,4 +1,4 @@
-//! Whatever a device has and does not claim, the probes find it.
+//! The probes find every capability that a device has and does not claim.
 
 use polyverbs::probe::Verdict;
 use polyverbs::{
@@ -36,14 +36,14 @@ fn claimed(device: &Device) -> Vec<FeatureInfo> {
 }
 
 #[test]
-fn what_works_and_is_not_claimed_is_a_mismatch() {
+fn an_unclaimed_feature_that_works_is_a_mismatch() {
     let mut missed = Vec::new();
     let simulated = Simulated::new();
     for device in &simulated.devices {
         for feature in claimed(device) {
             let hiding = telling(device, move |told| hide(told, &feature));
             if hiding.attributes().claims(&feature) {
-                // No gap says so: a device cannot be without it.
+                // No gap exists for this ability: a device cannot lack it.
                 continue;
             }
             let found = simulated.examined(&hiding, &feature);
@@ -62,7 +62,7 @@ fn what_works_and_is_not_claimed_is_a_mismatch() {
 }
 
 #[test]
-fn what_is_claimed_and_does_not_work_is_a_mismatch() {
+fn a_claimed_feature_that_fails_is_a_mismatch() {
     let simulated = Simulated::new();
     for device in &simulated.devices {
         let told = device.attributes();

@@ -1,4 +1,4 @@
-//! Devices say when the probes have nothing to wait for.
+//! A device is idle only if nothing can happen for which the probes would have to wait.
 
 use polyverbs::wr;
 
@@ -10,7 +10,7 @@ fn a_device_is_idle_unless_it_tries_a_message_again() {
     let device = &simulated.devices[0];
     let rig = simulated.rig(device, &[]).unwrap();
     let pair = rig.rc().unwrap();
-    // Memory that another test has given up may still wait for a thread that reads it: no device is idle meanwhile.
+    // Memory that another test has released may still wait for a thread that reads it: no device is idle meanwhile.
     rig.until("the end of what others do", || device.ops().is_idle())
         .unwrap();
     // The responder has no receive, so the requester sends the message again later.

@@ -1,5 +1,5 @@
-//! What the matrix finds about the default devices, about devices that break a rule or are not what they say, and how every
-//! page shows it. All of it runs in virtual time.
+//! The verdicts of the matrix on the default devices, and on devices that break a rule or whose attributes are false, and
+//! their display on every page. Everything runs in virtual time.
 
 mod browser;
 mod cells;
@@ -73,7 +73,7 @@ impl Simulated {
         Matrix::verified_with(&self.devices, &linked, rig, &mut |_| ())
     }
 
-    /// What the probes say of one feature of a device in this simulation.
+    /// The verdict of the probes on one feature of a device in this simulation.
     fn examined(&self, device: &Device, feature: &FeatureInfo) -> Verified {
         let linked = Extensions::linked().unwrap();
         let of_extensions = linked

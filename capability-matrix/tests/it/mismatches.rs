@@ -60,7 +60,7 @@ fn in_markdown_it_has_a_list() {
 }
 
 #[test]
-fn in_json_every_probe_tells_what_it_found() {
+fn json_has_the_evidence_of_every_probe() {
     let page = OF_LIARS.to_json();
     let cell = |feature: &str, device: &str| -> Value {
         let rows = page["rows"].as_array().unwrap();
@@ -93,7 +93,7 @@ fn in_json_every_probe_tells_what_it_found() {
 }
 
 #[test]
-fn in_html_it_is_an_alert_before_all_else() {
+fn html_shows_a_mismatch_first() {
     let page = OF_LIARS.to_html();
     let alert = page.find("role=\"alert\"").expect("an alert");
     assert!(alert < page.find("<article").unwrap());

@@ -1,4 +1,4 @@
-//! The table of `docs/capability-matrix.md` is what the probes find.
+//! The table of `docs/capability-matrix.md` matches the findings of the probes.
 //!
 //! Run with `POLYVERBS_WRITE_TABLE=1` to write it again.
 
@@ -12,7 +12,7 @@ const BEGIN: &str = "<!-- matrix: begin -->\n";
 const END: &str = "<!-- matrix: end -->";
 
 #[test]
-fn the_table_of_the_page_is_what_the_probes_find() {
+fn the_table_of_the_page_matches_the_probes() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/capability-matrix.md");
     let page = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = page

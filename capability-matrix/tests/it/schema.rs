@@ -1,4 +1,4 @@
-//! The JSON is what its schema says, and all that is in it stands there.
+//! The JSON fits its schema, and the schema describes every member.
 
 use capability_matrix::Matrix;
 use serde_json::Value;
@@ -7,14 +7,14 @@ use crate::{OF_LIARS, VERIFIED};
 
 const SCHEMA: &str = include_str!("../../../docs/capability-matrix.schema.json");
 
-// What is new must be described: for this test nothing else may be there.
+// Forbids members that the schema does not describe: every new member must be described.
 fn closed(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
             if object.contains_key("properties") && !object.contains_key("additionalProperties") {
                 object.insert("additionalProperties".into(), false.into());
             }
-            // A condition says nothing of what else there is.
+            // A condition does not restrict the other members.
             let others = object.iter_mut().filter(|(key, _)| *key != "if");
             others.for_each(|(_, value)| closed(value));
         }
@@ -39,14 +39,14 @@ fn fits(page: &Value) {
 }
 
 #[test]
-fn what_is_claimed_fits_the_schema() {
+fn claims_fit_the_schema() {
     let devices = polyverbs::devices().unwrap();
     fits(&Matrix::of(&devices).unwrap().to_json());
     fits(&Matrix::of(&[]).unwrap().to_json());
 }
 
 #[test]
-fn what_is_verified_fits_the_schema() {
+fn verified_cells_fit_the_schema() {
     fits(&VERIFIED.to_json());
     fits(&OF_LIARS.to_json());
 }

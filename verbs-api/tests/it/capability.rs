@@ -1,4 +1,4 @@
-//! What is granted, what is refused, and how that is said; the registry.
+//! Granting and refusing of features, the errors of refusals, and the registry.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ fn each_member_of_bmme_is_refused_without_it() {
     let unsupported = context.extension::<Bmme>().unwrap_err();
     assert_eq!(unsupported.missing, ["BMME"]);
     assert_eq!(mock.live("qp"), 0);
-    // With the bit, a handle; and on InfiniBand no read-with-invalidate.
+    // With the bit there is a handle; on InfiniBand it has no read-with-invalidate.
     let (_mock, context) = mock::open();
     let bmme = context.extension::<Bmme>().unwrap();
     assert!(!bmme.operations().contains(Operations::READ_WITH_INV));
@@ -184,7 +184,7 @@ fn a_verb_that_the_provider_lacks_is_unsupported() {
 
 // covers 1.12 1.13 1.14 1.15
 #[test]
-fn limits_are_named_with_what_was_wanted_and_what_is_offered() {
+fn a_short_limit_is_named_with_wanted_and_offered_value() {
     let (_mock, _, context) = mock::open_with(mock::iwarp("iwarp0"));
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(64).wait().unwrap();
@@ -238,7 +238,7 @@ fn receive_limits_are_ignored_with_a_shared_receive_queue() {
 }
 
 #[test]
-fn a_verb_behind_a_gap_is_refused_by_its_name() {
+fn a_verb_that_a_gap_excludes_is_refused_by_its_name() {
     let all = BaselineGaps::NO_REREG_MR | BaselineGaps::NO_RESIZE_CQ | BaselineGaps::NO_RC;
     let mut attributes = mock::attributes("mock0");
     attributes.gaps |= all;

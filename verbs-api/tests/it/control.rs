@@ -1,4 +1,4 @@
-//! Control verbs: started, waited for, awaited, dropped; and from handlers.
+//! Control verbs: started, waited for, awaited, dropped, and started in handlers.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,7 +17,7 @@ use crate::mock;
 
 // covers 5.01
 #[test]
-fn a_thousand_creates_are_started_without_blocking_and_each_completes_once() {
+fn a_thousand_started_creates_complete_once_each() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(64).wait().unwrap();
@@ -38,7 +38,7 @@ fn a_thousand_creates_are_started_without_blocking_and_each_completes_once() {
 
 // covers 5.01
 #[test]
-fn what_fails_at_once_does_not_complete_later() {
+fn a_verb_that_fails_at_once_does_not_complete_later() {
     let (mock, context) = mock::open();
     mock.delay();
     let refused = context.create_cq(0);
@@ -144,7 +144,7 @@ fn dropping_a_started_verb_neither_cancels_nor_leaks() {
     let before = context.alloc_pd();
     drop(before);
     assert_eq!(mock.waiting(), 1);
-    mock.run(); // made, and nobody wants it
+    mock.run(); // the domain is made after its verb was dropped
     assert_eq!((mock.live("pd"), mock.waiting()), (1, 1));
     mock.run();
     let after = context.alloc_pd();
@@ -158,7 +158,7 @@ fn dropping_a_started_verb_neither_cancels_nor_leaks() {
 
 // covers 5.15
 #[test]
-fn removal_ends_every_outstanding_verb_and_refuses_later_ones() {
+fn removal_ends_outstanding_verbs_and_refuses_later_ones() {
     let (mock, context) = mock::open();
     let (pd, cq, a, b) = mock::pair(&context);
     let id = a.id();
@@ -211,7 +211,7 @@ fn removal_ends_every_outstanding_verb_and_refuses_later_ones() {
 
 // covers 5.15
 #[test]
-fn events_end_behind_the_removal_for_who_asks_during_it_too() {
+fn the_removal_is_the_last_event_for_concurrent_waiters_too() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     mock.delay();

@@ -1,4 +1,4 @@
-//! Errors of control verbs: what they say, and of which kind they are.
+//! Errors of control verbs: their texts and their kinds.
 
 use std::io;
 
@@ -11,7 +11,7 @@ fn an_error_of_the_system_has_its_text_its_number_and_a_kind() {
     let error = VerbError::os("eventfd", io::Error::from_raw_os_error(24));
     let text = "eventfd: Too many open files (os error 24)";
     assert_eq!(error.to_string(), text);
-    // ENOENT, EIO, ENOMEM, EBUSY, ENODEV, EINVAL, EMFILE, ENOSPC, ENOSYS, EOPNOTSUPP.
+    // The numbers are ENOENT, EIO, ENOMEM, EBUSY, ENODEV, EINVAL, EMFILE, ENOSPC, ENOSYS, EOPNOTSUPP.
     for (errno, kind) in [
         (2, ErrorKind::NotFound),
         (5, ErrorKind::DeviceRemoved),
@@ -39,7 +39,7 @@ fn an_error_of_the_system_has_its_text_its_number_and_a_kind() {
 }
 
 #[test]
-fn a_wrong_argument_has_its_name_and_what_would_be_right() {
+fn a_wrong_argument_is_named_with_the_right_value() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
@@ -66,7 +66,7 @@ fn a_wrong_argument_has_its_name_and_what_would_be_right() {
 
 // covers 2.13
 #[test]
-fn an_object_may_be_in_use_by_what_its_device_cannot_name() {
+fn a_busy_object_may_have_unnamed_holders() {
     let error = VerbError::Busy(Vec::new());
     let text = "in use by objects that the device does not name";
     assert_eq!(

@@ -30,13 +30,13 @@ fn readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {
 
 // covers 5.23
 #[test]
-fn affiliated_events_go_to_the_owner_and_others_to_every_context() {
+fn only_unaffiliated_events_go_to_every_context() {
     let (mock, device, first) = mock::open_with(mock::attributes("mock0"));
     let second = device.open(&Requirements::new()).unwrap();
     let (_, _, qp, _) = mock::pair(&first);
     let subject = EventSubject::Object(qp.id());
     mock.event(0, EventType::CommEst, subject);
-    // An identity of one context means nothing in another.
+    // An identity of one context is not valid in another.
     mock.event(1, EventType::CommEst, subject);
     mock.broadcast(EventType::PortErr, EventSubject::Port(1));
     let event = first.poll_event().unwrap();
@@ -55,7 +55,7 @@ fn affiliated_events_go_to_the_owner_and_others_to_every_context() {
 
 // covers 5.23
 #[test]
-fn an_event_goes_to_one_of_those_who_wait() {
+fn an_event_goes_to_one_waiter() {
     let (mock, context) = mock::open();
     let got = AtomicU32::new(0);
     thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn an_event_goes_to_one_of_those_who_wait() {
 
 // covers 5.11
 #[test]
-fn a_destroy_waits_for_acknowledgement_and_discards_what_was_not_fetched() {
+fn a_destroy_waits_for_acknowledgements_and_drops_the_rest() {
     let (mock, context) = mock::open();
     let (_, _, qp, other) = mock::pair(&context);
     let subject = EventSubject::Object(qp.id());
@@ -112,7 +112,7 @@ fn a_destroy_waits_for_acknowledgement_and_discards_what_was_not_fetched() {
 
 // covers 5.12
 #[test]
-fn a_handler_may_destroy_the_object_of_its_event_and_it_ends_once_afterwards() {
+fn a_handler_may_destroy_the_object_of_its_event() {
     let (mock, context) = mock::open();
     let (_, _, qp, _) = mock::pair(&context);
     let id = qp.id();
@@ -220,7 +220,7 @@ fn no_wake_up_is_lost_between_arming_and_polling() {
 }
 
 #[test]
-fn a_handler_is_told_of_completions_and_may_do_everything() {
+fn a_completion_handler_may_start_every_verb() {
     let (_mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -233,7 +233,7 @@ fn a_handler_is_told_of_completions_and_may_do_everything() {
             for done in cq.poll(&mut slots).unwrap() {
                 inner.lock().unwrap().push(done.wr_id);
                 if done.wr_id < 1000 {
-                    // Completes here and now: the notice must not recurse.
+                    // The request completes within the post: the notification must not recurse.
                     cq.arm(Notify::Next).unwrap();
                     poster
                         .post_receive(ReceiveRequest::new(done.wr_id + 1, ()))
@@ -265,7 +265,7 @@ fn the_queue_descriptor_is_readable_from_notice_to_arming() {
 
 // covers 1.09
 #[test]
-fn queries_and_arming_tell_of_a_device_that_refuses() {
+fn queries_and_arming_report_the_refusal_of_a_device() {
     let (mock, context) = mock::open();
     let (pd, cq, a, _b) = mock::pair(&context);
     let srq = pd.create_srq(SrqOptions::new(8)).wait().unwrap();
@@ -275,7 +275,7 @@ fn queries_and_arming_tell_of_a_device_that_refuses() {
     assert_eq!(a.query().unwrap().state, QpState::Rts);
     mock.fail_next("query_srq");
     assert_eq!(srq.query().unwrap_err(), refused);
-    // The limit is compared with the size that the device tells.
+    // The limit is compared with the size that the device reports.
     mock.fail_next("query_srq");
     assert_eq!(srq.arm_limit(1).wait().unwrap_err(), refused);
     mock.fail_next("arm");
@@ -297,7 +297,7 @@ fn a_queue_is_made_with_a_vector_that_the_device_has() {
 }
 
 #[test]
-fn a_providers_own_descriptor_is_readable_until_the_queue_is_armed() {
+fn a_provider_descriptor_is_readable_until_arming() {
     let (mock, context) = mock::open();
     mock.own_descriptors.store(true, Ordering::SeqCst);
     let (_pd, cq, a, _b) = mock::pair(&context);

@@ -1,4 +1,4 @@
-//! Extensions as the registry takes them in: whole, without contradiction, and before the providers.
+//! Registration of extensions: as a whole, without contradiction, and before the providers.
 
 use std::any::Any;
 
@@ -191,7 +191,7 @@ fn an_extension_without_a_mandatory_part_is_refused() {
 // covers 1.17
 #[test]
 fn two_names_with_one_number_on_the_wire_are_both_named() {
-    // The numbers are made of the names; these two have the same.
+    // The numbers are hashes of the names; these two names have the same hash.
     assert_eq!(extension_id("costarring"), extension_id("liquid"));
     let mut extensions = Extensions::new();
     let first = plain("costarring").features(&[TELEPORT]);
@@ -242,7 +242,7 @@ fn operations_that_contradict_their_extension_are_refused() {
 
 // covers 1.17
 #[test]
-fn of_an_extension_that_is_refused_nothing_reaches_a_device() {
+fn nothing_of_a_refused_extension_reaches_a_device() {
     let mut registry = Registry::new();
     registry.add_extension(acme()).unwrap();
     let rival = leak(plain("rival").features(&[TELEPORT]));
@@ -254,14 +254,14 @@ fn of_an_extension_that_is_refused_nothing_reaches_a_device() {
     for name in ["rival", "other"] {
         assert!(registry.extensions().find(name).is_none());
     }
-    // What a provider is handed is what is registered.
+    // A provider gets exactly the registered extensions.
     let provider = mock::provider("mock", vec![mock::attributes("a")]);
     registry.add_provider(provider).unwrap();
     assert_eq!(registry.devices().count(), 1);
 }
 
 #[test]
-fn a_part_of_another_build_is_not_overlooked() {
+fn a_part_of_another_build_is_an_error() {
     let mut extensions = Extensions::new();
     let good = plain("acme")
         .features(&[TELEPORT])
@@ -278,13 +278,13 @@ fn a_part_of_another_build_is_not_overlooked() {
 }
 
 #[test]
-fn extensions_come_before_the_devices_that_are_made_with_them() {
+fn extensions_come_before_the_devices_made_with_them() {
     let mut registry = Registry::new();
     let first = acme();
     registry.add_extension(first).unwrap();
     let provider = mock::provider("mock", vec![mock::attributes("a")]);
     registry.add_provider(provider).unwrap();
-    // The very same changes nothing; another one would be missing from the devices.
+    // Adding the same extension again changes nothing; a new one would be missing from the devices.
     registry.add_extension(first).unwrap();
     let late = leak(plain("other").features(&[ELSEWHERE]));
     let error = registry.add_extension(late).unwrap_err();
@@ -327,13 +327,13 @@ fn numbers_of_an_extension_are_asked_for_like_others() {
 
 #[test]
 fn the_number_on_the_wire_is_made_of_the_name() {
-    // FNV-1a's own examples.
+    // These are the test vectors of FNV-1a.
     assert_eq!(extension_id(""), 0x811c_9dc5);
     assert_eq!(extension_id("a"), 0xe40c_292c);
     assert_eq!(extension_id("foobar"), 0xbf9c_f968);
 }
 
-/// A request is moved where it is built: an extension's is no larger than the largest of the core.
+/// Requests are moved after they are built, so an extension's must be no larger than the largest of the core.
 #[test]
 fn requests_of_extensions_make_no_request_larger() {
     assert!(size_of::<wr::ExtensionRequest<'_>>() <= size_of::<wr::FastRegister<'_>>());

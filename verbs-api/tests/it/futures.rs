@@ -1,4 +1,4 @@
-//! Requests whose completions are awaited: each future gets its own, each poll of the program the program's.
+//! Requests whose completions are awaited: each future gets its own, and the program's polls get the others.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -91,7 +91,7 @@ fn a_hundred_futures_of_one_queue_are_woken_one_by_one() {
     for (task, future) in &mut tasks {
         assert!(task.poll(future).is_pending());
     }
-    // The middle first.
+    // The middle one completes first.
     let mut left: Vec<u64> = (0..100).collect();
     while !left.is_empty() {
         let at = left.len() / 2;
@@ -122,7 +122,7 @@ fn the_task_that_polled_last_is_woken() {
 
 // covers 5.30
 #[test]
-fn a_completion_that_comes_while_the_queue_is_armed_is_seen() {
+fn a_completion_during_arming_is_seen() {
     let (mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
     mock.hold();
@@ -130,7 +130,7 @@ fn a_completion_that_comes_while_the_queue_is_armed_is_seen() {
     let _other = qp.submit(send(2));
     assert!(task.poll(&mut future).is_pending());
     mock.complete_late();
-    // Its notice has the queue armed again.
+    // After its notification the queue is armed again.
     mock.complete(1, WcStatus::Success);
     assert_eq!((mock.held(), task.woken()), (0, 1));
 }
@@ -153,7 +153,7 @@ fn threads_that_wait_on_one_queue_each_get_their_own() {
                 is_over.fetch_add(1, Ordering::SeqCst);
             });
         }
-        // Another thread polls meanwhile: it finds nothing, and loses nothing.
+        // Another thread polls meanwhile: it gets no completion, and none is lost.
         scope.spawn(|| {
             while is_over.load(Ordering::SeqCst) < 4 {
                 assert_eq!(poll_one(&cq), None);
@@ -170,11 +170,11 @@ fn threads_that_wait_on_one_queue_each_get_their_own() {
 
 // covers 5.31
 #[test]
-fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
+fn a_dropped_future_frees_its_buffers_at_completion() {
     let (mock, context) = mock::open();
     let (pd, cq, qp, _) = mock::pair(&context);
     let pool = pd.register_buffers(2, 64).wait().unwrap();
-    // From here on nobody else waits for a notice of the queue.
+    // From here on no future or handler waits for a notification of the queue.
     qp.submit(send(0)).wait().unwrap();
     qp.post_one(send(1).signaled(1)).unwrap();
     assert_eq!(poll_one(&cq), Some(1));
@@ -183,7 +183,7 @@ fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
     unpolled();
     mock.complete(0, WcStatus::Success);
     assert_eq!(pool.available(), 2);
-    // One that was polled, and one that was not.
+    // One future was polled, and the other was not.
     let mut polled = qp.submit(wr::Send::new(pool.take().unwrap()));
     assert!(Task::new().poll(&mut polled).is_pending());
     drop(polled);
@@ -198,7 +198,7 @@ fn a_dropped_future_gives_its_buffers_back_when_its_request_completes() {
 
 // covers 5.30
 #[test]
-fn plain_completions_come_in_order_and_wake_who_waits_for_them() {
+fn plain_completions_come_in_order_and_wake_their_waiter() {
     let (mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
     mock.hold();
@@ -215,7 +215,7 @@ fn plain_completions_come_in_order_and_wake_who_waits_for_them() {
     assert_eq!((routed.woken(), plain.woken()), (0, 1));
     mock.complete(1, WcStatus::Success);
     mock.complete(1, WcStatus::Success);
-    // One notice for each time that it was armed.
+    // There is one notification for each arming.
     assert_eq!((routed.woken(), plain.woken()), (0, 0));
     assert_eq!(poll_one(&cq), Some(10));
     assert!(matches!(plain.poll(&mut next), Poll::Ready(Ok(done)) if done.wr_id == 11));
@@ -262,7 +262,7 @@ fn a_handler_that_panics_holds_up_no_future() {
     qp.submit(send(0)).wait().unwrap();
     qp.post_one(send(1).signaled(1)).unwrap();
     assert_eq!(poll_one(&cq), Some(1));
-    // Nobody waits: it is found by the next look, which is that of arming.
+    // No task waits: the completion is found by the next poll, which is that of arming.
     qp.post_one(send(2).signaled(2)).unwrap();
     cq.on_completion(|_| panic!("a fault of the program's"));
     let arm = AssertUnwindSafe(|| cq.arm(Notify::Next));
@@ -272,7 +272,7 @@ fn a_handler_that_panics_holds_up_no_future() {
 
 // covers 5.32
 #[test]
-fn a_failed_request_is_an_error_that_says_which_and_why() {
+fn a_failed_request_is_an_error_with_its_id_and_status() {
     let (mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
     mock.hold();
@@ -289,7 +289,7 @@ fn a_failed_request_is_an_error_that_says_which_and_why() {
 
 // covers 5.32
 #[test]
-fn a_refused_request_is_an_error_of_its_future_and_keeps_nothing() {
+fn a_refused_request_fails_its_future_and_keeps_nothing() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(16).wait().unwrap();
@@ -331,7 +331,7 @@ fn an_overrun_ends_every_future_and_wakes_it() {
 
 // covers 5.32
 #[test]
-fn completions_that_nobody_polls_overrun_the_queue_beside_futures_too() {
+fn unpolled_completions_overrun_a_queue_with_futures_too() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(4).wait().unwrap();
@@ -344,7 +344,7 @@ fn completions_that_nobody_polls_overrun_the_queue_beside_futures_too() {
     }
     assert_eq!(a.submit(send(5)).wait().unwrap().wr_id, 5);
     a.post_one(send(6).signaled(6)).unwrap();
-    // It has completed, behind the one that was lost.
+    // The request has completed, after the one that was lost.
     assert_eq!(a.submit(send(7)).wait().unwrap().wr_id, 7);
     let polled: Vec<_> = (0..4).map(|_| poll_one(&cq).unwrap()).collect();
     assert_eq!(polled, [1, 2, 3, 4]);
@@ -365,7 +365,7 @@ fn a_removed_device_ends_every_future_and_wakes_it() {
     assert_eq!(task.woken(), 1);
     let removed = SubmitError::Verb(VerbError::DeviceRemoved);
     assert!(matches!(task.poll(&mut lost), Poll::Ready(Err(error)) if error == removed));
-    // What has completed is still to be had.
+    // Completions that had arrived can still be fetched.
     assert!(matches!(task.poll(&mut done), Poll::Ready(Ok(done)) if done.wr_id == 1));
     let refused = SubmitError::Refused(PostReason::DeviceRemoved.into());
     assert_eq!(qp.submit(send(3)).wait().unwrap_err(), refused);
@@ -373,7 +373,7 @@ fn a_removed_device_ends_every_future_and_wakes_it() {
 
 // covers 5.32
 #[test]
-fn a_reset_and_a_destruction_of_the_queue_pair_end_its_futures_alone() {
+fn a_reset_or_destroy_of_a_queue_pair_ends_its_futures_alone() {
     let (mock, context) = mock::open();
     let (_pd, cq, a, b) = mock::pair(&context);
     mock.hold();
@@ -392,7 +392,7 @@ fn a_reset_and_a_destruction_of_the_queue_pair_end_its_futures_alone() {
     assert_eq!(of_b.woken(), 0);
     b.clone().destroy().wait().unwrap();
     end(&of_b, &mut received);
-    // What comes late all the same is nobody's, also where the slot has another request.
+    // A late completion belongs to no future, even if its slot has another request.
     let mut again = a.receive(ReceiveRequest::new(3, mock::sge(0, 8, 1)));
     mock.complete(0, WcStatus::Success);
     assert!(of_a.poll(&mut again).is_pending());
@@ -443,7 +443,7 @@ fn a_wait_with_a_limit_may_be_repeated() {
 
 // covers 5.33
 #[test]
-fn a_batch_is_what_is_there_and_at_least_one() {
+fn a_batch_has_all_pending_completions_and_at_least_one() {
     let (mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
     let mut slots: [Completion; 4] = Default::default();
@@ -494,7 +494,7 @@ fn completions_and_events_are_streams_that_end_with_the_device() {
 }
 
 #[test]
-fn who_waits_for_a_queue_learns_that_it_was_destroyed() {
+fn a_waiter_learns_that_its_queue_was_destroyed() {
     let (_mock, context) = mock::open();
     let cq = context.create_cq(16).wait().unwrap();
     let waiting = cq.clone();
@@ -513,12 +513,12 @@ fn who_waits_for_a_queue_learns_that_it_was_destroyed() {
 enum Step {
     Post,
     Submit,
-    // Of a future that there is.
+    // The index of an existing future.
     Poll(usize),
     Cancel(usize),
     PollQueue,
     Arm,
-    // Of a request that has not completed.
+    // The index of a request that has not completed.
     Complete(usize),
 }
 
@@ -543,7 +543,8 @@ proptest! {
         let (_pd, cq, qp, _) = mock::pair(&context);
         mock.hold();
         let mut wr_id = 0;
-        // What the device holds, what the program's polls are to see, and the futures: completed, or not.
+        // The requests that the device holds, the completions that the program's polls must return, and the futures with whether
+        // they have completed.
         let mut held: Vec<(u64, bool)> = Vec::new();
         let mut plain = std::collections::VecDeque::new();
         let mut futures: Vec<(u64, Task, Submitted)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Destroying: Busy and by whom, two at once, in flight, deferred; identities.
+//! Destroying objects: Busy with its holders, two destroys at once, requests in flight, deferred destruction; identities.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -150,7 +150,7 @@ fn multicast_attachments_hold_a_queue_pair() {
 
 // covers 2.13 5.07
 #[test]
-fn a_region_with_a_bound_window_is_handed_back() {
+fn a_busy_region_with_a_bound_window_is_returned() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let memory = Memory::zeroed(4096).unwrap();
@@ -166,7 +166,7 @@ fn a_region_with_a_bound_window_is_handed_back() {
     assert_eq!(refused.to_string(), message);
     drop(refused);
     assert_eq!(context.find_mr(mr.id()).unwrap().lkey(), mr.lkey());
-    // Dropped instead: the deregistration is made up for when the window is gone.
+    // The region is dropped instead: it is deregistered when the window is gone.
     drop(mr);
     assert_eq!(mock.live("mr"), 1);
     mw.destroy().wait().unwrap();
@@ -396,7 +396,7 @@ fn the_region_of_private_buffers_cannot_be_found_and_opened() {
     drop(pool);
 }
 
-// Two handles of one object, and one of another.
+// Compares two handles of one object, and one of another.
 fn are_equal_by_object<H: Clone + Eq + Hash + std::fmt::Debug>(one: H, other: H) {
     let again = one.clone();
     assert_eq!(one, again);

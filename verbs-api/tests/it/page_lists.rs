@@ -1,4 +1,4 @@
-//! Lists of any ranges, the empty ones among them, against what a byte-by-byte reading of the documentation gives.
+//! Lists of any ranges, the empty ones among them, against a byte-by-byte model of the documentation.
 
 use proptest::prelude::*;
 use verbs_api::memory::MemoryRange;
@@ -7,12 +7,12 @@ use verbs_api::{Memory, PageList};
 /// Bytes of each memory that ranges are taken from.
 const SIZE: usize = 160;
 
-/// A range as it is drawn: of which memory, from where, how many bytes. Edges fall on small page boundaries in half of
-/// the cases, so that legal lists are longer than one element.
+/// A generated range: its memory, its start, and its length. Half of the ends are on small page boundaries, so that
+/// legal lists are longer than one element.
 #[derive(Clone, Copy, Debug)]
 struct Drawn {
     memory: usize,
-    // None: where the one before ended.
+    // `None` means the end of the previous range.
     offset: Option<usize>,
     length: usize,
 }
@@ -60,11 +60,11 @@ fn bytes_of(ranges: &[MemoryRange]) -> Vec<u64> {
     ranges.iter().flat_map(bytes).collect()
 }
 
-/// The address of each byte, by the stretches that `locate` answers.
+/// The address of each byte, by the ranges that `locate` returns.
 fn walk(list: &PageList) -> Vec<u64> {
     let mut found = Vec::new();
     while let Some((address, length)) = list.locate(found.len() as u64) {
-        assert!(length > 0, "a stretch without a byte");
+        assert!(length > 0, "a range without a byte");
         found.extend((0..length).map(|at| address + at));
         assert!(found.len() as u64 <= list.len(), "past the end");
     }
@@ -102,7 +102,7 @@ fn legal(elements: &[MemoryRange], page: u64) -> (Vec<u64>, usize) {
     (found, elements.len())
 }
 
-/// The first of `bytes` that lie on so many pages.
+/// The longest prefix of `bytes` that is on so many pages.
 fn on_pages(bytes: &[u64], page: u64, max_pages: u32) -> &[u64] {
     let mut pages = 0;
     let fits = |index: usize| {

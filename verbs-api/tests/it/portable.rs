@@ -1,4 +1,4 @@
-//! Portable operations: the plan is what is posted.
+//! Portable operations: the posted requests are those of the plan.
 
 use verbs_api::capability::BaselineGaps;
 use verbs_api::provider::Operation as _;
@@ -27,7 +27,7 @@ fn sink(pd: &Pd) -> Sink {
 }
 
 #[test]
-fn read_and_invalidate_is_one_request_on_iwarp_and_two_on_infiniband() {
+fn read_and_invalidate_takes_1_request_on_iwarp_2_on_ib() {
     let mut plans = Vec::new();
     for attributes in [mock::iwarp("a"), mock::attributes("b")] {
         let (mock, _, context) = mock::open_with(attributes);
@@ -67,7 +67,7 @@ fn read_and_invalidate_is_one_request_on_iwarp_and_two_on_infiniband() {
 }
 
 #[test]
-fn an_operation_without_any_form_names_what_is_missing() {
+fn an_operation_without_any_form_names_the_missing_features() {
     let operation = ReadAndInvalidate::new(RemoteAddress::default(), &Sink::default());
     let missing = Features::BMME | Features::LOCAL_INVALIDATE_FENCE;
     assert_eq!(
@@ -77,7 +77,7 @@ fn an_operation_without_any_form_names_what_is_missing() {
 }
 
 #[test]
-fn access_is_opened_by_the_best_means_and_its_plan_is_what_is_posted() {
+fn access_is_opened_by_the_best_means_as_planned() {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let windows = Features::all() - Features::BMME - Features::WINDOW_2A;
     for (features, allow_plain, means) in [
@@ -125,7 +125,7 @@ fn access_is_opened_by_the_best_means_and_its_plan_is_what_is_posted() {
     assert!(RegisterForRemoteAccess::outline(Features::empty(), false).is_err());
 }
 
-/// What is posted for a read into a prepared sink on a device with these features and gaps.
+/// The operations that are posted for a read into a prepared sink on a device with these features and gaps.
 fn sunk(
     features: Features,
     gaps: BaselineGaps,
@@ -154,7 +154,10 @@ fn sunk(
         .unwrap();
     a.post_portable(read).unwrap();
     let steps = posted(&mock);
-    assert!(steps.ends_with(&plan.steps), "the plan is what is posted");
+    assert!(
+        steps.ends_with(&plan.steps),
+        "the posted requests are those of the plan"
+    );
     let mut slots: [Completion; 4] = Default::default();
     assert_eq!(cq.poll(&mut slots).unwrap().len(), 1, "one completion");
     sink.revoke().wait()?;
@@ -163,16 +166,16 @@ fn sunk(
 }
 
 #[test]
-fn a_sink_is_registered_for_each_read_where_there_are_keys_for_that_and_a_region_elsewhere() {
+fn a_sink_is_registered_per_read_if_keys_allow_it() {
     use Operations as Op;
     let fenced = Features::BMME | Features::LOCAL_INVALIDATE_FENCE;
     let none = BaselineGaps::empty();
     let three = vec![Op::FAST_REGISTER, Op::READ, Op::LOCAL_INV];
     assert_eq!(sunk(fenced, none, false), Ok(three));
-    // Keys that no read could end are of no use here.
+    // Keys that no read can invalidate are useless here.
     assert_eq!(sunk(Features::BMME, none, false), Ok(vec![Op::READ]));
     assert_eq!(sunk(Features::empty(), none, false), Ok(vec![Op::READ]));
-    // A transport that opens sinks to peers does so only where the program has allowed it.
+    // A transport that exposes sinks to peers does so only if the program has allowed it.
     let open = BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE;
     let missing = Features::BMME;
     let refused = Err(VerbError::Unsupported { missing });

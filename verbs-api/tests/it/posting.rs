@@ -1,4 +1,4 @@
-//! Posting: what is refused, what is drained, and where the buffers are.
+//! Posting: refused requests, drained batches, and the owners of buffers.
 
 use verbs_api::provider::Operation as _;
 use verbs_api::qp::{AddressVector, QpState};
@@ -36,7 +36,7 @@ fn request<'a>(operation: Operations, pages: &'a PageList, window: &'a Mw) -> Wo
 
 // covers 3.20
 #[test]
-fn a_queue_pair_refuses_exactly_the_operations_it_was_not_made_for() {
+fn a_queue_pair_refuses_exactly_the_operations_not_granted() {
     let mut attributes = mock::attributes("mock0");
     attributes.features |= Features::READ_WITH_INVALIDATE;
     let (mock, _, context) = mock::open_with(attributes);
@@ -158,7 +158,7 @@ fn one_bad_entry_keeps_a_whole_batch_from_being_posted() {
 }
 
 #[test]
-fn a_batch_is_extended_and_gone_through_in_the_order_of_its_requests() {
+fn a_batch_keeps_the_order_of_its_requests() {
     let good = |wr_id| wr::Send::new(SGE).signaled(wr_id);
     let mut batch: Batch<'_> = (1..3).map(good).collect();
     batch.extend((3..5).map(good));
@@ -175,7 +175,7 @@ fn a_batch_is_extended_and_gone_through_in_the_order_of_its_requests() {
 
 // covers 3.22
 #[test]
-fn a_full_queue_hands_back_what_it_did_not_take() {
+fn a_full_queue_returns_the_untaken_requests() {
     let (_mock, context) = mock::open();
     let (pd, cq, qp, _) = mock::pair(&context);
     let pool = pd.register_buffers(100, 16).wait().unwrap();
@@ -207,7 +207,7 @@ fn a_full_queue_hands_back_what_it_did_not_take() {
 
 // covers 3.21
 #[test]
-fn an_error_of_posting_says_what_was_posted_and_fits_every_box() {
+fn a_post_error_counts_posted_requests_and_converts() {
     let (_mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
     let post = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -239,7 +239,7 @@ fn a_request_posted_in_place_is_kept_until_it_is_taken() {
     let pool = pd.register_buffers(4, 16).wait().unwrap();
     let buffers = || vec![pool.take().unwrap(), pool.take().unwrap()];
 
-    // Refused, and as it was.
+    // The request is refused and unchanged.
     let mut send = WorkRequest::from(wr::Send::new(pool.take().unwrap()));
     let refused = qp.post_in_place(&mut send).unwrap_err();
     assert_eq!(refused.reason, PostReason::InvalidState(QpState::Reset));
@@ -252,7 +252,7 @@ fn a_request_posted_in_place_is_kept_until_it_is_taken() {
     assert_eq!(refused.reason, too_many);
     assert_eq!((receive.data.num_sge(), pool.available()), (2, 1));
 
-    // Taken, and empty: posting it again hands nothing over a second time.
+    // The receive is posted and now empty: posting it again transfers no buffer a second time.
     receive.data = Data::from(pool.take().unwrap());
     assert_eq!(pool.available(), 2);
     qp.post_receive_in_place(&mut receive).unwrap();
@@ -281,7 +281,7 @@ fn a_refused_request_gives_its_buffers_back_to_their_pool() {
 }
 
 #[test]
-fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
+fn a_buffer_returns_with_the_completion_of_its_request() {
     let (_mock, context) = mock::open();
     let (pd, cq, qp, _) = mock::pair(&context);
     let pool = pd.register_buffers(2, 32).wait().unwrap();
@@ -297,7 +297,7 @@ fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
         texts.push(done.buffer().len());
     }
     assert_eq!(texts, [5, 32]);
-    // A slot that is filled again gives up what it held.
+    // A slot that is filled again releases the buffers that it held.
     qp.post_one(wr::Send::new(()).signaled(2)).unwrap();
     qp.post_one(wr::Send::new(()).signaled(3)).unwrap();
     assert!(
@@ -311,7 +311,7 @@ fn a_buffer_travels_with_its_request_and_returns_with_the_completion() {
 
 // covers 2.12
 #[test]
-fn inline_bytes_are_for_sends_and_writes_of_the_size_asked_for() {
+fn inline_data_is_for_sends_and_writes_of_the_granted_size() {
     let (_mock, context) = mock::open();
     let (_pd, _cq, qp, _) = mock::pair(&context);
     let bytes = [7_u8; 65];
@@ -471,7 +471,7 @@ fn objects_of_another_open_device_are_refused() {
 
 // covers 2.20
 #[test]
-fn a_key_has_a_fresh_byte_for_each_use() {
+fn a_key_has_a_new_byte_for_each_use() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let key = pd.alloc_key(8).wait().unwrap();
@@ -565,7 +565,7 @@ fn a_bind_names_live_objects_of_its_context() {
 
 // covers 2.47
 #[test]
-fn a_bind_has_the_next_keys_or_the_bytes_that_it_is_given() {
+fn a_bind_takes_the_next_key_or_the_given_byte() {
     let Windowed { mr, mw, pd, .. } = Windowed::new();
     let bind = wr::BindWindow::new(&mw, &mr, 0, 64);
     assert_eq!(

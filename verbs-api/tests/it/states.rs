@@ -14,7 +14,7 @@ use verbs_api::{
 
 use crate::mock;
 
-// Every attribute but the state, with a legal value.
+// All attributes except the state, with legal values.
 fn every() -> QpAttributes {
     QpAttributes::new()
         .en_sqd_async_notify(true)
@@ -47,7 +47,7 @@ fn check(qp_type: QpType, from: QpState, attributes: &QpAttributes) -> Result<Qp
     check_modify(qp_type, from, attributes, 16, 16, 2)
 }
 
-// What the table demands for the steps that bring a queue pair up, written down a second time.
+// The attributes that the state table requires on the way to RTS, written down independently of it.
 fn required(qp_type: QpType, from: QpState, to: QpState) -> M {
     let path = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
     match (qp_type, from, to) {
@@ -137,7 +137,7 @@ fn each_bit(qp_type: QpType, from: QpState, to: QpState, allowed: Transition) {
 
 // covers 3.10
 #[test]
-fn the_current_state_is_checked_and_allowed_only_from_states_it_can_be_wrong_about() {
+fn the_current_state_is_checked_where_it_is_allowed() {
     for from in QpState::ALL {
         for claimed in QpState::ALL {
             let attributes = QpAttributes::new().qp_state(Reset).cur_qp_state(claimed);
@@ -223,7 +223,7 @@ fn each_value_one_beyond_its_limit_is_refused() {
 
 // covers 3.01 3.03 3.04
 #[test]
-fn a_refused_modify_says_from_to_missing_forbidden_and_changes_nothing() {
+fn a_refused_modify_explains_itself_and_changes_nothing() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
@@ -242,7 +242,7 @@ fn a_refused_modify_says_from_to_missing_forbidden_and_changes_nothing() {
 }
 
 #[test]
-fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
+fn unfit_queue_pairs_are_refused_before_either_changes() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
@@ -268,7 +268,7 @@ fn queue_pairs_that_are_no_pair_are_refused_before_either_changes() {
 }
 
 #[test]
-fn a_queue_pair_in_init_goes_on_to_connect_and_has_the_rights_of_the_connection() {
+fn connecting_from_init_grants_the_rights_of_the_connection() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();
@@ -291,7 +291,7 @@ fn a_queue_pair_in_init_goes_on_to_connect_and_has_the_rights_of_the_connection(
 }
 
 #[test]
-fn a_device_that_connects_by_itself_is_told_the_peer() {
+fn a_device_that_connects_by_itself_receives_the_peer() {
     let (mock, context) = mock::open();
     mock.connects.store(true, Ordering::SeqCst);
     mock.fail_next("modify_qp");
@@ -308,7 +308,7 @@ fn a_device_that_connects_by_itself_is_told_the_peer() {
 }
 
 #[test]
-fn connecting_gives_each_type_its_masks_and_stops_at_the_first_failure() {
+fn connecting_uses_the_masks_of_the_type_until_a_failure() {
     let (mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let cq = context.create_cq(8).wait().unwrap();

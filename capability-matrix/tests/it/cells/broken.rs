@@ -1,4 +1,4 @@
-//! Devices that break one rule: the cells that rest on it become mismatches, and no others do.
+//! Devices that break one rule: the cells that depend on it become mismatches, and no others do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ fn resting(table: &Table) -> BTreeMap<&str, BTreeSet<(String, String)>> {
     resting
 }
 
-/// What the probes find where the devices break this rule. In virtual time they do everything on this thread.
+/// The matrix of devices that break this rule. In virtual time they do everything on this thread.
 fn verified_without(rule: Rule) -> Matrix {
     break_rule(Some(rule));
     let matrix = Simulated::new().verified();
@@ -80,7 +80,7 @@ fn changes(found: &Matrix, expected: &BTreeSet<(String, String)>) -> Result<(), 
         ));
     }
     if !of("not-verifiable").is_empty() {
-        return Err("cells that cannot be verified any more".into());
+        return Err("cells that can no longer be verified".into());
     }
     let page = found.to_json();
     let rows = page["rows"].as_array().expect("rows");
@@ -94,7 +94,8 @@ fn changes(found: &Matrix, expected: &BTreeSet<(String, String)>) -> Result<(), 
     }
 }
 
-// What is claimed and fails tells which probe found what, and where; what is not claimed and works, which probes passed.
+// Whether a mismatch has evidence: for a claimed feature the probe that failed and its finding, for an unclaimed one the probes
+// that passed.
 fn shows_evidence(cell: &Value) -> bool {
     let probes = cell["probes"].as_array();
     let mut probes = probes.into_iter().flatten();

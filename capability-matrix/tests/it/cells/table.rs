@@ -1,13 +1,13 @@
-//! The table, and what the probes find.
+//! The table, and the findings of the probes.
 
 use capability_matrix::Matrix;
 
-/// `capability-matrix/cells.txt`.
+/// The table of `capability-matrix/cells.txt`.
 pub(crate) struct Table {
     pub(crate) cells: Vec<Cell>,
 }
 
-/// What one device must be found to do.
+/// The verdict that one device must get on one feature.
 pub(crate) struct Cell {
     pub(crate) feature: String,
     pub(crate) device: String,

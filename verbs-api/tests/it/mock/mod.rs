@@ -1,4 +1,4 @@
-//! A provider without a transport: commands complete when the test says so, and all else is minimal.
+//! A provider without a transport: commands complete when the test says so, and everything else is minimal.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,7 @@ use verbs_api::{
 
 type Command = Box<dyn FnOnce() + Send>;
 
-/// What a test does to the device, and sees of it.
+/// The interface by which a test controls and observes the device.
 #[derive(Default)]
 pub struct Mock {
     delayed: AtomicBool,
@@ -36,7 +36,7 @@ pub struct Mock {
     live: Mutex<BTreeMap<&'static str, i64>>,
     sinks: Mutex<Vec<Arc<dyn EventSink>>>,
     numbers: AtomicU32,
-    /// What a deregistration of any region answers with Busy.
+    /// The holders that the deregistration of any region reports with Busy; none if it succeeds.
     pub bound: Mutex<Vec<Holder>>,
     /// Operations and flags in the order in which they were posted.
     pub posted: Mutex<Vec<(Operations, SendFlags, u64)>>,
@@ -48,11 +48,11 @@ pub struct Mock {
     overran: AtomicBool,
     late: AtomicBool,
     cqs: Mutex<Vec<Weak<dyn CompletionSink>>>,
-    /// The completion vectors that queues were made with.
+    /// The completion vectors of the queues that were made.
     pub comp_vectors: Mutex<Vec<u32>>,
-    /// Completion queues that are made from now on have a descriptor of their own.
+    /// Whether new completion queues have a descriptor of their own.
     pub own_descriptors: AtomicBool,
-    /// Queue pairs are not modified to connect them: the device does it.
+    /// Whether the device itself connects queue pairs, instead of by modifying them.
     pub connects: AtomicBool,
 }
 
@@ -66,12 +66,12 @@ struct Cqe {
 }
 
 impl Mock {
-    /// From now on commands wait for [`run`](Self::run).
+    /// Makes commands wait for [`run`](Self::run) from now on.
     pub fn delay(&self) {
         self.delayed.store(true, Ordering::SeqCst);
     }
 
-    /// Carries out one waiting command; answers whether there was one.
+    /// Executes one waiting command; returns whether there was one.
     pub fn run(&self) -> bool {
         let command = self.commands.lock().unwrap().pop_front();
         command.map(|command| command()).is_some()
@@ -85,12 +85,12 @@ impl Mock {
         self.commands.lock().unwrap().len()
     }
 
-    /// The next command of this name answers that the device is out of resources.
+    /// Makes the next command of this name fail because the device is out of resources.
     pub fn fail_next(&self, verb: &'static str) {
         self.fail.lock().unwrap().push(verb);
     }
 
-    /// Objects of this kind that were made and not given back.
+    /// The number of objects of this kind that were made and not destroyed.
     pub fn live(&self, kind: &'static str) -> i64 {
         self.live.lock().unwrap().get(kind).copied().unwrap_or(0)
     }
@@ -100,13 +100,13 @@ impl Mock {
         sink.event(event, subject);
     }
 
-    /// An unaffiliated event goes to every context.
+    /// Sends an unaffiliated event to every context.
     pub fn broadcast(&self, event: EventType, subject: EventSubject) {
         let sinks = self.sinks.lock().unwrap().clone();
         sinks.iter().for_each(|sink| sink.event(event, subject));
     }
 
-    /// From now on requests complete when the test says so.
+    /// Makes requests complete only when the test says so, from now on.
     pub fn hold(&self) {
         self.holds.store(true, Ordering::SeqCst);
     }
@@ -122,12 +122,13 @@ impl Mock {
         self.held.lock().unwrap().len()
     }
 
-    /// The oldest request that is held completes while a queue is armed, too late for what that answers.
+    /// The oldest held request completes while a queue is armed, too late for the result of arming to
+    /// report it.
     pub fn complete_late(&self) {
         self.late.store(true, Ordering::SeqCst);
     }
 
-    /// Every completion queue overruns.
+    /// Makes every completion queue overrun.
     pub fn overrun(&self) {
         self.overran.store(true, Ordering::SeqCst);
         let cqs = self.cqs.lock().unwrap().clone();
@@ -187,7 +188,7 @@ impl Mock {
     }
 }
 
-/// What every object of the mock has.
+/// The common part of every object of the mock.
 pub struct Part {
     mock: Arc<Mock>,
     kind: &'static str,
@@ -339,7 +340,7 @@ pub struct MockCq {
     init: CqInit,
     queue: Mutex<VecDeque<Cqe>>,
     armed: AtomicBool,
-    // A byte for each notice.
+    // Each notification is a byte in this pair of sockets.
     notices: Option<(UnixStream, UnixStream)>,
 }
 
@@ -646,7 +647,7 @@ impl QpOps for MockQp {
     }
 
     fn cap(&self) -> QpCap {
-        // A device may give more than was asked for.
+        // A device may grant more than was requested.
         QpCap {
             max_send_wr: self.init.cap.max_send_wr.next_power_of_two(),
             ..self.init.cap
@@ -738,7 +739,7 @@ pub fn provider(name: &'static str, devices: Vec<DeviceAttributes>) -> &'static 
     }))
 }
 
-/// A device with these attributes, opened for everything that it has.
+/// A device with these attributes, opened for every feature that it has.
 pub fn open_with(attributes: DeviceAttributes) -> (Arc<Mock>, Device, Context) {
     let everything = Requirements::everything_of(&attributes);
     let provider = provider("mock", vec![attributes]);
@@ -751,7 +752,7 @@ pub fn open_with(attributes: DeviceAttributes) -> (Arc<Mock>, Device, Context) {
     (mock, device, context)
 }
 
-/// An InfiniBand-like device, opened for everything that it has.
+/// An InfiniBand-like device, opened for every feature that it has.
 pub fn open() -> (Arc<Mock>, Context) {
     let (mock, _, context) = open_with(attributes("mock0"));
     (mock, context)
@@ -769,9 +770,9 @@ pub fn pair(context: &Context) -> (Pd, Cq, Qp, Qp) {
 
 pub const ALL_TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 
-/// An entry of made-up numbers: the mock opens no memory.
+/// A scatter/gather entry of invented numbers: the mock accesses no memory.
 #[allow(unsafe_code)]
 pub const fn sge(addr: u64, length: u32, lkey: u32) -> Sge {
-    // SAFETY: nothing is behind a key of the mock.
+    // SAFETY: no key of the mock refers to memory.
     unsafe { Sge::from_raw(addr, length, LKey::new(lkey)) }
 }
