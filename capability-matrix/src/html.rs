@@ -63,7 +63,7 @@ impl Matrix {
             (Verdict::Verified, "verified"),
             (Verdict::Refused, "refused"),
             (Verdict::Mismatch, "mismatching"),
-            (Verdict::NotVerifiable, "not verifiable"),
+            (Verdict::NotVerifiable, "not verifiable here"),
         ];
         let counted = verdicts.map(|(verdict, word)| {
             let count = of_device().filter(|(.., found)| found.verdict == verdict);
@@ -360,7 +360,7 @@ fn pill(section: Section, cell: &Cell) -> String {
         Verdict::Verified => format!("<span class=\"yes\">✓ verified <i>{passed}/{ran}</i></span>"),
         Verdict::Refused => "<span class=\"no\">refused</span>".into(),
         Verdict::Mismatch => format!("<span class=\"bad\">✗ mismatch <i>{passed}/{ran}</i></span>"),
-        Verdict::NotVerifiable => "<span class=\"doubt\">not verifiable</span>".into(),
+        Verdict::NotVerifiable => "<span class=\"doubt\">not verifiable here</span>".into(),
     }
 }
 

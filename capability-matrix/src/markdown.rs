@@ -20,18 +20,22 @@ impl Matrix {
                 page.push_str(&self.section_to_markdown(section));
             }
         }
-        for (index, (row, column, found)) in self.mismatches().enumerate() {
-            if index == 0 {
-                page.push_str("\n## Mismatches\n\n");
-            }
-            let because = inert(&found.because);
-            let _ = writeln!(
-                page,
-                "* `{}` of `{}`: {because}",
-                row.name, column.device.name
-            );
-        }
+        self.reasons(&mut page, "Mismatches", Verdict::Mismatch);
+        self.reasons(&mut page, "Not verifiable here", Verdict::NotVerifiable);
         page
+    }
+
+    // A heading, and why each cell with this verdict has it; nothing where there is no such cell.
+    fn reasons(&self, page: &mut String, title: &str, verdict: Verdict) {
+        let mut heading = Some(format!("\n## {title}\n\n"));
+        for (row, column, found) in self.probed() {
+            if found.verdict == verdict {
+                page.extend(heading.take());
+                let because = inert(&found.because);
+                let (feature, device) = (&row.name, &column.device.name);
+                let _ = writeln!(page, "* `{feature}` of `{device}`: {because}");
+            }
+        }
     }
 
     /// The table of one section.

@@ -179,6 +179,7 @@ fn shown(cell: &Cell) -> String {
 fn reason(found: &Verified) -> String {
     let claim = match (found.verdict, found.claimed) {
         (Verdict::Mismatch, true) => "claimed; ",
+        (Verdict::NotVerifiable, _) => "not verifiable here; ",
         _ => "",
     };
     format!("{claim}{}", found.because)

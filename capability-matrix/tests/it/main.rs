@@ -7,22 +7,24 @@ mod claims;
 mod hidden;
 mod idle;
 mod mismatches;
+mod not_here;
 mod page;
 mod schema;
 
 use std::sync::{Arc, LazyLock};
 
 use capability_matrix::Matrix;
-use emulated_ib::InfiniBand;
+use emulated_ib::{InfiniBand, header::Header};
 use emulated_iwarp::Iwarp;
 use polyverbs::probe::{Evidence, Rig, Verified, verify};
 use polyverbs::provider::{ContextOps, DeviceOps, EventSink};
 use polyverbs::{
     Device, Features, VerbError,
-    capability::{BaselineGaps, DeviceAttributes, FeatureBits, Grant},
+    capability::{BaselineGaps, DeviceAttributes, FeatureBits, Grant, PortState},
     extension::{Extensions, FeatureInfo},
 };
 use polyverbs_engine::device::{Device as Engine, DeviceOptions};
+use polyverbs_engine::link::SharedLink;
 use polyverbs_io::emulated::FIRST_ADDRESS;
 use polyverbs_sim::Simulation;
 
@@ -35,6 +37,11 @@ struct Simulated {
 impl Simulated {
     /// The default devices.
     fn new() -> Self {
+        Self::with_infiniband(None, PortState::Active)
+    }
+
+    /// The default devices, with the port of `ib0` in this state, and a link of this kind in its network.
+    fn with_infiniband(link: Option<SharedLink<Header>>, state: PortState) -> Self {
         let mut simulation = Simulation::new();
         let infiniband = InfiniBand {
             name: "ib0".into(),
@@ -44,10 +51,11 @@ impl Simulated {
         };
         let iwarp = Iwarp::new("iw0", FIRST_ADDRESS);
         let options = DeviceOptions::default;
-        let infiniband = Engine::new(infiniband, &simulation.network(None), options());
+        let infiniband = Engine::new(infiniband, &simulation.network(link), options()).unwrap();
+        infiniband.set_port_state(state);
         let iwarp = Engine::new(iwarp, &simulation.network(None), options());
         Self {
-            devices: vec![Device::of(infiniband.unwrap()), Device::of(iwarp.unwrap())],
+            devices: vec![Device::of(infiniband), Device::of(iwarp.unwrap())],
             simulation: Arc::new(simulation),
         }
     }

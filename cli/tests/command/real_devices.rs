@@ -36,17 +36,21 @@ fn liar(folder: &Path) -> PathBuf {
     liar
 }
 
-/// The mismatches of a matrix, by feature: what each rests on.
-fn mismatches(output: &Output) -> BTreeMap<String, String> {
+/// The cells of a device with this verdict, by feature: what each rests on.
+fn cells(output: &Output, device: &str, verdict: &str) -> BTreeMap<String, String> {
     let matrix: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     let rows = matrix["rows"].as_array().unwrap().iter();
     let found = rows.filter_map(|row| {
-        let cell = &row["cells"]["ib0@libibverbs"];
+        let cell = &row["cells"][device];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        (cell["verdict"] == "mismatch").then(|| (text(&row["feature"]), text(&cell["because"])))
+        (cell["verdict"] == verdict).then(|| (text(&row["feature"]), text(&cell["because"])))
     });
     found.collect()
+}
+
+fn mismatches(output: &Output) -> BTreeMap<String, String> {
+    cells(output, "ib0@libibverbs", "mismatch")
 }
 
 const VERIFY: [&str; 5] = ["matrix", "--verify", "--provider", "libibverbs", "--json"];
@@ -76,6 +80,22 @@ fn an_over_claim_and_a_hidden_feature_are_found() {
     let found = mismatches(&hidden);
     let both = ["WINDOW_2A", "WINDOW_2B"];
     assert_eq!(found.keys().collect::<Vec<_>>(), both, "{found:?}");
+}
+
+// covers 1.20
+#[test]
+fn claims_of_a_device_without_an_address_are_not_verifiable() {
+    const IW0: &str = "iw0@libibverbs";
+    // Both devices are at 127.0.0.1, where librdmacm finds the first.
+    let mut verify = Command::new(POLYVERBS);
+    verify.args(VERIFY).args(["--device", IW0]);
+    verify.env("POLYVERBS_RDMA_CORE", built_library::built());
+    let verified = verify.output().unwrap();
+    assert!(verified.status.success(), "{verified:?}");
+    assert_eq!(cells(&verified, IW0, "mismatch"), BTreeMap::new());
+    let found = cells(&verified, IW0, "not-verifiable");
+    let why = "this machine has no address that librdmacm takes for iw0";
+    assert!(found["RC"].contains(why), "{found:?}");
 }
 
 // covers 3.99

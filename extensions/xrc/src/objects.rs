@@ -276,8 +276,9 @@ pub struct XrcSrq {
 impl XrcSrq {
     fn new(srq: Srq) -> Result<Self, VerbError> {
         let Some(number) = srq.srq_num() else {
-            let what = "a shared receive queue with a number, which the device does not give it";
-            return Err(VerbError::UnsupportedHere(what.to_owned()));
+            return Err(VerbError::UnsupportedVerb(
+                "numbers of shared receive queues",
+            ));
         };
         Ok(Self { srq, number })
     }

@@ -365,7 +365,7 @@ impl Emulations {
             if !matches!(hooks.addressing, Addressing::None) {
                 if !self.addresses_receives {
                     let what = "requests that name shared receive queues of the peer";
-                    return Err(VerbError::UnsupportedHere(what.to_owned()));
+                    return Err(VerbError::UnsupportedVerb(what));
                 }
                 all.addressing = hooks.addressing;
             }

@@ -108,8 +108,8 @@ impl Shared {
         };
         let moved = change.translation.as_ref();
         if moved.is_some_and(|(memory, iova)| *iova != memory.address() as u64) {
-            let reason = "ibv_rereg_mr has no address but that of the memory";
-            return Err(VerbError::UnsupportedHere(reason.into()));
+            let what = "ibv_rereg_mr with another address than that of the memory";
+            return Err(VerbError::UnsupportedVerb(what));
         }
         self.mr.rereg(&Change {
             memory: moved.map(|(memory, _)| memory),

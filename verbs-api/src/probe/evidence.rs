@@ -3,6 +3,8 @@
 use std::fmt;
 use std::panic::Location;
 
+use rustix::io::Errno;
+
 use crate::capability::Unsupported;
 use crate::error::{ErrorKind, VerbError};
 use crate::lifecycle::DestroyError;
@@ -65,16 +67,6 @@ impl Evidence {
         Self { kind, found, at }
     }
 
-    #[track_caller]
-    fn of_error(kind: ErrorKind, error: &dyn fmt::Display) -> Self {
-        let kind = match kind {
-            ErrorKind::Unsupported => EvidenceKind::Unsupported,
-            ErrorKind::Resources => EvidenceKind::NotHere,
-            _ => EvidenceKind::Wrong,
-        };
-        Self::of(kind, error.to_string())
-    }
-
     /// What kind of thing it is.
     pub const fn kind(&self) -> EvidenceKind {
         self.kind
@@ -102,29 +94,75 @@ macro_rules! from_errors {
         $(impl From<$error> for Evidence {
             #[track_caller]
             fn from($name: $error) -> Self {
-                Self::of_error($kind, &$name)
+                Self::of($kind, $name.to_string())
             }
         })*
     };
 }
 
 from_errors! {
-    VerbError: |error| match &error {
-        // What comes with a feature is 0 where that is absent.
-        VerbError::Limit(short) if short.offered == 0 => ErrorKind::Unsupported,
-        other => other.kind(),
-    };
-    Unsupported: |error| ErrorKind::Unsupported;
-    PostReason: |error| error.kind();
-    PostError: |error| error.kind();
-    OutOfMemory: |error| ErrorKind::Resources;
-    OutOfRange: |error| ErrorKind::Internal;
+    VerbError: |error| of_verb(&error);
+    Unsupported: |error| EvidenceKind::Unsupported;
+    PostReason: |error| of_post(&error);
+    PostError: |error| of_post(&error.reason);
+    OutOfMemory: |error| EvidenceKind::NotHere;
+    OutOfRange: |error| EvidenceKind::Wrong;
 }
 
 impl<T> From<DestroyError<T>> for Evidence {
     #[track_caller]
     fn from(error: DestroyError<T>) -> Self {
-        Self::of_error(error.kind(), &error)
+        let kind = match &error {
+            DestroyError::Busy { .. } => EvidenceKind::Wrong,
+            DestroyError::Failed(error) => of_verb(error),
+        };
+        Self::of(kind, error.to_string())
+    }
+}
+
+fn of_verb(error: &VerbError) -> EvidenceKind {
+    match error {
+        // A limit that comes with a feature is 0 where the feature is absent.
+        VerbError::Limit(short) if short.offered == 0 => EvidenceKind::Unsupported,
+        VerbError::MemoryLock { .. } | VerbError::Resources(_) | VerbError::UnsupportedHere(_) => {
+            EvidenceKind::NotHere
+        }
+        VerbError::Os { errno, .. } => of_errno(*errno),
+        other => of_kind(other.kind()),
+    }
+}
+
+fn of_post(reason: &PostReason) -> EvidenceKind {
+    match reason {
+        PostReason::Os { errno } => of_errno(*errno),
+        other => of_kind(other.kind()),
+    }
+}
+
+// A device that promised room in its queues and has none is wrong, so `ErrorKind::Resources` alone says nothing about the machine.
+fn of_kind(kind: ErrorKind) -> EvidenceKind {
+    match kind {
+        ErrorKind::Unsupported => EvidenceKind::Unsupported,
+        _ => EvidenceKind::Wrong,
+    }
+}
+
+// The operating system refuses either the call itself, or an address, a peer, a permission, a descriptor or memory that the
+// machine does not have for it; the latter says nothing about the device.
+fn of_errno(errno: i32) -> EvidenceKind {
+    match Errno::from_raw_os_error(errno) {
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT => {
+            EvidenceKind::Unsupported
+        }
+        Errno::INVAL
+        | Errno::BADF
+        | Errno::FAULT
+        | Errno::BUSY
+        | Errno::EXIST
+        | Errno::IO
+        | Errno::DEADLK
+        | Errno::CANCELED => EvidenceKind::Wrong,
+        _ => EvidenceKind::NotHere,
     }
 }
 
@@ -154,4 +192,57 @@ macro_rules! __ensure_eq {
             }
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_lacks_says_nothing_about_the_device() {
+        let lacking = [
+            Errno::ADDRNOTAVAIL,
+            Errno::ADDRINUSE,
+            Errno::CONNREFUSED,
+            Errno::HOSTUNREACH,
+            Errno::NETUNREACH,
+            Errno::TIMEDOUT,
+            Errno::PERM,
+            Errno::ACCESS,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::NOBUFS,
+            Errno::NODEV,
+        ];
+        for errno in lacking {
+            let verb = Evidence::from(VerbError::os("bind", errno));
+            assert_eq!(verb.kind(), EvidenceKind::NotHere, "{verb}");
+            let errno = errno.raw_os_error();
+            let post = Evidence::from(PostReason::Os { errno });
+            assert_eq!(post.kind(), EvidenceKind::NotHere, "{post}");
+        }
+        let elsewhere = VerbError::UnsupportedHere("no address".into());
+        let memory = VerbError::MemoryLock {
+            wanted: 1 << 30,
+            limit: 1 << 16,
+        };
+        for error in [elsewhere, memory, VerbError::Resources("descriptors")] {
+            let found = Evidence::from(DestroyError::<()>::Failed(error));
+            assert_eq!(found.kind(), EvidenceKind::NotHere, "{found}");
+        }
+    }
+
+    #[test]
+    fn what_the_device_answers_is_evidence_about_it() {
+        let broken = Evidence::from(VerbError::os("ibv_modify_qp", Errno::INVAL));
+        assert_eq!(broken.kind(), EvidenceKind::Wrong);
+        let absent = Evidence::from(VerbError::os("ibv_alloc_mw", Errno::OPNOTSUPP));
+        assert_eq!(absent.kind(), EvidenceKind::Unsupported);
+        // Of its own queues a device has what it promised.
+        let full = Evidence::from(PostReason::QueueFull { max: 4 });
+        assert_eq!(full.kind(), EvidenceKind::Wrong);
+        let overrun = Evidence::from(VerbError::CqOverrun);
+        assert_eq!(overrun.kind(), EvidenceKind::Wrong);
+    }
 }

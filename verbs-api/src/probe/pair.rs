@@ -7,6 +7,7 @@ use super::{End, Evidence, Outcome, Region, Rig};
 use crate::access::Access;
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::ids::RKey;
 use crate::pd::Pd;
 use crate::qp::{ConnectOptions, Qp, QpOptions};
 use crate::qp_attributes::QpState;
@@ -168,6 +169,28 @@ impl Rig {
         self.finish(first)?;
         self.finish(second)?;
         Ok(Pair { near, far })
+    }
+
+    /// Sees that a write of no bytes, which no key refuses, gets from the near end to the far one.
+    ///
+    /// # Errors
+    /// A port carries no traffic, or no answer comes: both are of the surroundings. Otherwise the device's.
+    #[track_caller]
+    pub(super) fn ends_reach_each_other(&self) -> Outcome {
+        for end in [&self.near, &self.far] {
+            let state = end.context.query_port(1)?.state;
+            if !state.is_active() {
+                let why = format!("port 1 is {}: it carries no traffic", state.name());
+                return Err(Evidence::not_here(why));
+            }
+        }
+        let nothing = Write::new((), RemoteAddress::new(0, RKey::new(0)));
+        match self.run(&self.rc()?.near, nothing)? {
+            WcStatus::RetryExcErr => Err(Evidence::not_here(
+                "a write of no bytes gets no answer: the two ends do not reach each other",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Posts a request and answers how it ended. It is signaled, and its completion is the only one.

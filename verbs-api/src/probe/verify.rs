@@ -192,8 +192,19 @@ pub fn verify(
             Finding::of_unclaimed(probe, || rig(&beyond))
         });
     }
+    let apart = ends_apart(&findings, rig);
+    if let Some(apart) = &apart {
+        let failed = |found: &&mut Finding| found.result == ProbeResult::Failed;
+        for found in findings.iter_mut().filter(failed) {
+            *found = Finding::new(&found.probe, ProbeResult::NotRun, Some(apart.clone()));
+        }
+    }
     let (verdict, because) = if claimed {
-        conclude_claimed(&findings, why_not)
+        match apart {
+            // That something does not happen, as some probes see, says nothing then either.
+            Some(apart) => (Verdict::NotVerifiable, apart.to_string()),
+            None => conclude_claimed(&findings, why_not),
+        }
     } else {
         match refusal_of(device, feature) {
             Err(evidence) => (Verdict::Mismatch, evidence.to_string()),
@@ -206,6 +217,18 @@ pub fn verify(
         findings,
         because,
     }
+}
+
+/// Where a probe failed: why the two ends do not reach each other, if they do not. Then a rule that seems broken is no evidence
+/// against the device.
+fn ends_apart(
+    findings: &[Finding],
+    rig: &dyn Fn(&[FeatureBits]) -> Result<Rig, Evidence>,
+) -> Option<Evidence> {
+    let mut results = findings.iter().map(|found| found.result);
+    results.find(|&result| result == ProbeResult::Failed)?;
+    let found = rig(&[]).and_then(|rig| rig.ends_reach_each_other()).err()?;
+    (found.kind() == EvidenceKind::NotHere).then_some(found)
 }
 
 /// Why probes were not run.
@@ -233,8 +256,8 @@ fn conclude_claimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) 
     (Verdict::NotVerifiable, why)
 }
 
-// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused. Where a probe takes
-// something else that the device does not claim, its refusal may be of that.
+// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused, or none have been kept
+// from running. Where a probe takes something else that the device does not claim, its refusal may be of that.
 fn conclude_unclaimed(
     device: &DeviceAttributes,
     findings: &[Finding],
@@ -252,7 +275,8 @@ fn conclude_unclaimed(
     if let Some(found) = findings.iter().find(is_of_the_feature) {
         return (Verdict::Refused, found.says());
     }
-    if first(ProbeResult::Passed).is_some() {
+    let not_run = first(ProbeResult::NotRun).map(Finding::says);
+    if first(ProbeResult::Passed).is_some() && not_run.is_none() {
         let passed = findings.iter().filter(|found| found.passed()).count();
         let why = match passed {
             1 => "not claimed, and its probe passes".to_owned(),
@@ -266,9 +290,11 @@ fn conclude_unclaimed(
     if let Some(other) = why_not.instead {
         return (Verdict::Refused, format!("the device has {other} instead"));
     }
-    let skipped = findings.first().map(Finding::says).or(why_not.otherwise);
-    let why = skipped.unwrap_or_else(|| "no probe".into());
-    (Verdict::NotVerifiable, why)
+    let why = not_run.or(why_not.otherwise);
+    (
+        Verdict::NotVerifiable,
+        why.unwrap_or_else(|| "no probe".into()),
+    )
 }
 
 /// A feature that is not claimed is refused by name to whoever needs it.
