@@ -795,10 +795,13 @@ const fn status_of(why: Refusal) -> u8 {
     }
 }
 
+// The statuses that REJ has reasons for mean what those mean.
 const fn refusal_of(status: u8) -> Refusal {
     match status {
         sidr_status::UNSUPPORTED => Refusal::NoListener,
         sidr_status::NO_QUEUE_PAIR => Refusal::BacklogFull,
+        sidr_status::REDIRECT => Refusal::Manager(cm::reason::PORT_AND_CM_REDIRECT),
+        sidr_status::VERSION => Refusal::Manager(cm::reason::INVALID_CLASS_VERSION),
         _ => Refusal::Program,
     }
 }
@@ -809,6 +812,8 @@ mod sidr_status {
     pub(super) const UNSUPPORTED: u8 = 1;
     pub(super) const REJECTED: u8 = 2;
     pub(super) const NO_QUEUE_PAIR: u8 = 3;
+    pub(super) const REDIRECT: u8 = 4;
+    pub(super) const VERSION: u8 = 5;
 }
 
 /// Requests that the manager keeps for each that the program has room for. One source may have half of them, and besides those

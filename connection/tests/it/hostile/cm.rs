@@ -14,13 +14,15 @@ use polyverbs_connection::{ConnectError, Connector, ib};
 use polyverbs_wire::layout::{Header, Octets};
 use polyverbs_wire::mad;
 use polyverbs_wire::mad::cm::{
-    Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrReq, decode, header_of, reason,
+    Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq, decode, header_of, reason,
 };
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbs_api::ids::Gid;
-use verbs_api::provider::backend::{Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token};
+use verbs_api::provider::backend::{
+    Answer, AnswerSink, Backend, CmEvent, ListenSink, Offer, Refusal, Sink, Token,
+};
 use verbs_api::provider::carrier::{ManagementPort, ManagementSink};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -175,6 +177,15 @@ struct Recorder(Mutex<Vec<CmEvent>>);
 impl Recorder {
     fn events(&self) -> Vec<CmEvent> {
         std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+#[derive(Default)]
+struct Answers(Mutex<Vec<Result<Answer, ConnectError>>>);
+
+impl AnswerSink for Answers {
+    fn answered(&self, answer: Result<Answer, ConnectError>) {
+        self.0.lock().unwrap().push(answer);
     }
 }
 
@@ -576,6 +587,46 @@ fn sidr_requests_to_a_connection_listener_are_refused() {
     }
     lab.hear(peer(3), req(1));
     assert_eq!(heard.asked.lock().unwrap().len(), 1);
+}
+
+// covers 7.18
+#[test]
+fn each_status_of_a_sidr_reply_says_why_there_is_no_queue_pair() {
+    let lab = Lab::new();
+    let reasons = [
+        (1, Refusal::NoListener),
+        (2, Refusal::Program),
+        (3, Refusal::BacklogFull),
+        (4, Refusal::Manager(reason::PORT_AND_CM_REDIRECT)),
+        (5, Refusal::Manager(reason::INVALID_CLASS_VERSION)),
+    ];
+    for (status, reason) in reasons {
+        let answers = Arc::new(Answers::default());
+        let sink = Arc::clone(&answers) as Arc<dyn AnswerSink>;
+        let to = SocketAddr::new(peer(2), PORT);
+        lab.agent.resolve(to, Vec::new(), sink).unwrap();
+        let [(_, Message::SidrReq(asked))] = lab.sent()[..] else {
+            panic!("no question left");
+        };
+        let reply = SidrRep {
+            request_id: asked.request_id,
+            service_id: asked.service_id,
+            status,
+            private_data: Octets::padded(b"why").unwrap(),
+            ..SidrRep::default()
+        };
+        lab.hear(peer(2), reply);
+        let found = answers.0.lock().unwrap().pop();
+        let Some(Err(ConnectError::Refused {
+            reason: found,
+            private_data,
+        })) = found
+        else {
+            panic!("status {status}: {found:?}");
+        };
+        assert_eq!(found, reason, "status {status}");
+        assert!(private_data.starts_with(b"why"));
+    }
 }
 
 // covers 7.05
