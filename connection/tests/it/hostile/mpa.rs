@@ -40,7 +40,7 @@ impl Target {
         Self::with(address, |_| {})
     }
 
-    fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
+    pub(crate) fn with(address: &str, change: impl FnOnce(&mut WireOptions)) -> Self {
         let address = SocketAddr::new(address.parse().unwrap(), 0);
         let driver = |at| Iwarp::new(format!("iw at {address}"), at);
         let mut options = WireOptions::new(address);

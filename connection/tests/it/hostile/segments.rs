@@ -8,7 +8,7 @@ use polyverbs::{
     wr::{self, ReceiveRequest},
 };
 use polyverbs_connection::{Connection, ConnectionOptions};
-use polyverbs_wire::iwarp::start::{Kind, Start};
+use polyverbs_wire::iwarp::start::{self, Kind, Start};
 use polyverbs_wire::iwarp::{
     Body, Direction, Framing, Opcode, SegmentHeader, Tagged, Untagged, ddp, rdmap, terminate,
 };
@@ -26,6 +26,7 @@ struct Bare<'t> {
     target: &'t Target,
     stream: TcpStream,
     sender: Direction,
+    receiver: Direction,
     qp: Qp,
     _mr: Mr,
     _connection: Connection,
@@ -34,9 +35,15 @@ struct Bare<'t> {
 impl<'t> Bare<'t> {
     /// Connects with revision 1: only checksums are negotiated, and the peer has not sent a frame yet.
     fn new(target: &'t Target) -> Self {
+        Self::with_markers(target, false)
+    }
+
+    /// A peer that asks for markers in what it receives, or for none; in what it sends they are where the device asks for them.
+    fn with_markers(target: &'t Target, asks: bool) -> Self {
         let mut bytes = [0; 64];
         let mut start = Start::new(Kind::Request, None, b"").unwrap();
         start.header.crc = true;
+        start.header.markers = asks;
         let len = start.encode(&mut bytes).unwrap();
         let mut stream = target.stream();
         stream.write_all(&bytes[..len]).unwrap();
@@ -45,6 +52,8 @@ impl<'t> Bare<'t> {
         let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
         let connection = accepted.wait().unwrap();
         stream.read_exact(&mut bytes[..20]).unwrap();
+        let (reply, _) = start::decode(&bytes[..20]).unwrap().expect("a reply");
+        let framing = |markers| Framing { markers, ..FRAMING };
         let memory = Memory::zeroed(4096).unwrap();
         let mr = target.pd.register(&memory, Access::LOCAL_WRITE);
         let mr = mr.wait().unwrap();
@@ -53,7 +62,8 @@ impl<'t> Bare<'t> {
         Self {
             target,
             stream,
-            sender: Direction::new(FRAMING),
+            sender: Direction::new(framing(reply.header.markers)),
+            receiver: Direction::new(framing(asks)),
             qp,
             _mr: mr,
             _connection: connection,
@@ -74,13 +84,26 @@ impl<'t> Bare<'t> {
         assert_eq!((done.wr_id, done.status.is_success()), (1, true));
     }
 
+    /// Returns the next frame of the device, and its payload.
+    fn hear(&mut self) -> (Vec<u8>, Vec<u8>) {
+        let mut frame = Vec::new();
+        loop {
+            let mut byte = [0];
+            self.stream.read_exact(&mut byte).unwrap();
+            frame.extend(byte);
+            if let Some(fpdu) = self.receiver.next(&mut frame.clone()).unwrap() {
+                let payload = rdmap::decode(fpdu.ulpdu).unwrap().payload.to_vec();
+                return (frame, payload);
+            }
+        }
+    }
+
     /// Layer, type and code of the Terminate that precedes the end of the stream.
     fn terminate(mut self) -> (u8, u8, u8) {
         let mut bytes = Vec::new();
         // After the Terminate the stream is closed or reset.
         let _ = self.stream.read_to_end(&mut bytes);
-        let mut receiver = Direction::new(FRAMING);
-        let fpdu = receiver.next(&mut bytes).unwrap().expect("a frame");
+        let fpdu = self.receiver.next(&mut bytes).unwrap().expect("a frame");
         let segment = rdmap::decode(fpdu.ulpdu).unwrap();
         assert_eq!(segment.body, Body::Terminate);
         let control = terminate::decode(segment.payload).unwrap().0.control;
@@ -153,22 +176,34 @@ fn an_opcode_on_the_wrong_queue_draws_a_terminate() {
 fn the_passive_side_sends_nothing_before_the_active_one() {
     let target = Target::new("127.0.7.3");
     let mut bare = Bare::new(&target);
-    // The send must wait for the first frame of the active side.
-    bare.qp
-        .post_one(wr::Send::new(&b"early"[..]).signaled(2))
-        .unwrap();
-    // The device sends on another stream while the send waits.
+    // Posted with the accept; both must wait for the first frame of the active side.
+    for text in [&b"early"[..], b"after it"] {
+        bare.qp.post_one(wr::Send::new(text)).unwrap();
+    }
+    // The device sends on another stream while they wait.
     target.serves();
     assert!(is_quiet(&mut bare.stream));
     let header = Untagged::new(Opcode::send(false, false), ddp::queue::SEND, 1, 0, true);
     bare.send(&[&header.to_view().0[..], b"hi"].concat());
-    let (mut bytes, mut len) = ([0; 256], 0);
-    let mut receiver = Direction::new(FRAMING);
-    loop {
-        len += bare.stream.read(&mut bytes[len..]).unwrap();
-        if let Some(fpdu) = receiver.next(&mut bytes[..len]).unwrap() {
-            assert_eq!(rdmap::decode(fpdu.ulpdu).unwrap().payload, b"early");
-            break;
+    assert_eq!(bare.hear().1, b"early");
+    assert_eq!(bare.hear().1, b"after it");
+}
+
+// covers 7.31
+#[test]
+fn each_direction_has_markers_if_its_receiver_asks_for_them() {
+    for device_asks in [false, true] {
+        let target = Target::with("127.0.7.4", |wire| wire.markers = device_asks);
+        for peer_asks in [false, true] {
+            let mut bare = Bare::with_markers(&target, peer_asks);
+            assert_eq!(bare.sender.framing.markers, device_asks);
+            // The device takes the frame, and its markers if it has asked for them.
+            bare.say_hello();
+            bare.qp.post_one(wr::Send::new(&b"answer"[..])).unwrap();
+            let (frame, payload) = bare.hear();
+            assert_eq!(payload, b"answer");
+            // A marker stands before the first frame of a stream; without one, the frame begins with its length.
+            assert_eq!(frame.starts_with(&[0; 4]), peer_asks);
         }
     }
 }

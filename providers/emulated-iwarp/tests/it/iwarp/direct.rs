@@ -15,7 +15,7 @@ use crate::iwarp::lab::{ALL, Lab, Side, open, with_lkey};
 use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
 
 /// A key registered by a work request for the first `length` bytes of the side's memory.
-fn fast_register(side: &Side, access: Access, length: usize) -> MrKey {
+pub(crate) fn fast_register(side: &Side, access: Access, length: usize) -> MrKey {
     let bmme: Bmme = side.context.extension().unwrap();
     let key = bmme
         .alloc_key(&side.pd, 16)

@@ -10,8 +10,9 @@ use emulated_iwarp::header::{
 };
 use polyverbs_engine::link::OwnedFrame;
 use verbs_api::qp::QpState;
-use verbs_api::{Batch, WcStatus, event::EventType, ids::LinkAddress, wr};
+use verbs_api::{Access, Batch, WcStatus, event::EventType, ids::LinkAddress, wr};
 
+use crate::iwarp::direct::fast_register;
 use crate::iwarp::lab::{Lab, open};
 
 use WcStatus::{BadRespErr, LocProtErr, RemAccessErr, RemInvReqErr, Success, WrFlushErr};
@@ -84,6 +85,35 @@ fn the_seed_determines_the_delay_of_reads() {
     assert!(one.contains(&true) && one.contains(&false), "{one:?}");
     assert_eq!(one, outcomes(1));
     assert_ne!(one, outcomes(2));
+}
+
+// covers 2.62 2.69
+#[test]
+fn a_peer_may_write_to_a_read_sink_until_the_read_has_ended() {
+    let service = ServiceDelay {
+        max: Duration::from_micros(100),
+        seed: 3,
+    };
+    let lab = Lab::over(None, service).connected(open());
+    let key = fast_register(&lab.a, Access::LOCAL_WRITE | Access::REMOTE_WRITE, 4096);
+    let sink = key.sge(lab.a.memory.address(), 4);
+    let write = |octets| wr::Write::new(octets, key.remote(sink.addr()));
+    lab.b.fill(0, b"read");
+    lab.a
+        .post(wr::ReadWithInvalidate::new(sink, lab.b.remote(0)).signaled(1));
+    lab.settle();
+    // The peer has the request, and holds the response back.
+    lab.b.post(write(&b"open"[..]));
+    lab.settle();
+    assert_eq!(lab.a.octets(0, 4), b"open");
+    assert_eq!(lab.a.statuses(), [], "the read is under way");
+    lab.run();
+    assert_eq!(lab.a.statuses(), [(1, Success)]);
+    assert_eq!(lab.a.octets(0, 4), b"read");
+    lab.b.post(write(&b"late"[..]));
+    lab.run();
+    assert_eq!(lab.b.terminated(), Some((1, 1, 0x00)));
+    assert_eq!(lab.a.octets(0, 4), b"read");
 }
 
 // covers 3.99 9.51
