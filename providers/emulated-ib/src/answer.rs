@@ -218,6 +218,8 @@ fn emit(
         xrc: qp.carries_srqn.then_some(0),
         aeth,
         ip,
+        joined: frame::is_uncut(qp),
+        mtu_shift: half.driver.mtu_shift,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     };
     frame::send(qp, half.driver.rest.peer_address, header, payload, cx);

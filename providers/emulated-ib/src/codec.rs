@@ -65,9 +65,9 @@ impl DatagramCodec for RoceV2 {
 
     fn encode_record(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let headers = self.encode_header(header, payload, into)?;
-        // Each is acknowledged: the bit tells whether that is awaited.
+        // Each is acknowledged: the bit tells whether that is awaited. The reserved bits next to it have the path MTU.
         let bits = into.get_mut(ACK_REQ_AT)?;
-        *bits = *bits & !ACK_REQ | if header.awaited { ACK_REQ } else { 0 };
+        *bits = header.mtu_shift & MTU_SHIFT | if header.awaited { ACK_REQ } else { 0 };
         let Some((psn, aeth)) = header.acknowledges else {
             return Some(headers);
         };
@@ -118,6 +118,7 @@ impl DatagramCodec for RoceV2 {
 
     fn open_record(&self, arrival: &Arrival, head: &[u8]) -> Option<Header> {
         let packet = roce::decode_headers(head).ok()?;
+        let mtu_shift = head.get(ACK_REQ_AT)? & MTU_SHIFT;
         let acknowledges = match packet.payload.split_first_chunk() {
             Some((psn, behind)) => {
                 let psn = Psn::new(u32::from_be_bytes(*psn));
@@ -131,6 +132,7 @@ impl DatagramCodec for RoceV2 {
             awaited: header.ack_req,
             ack_req: header.body.is_request(),
             joined: true,
+            mtu_shift,
             acknowledges,
             ..header
         })
@@ -579,6 +581,8 @@ const FULL_MEMBER: u16 = 0x8000;
 /// Where BTH has AckReq (IBTA 9.2).
 const ACK_REQ_AT: usize = 8;
 const ACK_REQ: u8 = 0x80;
+/// Of a record: log2 of its sender's path MTU.
+const MTU_SHIFT: u8 = 0x0f;
 /// Bits of FETH's placement type.
 const GLOBAL_VISIBILITY: u8 = 1;
 const PERSISTENCE: u8 = 2;

@@ -7,11 +7,11 @@ use verbs_api::ids::LinkAddress;
 use crate::header::Header;
 use crate::{Cx, Qp};
 
-/// Bytes of payload that a full packet has; `None` where the network does not cut messages.
+/// Whether the network does not cut messages into packets.
 #[inline]
-pub(crate) fn full_packet(qp: &Qp, mtu_shift: u8) -> Option<usize> {
-    let max = qp.device.network().link().and_then(|link| link.max_frame());
-    max.map(|max| max.min(1 << mtu_shift))
+pub(crate) fn is_uncut(qp: &Qp) -> bool {
+    let link = qp.device.network().link();
+    link.and_then(|link| link.max_frame()).is_none()
 }
 
 /// Bytes of payload that a full frame to this queue pair has: one packet, or several where the link joins them.
@@ -22,8 +22,10 @@ pub(crate) fn full_frame(
     to: Option<LinkAddress>,
     qpn: u32,
 ) -> Option<usize> {
-    let packet = full_packet(qp, mtu_shift)?;
-    Some(max_joined(qp, to, qpn).unwrap_or(packet))
+    if is_uncut(qp) {
+        return None;
+    }
+    Some(max_joined(qp, to, qpn).unwrap_or(1 << mtu_shift))
 }
 
 /// Bytes of payload that a frame with several packets to this queue pair has, where the link carries such.

@@ -130,8 +130,10 @@ pub struct Header {
     pub icrc_unverified: bool,
     /// Of a request: its sender waits for the acknowledge. In memory it is told of.
     pub awaited: bool,
-    /// What it carries may be several packets, whose numbers follow its own: it came by memory.
+    /// What it carries may be several packets, whose numbers follow its own: it went by memory.
     pub joined: bool,
+    /// Of a frame that went by memory: log2 of its sender's path MTU. Of a packet the length shows whether the two agree.
+    pub mtu_shift: u8,
     /// Of a request that goes by memory: the acknowledge of what has come from its receiver, which would have followed it.
     pub acknowledges: Option<(Psn, Aeth)>,
     /// What is specific to the opcode.
@@ -155,17 +157,19 @@ impl Header {
             icrc_unverified: false,
             awaited: false,
             joined: false,
+            mtu_shift: 0,
             acknowledges: None,
             body,
         }
     }
 
-    /// Whether so many bytes are a full packet on a path of this MTU, or several of them where packets are joined.
+    /// Whether a frame at this position of a message may have so many bytes where the receiver's path MTU is
+    /// `1 << mtu_shift`: first and middle packets are full, last ones not empty (IBTA 9.7.4.1.6).
     #[inline]
-    pub const fn is_full(&self, length: usize, mtu: usize) -> bool {
+    pub const fn fits(&self, position: Position, length: usize, mtu_shift: u8) -> bool {
         match self.joined {
-            true => length > 0 && length.is_multiple_of(mtu),
-            false => length == mtu,
+            true => joined_packets_fit(position, length, [mtu_shift, self.mtu_shift]),
+            false => position.payload().admits(length, 1 << mtu_shift),
         }
     }
 
@@ -182,6 +186,18 @@ impl Header {
     #[inline]
     pub const fn may_come_from(&self, qpn: u32) -> bool {
         self.src_qp == qpn || self.src_qp == Self::UNKNOWN_QP
+    }
+}
+
+/// Whether packets that are joined in a frame of so many bytes are as long as both ends expect, whose path MTUs are
+/// `1 << mtu_shifts`. Where those differ only a message of one packet is, as on the wire.
+#[inline]
+pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [u8; 2]) -> bool {
+    let [a, b] = mtu_shifts;
+    if a == b {
+        position.ends() || length > 0 && length.is_multiple_of(1 << a)
+    } else {
+        matches!(position, Position::Only) && length <= 1 << a && length <= 1 << b
     }
 }
 

@@ -28,7 +28,9 @@ use verbs_api::{
 
 use crate::answer::{self, Answer};
 use crate::frame::{self, full_frame, max_joined};
-use crate::header::{Aeth, Body, Header, IpFields, Nak, Position, SyndromeKind, packets};
+use crate::header::{
+    Aeth, Body, Header, IpFields, Nak, Position, SyndromeKind, joined_packets_fit, packets,
+};
 use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
@@ -333,14 +335,22 @@ fn exchange(
         Ok(payload) => payload,
         Err(status) => return Attempt::Done(status.local_status(), 0),
     };
-    let answer = hand_over(qp, half, request, peer, &payload, cx);
+    let (answer, peer_mtu_shift) = hand_over(qp, half, request, peer, &payload, cx);
     if !reads && qp.qp_type == QpType::Uc {
         take_numbers(half, request.length);
         return Attempt::Done(WcStatus::Success, 0);
     }
     let bytes = match &answer {
         Answer::Ack(_) => 0,
-        Answer::Read(found) => place_read(found, &spans),
+        Answer::Read(found) => {
+            let found = Payload::of_spans(found);
+            let mtu_shifts = [half.driver.mtu_shift, peer_mtu_shift];
+            if !joined_packets_fit(Position::Only, found.len(), mtu_shifts) {
+                return Attempt::Done(WcStatus::BadRespErr, 0);
+            }
+            scatter_at(&spans, 0, &found);
+            found.len() as u32
+        }
         Answer::Atomic(original) => place_original(*original, &spans),
         Answer::Nak(nak, _) => return Attempt::Done(status_of(*nak), 0),
         Answer::Rnr(..) if is_given_up(&request.op) => {
@@ -372,7 +382,7 @@ fn exchange_extension(
         Err(status) => return Attempt::Done(status, 0),
     };
     let payload = Payload::Bytes(&message);
-    let answer = match hand_over(qp, half, request, peer, &payload, cx) {
+    let answer = match hand_over(qp, half, request, peer, &payload, cx).0 {
         Answer::Extension(answer) => answer,
         Answer::Nak(nak, _) => return Attempt::Done(status_of(nak), 0),
         _ => return Attempt::NoPeer,
@@ -390,7 +400,7 @@ fn is_given_up(op: &Op) -> bool {
     rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(SendExtra::Nothing))
 }
 
-// Hands a request to a peer that is reached directly, if that is still connected.
+// Hands a request to a peer that is reached directly, if that is still connected: its answer, and log2 of its path MTU.
 #[inline]
 fn hand_over<'p>(
     qp: &Qp,
@@ -399,23 +409,24 @@ fn hand_over<'p>(
     peer: &Qp,
     payload: &Payload<'_>,
     cx: &mut Cx<'p>,
-) -> Answer<'p> {
+) -> (Answer<'p>, u8) {
     let header = header_of(qp, half, request, half.driver.next_psn, Position::Only);
     let mut responder = peer.responder();
+    let peer_mtu_shift = responder.driver.mtu_shift;
     let connected = responder.driver.rest.peer_qpn == qp.qpn
         && responder.driver.rest.peer_address == Some(qp.device.address())
         && qp.device.is_port_active()
         && peer.device.is_port_active();
     if !connected {
-        return Answer::None;
+        return (Answer::None, peer_mtu_shift);
     }
     let answer = respond(peer, &mut responder, &header, payload, Some(qp), cx);
-    half.driver.peer_epoch = if responder.takes_express() {
-        responder.driver.epoch
-    } else {
-        0
+    let takes_express = responder.takes_express() && peer_mtu_shift == half.driver.mtu_shift;
+    half.driver.peer_epoch = match takes_express {
+        true => responder.driver.epoch,
+        false => 0,
     };
-    answer
+    (answer, peer_mtu_shift)
 }
 
 // A request of so many bytes has taken its numbers.
@@ -458,13 +469,6 @@ fn check_open(list: &[Sge], cx: &Cx<'_>) -> Result<(), Fault> {
     } else {
         Err(Fault::Access)
     }
-}
-
-#[inline]
-fn place_read(found: &Spans<'_>, sink: &Spans<'_>) -> u32 {
-    let payload = Payload::of_spans(found);
-    scatter_at(sink, 0, &payload);
-    payload.len() as u32
 }
 
 #[inline]
@@ -520,6 +524,8 @@ fn header_of(
         solicited: position.ends() && request.flags.contains(SendFlags::SOLICITED),
         xrc: qp.carries_srqn.then_some(request.attribute),
         ip: half.driver.rest.ip,
+        joined: frame::is_uncut(qp),
+        mtu_shift: half.driver.mtu_shift,
         ..Header::new(qp.qp_type, qp.qpn, half.driver.rest.peer_qpn, psn, body)
     }
 }
@@ -1240,10 +1246,10 @@ fn read_response(
     }
     let whole = message_length(wqe);
     let reached = wqe.received + payload.len() as u64;
-    // All but the last are full: the numbers count on it.
-    let short = !position.ends() && !header.is_full(payload.len(), 1 << shift);
+    // The numbers count on it.
+    let fits = header.fits(position, payload.len(), shift);
     let end = end_of_piece(qp, half, wqe.received, whole);
-    if short || reached > end || position.ends() != (reached == end) {
+    if !fits || reached > end || position.ends() != (reached == end) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let mut spans = Spans::new();

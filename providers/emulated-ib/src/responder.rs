@@ -22,7 +22,6 @@ use verbs_api::{
 };
 
 use crate::answer::{Answer, Refusal};
-use crate::frame::full_packet;
 use crate::header::{Body, Header, IpFields, Nak, Position, SendExtra, packets};
 use crate::operations::{check_served, place, read_region, serve, word, write_region};
 use crate::pacing::{READ_AT_ONCE, READ_EVERY};
@@ -208,15 +207,9 @@ impl Incoming<'_> {
         }
     }
 
-    // First and middle frames are full, last ones not empty (IBTA 9.7.4.1.6). Where the network does not cut messages,
-    // every message is an only frame of any length.
     fn check_length(&self, half: &Receiving, position: Position) -> Result<(), Refusal> {
-        let (header, length) = (self.header, self.payload.len());
-        let admits = |mtu| match position.ends() {
-            false => header.is_full(length, mtu),
-            true => header.joined || position.payload().admits(length, mtu),
-        };
-        match full_packet(self.qp, half.driver.mtu_shift).is_none_or(admits) {
+        let mtu_shift = half.driver.mtu_shift;
+        match self.header.fits(position, self.payload.len(), mtu_shift) {
             true => Ok(()),
             false => Err(Refusal::INVALID),
         }

@@ -690,7 +690,7 @@ const fn instruction(code: u32, k: u32) -> libc::sock_filter {
 }
 
 /// The version of the messages between processes.
-const VERSION: u8 = 8;
+const VERSION: u8 = 9;
 const JOIN: u8 = 1;
 const DESCRIPTORS_PASSED: u8 = 2;
 const HANDED: u8 = 3;

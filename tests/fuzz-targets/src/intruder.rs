@@ -108,5 +108,5 @@ fn unconnected() -> OwnedFd {
 /// The most descriptors that a message has.
 const DESCRIPTORS: usize = 65;
 /// The version of the messages between processes.
-pub(crate) const VERSION: u8 = 8;
+pub(crate) const VERSION: u8 = 9;
 pub(crate) const JOIN: u8 = 1;

@@ -51,6 +51,7 @@ fn header(service: QpType, body: Body) -> Header {
         icrc_unverified: false,
         awaited: false,
         joined: false,
+        mtu_shift: 0,
         acknowledges: None,
         body,
     }
@@ -368,6 +369,7 @@ fn a_record_tells_what_it_takes_along_and_whether_its_own_acknowledge_is_awaited
                 acknowledges,
                 ack_req: true,
                 joined: true,
+                mtu_shift: 12,
                 ..header(QpType::Rc, body)
             };
             let mut room = [0xa5; 128];

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use emulated_ib::header::{Body, Position};
-use verbs_api::{capability::Mtu, ids::Psn, wr};
+use verbs_api::{WcStatus, capability::Mtu, ids::Psn, wr};
 
 use Position::{First, Last, Middle, Only};
 
@@ -129,4 +129,77 @@ fn an_acknowledge_has_the_number_of_what_it_acknowledges() {
     rig.a.post(wr::Send::new(rig.a.sge(0, 3 * MTU)).signaled(1));
     rig.run();
     assert_eq!(rig.answers().last(), Some(&(2, ACK)));
+}
+
+/// What became of a request of so many bytes where A has the first path MTU and B the second.
+fn between(
+    mtus: [Mtu; 2],
+    link: Setup,
+    length: usize,
+    make: fn(&Rig, usize) -> wr::WorkRequest<'static>,
+) -> WcStatus {
+    let rig = Rig::unconnected(link);
+    let with = |mtu| Setup {
+        mtu: Some(mtu),
+        ..rig.setup
+    };
+    let (a, b) = (&rig.a, &rig.b);
+    a.connect(b, &with(mtus[0]), 1000, 2000);
+    b.connect(a, &with(mtus[1]), 2000, 1000);
+    b.receive(1, 0, 1 << 15);
+    a.post(make(&rig, length));
+    rig.run();
+    let done = a.completions();
+    assert_eq!(done.len(), 1);
+    done[0].status
+}
+
+#[test]
+fn path_mtus_that_differ_give_the_same_error_over_every_link() {
+    let packets = Setup {
+        mtu: Some(Mtu::Mtu4096),
+        ..Setup::default()
+    };
+    let links = [
+        packets,
+        Setup {
+            joined: Some(1 << 16),
+            ..packets
+        },
+        Setup {
+            mtu: None,
+            ..packets
+        },
+        Setup {
+            direct: true,
+            ..packets
+        },
+    ];
+    let (small, large) = (Mtu::Mtu1024, Mtu::Mtu4096);
+    let send: fn(&Rig, usize) -> _ =
+        |rig, length| wr::Send::new(rig.a.sge(0, length)).signaled(1).into();
+    let write: fn(&Rig, usize) -> _ = |rig, length| {
+        wr::Write::new(rig.a.sge(0, length), rig.b.remote(0))
+            .signaled(1)
+            .into()
+    };
+    let read: fn(&Rig, usize) -> _ = |rig, length| {
+        wr::Read::new(rig.a.sge(0, length), rig.b.remote(0))
+            .signaled(1)
+            .into()
+    };
+    let refused = WcStatus::RemInvReqErr;
+    for (make, error) in [
+        (send, refused),
+        (write, refused),
+        (read, WcStatus::BadRespErr),
+    ] {
+        for mtus in [[small, large], [large, small]] {
+            for link in links {
+                let status = |length| between(mtus, link, length, make);
+                let found = [1024, 1025, 4096, 20_000].map(status);
+                assert_eq!(found, [WcStatus::Success, error, error, error]);
+            }
+        }
+    }
 }

@@ -112,7 +112,7 @@ impl Link<Header> for Wire {
 
     fn send(&self, frame: Frame<'_, Header>, now: Time) {
         let mut frame = frame.to_owned();
-        frame.header.joined = self.joined.is_some();
+        frame.header.joined |= self.joined.is_some();
         assert!(
             self.joined
                 .or(self.mtu)
@@ -336,6 +336,10 @@ impl Rig {
                 icrc_unverified: false,
                 awaited: false,
                 joined: false,
+                mtu_shift: self
+                    .setup
+                    .mtu
+                    .map_or(0, |mtu| mtu.octets().trailing_zeros() as u8),
                 acknowledges: None,
                 body,
             },
@@ -494,7 +498,7 @@ impl Side {
         self.engine.address()
     }
 
-    fn connect(&self, peer: &Self, setup: &Setup, sq_psn: u32, rq_psn: u32) {
+    pub fn connect(&self, peer: &Self, setup: &Setup, sq_psn: u32, rq_psn: u32) {
         connect(
             &self.qp,
             peer.path(),
