@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_machine_lacks_says_nothing_about_the_device() {
+    fn things_the_machine_lacks_are_no_evidence_against_devices() {
         let lacking = [
             Errno::ADDRNOTAVAIL,
             Errno::ADDRINUSE,
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_answers_is_evidence_about_it() {
+    fn refusals_of_the_device_itself_are_evidence() {
         let broken = Evidence::from(VerbError::os("ibv_modify_qp", Errno::INVAL));
         assert_eq!(broken.kind(), EvidenceKind::Wrong);
         let absent = Evidence::from(VerbError::os("ibv_alloc_mw", Errno::OPNOTSUPP));

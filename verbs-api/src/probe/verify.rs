@@ -256,8 +256,8 @@ fn conclude_claimed(findings: &[Finding], why_not: WhyNot) -> (Verdict, String) 
     (Verdict::NotVerifiable, why)
 }
 
-// Probes of what is forbidden may pass where there is nothing at all: some other must have been refused, or none have been kept
-// from running. Where a probe takes something else that the device does not claim, its refusal may be of that.
+// Probes of something forbidden pass on a device without the feature too: some other must have been refused, or none have been
+// kept from running. Where a probe takes something else that the device does not claim, its refusal may be of that.
 fn conclude_unclaimed(
     device: &DeviceAttributes,
     findings: &[Finding],
