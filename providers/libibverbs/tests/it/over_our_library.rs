@@ -62,20 +62,29 @@ fn an_unusable_library_is_named_with_the_reason() {
 
 // covers 1.20
 #[test]
-fn a_machine_without_devices_reports_the_reason() {
+fn devices_of_the_kernel_are_offered_or_absent_with_a_reason() {
     let mut registry = Registry::new();
     registry
         .add_provider(&libibverbs_provider::PROVIDER)
         .unwrap();
-    if registry.devices().next().is_none() {
-        let [("libibverbs", absent)] = &registry.absent()[..] else {
-            panic!("{:?}", registry.absent());
+    let absent: Vec<_> = (registry.absent().iter())
+        .map(|(_, absent)| (absent.what.to_string(), absent.why.to_string()))
+        .collect();
+    let of_kernel = std::fs::read_dir("/sys/class/infiniband");
+    let mut of_kernel = of_kernel.into_iter().flatten().peekable();
+    if of_kernel.peek().is_none() {
+        let [(what, why)] = &absent[..] else {
+            panic!("{absent:?}");
         };
-        assert_eq!(absent.what, "libibverbs.so.1");
-        assert!(
-            absent.why.to_string().contains("/sys/class/infiniband"),
-            "{}",
-            absent.why
-        );
+        assert_eq!(what, "libibverbs.so.1");
+        assert!(why.contains("/sys/class/infiniband"), "{why}");
+    }
+    for device in of_kernel {
+        let name = device.unwrap().file_name().into_string().unwrap();
+        let is_offered = registry.device(&name).is_some();
+        let has_reason = absent
+            .iter()
+            .any(|(what, _)| *what == name || what == "libibverbs.so.1");
+        assert!(is_offered != has_reason, "{name}: {absent:?}");
     }
 }

@@ -1,12 +1,14 @@
-//! Completion queues that overrun, change their size, or outlive their queue pairs: FEATURES 3.86,
-//! 3.89, 3.91.
+//! Completion queues that overrun, change their size, outlive their queue pairs, or have events that were not acknowledged:
+//! FEATURES 3.86, 3.88, 3.89, 3.91.
 
 use crate::cases;
 use conformance::{ANY_DEVICE, Needs, Pair, Rig, Side, needs};
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
-    Access, Completion, Cq, Features, RemoteAddress, SrqOptions, VerbError, WcStatus,
+    Access, Completion, Cq, CqOptions, Features, RKey, RemoteAddress, SrqOptions, VerbError,
+    WcStatus,
     capability::BaselineGaps,
+    completion::Notify,
     event::EventType,
     wr::{self, PostReason, ReceiveRequest},
 };
@@ -26,6 +28,7 @@ cases! {
     completions_outlive_their_queue_pair: ANY_DEVICE;
     nothing_is_added_for_a_queue_pair_that_is_gone: ANY_DEVICE;
     buffers_come_home_after_their_queue_pair: ANY_DEVICE;
+    a_queue_is_destroyed_when_its_events_are_acknowledged: ANY_DEVICE;
 }
 
 const SHARED: Needs = needs(Features::SRQ);
@@ -69,7 +72,7 @@ fn write(rig: &Rig, pair: &Pair, place: RemoteAddress, ids: std::ops::Range<u64>
     rig.settle();
 }
 
-// covers 3.86
+// covers 3.86 6.25
 fn an_overrun_ends_its_queue_and_no_other(rig: &Rig) {
     let desk = rig.far.region(64, OPEN);
     let cq = rig.near.cq(2);
@@ -390,4 +393,37 @@ fn buffers_come_home_after_their_queue_pair(rig: &Rig) {
     let home = all[0].take_buffers().count();
     assert_eq!((all.len(), home, pool.available()), (1, 1, 4));
     assert_eq!(done(rig, &pair.near.cq), []);
+}
+
+// covers 3.88
+fn a_queue_is_destroyed_when_its_events_are_acknowledged(rig: &Rig) {
+    let context = &rig.near.context;
+    let channel = context.create_completion_channel().expect("a channel");
+    let options = CqOptions::new(16).channel(&channel);
+    let cq = rig.finish(context.create_cq(options));
+    let pair = on(rig, &cq);
+    assert!(!cq.arm(Notify::Next).expect("to be armed"));
+    rig.succeeds(
+        &pair.near,
+        wr::Write::new((), RemoteAddress::new(0, RKey::new(0))).signaled(1),
+    );
+    let mut event = None;
+    rig.wait_until(|| {
+        event = event.take().or_else(|| channel.poll_event());
+        event.is_some()
+    });
+    let event = event.expect("an event");
+    assert_eq!(event.cq().id(), cq.id());
+    let Pair { near, far: _far } = pair;
+    let Side { qp, cq: of_pair } = near;
+    drop(of_pair);
+    rig.finish_destroy(qp.destroy());
+    let destroyed = cq.destroy();
+    rig.settle();
+    assert!(
+        !destroyed.is_done(),
+        "an event of the queue is not acknowledged"
+    );
+    drop(event);
+    rig.finish_destroy(destroyed);
 }

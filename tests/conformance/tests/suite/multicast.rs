@@ -18,6 +18,7 @@ cases! {
     only_datagrams_join_and_only_groups_are_joined:
         needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_queue_pair_in_a_group_stays: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
+    each_member_gets_a_copy_of_its_own: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     each_member_is_checked_for_itself: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
     a_group_of_ipv4_has_two_names: needs(Features::MULTICAST).without(BaselineGaps::NO_UD);
 }
@@ -104,6 +105,25 @@ fn a_queue_pair_in_a_group_stays(rig: &Rig) {
     assert_eq!(held_by.len(), 1);
     rig.finish(object.detach_multicast(group(rig, 0xff)));
     rig.finish_destroy(object.destroy());
+}
+
+// covers 4.45 6.23
+fn each_member_gets_a_copy_of_its_own(rig: &Rig) {
+    let members: [_; 3] = std::array::from_fn(|_| member(rig, QKEY, 2));
+    let (sender, to) = sender(rig, &members[0].0, group(rig, 0xff));
+    rig.succeeds(&sender, wr::Send::new(b"for each").to(&to).signaled(1));
+    rig.settle();
+    for (side, landing) in &members {
+        let done = poll(&side.cq);
+        let found: Vec<_> = done
+            .iter()
+            .map(|done| (done.status, done.byte_len))
+            .collect();
+        assert_eq!(found, [(WcStatus::Success, 48)]);
+        assert_eq!(landing.bytes(40, 8), b"for each");
+        // The second receive of each has nothing.
+        assert_eq!(landing.bytes(ROOM as usize, 48), [0; 48]);
+    }
 }
 
 // covers 4.45
