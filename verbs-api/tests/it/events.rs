@@ -283,6 +283,7 @@ fn queries_and_arming_report_the_refusal_of_a_device() {
     assert!(!cq.arm(Notify::Next).unwrap());
 }
 
+// covers 6.25
 #[test]
 fn a_queue_is_made_with_a_vector_that_the_device_has() {
     let (mock, context) = mock::open();

@@ -65,7 +65,7 @@ fn frames() -> usize {
     rig.wire.log().len()
 }
 
-// covers 6.19
+// covers 3.58 6.19
 #[test]
 fn a_frame_whose_checksum_tells_is_dropped_and_sent_again() {
     for number in 0..frames() {

@@ -87,7 +87,7 @@ pub(super) fn srq_shared(rig: &Rig) -> Outcome {
     Ok(())
 }
 
-// covers 3.81
+// covers 3.81 7.86
 pub(super) fn srq_limit(rig: &Rig) -> Outcome {
     let (srq, desk) = shared(rig)?;
     let pair = sharing(rig, &srq)?;
