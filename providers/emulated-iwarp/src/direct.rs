@@ -223,7 +223,7 @@ impl Direct<'_, '_> {
 #[inline]
 fn within_budget(half: &Receiving) -> Result<(), Breach> {
     match half.driver.ird {
-        // RFC 7306 section 8.
+        // RFC 7306 section 8 prescribes this code.
         0 => Err(Breach::Protocol(TerminateCode::RDMAP_STREAM)),
         _ => Ok(()),
     }

@@ -27,7 +27,7 @@ use crate::rendezvous::Rendezvous;
 use crate::terminate::{Breach, Terminate, TerminateCode};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, caps, connection, direct, requester, responder};
 
-/// iWARP.
+/// The iWARP driver of a device.
 #[derive(Debug)]
 pub struct Iwarp {
     name: String,

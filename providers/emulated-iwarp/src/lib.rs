@@ -45,7 +45,7 @@ pub use wire::{OnWire, WireOptions};
 pub type Device = polyverbs_engine::device::Device<Iwarp>;
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<Iwarp>;
-/// A counted reference to one.
+/// A counted reference to a queue pair.
 pub type QpRef = polyverbs_engine::qp::QpRef<Iwarp>;
 /// A weak reference to a queue pair.
 pub type QpWeak = polyverbs_engine::pool::PoolWeak<Qp>;

@@ -92,7 +92,7 @@ impl Rendezvous {
         })
     }
 
-    /// Accepts the streams of peers that connect. If the port is in use, tries again and again.
+    /// Accepts the streams of peers that connect. If that fails, tries again until it succeeds.
     pub(crate) fn listen(&self) -> io::Result<()> {
         let listener = Arc::new(RendezvousListener(self.me.clone()));
         let listening = self.streams.listen(self.at, listener);

@@ -281,7 +281,7 @@ impl Target<'_, '_> {
         let (qp, ird) = (self.qp, usize::from(self.half.driver.ird));
         let pending = &mut self.half.driver.inbound().pending;
         if pending.len() >= ird {
-            // RFC 7306 section 8: a catastrophic error of the stream.
+            // RFC 7306 section 8 makes this a catastrophic error of the stream.
             return Err(Breach::Protocol(TerminateCode::RDMAP_STREAM));
         }
         let now = self.cx.now();

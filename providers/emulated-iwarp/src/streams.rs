@@ -673,7 +673,7 @@ impl StreamPort for Streams {
         }
         early.agreed = Some(agreed);
         early.rest = rest.to_vec();
-        // The stream is given away at once: the peer may have answered and closed already, which the queue pair has to see.
+        // The queue pair gets the stream at once: the peer may have answered and closed already, which the queue pair has to see.
         let mut effects = Effects::default();
         self.join(state, stream.value(), &mut effects);
         effects.run();

@@ -76,7 +76,7 @@ impl Breach {
     /// The code that reports the fault to the peer (RFC 5040 section 4.8, RFC 5041 section 8, RFC 7306 section 8).
     pub const fn code(self) -> TerminateCode {
         match self {
-            // RFC 7306 section 8: a catastrophic error of the stream.
+            // RFC 7306 section 8 makes this a catastrophic error of the stream.
             Self::Atomic(Fault::Misaligned) => TerminateCode::RDMAP_STREAM,
             Self::Atomic(fault) | Self::Read(fault) => protection(fault),
             Self::Invalidate(Fault::Access | Fault::NotAssociated | Fault::Pd) => {

@@ -131,7 +131,7 @@ impl OpenDevice {
         self.0.context.live.with(|at| act(at.cast()))
     }
 
-    /// Opens the domain of a file, or, without a file, a domain that cannot be opened again.
+    /// Opens the domain of a file, or, without a file, a domain that has no other opening.
     pub fn open_xrcd(&self, file: Option<OwnedFd>, flags: OpenFlags, reply: Reply<Arc<Xrcd>>) {
         let context = Arc::clone(&self.0.context);
         self.0.context.start(reply, move || {

@@ -34,7 +34,7 @@ pub(crate) struct Shared {
 
 struct RegionState {
     access: Access,
-    /// Kept as long as the device may use the memory.
+    /// Keeps the memory for as long as the device may use it.
     _memory: RegionMemory,
 }
 

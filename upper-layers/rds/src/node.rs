@@ -45,7 +45,7 @@ const RECEIVE: u64 = 1 << 62;
 /// The most completions that one poll takes.
 const POLLED: usize = 32;
 
-/// The node posts receives again when this many are missing, or a quarter of the wanted number.
+/// The node posts receives again when this many are missing, or a quarter of the wanted number if that is less.
 const REFILLED: usize = 16;
 
 /// Unread bytes from which on further messages are copied into shorter slots, which saves memory.

@@ -32,7 +32,7 @@ impl Live<IbvContext> {
         needed.into_iter().all(|place| is_there(place) == Ok(true))
     }
 
-    /// Opens the domain of a file, or a domain that cannot be opened again.
+    /// Opens the domain of a file, or a domain that has no other opening.
     pub(crate) fn open_xrcd(
         &self,
         file: Option<BorrowedFd<'_>>,

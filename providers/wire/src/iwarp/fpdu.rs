@@ -4,9 +4,9 @@
 //! ULPDU_Length, 2 octets | ULPDU | pad to a multiple of four | CRC, 4 octets
 //! ```
 //!
-//! Where the receiver asked for markers, one of four bytes stands in the stream after each 508 other bytes, the first one before
-//! all of them: it says how far back its frame began. A marker between two frames belongs to the second, one between pad and CRC
-//! belongs to the frame that ends there. The checksum covers the markers of its frame and is not divided by one.
+//! Where the receiver asked for markers, a marker of four bytes follows each 508 other bytes of the stream, and the first one is
+//! before all of them: it says how far back its frame began. A marker between two frames belongs to the second, one between pad
+//! and CRC belongs to the frame that ends there. The checksum covers the markers of its frame and is not divided by one.
 //!
 //! A [`Direction`] makes frames, or finds them in the received bytes, and [`Layout`] gives the position of each part of a frame.
 
@@ -196,7 +196,7 @@ pub struct Direction {
 /// A received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fpdu<'a> {
-    /// The DDP segment in it.
+    /// The DDP segment in the frame.
     pub ulpdu: &'a [u8],
     /// Length of the frame on the stream, in bytes.
     pub frame_len: usize,

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_has_its_bit() {
+    fn each_flag_sets_its_own_bit() {
         let flags = |octet: u8| {
             let mut octets = [0; 20];
             octets[..16].copy_from_slice(Kind::Reply.key());

@@ -66,7 +66,7 @@ header! {
         alternate_reserved3: Reserved = 3, "Zero.";
         alternate_ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
         alternate_reserved3b: Reserved = 3, "Zero.";
-        private_data: Octets<92> = 736, "The program's.";
+        private_data: Octets<92> = 736, "Private data of the program.";
     }
 }
 
@@ -79,7 +79,7 @@ header! {
         reserved6: Reserved = 6, "Zero.";
         service_timeout: u8 = 5, "How long: 4.096 µs times two to the power of this.";
         reserved3: Reserved = 3, "Zero.";
-        private_data: Octets<222> = 1776, "The program's.";
+        private_data: Octets<222> = 1776, "Private data of the program.";
     }
 }
 
@@ -94,7 +94,7 @@ header! {
         reserved1: Reserved = 1, "Zero.";
         reason: u16 = 16, "Why: see [`reason`].";
         info: Octets<72> = 576, "More about the reason.";
-        private_data: Octets<148> = 1184, "The program's.";
+        private_data: Octets<148> = 1184, "Private data of the program.";
     }
 }
 
@@ -119,7 +119,7 @@ header! {
         srq: bool = 1, "The sender's receives come from a shared queue.";
         reserved4: Reserved = 4, "Zero.";
         ca_guid: u64 = 64, "The sender's GUID.";
-        private_data: Octets<196> = 1568, "The program's.";
+        private_data: Octets<196> = 1568, "Private data of the program.";
     }
 }
 
@@ -128,7 +128,7 @@ header! {
     Rtu, RtuView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        private_data: Octets<224> = 1792, "The program's.";
+        private_data: Octets<224> = 1792, "Private data of the program.";
     }
 }
 
@@ -139,7 +139,7 @@ header! {
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
         remote_qpn: u32 = 24, "The receiver's queue pair, or its end-to-end context: 24 bits.";
         reserved8: Reserved = 8, "Zero.";
-        private_data: Octets<220> = 1760, "The program's.";
+        private_data: Octets<220> = 1760, "Private data of the program.";
     }
 }
 
@@ -148,7 +148,7 @@ header! {
     Drep, DrepView: 232 octets {
         local_comm_id: u32 = 32, "The sender's number of the connection.";
         remote_comm_id: u32 = 32, "The receiver's number of the connection.";
-        private_data: Octets<224> = 1792, "The program's.";
+        private_data: Octets<224> = 1792, "Private data of the program.";
     }
 }
 
@@ -177,7 +177,7 @@ header! {
         reserved3b: Reserved = 3, "Zero.";
         ack_timeout: u8 = 5, "Local ack timeout, coded as the verbs have it.";
         reserved3c: Reserved = 3, "Zero.";
-        private_data: Octets<168> = 1344, "The program's.";
+        private_data: Octets<168> = 1344, "Private data of the program.";
     }
 }
 
@@ -190,25 +190,25 @@ header! {
         status: u8 = 8, "0 where the path was loaded.";
         reserved16: Reserved = 16, "Zero.";
         info: Octets<72> = 576, "More about the status.";
-        private_data: Octets<148> = 1184, "The program's.";
+        private_data: Octets<148> = 1184, "Private data of the program.";
     }
 }
 
 header! {
     /// Asks which queue pair serves datagrams of a service (IBTA 12.11.1).
     SidrReq, SidrReqView: 232 octets {
-        request_id: u32 = 32, "The sender's number of the question.";
+        request_id: u32 = 32, "The sender's number of the request.";
         p_key: u16 = 16, "Partition.";
         reserved16: Reserved = 16, "Zero.";
         service_id: u64 = 64, "The service asked for.";
-        private_data: Octets<216> = 1728, "The program's.";
+        private_data: Octets<216> = 1728, "Private data of the program.";
     }
 }
 
 header! {
     /// Answers a [`SidrReq`] (IBTA 12.11.2).
     SidrRep, SidrRepView: 232 octets {
-        request_id: u32 = 32, "The number of the question.";
+        request_id: u32 = 32, "The number of the request.";
         status: u8 = 8, "0 valid, 1 unsupported, 2 rejected, 3 no queue pair, 4 redirected, 5 version.";
         info_length: u8 = 8, "Bytes of `info` that are used.";
         reserved16: Reserved = 16, "Zero.";
@@ -217,7 +217,7 @@ header! {
         service_id: u64 = 64, "The service asked for.";
         q_key: u32 = 32, "The queue key to send with.";
         info: Octets<72> = 576, "More about the status.";
-        private_data: Octets<136> = 1088, "The program's.";
+        private_data: Octets<136> = 1088, "Private data of the program.";
     }
 }
 

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_those_of_the_standard() {
+    fn headers_have_the_bytes_of_the_standard() {
         let (va, rkey) = (0x55d0_c0ff_ee00, 0x1a2b);
         let reth = Reth {
             va,

@@ -53,7 +53,7 @@ fn does_over(part: &str, devices: &str) {
 }
 
 #[test]
-fn a_socket_has_its_flags_and_refuses_other_calls() {
+fn a_socket_has_its_flags_and_refuses_inapplicable_calls() {
     does("made");
 }
 

@@ -809,7 +809,9 @@ impl Net {
             }
         };
         match packet {
-            Packet::Established => panic!("only a requesting end is a path at this time"),
+            Packet::Established => {
+                panic!("an accepting end belongs to no path until it is established")
+            }
             Packet::Fragment {
                 bytes,
                 payload,
