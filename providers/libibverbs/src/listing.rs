@@ -73,10 +73,7 @@ fn unopened(error: VerbError, file: &str) -> VerbError {
     };
     let why = match errno {
         libc::EACCES | libc::EPERM => {
-            format!(
-                "{at} may not be opened by this user{}",
-                permissions_of(&path)
-            )
+            format!("{at} may not be opened by this user{}", access_to(&path))
         }
         libc::ENOENT => format!("there is no {at}: load the module ib_uverbs"),
         // The library returns this for a device that none of its drivers knows.
@@ -86,7 +83,7 @@ fn unopened(error: VerbError, file: &str) -> VerbError {
     VerbError::UnsupportedHere(why)
 }
 
-fn permissions_of(path: &Path) -> String {
+fn access_to(path: &Path) -> String {
     let Ok(metadata) = path.metadata() else {
         return String::new();
     };
@@ -114,7 +111,7 @@ mod tests {
         let with = |mode| {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(&file, permissions).unwrap();
-            permissions_of(&file)
+            access_to(&file)
         };
         let said = with(0o660);
         assert!(

@@ -308,8 +308,9 @@ impl Own {
         let state = u8::try_from(attr.qp_state)
             .ok()
             .and_then(QpState::from_code);
-        let mut state =
-            state.ok_or(VerbError::Internal("the library returned an unknown state"))?;
+        let mut state = state.ok_or(VerbError::Internal(
+            "the library returned a state that verbs do not have",
+        ))?;
         let connections = &self.context.connections;
         // Before the stream exists, an iWARP driver reports one state for all, which may be INIT; a driver that does not report
         // states leaves RESET.

@@ -110,9 +110,7 @@ impl Place {
 
 impl Slot {
     fn place(&self) -> &Place {
-        self.place
-            .as_ref()
-            .expect("only `drop` takes the place of a slot")
+        self.place.as_ref().expect("only `drop` takes the place")
     }
 
     /// The whole slot, for a receive.

@@ -82,11 +82,7 @@ impl Watch {
                 self.show();
             }
         }
-        Ok(self
-            .event
-            .get()
-            .expect("the descriptor was created above")
-            .as_fd())
+        Ok(self.event.get().expect("it was created above").as_fd())
     }
 
     /// Makes the descriptor unreadable until the next wake-up. Returns whether there is a descriptor.

@@ -230,7 +230,7 @@ const MEMORY: &str = "POLYVERBS_TEST_MEMORY";
 
 /// Runs as a separate process: returns each message until the process is killed.
 #[test]
-#[ignore = "other tests run it as a separate process"]
+#[ignore = "a process of the other tests"]
 fn echo() {
     let Ok(address) = std::env::var(ADDRESS) else {
         return;
@@ -416,7 +416,7 @@ fn a_port_is_free_when_unlisten_has_returned() {
     let _open = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     let end = End::new("127.0.6.71:6001", 64, |_| {});
     let Some(Carrier::Streams(port)) = end.wire.device.carrier() else {
-        panic!("the device carries streams")
+        panic!("the device carries no streams")
     };
     let turns = Arc::new(Barrier::new(2));
     let at = port

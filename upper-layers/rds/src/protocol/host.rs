@@ -671,10 +671,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             return Err((refused, message));
         }
         self.counters.send_queued += 1;
-        let endpoint = self
-            .sockets
-            .get_mut(&socket)
-            .expect("`may_send` has found the socket");
+        let endpoint = self.sockets.get_mut(&socket).expect("the socket exists");
         let source_port = endpoint.port;
         let (address, port) = (message.to.ip(), message.to.port());
         let member = self.members.get(&port).copied();
@@ -805,10 +802,7 @@ impl<F: Fragment, O: Operation> Host<F, O> {
             self.counters.recv_drop_no_sock += 1;
             return;
         };
-        let endpoint = self
-            .sockets
-            .get_mut(&id)
-            .expect("a port belongs to a socket");
+        let endpoint = self.sockets.get_mut(&id).expect("each port has a socket");
         self.held += held(&message.fragments);
         self.counters.recv_queued += 1;
         endpoint.push(message);

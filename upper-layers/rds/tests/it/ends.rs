@@ -23,7 +23,7 @@ const SENDERS: usize = 4;
 
 /// Runs as a separate process: reads commands from its standard input and answers in lines.
 #[test]
-#[ignore = "other tests run it as a separate process"]
+#[ignore = "a process of the other tests"]
 fn neighbour() {
     let Some(at) = std::env::var_os(STARTED) else {
         return;

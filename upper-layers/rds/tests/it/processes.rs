@@ -12,7 +12,7 @@ const STARTED: &str = "POLYVERBS_RDS_PROCESS";
 
 /// Runs as a separate process with one socket: reads commands from its standard input and answers in lines.
 #[test]
-#[ignore = "other tests run it as a separate process"]
+#[ignore = "a process of the other tests"]
 fn process() {
     let Some(at) = std::env::var_os(STARTED) else {
         return;

@@ -111,7 +111,7 @@ fn a_host_that_needs_credits_refuses_peers_without_them() {
     };
     host.send(socket, message).unwrap();
     let Some(Action::Connect { path, data, .. }) = host.poll_action() else {
-        panic!("the host requests a connection");
+        panic!("the host requests no connection");
     };
     assert_eq!(data.credit, limits.first_receives);
     host.handle_connected(path, &ConnectData { credit: 0, ..data });
@@ -283,7 +283,7 @@ fn only_a_proven_request_replaces_a_connection() {
         ..net.asked[0]
     };
     let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
-        panic!("the request may come from a restarted peer");
+        panic!("a request that may come from a restarted peer was refused");
     };
     net.pump(1);
     assert_eq!(net.state(1, 0), PathState::Up);
@@ -292,7 +292,7 @@ fn only_a_proven_request_replaces_a_connection() {
     assert_eq!(net.state(1, 0), PathState::Up);
 
     let Answer::Accept { arrival, .. } = net.host(1).handle_request(&asked) else {
-        panic!("the request may come from a restarted peer");
+        panic!("a request that may come from a restarted peer was refused");
     };
     assert_eq!(net.host(1).handle_accepted(arrival, &asked), None);
     net.pump(1);
@@ -311,7 +311,7 @@ fn unproven_requests_are_bounded_and_leave_no_state() {
             ..proposal(Version::V4_1, 3)
         };
         let Answer::Accept { arrival, .. } = host.handle_request(&asked) else {
-            panic!("the request may come from a peer");
+            panic!("a request that may come from a peer was refused");
         };
         accepted.push(arrival);
         while let Some(action) = host.poll_action() {
@@ -344,14 +344,14 @@ fn requests_with_forged_sources_keep_no_peer_out() {
         arrival: of_other, ..
     } = host.handle_request(&other)
     else {
-        panic!("the request comes from a peer");
+        panic!("the request of a peer was refused");
     };
     let named = asked(0x0a00_0001);
     for _ in 0..1000 {
         host.handle_request(&named);
     }
     let Answer::Accept { arrival, .. } = host.handle_request(&named) else {
-        panic!("the request may come from the peer");
+        panic!("a request that may come from the peer was refused");
     };
     for _ in 0..15 {
         host.handle_request(&named);

@@ -482,7 +482,7 @@ fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
         _ => host.handle_request_of_process(asked),
     };
     let Answer::Accept { arrival, .. } = answer else {
-        panic!("the host accepts the request");
+        panic!("the host refuses the request");
     };
     host.handle_accepted(arrival, asked)
         .expect("the path has no other connection")
