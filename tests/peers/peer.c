@@ -1,11 +1,11 @@
-/* A queue pair of a device that the kernel knows, told over TCP what to do: the other side of `peers`.
+/* A queue pair of a device of the kernel, controlled over TCP: the other side of `peers`.
  *
  * usage: peer DEVICE ADDRESS PORT
  *
  * One process for each connection, one queue pair. Each line is a command and has one line as its answer:
  *
  *   rc MTU | ud                  makes a queue pair         qp QPN PSN GID ADDRESS RKEY
- *   connect QPN PSN GID          to that one                ok
+ *   connect QPN PSN GID          to this queue pair         ok
  *
  *   listen PORT                  for connections            ok
  *   await                        the next request           request DATA
@@ -17,8 +17,8 @@
  *
  *   fill AT LENGTH SEED          a pattern into its memory  ok
  *   check AT LENGTH SEED         is it there?               ok | differs at OFFSET
- *   put AT NUMBER, get AT        eight octets               ok | number NUMBER
- *   key AT LENGTH                what may be invalidated    key RKEY
+ *   put AT NUMBER, get AT        eight bytes                ok | number NUMBER
+ *   key AT LENGTH                a key to be invalidated    key RKEY
  *   recv AT LENGTH               posts a receive            ok
  *   send AT LENGTH               posts a request            ok
  *   sendimm AT LENGTH IMM
@@ -32,8 +32,8 @@
  *   poll                         waits for a completion     wc STATUS OPCODE LENGTH DATA FLAGS | none
  *   die                          kill -9 of itself
  *
- * Numbers are hexadecimal; DATA is octets in hexadecimal, - for none. What is told when a connection is asked for and
- * accepted begins with twelve octets: where the memory is, and its key. */
+ * Numbers are hexadecimal; DATA is bytes in hexadecimal, - for none. The private data of a request and of an accept
+ * begins with twelve bytes: the address of the memory, and its key. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -168,7 +168,7 @@ static size_t octets_of(const char *text, unsigned char *octets)
 	return length;
 }
 
-/* What the other side is told: where the memory is, its key, and what the command says. */
+/* The private data: the address of the memory, its key, and the data of the command. */
 static size_t card(const struct side *side, const char *text, unsigned char *octets)
 {
 	uint64_t at = (uintptr_t)side->memory;
@@ -242,7 +242,7 @@ static int wait_for(struct side *side, struct news *news, enum rdma_cm_event_typ
 	return -1;
 }
 
-/* A queue pair for a connection. */
+/* Makes a queue pair for a connection. */
 static int make_for(struct side *side, struct rdma_cm_id *id)
 {
 	uint8_t timeout = TIMEOUT;
@@ -268,7 +268,7 @@ static int modify(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state to
 	return ibv_modify_qp(qp, &attr, mask);
 }
 
-/* The same for who accepts. The library would take the retries from the request, and rxe takes 7 for no end of them. */
+/* Makes the queue pair of an accept. The library would take the retries from the request, and 7 means endless retries to rxe. */
 static int make_accepting(struct side *side, struct rdma_cm_id *id)
 {
 	uint8_t timeout = TIMEOUT;
@@ -303,7 +303,7 @@ static int reach(struct side *side, const char *address, unsigned port, const ch
 		return -1;
 	struct rdma_conn_param param = params(data, card(side, text, data));
 	if (rdma_connect(side->id, &param)) {
-		/* siw asks before it returns, and tells by errno. */
+		/* siw waits for the answer before it returns, and reports a refusal by errno. */
 		fprintf(out, "event rdma_connect %d -\n", -errno);
 		return 0;
 	}
@@ -318,7 +318,7 @@ static int reach(struct side *side, const char *address, unsigned port, const ch
 	return 0;
 }
 
-/* Whether it was about connections; 0 where it was and was done. */
+/* Executes a command about connections; returns 0 if it was one and succeeded. */
 static int connections(struct side *side, const char *verb, const char *line, FILE *out)
 {
 	struct news news;
@@ -371,7 +371,7 @@ static int connections(struct side *side, const char *verb, const char *line, FI
 	} else if (rdma_disconnect(side->id)) {
 		return -1;
 	} else if (!side->id->qp) {
-		/* The library flushes those that it made. */
+		/* The library flushes queue pairs that it made; this one it did not. */
 		struct ibv_qp_attr err = { .qp_state = IBV_QPS_ERR };
 		if (ibv_modify_qp(side->qp, &err, IBV_QP_STATE))
 			return -1;
@@ -455,13 +455,13 @@ static void poll_one(struct side *side, FILE *out)
 			fprintf(out, "wc %x %x %x %x %x\n", wc.status, wc.opcode, wc.byte_len, data, wc.wc_flags);
 			return;
 		}
-		/* Few processors, and the device needs one as well. */
+		/* There may be few processors, and the device needs one as well. */
 		sched_yield();
 	}
 	fprintf(out, "none\n");
 }
 
-/* A key that a message may invalidate: of a window where there are any, else of a region of its own. */
+/* Makes a key that a message may invalidate: of a window if the device has any, else of a region of its own. */
 static int make_key(struct side *side, uint64_t at, uint64_t length, FILE *out)
 {
 	struct ibv_wc wc;
@@ -540,7 +540,7 @@ static int obey(struct side *side, char *line, FILE *out)
 		wr.wr.ud.remote_qpn = c;
 		wr.wr.ud.remote_qkey = d;
 		int failed = !ah || post(side, &wr, a, b);
-		/* It is given back when the datagram has left. */
+		/* The address handle is destroyed after the datagram was sent. */
 		poll_one(side, out);
 		if (ah)
 			ibv_destroy_ah(ah);
@@ -586,7 +586,7 @@ static int obey(struct side *side, char *line, FILE *out)
 			if (i == 1)
 				wr.imm_data = htonl(c);
 			else if (i == 2)
-				/* The library of siw takes it from where the keys of other requests are. */
+				/* The library of siw reads the key where other requests have theirs. */
 				wr.invalidate_rkey = wr.wr.rdma.rkey = c;
 			else if (i < 6) {
 				wr.wr.rdma.remote_addr = c;

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
-"""Exercises RDS sockets: a process on each of two hosts, of which each checks what it gets and prints a line of JSON.
+"""Exercises RDS sockets: runs on each of two hosts; each process checks the messages that it gets and prints a line of JSON.
 
-Nothing in here knows whose RDS it is: the kernel's, or that of the library that `polyverbs run` puts in its place.
+The program does not know which RDS it uses: the kernel's, or that of the library that `polyverbs run` puts in its place.
 
-Both hosts bind the same ports: that of `--port` for what the two processes tell each other, the ones behind it for what is
-exercised. Where both are one host, the one that receives has those from the tenth one on. One of them is told to come `--first`; where there is no connection yet, its host asks for one.
+Both hosts bind the same ports: that of `--port` for the messages that control the exercise, and the following ones for the
+exercise itself. Where both are one host, the receiver has the ports from the tenth one on. One of the processes gets `--first`:
+if there is no connection yet, its host requests one.
 """
 import argparse
 import ctypes
@@ -30,7 +31,7 @@ SIZES = [0, 1, 2, 8, 100, 4095, 4096, 4097, 8191, 8192, 8193, 65535, 65536, 6553
 
 
 class Failure(Exception):
-    """What should hold does not."""
+    """A condition does not hold."""
 
 
 def check(holds, what):
@@ -43,7 +44,7 @@ def content(length):
 
 
 class Side:
-    """This process, and where the other one is."""
+    """This process, and the address of the other one."""
 
     def __init__(self, options):
         self.options = options
@@ -51,7 +52,7 @@ class Side:
         self.port, self.their_port = ports if options.role == "sends" else reversed(ports)
         self.sockets = [self.bound(index) for index in range(9)]
         self.control = self.sockets[0]
-        # One that was killed has met the other already.
+        # The killed incarnation before this one has met the other process already.
         if options.incarnation != 2:
             self.meet()
 
@@ -61,7 +62,7 @@ class Side:
         return opened
 
     def socket(self, index, receive_room=4 * LARGEST, send_room=4 * LARGEST):
-        """One of those that are bound before the two meet: what comes for a port that nobody has bound is lost."""
+        """One of the sockets that are bound before the two meet: a message to an unbound port is lost."""
         opened = self.sockets[index]
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_room)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_room)
@@ -71,7 +72,7 @@ class Side:
         return (self.options.peer, self.their_port + index)
 
     def meet(self):
-        """The first one may be there before the other, and so it asks again."""
+        """The first process may start before the other, so it repeats its message."""
         if not self.options.first:
             self.hear("hello")
         self.tell("hello")
@@ -92,7 +93,7 @@ class Side:
 
 
     def hears_within(self, seconds, word):
-        """By a time-out: a socket is said to be readable when a map of congested ports has come, too."""
+        """This uses a time-out, because a socket is also reported as readable when a congestion map has arrived."""
         self.control.settimeout(seconds)
         try:
             return self.hear(word)
@@ -103,7 +104,7 @@ class Side:
 
 
 def succeeds(send):
-    """Whether there was room; what a congested port refuses is an error."""
+    """Whether there was room; the refusal of a congested port is an error."""
     try:
         send()
         return True
@@ -119,7 +120,7 @@ def is_refused(code, call):
     return False
 
 
-# Every size, whole, and from whom it is.
+# Messages of every size arrive whole, with their sender.
 
 
 def sizes_sends(side):
@@ -142,7 +143,7 @@ def sizes_receives(side):
     return {"sizes": len(SIZES), "largest": SIZES[-1]}
 
 
-# A message that is longer than what it is received in: cut, and said so; looked at, it stays.
+# A message that is longer than its buffer is truncated, which is reported; a peeked message stays.
 
 
 def truncation_sends(side):
@@ -164,7 +165,7 @@ def truncation_receives(side):
     side.tell("done")
 
 
-# Ten thousand messages from eight sockets to eight: each pair in order.
+# Ten thousand messages from eight sockets to eight arrive in order for each pair.
 
 
 def numbered(source, target, number):
@@ -189,7 +190,7 @@ def order_receives(side):
             try:
                 message, sender = data.recvfrom(LARGEST, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                # A map of congested ports has come.
+                # A congestion map has arrived.
                 continue
             source, target = sender[1] - side.their_port - 1, targets.index(data)
             number = expected.get((source, target), 0)
@@ -200,7 +201,7 @@ def order_receives(side):
     return {"messages": received, "pairs": len(expected)}
 
 
-# A host answers what is sent to its port 0 by itself.
+# A host itself answers messages to its port 0.
 
 
 def ping_sends(side):
@@ -220,7 +221,7 @@ def ping_receives(side):
     side.hear("done")
 
 
-# A socket that is not read: its senders are refused, others go on, and who waits is woken when it is read.
+# If a socket is not read, its senders are refused, others continue, and waiting senders are woken when it is read.
 
 
 def congestion_sends(side):
@@ -290,8 +291,8 @@ def congestion_receives(side):
     return {"messages": read}
 
 
-# A receiver is killed and comes again: what it has acknowledged does not come again, what is sent to the new one comes.
-# The acknowledges are messages of the program's.
+# A receiver is killed and started again: acknowledged messages do not arrive again, and messages to the new one arrive.
+# The acknowledges are messages of the program.
 
 HERE_AGAIN = 0xFFFFFFFF
 
@@ -301,7 +302,7 @@ def killed_receiver_sends(side):
     acknowledged = {1: [], 2: []}
     poll = select.poll()
     while end is None or end - 1 not in acknowledged[2][-1:]:
-        # Not more than what the sockets have room for while nobody is there to read.
+        # No more than the sockets have room for while no process reads.
         may_send = sent < end if end else sent < 64 + len(acknowledged[1])
         poll.register(data, select.POLLIN | (select.POLLOUT if may_send else 0))
         poll.poll()
@@ -316,7 +317,7 @@ def killed_receiver_sends(side):
             sent += 1
     for numbers in acknowledged.values():
         check(all(a < b for a, b in zip(numbers, numbers[1:])), "out of order or twice")
-    # What it had said of its last ones to the process that killed it, it may not have sent.
+    # The killed sender may not have sent the last numbers that it reported to the process that killed it.
     check(len(acknowledged[1]) >= 400, "the one that was killed had acknowledged less")
     check(acknowledged[2][-500:] == list(range(end - 500, end)), "of what was sent to the new one, something is missing")
     again = set(acknowledged[1]) & set(acknowledged[2])
@@ -341,7 +342,7 @@ def killed_receiver_receives(side):
         data.sendto(struct.pack("!BI", incarnation, number), side.there(1))
 
 
-# A sender is killed and comes again: of the first one a beginning has come, of the second one everything, in order.
+# A sender is killed and started again: a prefix of the first one's messages arrives, and all of the second one's, in order.
 
 
 def killed_sender_sends(side):
@@ -353,7 +354,7 @@ def killed_sender_sends(side):
             sent += 1
             continue
         answer = data.recv(LARGEST)
-        # The one before may be answered still.
+        # The previous incarnation may still get an answer.
         if answer[0] == incarnation:
             check(answer == struct.pack("!BI", incarnation, acknowledged), f"{answer.hex()} instead of {acknowledged}")
             print(acknowledged, flush=True)
@@ -378,7 +379,7 @@ KILLED = {("sends", "killed-sender"), ("receives", "killed-receiver")}
 
 
 def killed_once():
-    """One incarnation, killed when it has said five hundred numbers; then another one, to its end."""
+    """Runs one incarnation, which is killed after it has printed five hundred numbers; then another one, to its end."""
     for incarnation in (1, 2):
         command = [sys.executable, *sys.argv, "--incarnation", str(incarnation)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -390,7 +391,7 @@ def killed_once():
     return child.returncode
 
 
-# What is queued for a peer that does not answer is dropped when the program says so, and the room is there again.
+# Messages to a silent peer are dropped when the program says so, and their room is free again.
 
 
 def cancel_sends(side):
@@ -415,23 +416,23 @@ def cancel_receives(side):
     side.tell("done")
 
 
-# RDMA: the one that receives has the memory, the one that sends writes to it, reads it, adds to a number in it.
+# RDMA: the receiver has the memory; the sender writes to it, reads it, and adds to a number in it.
 
 
 class Memory:
     def __init__(self, length, offset=100):
-        """Of pages of its own, from a byte in the first one."""
+        """Memory with pages of its own, which begins inside the first one."""
         self.pages = mmap.mmap(-1, offset + length)
         self.bytes = memoryview(self.pages)[offset:offset + length]
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.pages)) + offset
 
     def arguments(self, flags, cookie_address=0):
-        """`struct rds_get_mr_args`."""
+        """The arguments as a `struct rds_get_mr_args`."""
         return struct.pack("=4Q", self.address, len(self.bytes), cookie_address, flags)
 
 
 def with_rdma(data, there, payload, cookie, pieces, flags, offset=0):
-    """Sends a message behind an operation on the peer's memory, and waits until the operation has its status."""
+    """Sends a message after an operation on the peer's memory, and waits for the status of the operation."""
     vector = b"".join(struct.pack("=2Q", piece.address, len(piece.bytes)) for piece in pieces)
     local = ctypes.create_string_buffer(vector, len(vector))
     length = sum(len(piece.bytes) for piece in pieces)
@@ -459,7 +460,7 @@ def receive_cookie(data):
 
 
 def operations(side, data, cookie):
-    """Writes of two pieces and of one in the middle, then a read."""
+    """A write of two pieces, one into the middle, then a read."""
     first, second, patch, all_of_it = Memory(5000, 1), Memory(60000, 4000), Memory(700), Memory(65000, 9)
     first.bytes[:], second.bytes[:], patch.bytes[:] = content(65000)[:5000], content(65000)[5000:], content(700)
     there = side.there(1)
@@ -478,7 +479,7 @@ def expected_memory():
 
 
 def rdma_map_sends(side):
-    """The memory comes with a message that maps it."""
+    """A message maps the memory and carries its cookie."""
     data = side.socket(1)
     operations(side, data, receive_cookie(data))
     side.hear("done")
@@ -495,7 +496,7 @@ def rdma_map_receives(side):
 
 
 def rdma_register_sends(side):
-    """The memory is registered by itself, and its cookie sent with a message; freed, it is nobody's."""
+    """The memory is registered separately, and its cookie is sent in a message; after it is freed, the cookie is invalid."""
     data = side.socket(1)
     cookie = receive_cookie(data)
     operations(side, data, cookie)
@@ -504,7 +505,7 @@ def rdma_register_sends(side):
     # A write over iWARP may be complete before the peer has refused it.
     possible = ("remote error", "success") if side.options.iwarp else ("remote error",)
     check(status in possible, f"a write to memory that was freed: {status}")
-    # The connection that this has ended comes again.
+    # The connection that this has ended is established again.
     data.sendto(b"afterwards", side.there(1))
     side.hear("done")
     return {"freed": status}
@@ -527,7 +528,7 @@ def rdma_register_receives(side):
 
 
 def rdma_once_sends(side):
-    """Memory that may be used once: the second time is refused."""
+    """Memory that may be used once: the second use is refused."""
     data = side.socket(1)
     cookie = receive_cookie(data)
     statuses = [with_rdma(data, side.there(1), b"%d" % time, cookie, [Memory(100)], READ_WRITE) for time in (1, 2)]
@@ -565,7 +566,7 @@ def atomic_receives(side):
     side.tell("done")
 
 
-# Figures.
+# The measurements.
 
 
 def pingpong_sends(side):
@@ -606,7 +607,7 @@ def exercise(options):
     function = globals()[f"{options.exercise.replace('-', '_')}_{options.role}"]
     side = Side(options)
     facts = function(side)
-    # The one that ends first would take back what it has just sent.
+    # A process that ended first would withdraw the message that it has just sent.
     side.tell("bye")
     side.hears_within(2, "bye")
     return facts or {}

@@ -1,4 +1,4 @@
-"""Every rank writes its columns of a file together with the others, and reads those of the next one."""
+"""Every rank writes its columns of a file in a collective write, and reads those of the next rank."""
 
 import h5py
 import numpy

@@ -1,6 +1,6 @@
 /*
- * What MPI does over verbs, each byte looked at: a ring, reductions, everybody to everybody, messages that nobody has asked
- * for yet, and one-sided access, of sizes from nothing to 4 MiB. Built with an implementation's mpicc; see mpi-check.
+ * MPI over verbs, with every byte checked: a ring, reductions, all to all, messages without a posted receive, and
+ * one-sided access, of sizes from 0 to 4 MiB. Built with an implementation's mpicc; see mpi-check.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -57,7 +57,7 @@ static void ring(size_t length, int round)
 	free(in);
 }
 
-/* Receives are posted in the other order, after all has been sent. */
+/* Receives are posted in the opposite order, after all messages were sent. */
 static void unexpected(size_t length)
 {
 	enum { EACH = 8 };
@@ -130,7 +130,7 @@ static void one_sided(size_t length)
 	MPI_Win_fence(0, win);
 	expect(got, length, (left + ranks - 1) % ranks, left, 3, "get");
 
-	/* Everybody adds to everybody, ten times, under a lock. */
+	/* Every rank adds to every rank, ten times, under a lock. */
 	MPI_Barrier(MPI_COMM_WORLD);
 	for (int time = 0; time < 10; time++) {
 		long more[2] = {1, rank};
@@ -160,7 +160,7 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Half a round trip of eight bytes between the first two. */
+/* Measures half a round trip of eight bytes between the first two ranks. */
 static void latency(void)
 {
 	enum { ROUNDS = 2000 };

@@ -1,4 +1,4 @@
-// Objects of any size and shape from everybody to everybody, and around a ring, by Boost.MPI.
+// Sends objects of any size and shape from every rank to every rank, and around a ring, by Boost.MPI.
 #include <boost/mpi.hpp>
 #include <boost/serialization/map.hpp>
 #include <boost/serialization/string.hpp>

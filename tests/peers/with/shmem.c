@@ -1,4 +1,4 @@
-// A ring of puts and gets of 2 MiB between all PEs, each byte looked at, and a counter at PE 0 that all of them increment.
+// A ring of puts and gets of 2 MiB between all PEs, with every byte checked, and a counter at PE 0 that all of them increment.
 #include <shmem.h>
 #include <stdio.h>
 
