@@ -167,7 +167,7 @@ impl Bench {
             let done = self
                 .cq
                 .poll(&mut self.completions)
-                .expect("a queue that nobody overruns");
+                .expect("a queue that does not overrun");
             for done in done {
                 assert!(done.status.is_success(), "{:?}", done.status);
                 done.take_buffers().for_each(drop);

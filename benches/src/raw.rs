@@ -281,7 +281,7 @@ fn udp() -> Outcome<UdpSocket> {
     Ok(socket)
 }
 
-/// Both ends send what they receive; ours begins.
+/// Both ends return each message that they receive; ours begins.
 fn ping_pong(
     partner: &Partner,
     turns: u64,
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_carries_octets() {
+    fn every_channel_carries_bytes() {
         let partner = Partner::start();
         for peer in [Peer::Named, Peer::Connected] {
             let pair = UdpPair::new(peer).unwrap();

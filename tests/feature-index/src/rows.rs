@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_both_its_ends_and_nothing_beside_them() {
+    fn a_range_holds_both_its_ends_and_nothing_else() {
         assert!(is_never_exempt("2.42") && is_never_exempt("2.52") && is_never_exempt("5.15"));
         assert!(!is_never_exempt("2.41") && !is_never_exempt("2.53") && !is_never_exempt("3.S"));
     }

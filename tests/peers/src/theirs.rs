@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_are_written_as_they_are_read() {
+    fn bytes_are_written_as_they_are_read() {
         for some in [&[][..], &[0], &[0, 1, 0xfe]] {
             assert_eq!(octets(&hexadecimal(some)).unwrap(), some);
         }

@@ -228,7 +228,7 @@ fn plain_completions_come_in_order_and_wake_their_waiter() {
 }
 
 #[test]
-fn a_handler_gets_one_notice_for_each_arm_beside_futures() {
+fn a_handler_gets_one_notice_per_arm_next_to_futures() {
     let (mock, context) = mock::open();
     let (_pd, cq, qp, _) = mock::pair(&context);
     qp.submit(send(0)).wait().unwrap();

@@ -585,7 +585,7 @@ fn a_bind_takes_the_next_key_or_the_given_byte() {
 }
 
 #[test]
-fn stretches_of_a_region_are_checked() {
+fn ranges_of_a_region_are_checked() {
     let (_mock, context) = mock::open();
     let pd = context.alloc_pd().wait().unwrap();
     let memory = Memory::zeroed(100).unwrap();

@@ -19,7 +19,7 @@ cases! {
     the_scope_of_atomics_is_what_they_do: ANY_DEVICE;
     adding_nothing_probes_for_atomics: needs(Features::empty())
         .without(BaselineGaps::NO_ATOMICS);
-    a_port_tells_what_it_speaks: ANY_DEVICE;
+    a_port_reports_its_protocols: ANY_DEVICE;
     an_unknown_bit_is_refused: ANY_DEVICE;
     a_reply_may_hold_unknown_bits: ANY_DEVICE;
     operations_are_granted_as_a_whole: ANY_DEVICE;
@@ -211,7 +211,7 @@ fn adding_nothing_probes_for_atomics(rig: &Rig) {
 }
 
 // covers 1.08
-fn a_port_tells_what_it_speaks(rig: &Rig) {
+fn a_port_reports_its_protocols(rig: &Rig) {
     let attributes = rig.attributes();
     assert_eq!(
         attributes.ports.len(),

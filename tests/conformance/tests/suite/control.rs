@@ -39,7 +39,7 @@ steered_cases! {
     a_context_ends_after_the_verbs_under_way: ANY_DEVICE;
     verbs_under_way_end_with_the_device: ANY_DEVICE;
     a_removed_device_ends_requests_and_is_not_opened_again: ANY_DEVICE;
-    events_of_a_port_reach_everybody: ANY_DEVICE;
+    events_of_a_port_reach_every_context: ANY_DEVICE;
 }
 
 fn rights() -> Access {
@@ -519,7 +519,7 @@ fn events_of_a_queue_pair_reach_its_owner(rig: &Rig) {
 }
 
 // covers 5.23
-fn events_of_a_port_reach_everybody(rig: &Rig) {
+fn events_of_a_port_reach_every_context(rig: &Rig) {
     let device = Device::of(Arc::clone(&rig.far.device));
     let other = device
         .open(&Requirements::new())

@@ -24,13 +24,13 @@ cases! {
         .and(Features::LOCAL_INVALIDATE_FENCE);
     an_unsignaled_local_operation_completes_only_if_it_fails: needs(Features::BMME);
     rights_that_do_not_go_together_are_refused: needs(Features::BMME);
-    only_the_octets_named_are_registered: needs(Features::BMME);
+    only_the_named_bytes_are_registered: needs(Features::BMME);
     an_address_of_the_programs_choice: needs(Features::BMME);
     pages_are_mapped_in_order: needs(Features::BMME);
     a_list_is_mapped_as_far_as_it_goes: needs(Features::BMME);
     a_gap_list_maps_each_element_whole: needs(Features::BMME.union(Features::SG_GAPS));
     blocks_of_any_size_are_found_by_division: needs(Features::BMME.union(Features::BLOCK_LIST));
-    a_window_opens_a_stretch_of_a_list: one_of(Features::WINDOW_2)
+    a_window_opens_a_range_of_a_list: one_of(Features::WINDOW_2)
         .and(Features::BMME.union(Features::BLOCK_LIST));
 }
 
@@ -288,7 +288,7 @@ fn rights_that_do_not_go_together_are_refused(rig: &Rig) {
 }
 
 // covers 2.06
-fn only_the_octets_named_are_registered(rig: &Rig) {
+fn only_the_named_bytes_are_registered(rig: &Rig) {
     let fast = rig.far.fast(4096);
     let pair = rig.rc();
     for wrong in [0, 4097] {
@@ -485,7 +485,7 @@ fn blocks_of_any_size_are_found_by_division(rig: &Rig) {
 }
 
 // covers 2.33 2.52
-fn a_window_opens_a_stretch_of_a_list(rig: &Rig) {
+fn a_window_opens_a_range_of_a_list(rig: &Rig) {
     let listed = blocks(rig);
     let pair = rig.rc();
     rig.succeeds(&pair.far, listed.register());

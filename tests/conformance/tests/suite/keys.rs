@@ -28,15 +28,15 @@ cases! {
     an_address_near_the_top_does_not_wrap: ANY_DEVICE;
     a_region_serves_its_domain: ANY_DEVICE;
     a_shared_receive_belongs_to_the_queues_domain: needs(Features::SRQ);
-    no_octets_name_no_memory: ANY_DEVICE;
-    no_octets_need_the_queue_pairs_permission: ANY_DEVICE;
+    an_empty_request_names_no_memory: ANY_DEVICE;
+    an_empty_request_needs_the_queue_pairs_permission: ANY_DEVICE;
     a_bad_local_key_shows_at_execution: ANY_DEVICE;
-    a_local_stretch_outside_its_region_is_refused: ANY_DEVICE;
+    a_local_range_outside_its_region_is_refused: ANY_DEVICE;
     a_bad_key_of_a_receive_fails_the_receive: ANY_DEVICE;
     an_empty_entry_is_not_checked: ANY_DEVICE;
     a_receive_is_checked_as_far_as_the_message_reaches: ANY_DEVICE;
     a_message_beyond_the_limit_is_refused: ANY_DEVICE;
-    inline_octets_are_copied_while_posting: ANY_DEVICE;
+    inline_bytes_are_copied_while_posting: ANY_DEVICE;
     deregistering_while_a_peer_reads: ANY_DEVICE;
     a_region_is_changed: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
     a_refused_change_leaves_the_region: ANY_DEVICE.without(BaselineGaps::NO_REREG_MR);
@@ -44,7 +44,7 @@ cases! {
     a_private_sink_is_filled_or_refused_at_once: ANY_DEVICE;
     a_read_has_up_to_the_reported_number_of_sinks: ANY_DEVICE;
     a_sink_is_open_to_its_peer_where_it_must_be: ANY_DEVICE;
-    a_zero_based_region_counts_from_its_first_octet: needs(Features::ZBVA);
+    a_zero_based_region_counts_from_its_first_byte: needs(Features::ZBVA);
     a_zero_based_region_keeps_its_offset_in_the_page: needs(Features::ZBVA);
     a_zero_based_fast_registration_keeps_its_offset: needs(Features::ZBVA.union(Features::BMME));
 }
@@ -280,7 +280,7 @@ fn receive_fails(rig: &Rig, pair: &Pair, status: WcStatus) {
 }
 
 // covers 2.08 2.68
-fn no_octets_name_no_memory(rig: &Rig) {
+fn an_empty_request_names_no_memory(rig: &Rig) {
     let pair = rig.rc();
     let nowhere = forged(3, 0, 0xdead_beef);
     for remote in [
@@ -299,7 +299,7 @@ fn no_octets_name_no_memory(rig: &Rig) {
 }
 
 // covers 2.08
-fn no_octets_need_the_queue_pairs_permission(rig: &Rig) {
+fn an_empty_request_needs_the_queue_pairs_permission(rig: &Rig) {
     let pair = |access| {
         let options = ConnectOptions::new().access(access);
         rig.connected_with(rig.near.side(QpType::Rc), rig.far.side(QpType::Rc), options)
@@ -368,7 +368,7 @@ fn a_bad_local_key_shows_at_execution(rig: &Rig) {
 }
 
 // covers 2.09 2.06
-fn a_local_stretch_outside_its_region_is_refused(rig: &Rig) {
+fn a_local_range_outside_its_region_is_refused(rig: &Rig) {
     let region = rig.near.region(4096, OPEN);
     let (first, lkey) = (region.mr.iova(), region.mr.lkey());
     for (addr, length) in [
@@ -500,7 +500,7 @@ fn a_message_beyond_the_limit_is_refused(rig: &Rig) {
 }
 
 // covers 2.12 7.87
-fn inline_octets_are_copied_while_posting(rig: &Rig) {
+fn inline_bytes_are_copied_while_posting(rig: &Rig) {
     let pair = rig.rc();
     let target = rig.far.region(64, OPEN);
     let landing = rig.far.region(64, Access::LOCAL_WRITE);
@@ -772,7 +772,7 @@ fn a_sink_is_open_to_its_peer_where_it_must_be(rig: &Rig) {
 }
 
 // covers 2.66
-fn a_zero_based_region_counts_from_its_first_octet(rig: &Rig) {
+fn a_zero_based_region_counts_from_its_first_byte(rig: &Rig) {
     let options = MrOptions::new(OPEN).zero_based();
     let region = rig.far.region_with(&rig.far.pd, 4096, options);
     assert_eq!(region.mr.iova(), 0);

@@ -30,7 +30,7 @@ cases! {
     the_error_comes_first_then_the_flush: ANY_DEVICE;
     the_state_changes_before_the_error_is_seen: ANY_DEVICE;
     in_err_every_request_is_accepted_and_flushed: ANY_DEVICE;
-    atomics_answer_eight_octets: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
+    atomics_return_eight_bytes: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
     a_misaligned_atomic_changes_nothing: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
     a_datagram_fits_one_frame_and_its_domain: ANY_DEVICE.without(BaselineGaps::NO_UD);
     a_grh_area_of_40_bytes_precedes_each_datagram: ANY_DEVICE.without(BaselineGaps::NO_UD);
@@ -346,7 +346,7 @@ fn flushed_behind(rig: &Rig, slots: u32) {
 }
 
 // covers 3.31
-fn atomics_answer_eight_octets(rig: &Rig) {
+fn atomics_return_eight_bytes(rig: &Rig) {
     let access = OPEN | Access::REMOTE_ATOMIC;
     let counter = rig.far.region(64, access);
     let pair = rig.rc();

@@ -45,7 +45,7 @@ cases! {
     a_type_1_window_keeps_its_own_bounds: needs(TYPE_1);
     a_window_grants_its_own_rights: one_of(TYPE_2);
     a_stale_byte_opens_no_window: one_of(TYPE_2);
-    a_zero_based_window_counts_from_its_first_octet: one_of(TYPE_2).and(Features::ZBVA);
+    a_zero_based_window_counts_from_its_first_byte: one_of(TYPE_2).and(Features::ZBVA);
     a_window_dies_with_its_queue_pair: one_of(TYPE_2);
     a_window_is_free_when_its_queue_pair_was_reset: one_of(TYPE_2);
     a_bound_window_can_be_given_back: one_of(TYPE_2);
@@ -658,7 +658,7 @@ fn a_stale_byte_opens_no_window(rig: &Rig) {
 }
 
 // covers 2.53
-fn a_zero_based_window_counts_from_its_first_octet(rig: &Rig) {
+fn a_zero_based_window_counts_from_its_first_byte(rig: &Rig) {
     let host = host(rig);
     let pair = rig.rc();
     let mw = rig.far.window(MwType::Type2);
