@@ -80,7 +80,7 @@ impl Peer for Rig {
         self.at_work.network.progress();
         let mut wire = self.wire.state();
         wire.is_open = false;
-        self.stream = wire.stream.take().expect("a frame of the peer's");
+        self.stream = wire.stream.take().expect("a frame of the peer");
         self.sent = [0; 4];
     }
 }

@@ -93,7 +93,7 @@ fn rig(transport: Transport) -> Result<Rig, Evidence> {
         .stdin(OwnedFd::from(other_end))
         .stdout(Stdio::null())
         .spawn()
-        .expect("the test, once more");
+        .expect("a second process of the test");
     let near = StandIn::new(process, stream, far.attributes(), port);
     let near = Device::of(Arc::new(near));
     let near_context = near.open(&wanted).map_err(not_here)?;

@@ -149,7 +149,7 @@ impl Game {
                 .env(OTHER, format!("{device} {one} {other} {polls} {server}"))
                 .stdout(Stdio::null())
                 .spawn();
-            process = Some(asks.expect("the test, once more"));
+            process = Some(asks.expect("a second process of the test"));
         });
         let ended = process.expect("it has asked").wait().expect("its end");
         assert!(ended.success(), "{ended}");

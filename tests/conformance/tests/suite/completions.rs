@@ -61,7 +61,10 @@ fn room(cq: &Cq) -> u64 {
 /// Polls in one call the completions that arrived before the overrun.
 fn left(cq: &Cq) -> Vec<(u64, WcStatus)> {
     let mut slots: [Completion; 32] = Default::default();
-    statuses(cq.poll(&mut slots).expect("what had come before"))
+    statuses(
+        cq.poll(&mut slots)
+            .expect("the completions before the overrun"),
+    )
 }
 
 fn write(rig: &Rig, pair: &Pair, place: RemoteAddress, ids: std::ops::Range<u64>) {

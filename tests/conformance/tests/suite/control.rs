@@ -131,7 +131,7 @@ fn a_receive_handler_registers_memory_and_sends_its_key(rig: &Rig) {
                     .expect("within");
                 qp.post_one(wr::Send::new(key_at))
                     .expect("posted from a handler");
-                *keep.lock().expect("no test fails here") = Some(region);
+                *keep.lock().expect("an unpoisoned lock") = Some(region);
             });
         });
         pair.near.receive(&rig.scratch, 512, 16);
@@ -351,7 +351,7 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
         move |error: Option<VerbError>| {
             let before = outcomes
                 .lock()
-                .expect("no test fails here")
+                .expect("an unpoisoned lock")
                 .insert(name, error);
             assert!(before.is_none(), "{name} ended twice");
             count.fetch_add(1, Ordering::SeqCst);
@@ -383,7 +383,7 @@ fn verbs_under_way_end_with_the_device(rig: &Rig) {
     assert_eq!(count.load(Ordering::SeqCst), 0);
     device.remove();
     eventually(rig, || count.load(Ordering::SeqCst) == 8);
-    let outcomes = outcomes.lock().expect("no test fails here");
+    let outcomes = outcomes.lock().expect("an unpoisoned lock");
     assert_eq!(outcomes.len(), 8);
     for (name, error) in outcomes.iter() {
         let expected = match *name {
@@ -570,13 +570,13 @@ fn communication_is_established_once(rig: &Rig) {
     rig.far.context.on_event(move |event| {
         events
             .lock()
-            .expect("no test fails here")
+            .expect("an unpoisoned lock")
             .push(Some(event.event_type()));
     });
     let completions = Arc::clone(&order);
     let desk = rig.far.region(4096, rights());
     serve(&far.cq, move |_| {
-        completions.lock().expect("no test fails here").push(None)
+        completions.lock().expect("an unpoisoned lock").push(None)
     });
     let (at_near, at_far) = (near.endpoint().expect("one"), far.endpoint().expect("one"));
     let full = near.connect(&at_far, ConnectOptions::new());
@@ -597,7 +597,7 @@ fn communication_is_established_once(rig: &Rig) {
         );
         rig.settle();
     }
-    let told = order.lock().expect("no test fails here").clone();
+    let told = order.lock().expect("an unpoisoned lock").clone();
     let expected: &[_] = match rig.attributes().transport {
         Transport::Iwarp => &[None, None, None],
         Transport::InfiniBand => &[Some(EventType::CommEst), None, None, None],

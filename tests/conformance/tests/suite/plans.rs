@@ -55,18 +55,18 @@ impl Traced {
             };
             noted
                 .lock()
-                .expect("no test fails here")
+                .expect("an unpoisoned lock")
                 .push((step, told.status));
         }));
         Self { steps, is_told }
     }
 
     fn clear(&self) {
-        self.steps.lock().expect("no test fails here").clear();
+        self.steps.lock().expect("an unpoisoned lock").clear();
     }
 
     fn is(&self, expected: &[PlanStep]) {
-        let steps = self.steps.lock().expect("no test fails here");
+        let steps = self.steps.lock().expect("an unpoisoned lock");
         assert!(steps.iter().all(|(_, status)| status.is_success()));
         let executed: Vec<_> = steps.iter().map(|(step, _)| *step).collect();
         assert!(
