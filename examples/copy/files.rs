@@ -132,7 +132,7 @@ impl Drop for Apart {
     }
 }
 
-// Whether it is a folder as this program makes it. The target of a link belongs to another program.
+// Whether `apart` is a folder as this program makes it. The target of a link belongs to another program.
 fn is_own(apart: &Path) -> io::Result<bool> {
     let there = fs::symlink_metadata(apart)?;
     Ok(there.is_dir() && there.mode() & 0o077 == 0)

@@ -7,7 +7,7 @@ use polyverbs::{
     extension::{Extensions, FeatureInfo},
 };
 
-use crate::{Simulated, telling};
+use crate::{Simulated, with_claims};
 
 fn hide(told: &mut DeviceAttributes, feature: &FeatureInfo) {
     match feature.set {
@@ -41,7 +41,7 @@ fn an_unclaimed_feature_that_works_is_a_mismatch() {
     let simulated = Simulated::new();
     for device in &simulated.devices {
         for feature in claimed(device) {
-            let hiding = telling(device, move |told| hide(told, &feature));
+            let hiding = with_claims(device, move |claimed| hide(claimed, &feature));
             if hiding.attributes().claims(&feature) {
                 // No gap exists for this ability: a device cannot lack it.
                 continue;
@@ -70,7 +70,7 @@ fn a_claimed_feature_that_fails_is_a_mismatch() {
             .iter()
             .filter(|feature| !told.claims(feature));
         for &feature in lacking {
-            let boasting = telling(device, move |told| boast(told, &feature));
+            let boasting = with_claims(device, move |claimed| boast(claimed, &feature));
             let found = simulated.examined(&boasting, &feature);
             assert_eq!(
                 (found.claimed, found.verdict),

@@ -66,8 +66,8 @@ impl Simulated {
         let [ib, iw] = &mut simulated.devices[..] else {
             unreachable!("two devices")
         };
-        *ib = telling(ib, |told| told.features -= Features::SRQ);
-        *iw = telling(iw, |told| told.gaps -= BaselineGaps::NO_UD);
+        *ib = with_claims(ib, |claimed| claimed.features -= Features::SRQ);
+        *iw = with_claims(iw, |claimed| claimed.gaps -= BaselineGaps::NO_UD);
         simulated
     }
 
@@ -104,12 +104,12 @@ static VERIFIED: LazyLock<Matrix> = LazyLock::new(|| Simulated::new().verified()
 static OF_LIARS: LazyLock<Matrix> = LazyLock::new(|| Simulated::liars().verified());
 
 /// A device whose attributes differ from those of the device that it wraps.
-struct Telling {
+struct WithClaims {
     device: Arc<dyn DeviceOps>,
     other: Box<dyn Fn(&mut DeviceAttributes) + Send + Sync>,
 }
 
-impl DeviceOps for Telling {
+impl DeviceOps for WithClaims {
     fn attributes(&self) -> DeviceAttributes {
         let mut attributes = self.device.attributes();
         (self.other)(&mut attributes);
@@ -125,11 +125,11 @@ impl DeviceOps for Telling {
     }
 }
 
-fn telling(
+fn with_claims(
     device: &Device,
     other: impl Fn(&mut DeviceAttributes) + Send + Sync + 'static,
 ) -> Device {
-    Device::of(Arc::new(Telling {
+    Device::of(Arc::new(WithClaims {
         device: Arc::clone(device.ops()),
         other: Box::new(other),
     }))
