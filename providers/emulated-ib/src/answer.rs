@@ -1,4 +1,4 @@
-//! Answers of a responder: what they say, and the frames that they are over a link.
+//! Answers of a responder, and the frames that carry them over a link.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Frame;
@@ -14,25 +14,25 @@ use crate::{Cx, Qp, Receiving};
 /// The answer to one request frame.
 #[derive(Debug)]
 pub enum Answer<'p> {
-    /// None: dropped, or nothing to say.
+    /// The request was dropped, or needs no answer.
     None,
-    /// Arrived, up to this sequence number.
+    /// The requests up to this sequence number have arrived.
     Ack(Psn),
-    /// Refused; of a sequence error the expected number.
+    /// The request is refused. For a sequence error the number is the expected one.
     Nak(Nak, Psn),
-    /// No receive; with the timer code.
+    /// There is no receive. The code is that of the RNR timer.
     Rnr(u8, Psn),
-    /// The bytes asked for.
+    /// The bytes that a read requests.
     Read(Spans<'p>),
-    /// The original value.
+    /// The original value of an atomic.
     Atomic(u64),
-    /// What an extension's operation answers.
+    /// The answer of an extension's operation.
     Extension(Octets),
-    /// Noted; the answer comes later.
+    /// The request is queued; the answer follows later.
     Later,
 }
 
-/// Why a request is refused, and how its receive ends if it has one.
+/// Why a request is refused, and the status of its receive if it has one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) nak: Nak,
@@ -47,7 +47,7 @@ impl Refusal {
 }
 
 impl From<Fault> for Refusal {
-    /// Permission of the queue pair is an invalid request; everything about a key is an access error (IBTA 9.7.4.1.5).
+    /// A missing right of the queue pair is an invalid request; every fault of a key is an access error (IBTA 9.7.4.1.5).
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Misaligned
@@ -63,7 +63,7 @@ impl From<Fault> for Refusal {
     }
 }
 
-/// Sends the answer to a request frame over the link; on a direct network the requester has it already.
+/// Sends the answer to a request frame over the link. On a direct network the requester has it already.
 pub(crate) fn send(
     qp: &Qp,
     half: &mut Receiving,
@@ -74,7 +74,7 @@ pub(crate) fn send(
     let (psn, body, refusal) = match answer {
         Answer::None | Answer::Later => return,
         Answer::Ack(psn) => {
-            // One for all that arrive together. And what a program answers goes first.
+            // One acknowledge covers all messages that arrive together, and the program's own message is sent before it.
             let rest = &mut half.driver.rest;
             rest.owed = Some(psn);
             if request.awaited {
@@ -109,7 +109,7 @@ pub(crate) fn send(
     emit(qp, half, psn, body, refusal, Payload::Empty, cx);
 }
 
-/// Sends the acknowledge that is owed.
+/// Sends the pending acknowledge.
 pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     let half = &mut *qp.responder();
     (half.driver.rest.is_noted, half.driver.rest.is_awaited) = (false, false);
@@ -118,7 +118,7 @@ pub(crate) fn acknowledge(qp: &Qp, cx: &mut Cx<'_>) {
     }
 }
 
-/// The acknowledge that is owed and awaited, for a request to the same peer, which takes it along.
+/// Takes the pending acknowledge if the peer waits for it: a request to the same peer carries it.
 pub(crate) fn take_owed(qp: &Qp) -> Option<(Psn, Aeth)> {
     let half = &mut *qp.responder();
     let rest = &mut half.driver.rest;
@@ -133,7 +133,8 @@ fn aeth(qp: &Qp, half: &Receiving) -> Aeth {
     Aeth::ack(half.driver.rest.msn, receives)
 }
 
-/// Sends so many packets of the answer to a read, behind those that have left: how many bytes have then.
+/// Sends at most `packets` packets of the answer to a read, beginning at `offset`. Returns the offset after the last byte
+/// sent.
 pub(crate) fn read_response(
     qp: &Qp,
     half: &mut Receiving,
@@ -204,7 +205,7 @@ fn emit(
     cx: &mut Cx<'_>,
 ) {
     if !matches!(body, Body::Congestion) {
-        // Every answer acknowledges what was asked before it (IBTA 9.7.5.1.2).
+        // Every answer acknowledges the requests before it (IBTA 9.7.5.1.2).
         let owed = &mut half.driver.rest.owed;
         owed.take_if(|owed| psn.distance_from(*owed) >= 0);
     }

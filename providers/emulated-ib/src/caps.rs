@@ -1,4 +1,4 @@
-//! What an emulated InfiniBand device claims.
+//! The attributes that an emulated InfiniBand device reports.
 
 use polyverbs_engine::claims;
 use verbs_api::{
@@ -7,7 +7,7 @@ use verbs_api::{
     ids::{Gid, LinkAddress},
 };
 
-/// Everything that the device tells about itself, before the linked emulations add to it.
+/// Returns the attributes of the device, before the linked emulations add to them.
 pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceAttributes {
     let mut features = Features::SRQ
         | Features::MULTICAST
@@ -25,8 +25,8 @@ pub fn attributes(name: &str, address: LinkAddress, windows_2a: bool) -> DeviceA
     }
 }
 
-// As Linux has them: the link-local one, and behind it that of the address. A port of an in-process network has the number
-// that it has there in place of an address.
+// Returns the identifiers in the order of Linux: first the link-local one, then that of the address. A port of an
+// in-process network uses its number in place of an address.
 fn gids(address: LinkAddress) -> Vec<GidEntry> {
     let roce = |gid| GidEntry::new(gid, GidType::RoceV2);
     if let LinkAddress::Ip(ip) = address {

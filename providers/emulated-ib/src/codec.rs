@@ -1,7 +1,7 @@
-//! Header values as packets of RoCEv2, and back.
+//! Encodes header values as packets of RoCEv2, and decodes them.
 //!
-//! What a queue pair's state decides is not looked at here: a packet that parses, is of the default partition and has a
-//! right ICRC is a frame.
+//! The codec does not check a queue pair's state: a packet that parses, belongs to the default partition and has a correct
+//! ICRC is a frame.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ pub struct RoceV2 {
 }
 
 impl RoceV2 {
-    /// The format, knowing no peer yet.
+    /// Creates the format, which knows no peer yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -47,7 +47,7 @@ impl DatagramCodec for RoceV2 {
 
     fn tx_meta(&self, header: &Header) -> TxMeta {
         TxMeta {
-            // Requests and answers of a connection are two flows; each keeps its order.
+            // The requests and the answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
             traffic_class: header.ip.traffic_class,
             hop_limit: header.ip.hop_limit,
@@ -56,7 +56,7 @@ impl DatagramCodec for RoceV2 {
 
     fn encode_header(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let bth = bth_of(header, payload)?;
-        // Most packets have nothing behind BTH.
+        // Most packets have only the BTH.
         match bth.opcode.facts()?.headers.is_empty() {
             true => bth.put(into).map(|_| Bth::LEN),
             false => headers_of(bth, header, payload).encode(into),
@@ -65,7 +65,8 @@ impl DatagramCodec for RoceV2 {
 
     fn encode_record(&self, header: &Header, payload: usize, into: &mut [u8]) -> Option<usize> {
         let headers = self.encode_header(header, payload, into)?;
-        // Each is acknowledged: the bit tells whether that is awaited. The reserved bits next to it have the path MTU.
+        // Every message in shared memory is acknowledged, so the bit says whether the sender waits for that. The reserved bits
+        // next to it carry the path MTU.
         let bits = into.get_mut(ACK_REQ_AT)?;
         *bits = header.mtu_shift & MTU_SHIFT | if header.awaited { ACK_REQ } else { 0 };
         let Some((psn, aeth)) = header.acknowledges else {
@@ -234,7 +235,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
         Body::AtomicAcknowledge(original) => {
             headers.atomic_ack_eth = Some(AtomicAckEth { original });
         }
-        // What an extension answers has its AETH, and a request its XRCETH, in its own header.
+        // An extension's answer has its AETH, and its request the XRCETH, in the extension's own header.
         Body::ExtensionRequest(extension, operation)
         | Body::ExtensionResponse(extension, operation) => {
             let Aeth { syndrome, msn } = header.aeth;
@@ -324,7 +325,7 @@ const fn service(header: &Header) -> Option<Service> {
 
 #[inline]
 fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
-    // Partitions match where the numbers do and one of the two is a full member, as this one is (IBTA 10.9.3).
+    // Partitions match if their numbers do and one of the two is a full member, as this one is (IBTA 10.9.3).
     if packet.bth.p_key() | FULL_MEMBER != DEFAULT_P_KEY {
         return None;
     }
@@ -336,7 +337,7 @@ fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
         solicited: packet.bth.solicited(),
         ..Header::new(service, Header::UNKNOWN_QP, dest_qp, psn, send)
     };
-    // Most sends have nothing behind BTH.
+    // Most sends have only the BTH.
     if packet.facts.operation != Operation::Send || !packet.facts.headers.is_empty() {
         read_extended_headers(&mut header, packet, arrival.to.ip())?;
     }
@@ -344,7 +345,7 @@ fn header_of(packet: &Packet<'_>, arrival: &Arrival) -> Option<Header> {
     Some(header)
 }
 
-// What the opcode and the headers behind BTH say.
+// Reads the opcode and the headers after the BTH.
 #[inline(never)]
 fn read_extended_headers(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -> Option<()> {
     header.body = body_of(packet, to)?;
@@ -359,7 +360,7 @@ fn read_extended_headers(header: &mut Header, packet: &Packet<'_>, to: IpAddr) -
 fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     let position = packet.facts.position;
     let immediate = || packet.get::<ImmDt>().map(|header| header.immediate().0);
-    // Where, and how many bytes.
+    // Returns the address and the number of bytes.
     let reth = || {
         let reth = packet.get::<Reth>()?;
         let remote = RemoteAddress::new(reth.va(), RKey::new(reth.rkey()));
@@ -427,7 +428,7 @@ fn body_of(packet: &Packet<'_>, to: IpAddr) -> Option<Body> {
     })
 }
 
-// Only an acknowledge refuses: an answer with data that does is dropped.
+// Only an acknowledge may refuse: an answer with data that does is dropped.
 fn aeth_of(packet: &Packet<'_>) -> Option<Aeth> {
     let aeth = match (packet.get::<Aeth>(), packet.get::<ExtensionEth>()) {
         (Some(aeth), _) => Aeth::of(aeth),
@@ -456,7 +457,7 @@ fn placement_of(bits: u8) -> Option<Access> {
 
 const fn qp_type(service: Service) -> QpType {
     match service {
-        // A notification does not say of which kind its connection is; extensions have reliable ones.
+        // A notification does not name the service of its connection; extensions use reliable ones.
         Service::Rc | Service::Xrc | Service::Cnp | Service::Manufacturer => QpType::Rc,
         Service::Uc => QpType::Uc,
         Service::Ud => QpType::Ud,
@@ -488,7 +489,7 @@ fn recipient_of(message: &cm::Message) -> Common {
         M::SidrRep(message) => message.request_id,
     };
     match QpnRange::of_communication(id) {
-        // Nobody makes such numbers: a message about none, a REJ of a request that could not be read for instance.
+        // No process allocates such ids. A REJ of a request that could not be parsed has one, for example.
         QpnRange::COMMON => Common::Anybody,
         range => Common::Range(range),
     }
@@ -496,11 +497,11 @@ fn recipient_of(message: &cm::Message) -> Common {
 
 // ---- the ICRC
 
-/// What an ICRC says.
+/// The result of an ICRC check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IcrcCheck {
     Valid,
-    /// Right for an IPv4 identification that nothing confirms yet.
+    /// The ICRC is correct for an IPv4 identification that nothing confirms yet.
     Unverified,
     Invalid,
 }
@@ -518,7 +519,7 @@ impl RoceV2 {
         }
     }
 
-    // For another identification than the one expected: the kernel's driver numbers what it sends.
+    // Checks whether the ICRC is correct for an unexpected identification: the kernel's driver numbers its packets.
     #[inline(never)]
     fn check_identification(
         &self,
@@ -538,7 +539,7 @@ impl RoceV2 {
         if identification == 0 {
             return IcrcCheck::Valid;
         }
-        // The sender counts its packets: whether it may have come to this number.
+        // The sender counts its packets, so this checks whether it may have come to this number.
         let now = Instant::now();
         let last_seen = &mut *self
             .last_seen
@@ -556,7 +557,7 @@ impl RoceV2 {
     }
 }
 
-/// A recovery for each length of a datagram, made when it is first met.
+/// The recoveries for each length of a datagram, created when a length first occurs.
 struct Recoveries(Box<[OnceLock<Recovery>]>);
 
 impl Default for Recoveries {
@@ -566,7 +567,7 @@ impl Default for Recoveries {
 }
 
 impl Recoveries {
-    // A packet is a multiple of four bytes long.
+    // The length of a packet is a multiple of four bytes.
     fn of(&self, length: usize) -> Recovery {
         let make = || Recovery::for_datagrams_of(length);
         match self.0.get(length / 4) {
@@ -576,19 +577,19 @@ impl Recoveries {
     }
 }
 
-/// The bit of a partition key that says full member.
+/// The bit of a partition key that marks a full member.
 const FULL_MEMBER: u16 = 0x8000;
-/// Where BTH has AckReq (IBTA 9.2).
+/// The byte of the BTH with AckReq (IBTA 9.2).
 const ACK_REQ_AT: usize = 8;
 const ACK_REQ: u8 = 0x80;
-/// Of a record: log2 of its sender's path MTU.
+/// The bits of a record that carry log2 of its sender's path MTU.
 const MTU_SHIFT: u8 = 0x0f;
-/// Bits of FETH's placement type.
+/// The bits of FETH's placement type.
 const GLOBAL_VISIBILITY: u8 = 1;
 const PERSISTENCE: u8 = 2;
-/// Lengths of packets, in words, up to that of the largest path MTU.
+/// The number of packet lengths, in words, up to that of the largest path MTU.
 const LENGTHS: usize = (4096 + MAX_HEADER_LEN + MAX_TRAILER_LEN) / 4 + 1;
-/// Peers whose identifications are remembered at a time.
+/// The most peers whose identifications are stored.
 const PEERS: usize = 1024;
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use crate::{Cx, Device, Qp, Sending};
 /// A remote Q_Key with this bit stands for the sender's own (IBTA 10.2.5).
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// Sends a datagram: done when it has left.
+/// Sends a datagram. It completes when it has left.
 ///
 /// # Errors
 /// The status of a request whose own memory was refused.
@@ -83,7 +83,7 @@ pub fn send(
             receive(&device, &frame, cx);
         }
     };
-    // On an IP network the group has an address.
+    // On an IP network the group has an address of its own.
     if group.is_some() && !matches!(from, LinkAddress::Ip(_)) {
         let devices = network.devices();
         devices.iter().for_each(|device| send_to(device.address()));
@@ -93,7 +93,7 @@ pub fn send(
     Ok(())
 }
 
-/// Delivers a datagram to the queue pairs that it is for: what fails for one does not touch another.
+/// Delivers a datagram to the queue pairs for which it is meant. A failure of one does not affect the others.
 pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     match frame.header.body {
         Body::Datagram(_, _, Some(group)) => {
@@ -109,7 +109,7 @@ pub fn receive(device: &Device, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     }
 }
 
-// Wrong state, wrong Q_Key, no receive, no room: dropped and counted (IBTA 9.8.3.1).
+// A wrong state, a wrong Q_Key, a missing receive or too little room drop the datagram and are counted (IBTA 9.8.3.1).
 fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     let Body::Datagram(qkey, extra, group) = frame.header.body else {
         return;
@@ -190,8 +190,8 @@ fn deliver(qp: &Qp, frame: &Frame<'_, Header>, cx: &mut Cx<'_>) {
     qp.complete_receive(&receive, done, cx);
 }
 
-// The 40 bytes in front: an IPv6 header, or one of IPv4 in the last 20 as RoCEv2 has it, with addresses made of the
-// link's. What a socket does not show is as a sender of this transport has it.
+// Builds the 40 bytes before a datagram: an IPv6 header, or one of IPv4 in the last 20 bytes as in RoCEv2, with the
+// addresses of the link. Fields that a socket does not report have the values that a sender of this transport uses.
 fn routing_header(frame: &Frame<'_, Header>) -> [u8; Grh::LEN] {
     let mut grh = [0; Grh::LEN];
     let behind_ip = Udp::LEN + Bth::LEN + Deth::LEN + frame.payload.len() + ICRC_LEN;

@@ -1,4 +1,4 @@
-//! The driver: this transport's part of the engine's contract.
+//! The driver: this transport's implementation of the engine's contract.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use crate::requester::Requester;
 use crate::responder::{Responder, respond};
 use crate::{Cx, Qp, QpRef, Receiving, Sending, answer, caps, datagram, requester};
 
-/// How far from the expected PSN a frame may be whose ICRC could not be verified.
+/// The greatest distance from the expected PSN of a frame whose ICRC could not be verified.
 const UNVERIFIED_PSN_RANGE: i32 = 1024;
 
 static NEXT_EPOCH: AtomicU64 = AtomicU64::new(1);
@@ -41,7 +41,7 @@ pub struct InfiniBand {
     pub address: LinkAddress,
     /// Windows of type 2A instead of 2B.
     pub windows_2a: bool,
-    /// Queue pair 1, of a device on an IP network.
+    /// Queue pair 1, for a device on an IP network.
     pub management: Option<Arc<Management>>,
 }
 
@@ -98,7 +98,7 @@ impl Driver for InfiniBand {
     }
 
     fn handle_frame(device: &Device<Self>, frame: Frame<'_, Header>, cx: &mut Cx<'_>) {
-        // What a checksum finds wrong is as if it had never come (IBTA 9.6.1).
+        // A frame with a wrong checksum is ignored (IBTA 9.6.1).
         if frame.damaged || !device.is_port_active() {
             return;
         }
@@ -112,9 +112,9 @@ impl Driver for InfiniBand {
         if matches!(header.body, Body::Datagram(..)) {
             return datagram::receive(device, &frame, cx);
         }
-        // A frame of another service is none for this queue pair (IBTA 9.6.1.2).
+        // A frame of another service is ignored by this queue pair (IBTA 9.6.1.2).
         let fits = |qp: &&Qp| {
-            // Of these two the packet does not tell whether they are of XRC.
+            // For these two kinds the packet does not say whether it belongs to XRC.
             let any_service = matches!(header.body, Body::Congestion | Body::ExtensionResponse(..));
             any_service || qp.qp_type == header.service && qp.carries_srqn == header.xrc.is_some()
         };
@@ -183,7 +183,7 @@ impl Driver for InfiniBand {
             (tx.rest.peer_address, rx.rest.peer_address) = (Some(path.address), Some(path.address));
             let ip = IpFields {
                 traffic_class: match qp.qp_type {
-                    // Congestion is answered: routers may mark instead of dropping.
+                    // RC reacts to congestion, so routers may mark its packets instead of dropping them.
                     QpType::Rc => IpFields::capable(path.traffic_class),
                     _ => path.traffic_class,
                 },
@@ -238,7 +238,7 @@ impl Driver for InfiniBand {
         check_reach(self.address, path)
     }
 
-    // As good as an RTU, which may have been lost or overtaken (IBTA 12.9.7).
+    // The first packet counts as an RTU, which may have been lost or overtaken (IBTA 12.9.7).
     fn first_arrival(qp: &Qp, _: &mut Cx<'_>) {
         let Some(management) = &qp.device.driver().management else {
             return;
@@ -248,7 +248,7 @@ impl Driver for InfiniBand {
         }
     }
 
-    // A peer that waits for this queue pair is resumed at once, before its timer.
+    // A peer that waits for this queue pair is resumed at once, without waiting for its timer.
     fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
         if qp.device.network().link().is_some() {
             return;

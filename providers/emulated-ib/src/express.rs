@@ -1,4 +1,4 @@
-//! What this transport says of requests that go the [short way](polyverbs_engine::express).
+//! This transport's part of the [express path](polyverbs_engine::express).
 
 use polyverbs_engine::express::Express;
 use verbs_api::Access;

@@ -1,7 +1,8 @@
-//! Operations of extensions: requests under the one opcode that manufacturers are left, each of one packet, answered once.
+//! Operations of extensions: requests with the one opcode that is left to manufacturers, each of one packet with one
+//! answer.
 //!
-//! They are ordered and repeated as atomics are: the responder notes its answer and gives it again to a request that
-//! comes again, and the requester does not take an acknowledge for it.
+//! They are ordered and repeated as atomics are: the responder stores its answer and sends it again to a duplicate, and the
+//! requester does not accept an acknowledge instead of the answer.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
@@ -11,7 +12,7 @@ use verbs_api::{Access, WcStatus, extension::ExtensionOperation};
 
 use crate::{Cx, Qp};
 
-/// The bytes of a request, and where its answer goes.
+/// Returns the message of a request and the memory for its answer.
 ///
 /// # Errors
 /// The status of a request whose own memory was refused.
@@ -27,10 +28,10 @@ pub(crate) fn prepare<'p>(
     Ok((message, sink.map_err(Fault::local_status)?))
 }
 
-/// Places an answer: how many bytes of it, or how the request ends otherwise.
+/// Places an answer. Returns the number of bytes placed.
 ///
 /// # Errors
-/// The device has no such operation any more.
+/// The status of a request whose operation the device no longer has.
 pub(crate) fn place(
     qp: &Qp,
     operation: &'static ExtensionOperation,
@@ -41,10 +42,10 @@ pub(crate) fn place(
     Ok(operation::place(emulation, answer, sink))
 }
 
-/// Carries out a request that arrived in order: its answer.
+/// Carries out a request that arrived in order, and returns its answer.
 ///
 /// # Errors
-/// Nobody emulates the operation, which is as an opcode that is not known, or it was refused.
+/// No extension emulates the operation, which counts as an unknown opcode, or the operation was refused.
 #[cold]
 pub(crate) fn carry_out(
     qp: &Qp,

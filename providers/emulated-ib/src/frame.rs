@@ -1,4 +1,4 @@
-//! Frames of a queue pair: how much one carries, and how it leaves.
+//! Frames of a queue pair: their capacity, and how they are sent.
 
 use polyverbs_engine::link::Frame;
 use polyverbs_engine::payload::Payload;
@@ -7,14 +7,14 @@ use verbs_api::ids::LinkAddress;
 use crate::header::Header;
 use crate::{Cx, Qp};
 
-/// Whether the network does not cut messages into packets.
+/// Returns whether the network carries messages whole, not cut into packets.
 #[inline]
 pub(crate) fn is_uncut(qp: &Qp) -> bool {
     let link = qp.device.network().link();
     link.and_then(|link| link.max_frame()).is_none()
 }
 
-/// Bytes of payload that a full frame to this queue pair has: one packet, or several where the link joins them.
+/// Returns the payload bytes of a full frame to this queue pair: one packet, or several if the link joins them.
 #[inline]
 pub(crate) fn full_frame(
     qp: &Qp,
@@ -28,13 +28,13 @@ pub(crate) fn full_frame(
     Some(max_joined(qp, to, qpn).unwrap_or(1 << mtu_shift))
 }
 
-/// Bytes of payload that a frame with several packets to this queue pair has, where the link carries such.
+/// Returns the payload bytes of a frame with several packets to this queue pair, if the link carries such frames.
 #[inline]
 pub(crate) fn max_joined(qp: &Qp, to: Option<LinkAddress>, qpn: u32) -> Option<usize> {
     qp.device.network().link()?.max_joined(to?, qpn)
 }
 
-/// Sends a frame over the link, where there is one and the port is up.
+/// Sends a frame over the link, if there is one and the port is up.
 #[inline]
 pub(crate) fn send(
     qp: &Qp,

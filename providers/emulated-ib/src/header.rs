@@ -9,7 +9,7 @@ use verbs_api::{
 pub use polyverbs_engine::request::SendExtra;
 pub use polyverbs_wire::roce::{Aeth, Nak, Position, Syndrome, SyndromeKind};
 
-/// What is specific to an opcode.
+/// The fields that are specific to an opcode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Body {
     /// SEND; its extra is in the last frame.
@@ -18,9 +18,9 @@ pub enum Body {
     Write(Position, RemoteAddress, u32, Option<[u8; 4]>),
     /// RDMA READ request: address and length.
     ReadRequest(RemoteAddress, u32),
-    /// Compare, swap.
+    /// COMPARE SWAP: address, value to compare with, value to swap in.
     CompareSwap(RemoteAddress, u64, u64),
-    /// Add.
+    /// FETCH ADD: address, value to add.
     FetchAdd(RemoteAddress, u64),
     /// ATOMIC WRITE.
     AtomicWrite(RemoteAddress),
@@ -30,20 +30,21 @@ pub enum Body {
     Acknowledge,
     /// RDMA READ response.
     ReadResponse(Position),
-    /// The original value.
+    /// ATOMIC ACKNOWLEDGE: the original value.
     AtomicAcknowledge(u64),
-    /// A request of an extension: its number and the operation's. Its bytes are the payload.
+    /// A request of an extension: the extension's number and the operation's. Its message is the payload.
     ExtensionRequest(u32, u16),
-    /// The answer to one.
+    /// The answer to an extension's request, with the same numbers.
     ExtensionResponse(u32, u16),
-    /// UD SEND: the sender's Q_Key, its extra, and the group where it goes to one.
+    /// UD SEND: the sender's Q_Key, its extra, and the group if it goes to one.
     Datagram(u32, SendExtra, Option<Gid>),
-    /// Congestion notification (CNP): packets from its receiver met congestion on their way.
+    /// Congestion notification (CNP): packets of its receiver met congestion.
     Congestion,
 }
 
 impl Body {
-    /// Whether it reads memory or changes it atomically: served after what arrived with it has been looked at.
+    /// Returns whether it reads memory or changes it atomically: such a request is served after the frames that arrived
+    /// with it were handled.
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(
             self,
@@ -51,7 +52,8 @@ impl Body {
         )
     }
 
-    /// Whether it tells what the responder has received: every answer but those in the middle of a read's.
+    /// Returns whether it reports what the responder has received: every answer does except middle read responses and
+    /// notifications.
     pub const fn has_aeth(&self) -> bool {
         !self.is_request()
             && !matches!(
@@ -60,7 +62,7 @@ impl Body {
             )
     }
 
-    /// Whether a requester sends it to a responder.
+    /// Returns whether a requester sends it to a responder.
     pub const fn is_request(&self) -> bool {
         !matches!(
             self,
@@ -73,15 +75,15 @@ impl Body {
     }
 }
 
-/// Fields of the IP header, where the network has one: traffic class and hop limit of the path.
+/// Fields of the IP header, if the network has one: traffic class and hop limit of the path.
 ///
-/// Of a frame that arrived the traffic class is as the network left it: its lower two bits are those of explicit
-/// congestion notification.
+/// For a received frame, the traffic class is as the network left it: its lower two bits are those of explicit congestion
+/// notification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpFields {
     /// TOS or traffic class.
     pub traffic_class: u8,
-    /// Time to live or hop limit; 0 for what the system sets.
+    /// Time to live or hop limit; 0 for the system's default.
     pub hop_limit: u8,
 }
 
@@ -89,7 +91,8 @@ impl IpFields {
     /// The bits of explicit congestion notification in a traffic class.
     pub const ECN: u8 = 0b11;
 
-    /// A traffic class that lets routers mark what meets congestion, unless it says something of that itself (RFC 3168).
+    /// Returns a traffic class that lets routers mark packets instead of dropping them, unless it sets the bits itself (RFC
+    /// 3168).
     pub const fn capable(traffic_class: u8) -> u8 {
         if traffic_class & Self::ECN == 0 {
             traffic_class | 0b10
@@ -98,7 +101,7 @@ impl IpFields {
         }
     }
 
-    /// Whether a frame has met congestion on its way (RFC 3168).
+    /// Returns whether a frame has met congestion (RFC 3168).
     pub const fn met_congestion(self) -> bool {
         self.traffic_class & Self::ECN == Self::ECN
     }
@@ -107,41 +110,44 @@ impl IpFields {
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
-    /// The service that it belongs to: that of the queue pair.
+    /// The service of its queue pair.
     pub service: QpType,
-    /// The queue pair that it goes to.
+    /// The destination queue pair.
     pub dest_qp: u32,
-    /// The queue pair that it comes from; [`UNKNOWN_QP`](Self::UNKNOWN_QP) where the frame does not tell, because its receiver
-    /// knows that from the connection.
+    /// The source queue pair; [`UNKNOWN_QP`](Self::UNKNOWN_QP) if the frame does not name it, because its receiver knows it
+    /// from the connection.
     pub src_qp: u32,
     /// Packet sequence number.
     pub psn: Psn,
-    /// An acknowledge is wanted.
+    /// The sender requests an acknowledge.
     pub ack_req: bool,
-    /// A solicited event is wanted.
+    /// The sender requests a solicited event.
     pub solicited: bool,
-    /// Of a frame of XRC: the shared receive queue that a request is for, and 0 in an answer.
+    /// For a frame of XRC: the shared receive queue of a request, and 0 in an answer.
     pub xrc: Option<u32>,
-    /// Of an answer, but for those without one.
+    /// The AETH of an answer that has one.
     pub aeth: Aeth,
     /// Traffic class and hop limit.
     pub ip: IpFields,
-    /// The ICRC is right only for an IPv4 identification that could not be verified: accepted near the expected PSN only.
+    /// The ICRC is correct only for an IPv4 identification that could not be verified. Such a frame is accepted only near
+    /// the expected PSN.
     pub icrc_unverified: bool,
-    /// Of a request: its sender waits for the acknowledge. In memory it is told of.
+    /// For a request: its sender waits for the acknowledge. A record in shared memory carries this.
     pub awaited: bool,
-    /// What it carries may be several packets, whose numbers follow its own: it went by memory.
+    /// Its payload may be several packets, with consecutive numbers, because it came through shared memory.
     pub joined: bool,
-    /// Of a frame that went by memory: log2 of its sender's path MTU. Of a packet the length shows whether the two agree.
+    /// For a frame that came through shared memory: log2 of its sender's path MTU. The length of a packet shows by itself
+    /// whether both ends have the same.
     pub mtu_shift: u8,
-    /// Of a request that goes by memory: the acknowledge of what has come from its receiver, which would have followed it.
+    /// For a request that goes through shared memory: the acknowledge of its receiver's requests, which would otherwise
+    /// follow it.
     pub acknowledges: Option<(Psn, Aeth)>,
     /// What is specific to the opcode.
     pub body: Body,
 }
 
 impl Header {
-    /// Between two queue pairs, by number, and asking for nothing besides.
+    /// Creates a header of a frame between two queue pairs, without any request bits.
     #[inline]
     pub fn new(service: QpType, src_qp: u32, dest_qp: u32, psn: Psn, body: Body) -> Self {
         Self {
@@ -163,8 +169,8 @@ impl Header {
         }
     }
 
-    /// Whether a frame at this position of a message may have so many bytes where the receiver's path MTU is
-    /// `1 << mtu_shift`: first and middle packets are full, last ones not empty (IBTA 9.7.4.1.6).
+    /// Returns whether a frame at this position of a message may have `length` bytes if the receiver's path MTU is
+    /// `1 << mtu_shift`: first and middle packets are full, last ones are not empty (IBTA 9.7.4.1.6).
     #[inline]
     pub const fn fits(&self, position: Position, length: usize, mtu_shift: u8) -> bool {
         match self.joined {
@@ -173,24 +179,24 @@ impl Header {
         }
     }
 
-    /// Whether everything up to its number has arrived, and it says nothing else.
+    /// Returns whether it only acknowledges everything up to its number.
     #[inline]
     pub const fn is_ack(&self) -> bool {
         matches!(self.body, Body::Acknowledge) && self.aeth.syndrome.is_ack()
     }
 
-    /// The queue pair of a frame that does not tell where it comes from: on the wire only datagrams do.
+    /// The source queue pair of a frame that does not name it: on the wire only datagrams do.
     pub const UNKNOWN_QP: u32 = u32::MAX;
 
-    /// Whether it may come from this queue pair.
+    /// Returns whether it may come from this queue pair.
     #[inline]
     pub const fn may_come_from(&self, qpn: u32) -> bool {
         self.src_qp == qpn || self.src_qp == Self::UNKNOWN_QP
     }
 }
 
-/// Whether packets that are joined in a frame of so many bytes are as long as both ends expect, whose path MTUs are
-/// `1 << mtu_shifts`. Where those differ only a message of one packet is, as on the wire.
+/// Returns whether the packets that are joined in a frame of `length` bytes are as long as both ends expect, whose path MTUs
+/// are `1 << mtu_shifts`. If those differ, only a message of one packet is, as on the wire.
 #[inline]
 pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [u8; 2]) -> bool {
     let [a, b] = mtu_shifts;
@@ -201,7 +207,7 @@ pub const fn joined_packets_fit(position: Position, length: usize, mtu_shifts: [
     }
 }
 
-/// Sequence numbers that a message of `length` bytes takes: at least one.
+/// Returns how many sequence numbers a message of `length` bytes takes: at least one.
 #[inline]
 pub const fn packets(length: u64, mtu_shift: u8) -> u32 {
     let packets = (length + (1 << mtu_shift) - 1) >> mtu_shift;

@@ -1,9 +1,9 @@
 //! An emulated InfiniBand device: RC, UC, UD and multicast, on the software verbs engine.
 //!
-//! A driver of [`polyverbs_engine`]: [`requester`] turns requests into frames and takes the answers, [`responder`] turns
-//! frames into operations on the engine, [`datagram`] does both for UD. On a direct network a message of any length is
-//! one frame, handed to the peer's responder on the poster's thread; over a link it is cut into frames of the path MTU
-//! and acknowledged, retried and put in order.
+//! This is a driver of [`polyverbs_engine`]: [`requester`] turns requests into frames and handles the answers,
+//! [`responder`] turns frames into operations on the engine, [`datagram`] does both for UD. On a direct network a message
+//! of any length is one frame, which the poster's thread passes to the peer's responder. Over a link a message is cut into
+//! frames of the path MTU, which are acknowledged, retransmitted and put in order.
 #![forbid(unsafe_code)]
 
 pub mod answer;
@@ -28,13 +28,13 @@ pub use driver::InfiniBand;
 pub use provider::{EmulatedIb, PROVIDER, WITH_2A};
 pub use wire::{OnWire, WireOptions};
 
-/// The device.
+/// The emulated device.
 pub type Device = polyverbs_engine::device::Device<InfiniBand>;
 /// A queue pair of this device.
 pub type Qp = polyverbs_engine::qp::Qp<InfiniBand>;
-/// A counted reference to one.
+/// A counted reference to a queue pair of this device.
 pub type QpRef = polyverbs_engine::qp::QpRef<InfiniBand>;
-/// The call that an operation is part of.
+/// The context of the engine call to which an operation belongs.
 pub type Cx<'p> = polyverbs_engine::device::Cx<'p, InfiniBand>;
 /// The sending half of a queue pair, locked.
 pub type Sending = polyverbs_engine::qp::Requester<InfiniBand>;

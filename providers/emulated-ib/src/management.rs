@@ -1,8 +1,8 @@
 //! Queue pair 1: management datagrams of a device on an IP network (IBTA 13.5.1).
 //!
-//! They are UD SENDs like any others, to and from a queue pair that no program has. A connection manager
-//! [attaches](ManagementPort::attach) to handle them. Without one, REQ and SIDR_REQ are refused: of several programs at an
-//! address they may come to one that uses no connection manager.
+//! They are UD SENDs like any others, to and from a queue pair that no program owns. A connection manager
+//! [attaches](ManagementPort::attach) to handle them. Without one, this refuses REQ and SIDR_REQ: if several programs share
+//! an address, they may arrive at one that uses no connection manager.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -37,7 +37,7 @@ pub struct Management {
 }
 
 impl Management {
-    /// Over this link; of no device yet.
+    /// Creates queue pair 1 of this link, without a device.
     pub fn new(link: Arc<UdpLink<RoceV2>>) -> Arc<Self> {
         Arc::new(Self {
             link,
@@ -58,13 +58,13 @@ impl Management {
         (!device.is_removed()).then_some(device)
     }
 
-    /// The first packet has come to a queue pair that has a peer.
+    /// Reports the first packet for a queue pair that has a peer.
     pub(crate) fn note_traffic(self: &Arc<Self>, device: &Device, qp: Qpn) {
         if self.sink.get().is_none() {
             return;
         }
         let management = Arc::clone(self);
-        // The sink may call anything: no pin and no lock is held.
+        // The sink may call any verb, so no pin and no lock is held.
         let tell = move |_| {
             if let Some(sink) = management.sink.get() {
                 sink.traffic(qp);
@@ -73,7 +73,8 @@ impl Management {
         device.network().serve_later(Box::new(tell));
     }
 
-    /// A frame has come. Another Q_Key or length than management datagrams have: dropped and counted.
+    /// Handles a frame that has arrived. One with another Q_Key than management datagrams is counted and dropped; one with
+    /// another length is dropped.
     #[cold]
     pub(crate) fn handle(self: &Arc<Self>, device: &Device, frame: &Frame<'_, Header>) {
         let Body::Datagram(q_key, ..) = frame.header.body else {
@@ -94,7 +95,7 @@ impl Management {
         waiting.push_back((from, datagram));
         drop(waiting);
         let management = Arc::clone(self);
-        // The sink may call anything: no pin and no lock is held.
+        // The sink may call any verb, so no pin and no lock is held.
         let deliver = move |_| management.deliver();
         device.network().serve_later(Box::new(deliver));
     }
@@ -116,7 +117,7 @@ impl Management {
     }
 }
 
-// Nobody listens here (IBTA 12.6.7.2, 12.11.1.2).
+// Returns the refusal of a request, because no connection manager listens (IBTA 12.6.7.2, 12.11.1.2).
 fn refused(datagram: &[u8; MAD_LEN]) -> Option<[u8; MAD_LEN]> {
     const NOT_SUPPORTED: u8 = 1;
     let asked = mad::decode(datagram).ok()?;
@@ -219,5 +220,5 @@ impl fmt::Debug for Management {
     }
 }
 
-/// Datagrams that wait to be delivered at most.
+/// The most datagrams that wait to be delivered.
 const WAITING: usize = 1024;

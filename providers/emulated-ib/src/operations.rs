@@ -1,4 +1,4 @@
-//! What requests do to memory of this side: rights of keys and bounds are checked here, order and state are not.
+//! The operations of requests on this side's memory. They check rights of keys and bounds, but not order and state.
 
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::Region;
@@ -104,11 +104,12 @@ fn flush(
     if length > 0 {
         check(qp, RemoteAddress { addr, ..remote }, length, placement, cx)?;
     }
-    // What was copied before is visible to every thread that sees the completion: copies end with release.
+    // Bytes that were copied before are visible to every thread that sees the completion, because copies end with a
+    // release.
     Ok(())
 }
 
-// Carries out a read, an atomic or a flush: the answer, and the original value to note.
+// Carries out a read, an atomic or a flush. Returns the answer, and the original value to be stored.
 pub(crate) fn serve<'p>(qp: &Qp, body: Body, cx: &Cx<'p>) -> Result<(Answer<'p>, u64), Refusal> {
     let original = match body {
         Body::ReadRequest(remote, length) => {

@@ -1,4 +1,4 @@
-//! The device as a program finds it: registered when this crate is linked and named.
+//! The provider of the device, which is registered if this crate is linked and named.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ pub struct EmulatedIb {
     windows_2a: bool,
 }
 
-/// The device that is registered: windows of type 2B.
+/// The registered device, with windows of type 2B.
 pub static PROVIDER: EmulatedProvider<EmulatedIb> = EmulatedProvider(EmulatedIb {
     name: "ib0",
     windows_2a: false,
 });
 
-/// The same device with windows of type 2A: a kind to make devices of, not registered.
+/// The same device with windows of type 2A. It can be used to create devices, but it is not registered.
 pub static WITH_2A: EmulatedIb = EmulatedIb {
     name: "ib0-2a",
     windows_2a: true,

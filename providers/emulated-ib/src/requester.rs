@@ -1,12 +1,12 @@
 //! The sending half: requests become frames, and answers complete them.
 //!
-//! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the
-//! queue. Over a link a message of one frame leaves before it is in the queue (`send_at_once`), anything else is sent from there
-//! frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and what is lost is sent again: after a sequence
-//! error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so a second loss of the same frame
-//! is followed by silence. Where the peer reported a gap lately, the requester does not wait for the timeout: it retransmits the oldest
-//! frame after twice the time that answers usually take, and then after twice as long each time. These retransmissions use up no
-//! retry, and the timeout comes when it would have come.
+//! On a direct network (`attempt`) the peer answers on this thread, and a request that succeeds never enters the queue.
+//! Over a link a message of one frame leaves before it is in the queue (`send_at_once`); all other requests are sent from
+//! the queue frame by frame (`pump`). Answers arrive later ([`handle_answer`]), and lost frames are retransmitted: after a
+//! sequence error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so it does not
+//! report a second loss of the same frame. If the peer has recently reported a gap, the requester does not wait for the
+//! timeout: it retransmits the oldest frame after twice the time that answers usually take, and then after twice as long
+//! each time. These retransmissions use up no retry, and do not delay the timeout.
 
 use std::time::Duration;
 
@@ -35,96 +35,96 @@ use crate::pacing::{self, SendWindow};
 use crate::responder::respond;
 use crate::{Cx, Qp, QpRef, Sending, extension};
 
-/// This `rnr_retry` never ends.
+/// This `rnr_retry` means infinite retries.
 const RNR_FOREVER: u8 = 7;
 
-/// On a lossy path a frame is retransmitted after this part of the timeout at the earliest.
+/// On a lossy path a frame is retransmitted no earlier than after this fraction of the timeout.
 const SHORTER: u32 = 64;
 
-/// What a requester keeps: what each request touches, and the rest.
+/// The state of a requester: the fields that each request uses, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Requester {
-    /// The epoch in which the peer was last seen to be connected to this queue pair.
+    /// The epoch in which the peer was last connected to this queue pair.
     pub peer_epoch: u64,
     /// The sequence number of the next frame that was never sent.
     pub next_psn: Psn,
     /// log2 of the path MTU.
     pub mtu_shift: u8,
-    /// What a request touches that waits or travels.
+    /// State that only requests which wait, or go over a link, use.
     pub rest: Box<RequesterRest>,
 }
 
-/// What a requester keeps for requests that wait or travel.
+/// The state of a requester for requests that wait or go over a link.
 #[derive(Debug, Default)]
 pub struct RequesterRest {
     /// The peer's queue pair.
     pub peer_qpn: u32,
-    /// Its port.
+    /// The address of the peer's port.
     pub peer_address: Option<LinkAddress>,
-    /// How frames are carried to it.
+    /// The IP header fields of frames to the peer.
     pub ip: IpFields,
-    /// Reads and atomics outstanding.
+    /// The most outstanding reads and atomics.
     pub max_rd_atomic: u8,
-    /// Code of the acknowledge timeout.
+    /// The code of the acknowledge timeout.
     pub timeout: u8,
     /// Retries after a timeout or a sequence error.
     pub retry_cnt: u8,
     /// Retries after the peer had no receive.
     pub rnr_retry: u8,
-    /// The own Q_Key, of datagrams.
+    /// This queue pair's own Q_Key, for datagrams.
     pub qkey: u32,
-    /// Retries left.
+    /// The retries that are left.
     pub retries_left: u8,
-    /// Retries left after the peer had no receive.
+    /// The retries that are left after the peer had no receive.
     pub rnr_left: u8,
-    // The peer had no receive: wait until then.
+    // The peer had no receive: the requester waits until this time.
     rnr_until: Option<Time>,
-    // Without an answer until then, the oldest frame is sent again.
+    // If no answer arrives before this time, the oldest frame is retransmitted.
     ack_until: Option<Time>,
-    // When that wait began, however often the frame has been sent since.
+    // The beginning of that wait, however often the frame has been sent since.
     waits_since: Option<Time>,
-    // The longest that an answer took lately.
+    // The longest time that a recent answer took.
     slowest: Duration,
-    // The longest that an answer to frames without a retransmission took lately; zero before the first answer.
+    // The longest time that a recent answer to frames without a retransmission took; zero before the first answer.
     usual: Duration,
     // A timer retransmitted the frames whose answer is outstanding.
     was_repeated: bool,
-    // Everything before it was retransmitted since the last timeout.
+    // Everything before this was retransmitted since the last timeout.
     repeated: Psn,
-    // Of a path by shared memory: the records that have to be read there before a frame without an answer counts as lost.
+    // For a path through shared memory: the records that must be read before a frame without an answer counts as lost.
     unread: Option<Unread>,
     // On a lossy path: when the oldest frame is retransmitted before the timeout, and how long that wait is.
     repeat_at: Option<(Time, Duration)>,
-    // The first request of the queue that has not been sent whole, of a link.
+    // For a link: the first request of the queue that was not sent completely.
     cursor: usize,
-    // Everything before it has been acknowledged, of a link.
+    // For a link: everything before this has been acknowledged.
     unacked: Psn,
-    // Everything before it has been sent at least once, of a link.
+    // For a link: everything before this has been sent at least once.
     sent: Psn,
-    // The answer that was asked for again because a later one came, of a link.
+    // For a link: the missing answer that was requested again because a later one arrived.
     asked_again: Option<Psn>,
-    // Messages begun, of a link.
+    // For a link: the number of messages begun.
     messages: u32,
-    // The last message that the peer has a receive for, of a link.
+    // For a link: the last message for which the peer has a receive.
     limit: Option<u32>,
     // The peer once set no limit: its credits are ignored from then on.
     unlimited: bool,
-    // How much may be under way, of a link.
+    // For a link: the limit of frames under way.
     window: SendWindow,
 }
 
 /// A position in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
-    /// The peer's process reads as far as this, and answers.
+    /// The peer's process must read up to this position, and answer.
     ByPeer(u32),
-    /// This process reads as far as this, where the answer is.
+    /// This process must read up to this position, where the answer is.
     Here(u32),
 }
 
 impl Unread {
-    // The records still to be read before a frame without an answer counts as lost; `None` where all are.
+    // Returns the records that must still be read before a frame without an answer counts as lost; `None` if all were read.
     fn next(waits: Option<Self>, now: Exchange) -> Option<Self> {
         let is_before = |position: u32, mark: u32| (position.wrapping_sub(mark) as i32) < 0;
         let waits = waits.unwrap_or(Self::ByPeer(now.sent));
@@ -141,7 +141,7 @@ impl Unread {
 }
 
 impl Requester {
-    /// Begins at this sequence number, on a device of this address.
+    /// Begins with this sequence number, on a device with this address.
     pub fn begin(&mut self, sq_psn: Psn, own: LinkAddress) {
         self.next_psn = sq_psn;
         let rest = &mut *self.rest;
@@ -156,15 +156,16 @@ impl Requester {
 }
 
 impl RequesterRest {
-    // How long an answer is waited for: at least what the code says, and four times that at most (IBTA 9.7.6.1.3). It is
-    // more than the least where answers of this peer have taken that long: a device in software has to wait for a processor
-    // where there are few, at either end, and retries are for what is lost.
+    // Returns how long the requester waits for an answer: at least as long as the code says, and at most four times that
+    // (IBTA 9.7.6.1.3). It is longer than the minimum if answers of this peer have taken that long: a software device may
+    // wait for a processor at either end, and retries are for lost frames.
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
         Some((self.slowest * 2).clamp(least, least * 4))
     }
 
-    // How long the requester waits for an answer before it retransmits the frame, on a lossy path whose peer has answered before.
+    // Returns how long the requester waits for an answer before it retransmits the frame, on a lossy path whose peer has
+    // answered before.
     fn short_patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)? / SHORTER;
         let is_known = self.window.loses() && !self.usual.is_zero();
@@ -175,12 +176,12 @@ impl RequesterRest {
         (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
     }
 
-    // A message has begun, or not.
+    // Counts one more message if `begun` is true.
     fn count_messages(&mut self, begun: bool) {
         self.messages = self.messages.wrapping_add(begun.into());
     }
 
-    // An answer has come.
+    // Notes that an answer has arrived.
     fn note_answer(&mut self, now: Time) {
         (self.ack_until, self.repeat_at, self.unread) = (None, None, None);
         let was_repeated = std::mem::take(&mut self.was_repeated);
@@ -196,7 +197,7 @@ impl RequesterRest {
     }
 }
 
-/// Tries a request at once: nothing before it waits to leave.
+/// Tries a request at once: no request before it waits to leave.
 #[inline]
 pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     if request.op.is_local() {
@@ -215,8 +216,8 @@ pub fn execute(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'
     }
 }
 
-// Over a link: a message that is one frame leaves before it is in the queue. What is more than that, or may not leave yet,
-// goes through the queue.
+// Sends a message over a link before it is in the queue, if it is one frame and may leave now. All other requests go
+// through the queue.
 fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Executed {
     let is_message = matches!(request.op, Op::Send(_) | Op::Write(..));
     let shift = half.driver.mtu_shift;
@@ -235,7 +236,7 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
     }
     let mut spans = Spans::new();
     let Ok(payload) = qp.gather_request(request, cx, &mut spans) else {
-        // Requests before it are still answered; it fails when its turn comes.
+        // Earlier requests are still answered; this one fails when its turn comes.
         return Executed::Keep;
     };
     let header = header_of(qp, half, request, psn, Position::Only);
@@ -254,14 +255,15 @@ fn send_at_once(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<
     }
 }
 
-/// Whether a request of the queue has not left.
+/// Returns whether a request of the queue has not left.
 #[inline]
 pub fn waits(half: &Sending) -> bool {
-    // Looked at first: the rest is on another line, which is not there yet where queue pairs are used in turn.
+    // The queue is checked first, because `rest` is on another cache line, which is not fetched yet if a program uses its
+    // queue pairs in turn.
     !half.queue.is_empty() && half.driver.rest.cursor < half.queue.len()
 }
 
-// What became of a request that was handed to the peer directly.
+// The result of passing a request to the peer directly.
 enum Attempt {
     Done(WcStatus, u32),
     Rnr(u8),
@@ -276,7 +278,7 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
             Err(status) => Attempt::Done(status, 0),
         };
     }
-    // Taken out and put back: the route stays without a count being touched.
+    // The route is taken out and put back, so that no reference count changes.
     let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
         return no_peer(qp, half, request, cx);
     };
@@ -290,7 +292,7 @@ fn attempt(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) 
     attempt
 }
 
-// There is no peer. An unreliable sender does not notice.
+// Handles a request without a peer, which an unreliable sender does not notice.
 #[cold]
 fn no_peer(qp: &Qp, half: &mut Sending, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
     if qp.qp_type == QpType::Rc {
@@ -394,13 +396,13 @@ fn exchange_extension(
     }
 }
 
-// Whether a request that finds no receive is not tried again.
+// Returns whether a request that finds no receive is not retried, because a rule is broken.
 #[inline]
 fn is_given_up(op: &Op) -> bool {
     rules::is_broken(Rule::RnrRetry) && matches!(op, Op::Send(SendExtra::Nothing))
 }
 
-// Hands a request to a peer that is reached directly, if that is still connected: its answer, and log2 of its path MTU.
+// Passes a request to a peer that is reached directly, if it is still connected. Returns its answer, and log2 of its path MTU.
 #[inline]
 fn hand_over<'p>(
     qp: &Qp,
@@ -429,14 +431,14 @@ fn hand_over<'p>(
     (answer, peer_mtu_shift)
 }
 
-// A request of so many bytes has taken its numbers.
+// Takes the sequence numbers of a request of `bytes` bytes.
 #[inline]
 fn take_numbers(half: &mut Sending, bytes: u64) {
     let taken = packets(bytes, half.driver.mtu_shift);
     half.driver.next_psn = half.driver.next_psn.plus(taken);
 }
 
-// A request of so many bytes was answered.
+// Notes that a request of `bytes` bytes was answered.
 #[inline]
 fn take_turn(half: &mut Sending, bytes: u64) {
     take_numbers(half, bytes);
@@ -457,7 +459,7 @@ fn sink<'p>(
     qp.gather_sink(request, cx, spans)
 }
 
-// Whether peers may write each of these.
+// Checks that peers may write the memory of each entry.
 #[cold]
 fn check_open(list: &[Sge], cx: &Cx<'_>) -> Result<(), Fault> {
     let is_open = |sge: &Sge| {
@@ -480,7 +482,7 @@ fn place_original(original: u64, sink: &Spans<'_>) -> u32 {
     8
 }
 
-// The status of a request that the peer refused.
+// Returns the status of a request that the peer refused.
 const fn status_of(nak: Nak) -> WcStatus {
     match nak {
         Nak::SEQUENCE_ERROR => WcStatus::RetryExcErr,
@@ -532,7 +534,7 @@ fn header_of(
 
 // ---- waiting
 
-// The answer is a completion at once where no retry is left.
+// Begins to wait for a receive. Returns a completion at once if no retry is left.
 fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Executed {
     if !take_rnr_retry(half) {
         return Executed::Done(WcStatus::RnrRetryExcErr, 0);
@@ -581,7 +583,7 @@ fn repeat_after(qp: &Qp, half: &mut Sending, now: Time, wait: Duration) {
     qp.wake_at(half, at);
 }
 
-/// A timer of this requester has expired.
+/// Handles an expired timer of this requester.
 pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     if half.driver.rest.rnr_until.is_some_and(|until| until <= now) {
         half.driver.rest.rnr_until = None;
@@ -612,8 +614,8 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
     }
 }
 
-// Whether the answer is late because the peer's process or this one has not had a processor: what they write to one another is in
-// memory that they share, and is not lost.
+// Returns whether the answer is late because the peer's process or this one has not had a processor: frames in shared
+// memory are not lost.
 fn is_late(qp: &Qp, half: &mut Sending) -> bool {
     let rest = &mut *half.driver.rest;
     let link = qp.device.network().link().zip(rest.peer_address);
@@ -630,7 +632,7 @@ fn retransmit(half: &mut Sending) {
     go_back(half, half.driver.rest.unacked);
 }
 
-// Goes back to the oldest frame without an answer; `false` where no retry was left and the queue pair has failed.
+// Goes back to the oldest frame without an answer. Returns `false` if no retry was left and the queue pair has failed.
 fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     if half.driver.rest.retries_left == 0 {
         fail_front(qp, half, WcStatus::RetryExcErr, cx);
@@ -653,7 +655,7 @@ fn fail_front(qp: &Qp, half: &mut Sending, status: WcStatus, cx: &mut Cx<'_>) {
 
 // ---- the queue
 
-/// Goes on with the queue.
+/// Continues with the queue.
 pub fn pump(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     go_on(qp, half, false, cx);
 }
@@ -666,7 +668,7 @@ fn go_on(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     }
 }
 
-// Direct: request after request, until one has to wait.
+// Direct network: executes request after request, until one has to wait.
 fn drain(qp: &Qp, half: &mut Sending, due: bool, cx: &mut Cx<'_>) {
     let waits = half.driver.rest.rnr_until.is_some() || half.driver.rest.ack_until.is_some();
     if !due && waits && !peer_may_be_ready(half) {
@@ -708,7 +710,7 @@ fn peer_may_be_ready(half: &Sending) -> bool {
     }
 }
 
-// Over a link: frame after frame, as far as the window allows.
+// Link: sends frame after frame, as far as the window allows.
 fn transmit(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     while half.driver.rest.rnr_until.is_none() {
         let index = half.driver.rest.cursor;
@@ -746,7 +748,7 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
         return false;
     }
     let kept = &half.queue[index].kept;
-    // Counted along the whole queue: only for those that heed it.
+    // This counts along the whole queue, so only the conditions that need it call it.
     let open = || outstanding_reads(qp, half);
     if kept.flags.contains(SendFlags::FENCE) && open() > 0 {
         return false;
@@ -757,7 +759,7 @@ fn may_start(qp: &Qp, half: &Sending, index: usize) -> bool {
     !kept.op.is_read_or_atomic() || open() < usize::from(half.driver.rest.max_rd_atomic.max(1))
 }
 
-// A read is asked for piece by piece: each counts.
+// A read is requested piece by piece, and each piece counts.
 fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
     let wqe = &half.queue[index];
     if !matches!(wqe.kept.op, Op::Read(..)) {
@@ -768,7 +770,7 @@ fn may_go_on(qp: &Qp, half: &Sending, index: usize) -> bool {
     outstanding_reads(qp, half) < most + asked_before
 }
 
-// Bytes of a read that are asked for together.
+// Returns how many bytes of a read are requested together.
 fn piece(qp: &Qp, half: &Sending) -> u64 {
     let shift = half.driver.mtu_shift;
     match qp.device.network().link() {
@@ -780,18 +782,18 @@ fn piece(qp: &Qp, half: &Sending) -> u64 {
     }
 }
 
-// Where the piece ends that begins at this byte of a read, or in which it lies.
+// Returns the end of the piece of a read that contains the byte `from`.
 fn end_of_piece(qp: &Qp, half: &Sending, from: u64, whole: u64) -> u64 {
     let piece = piece(qp, half);
     whole.min((from / piece + 1) * piece)
 }
 
-// Frames that have no answer yet, where this one is next.
+// Returns how many frames before this one have no answer yet.
 fn under_way(half: &Sending, psn: Psn) -> u32 {
     psn.distance_from(half.driver.rest.unacked).max(0) as u32
 }
 
-// Whether the next frame does not fit into the window. Where nothing is under way, everything does.
+// Returns whether the next frame does not fit into the window. If nothing is under way, every frame fits.
 fn is_full(qp: &Qp, half: &Sending, index: usize) -> bool {
     let wqe = &half.queue[index];
     let frames = match wqe.kept.op {
@@ -826,7 +828,7 @@ fn note_credits(half: &mut Sending, aeth: Aeth) {
     };
 }
 
-// Pieces of reads, and atomics.
+// Returns the number of outstanding pieces of reads, and atomics.
 fn outstanding_reads(qp: &Qp, half: &Sending) -> usize {
     let piece = piece(qp, half);
     let begun = half
@@ -853,7 +855,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
     if wqe.phase == Phase::Waiting {
         wqe.phase = Phase::Started;
         wqe.first = next.value();
-        // Datagrams number themselves as they leave.
+        // Datagrams are numbered when they leave.
         let unnumbered = wqe.kept.op.is_local() || qp_type == QpType::Ud;
         wqe.count = if unnumbered {
             0
@@ -872,25 +874,25 @@ fn message_length(wqe: &Wqe) -> u64 {
     }
 }
 
-// The number of the frame that begins at this byte of a request.
+// Returns the number of the frame that begins at this byte of a request.
 fn psn_at(wqe: &Wqe, offset: u64, mtu_shift: u8) -> Psn {
     Psn::new(wqe.first).plus((offset >> mtu_shift) as u32)
 }
 
-// The number behind a request's.
+// Returns the number after those of a request.
 fn psn_behind(wqe: &Wqe) -> Psn {
     Psn::new(wqe.first).plus(wqe.count)
 }
 
-// One frame of the request under the cursor, or a local operation. `false`: stop.
+// Sends one frame of the request at the cursor, or carries out a local operation. Returns `false` to stop.
 fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
-    // Taken out for the moment, so that both halves can be worked on.
+    // The request is taken out for the moment, so that both can be borrowed.
     let mut wqe = std::mem::take(&mut half.queue[index]);
     let outcome = step_taken(qp, half, &mut wqe, cx);
     let sent = wqe.phase != Phase::Started;
     half.queue[index] = wqe;
     if let Err(status) = outcome {
-        // Requests before it are still answered; it fails when its turn comes.
+        // Earlier requests are still answered; this one fails when its turn comes.
         half.queue[index].phase = Phase::Done(status);
         return false;
     }
@@ -904,7 +906,7 @@ fn step(qp: &Qp, half: &mut Sending, index: usize, cx: &mut Cx<'_>) -> bool {
     true
 }
 
-// Completes what is over, and moves the cursor along.
+// Completes the requests that have ended, and moves the cursor with the queue.
 fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     let before = half.queue.len();
     qp.complete_done(half, cx);
@@ -912,7 +914,7 @@ fn complete_in_order(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     half.driver.rest.cursor = half.driver.rest.cursor.saturating_sub(gone);
 }
 
-// A frame with this number leaves: once more, or for the first time.
+// Counts a frame with this number as a retransmission if it was sent before.
 fn note_sent_again(half: &mut Sending, psn: Psn) {
     if half.driver.rest.sent.distance_from(psn) > 0 {
         half.rare().counters.retransmissions += 1;
@@ -947,7 +949,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         sink(qp, &request, cx, &mut spans).map_err(|fault| fault.local_status())?;
         let mut header = header_of(qp, half, &request, psn, Position::Only);
         if let Body::ReadRequest(remote, length) = &mut header.body {
-            // What has come back already is not asked for again (IBTA 9.7.5.1.9).
+            // Bytes that have arrived are not requested again (IBTA 9.7.5.1.9).
             let end = end_of_piece(qp, half, wqe.sent, request.length);
             *remote = remote.plus(wqe.sent);
             *length = (end - wqe.sent) as u32;
@@ -968,7 +970,7 @@ fn step_taken(qp: &Qp, half: &mut Sending, wqe: &mut Wqe, cx: &mut Cx<'_>) -> Re
         let rest = &half.driver.rest;
         let frame = full_frame(qp, shift, rest.peer_address, rest.peer_qpn);
         let frame = frame.map_or(u64::MAX, |frame| frame as u64);
-        // What it names was checked for all of it: as many frames as the window has room for.
+        // All of the payload was checked above, so this sends as many frames as the window has room for.
         let mut psn = psn;
         loop {
             let length = (request.length - wqe.sent).min(frame);
@@ -1020,19 +1022,19 @@ fn emit(qp: &Qp, half: &Sending, mut header: Header, payload: Payload<'_>, cx: &
 
 // ---- answers
 
-/// Packets of this requester, or responses to it, met congestion on their way.
+/// Packets of this requester, or responses to it, met congestion.
 pub fn slow_down(half: &mut Sending) {
     let sent = half.driver.rest.sent;
     half.driver.rest.window.congested(sent);
 }
 
-// A NAK of the peer, or a hole in its read responses, shows that a frame was lost.
+// Notes a loss, which a NAK of the peer or a hole in its read responses shows.
 fn note_loss(half: &mut Sending) {
     let sent = half.driver.rest.sent;
     half.driver.rest.window.lost(sent);
 }
 
-/// An answer arrived from the link.
+/// Handles an answer that has arrived from the link.
 pub fn handle_answer(
     qp: &Qp,
     half: &mut Sending,
@@ -1043,13 +1045,13 @@ pub fn handle_answer(
     if !matches!(qp.state(), QpState::Rts | QpState::Sqd) {
         return;
     }
-    // Only what is outstanding can be answered.
+    // Only outstanding frames can be answered.
     if header.psn.distance_from(half.driver.rest.sent) >= 0
         || header.psn.distance_from(half.driver.rest.unacked) < 0
     {
         return;
     }
-    // In a refusal its code stands where the credits do.
+    // The AETH of a refusal has a code in place of the credits.
     if header.body.has_aeth() && header.aeth.syndrome.is_ack() {
         note_credits(half, header.aeth);
     }
@@ -1068,8 +1070,8 @@ pub fn handle_answer(
     qp.advance(half, cx);
 }
 
-// Everything before `psn` has arrived. A read or atomic without its answer is not completed by it: the answer was lost
-// (IBTA 9.7.5.2.4).
+// Everything before `psn` has arrived. This does not complete a read or atomic without its answer, because the answer was
+// lost (IBTA 9.7.5.2.4).
 fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     let shift = half.driver.mtu_shift;
     let mut lost_answer = None;
@@ -1094,7 +1096,7 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     }
 }
 
-// A later answer came: the oldest one that is missing was lost, and is asked for again, once.
+// A later answer has arrived, so the oldest missing one was lost. This requests it again, once.
 fn ask_again(half: &mut Sending) {
     let missing = half.driver.rest.unacked;
     if half.driver.rest.asked_again.replace(missing) != Some(missing) {
@@ -1120,7 +1122,7 @@ fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     }
 }
 
-// Sets the cursor back to the frame with this number; what was answered stays answered.
+// Sets the cursor back to the frame with this number. Answered frames stay answered.
 fn go_back(half: &mut Sending, psn: Psn) {
     let shift = half.driver.mtu_shift;
     let mut cursor = None;
@@ -1161,13 +1163,13 @@ fn go_forward(half: &mut Sending) {
 }
 
 fn not_ready(qp: &Qp, half: &mut Sending, psn: Psn, code: u8, cx: &mut Cx<'_>) {
-    // One that comes twice counts once.
+    // A duplicate of the RNR NAK does not count.
     if half.driver.rest.rnr_until.is_some() {
         return;
     }
     acknowledge(qp, half, psn, cx);
     if half.driver.rest.unacked != psn {
-        // An answer before it was lost, and has been asked for again.
+        // An earlier answer was lost, and has been requested again.
         return;
     }
     if !take_rnr_retry(half) {
@@ -1183,10 +1185,10 @@ fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     half.rare().counters.naks += 1;
     acknowledge(qp, half, psn, cx);
     if nak != Nak::SEQUENCE_ERROR {
-        // What was before it and has no answer cannot get one any more.
+        // Earlier requests without an answer can no longer get one.
         return fail_front(qp, half, status_of(nak), cx);
     }
-    // What followed a request that waits for a receive is out of order until that one has been sent again.
+    // Frames after a request that waits for a receive are out of order until that request has been retransmitted.
     if half.driver.rest.rnr_until.is_some() {
         return;
     }
@@ -1199,8 +1201,8 @@ fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     go_back(half, half.driver.rest.unacked);
 }
 
-// Whether this number belongs to the oldest request, a read or an atomic; everything before it has arrived. Where an older
-// one still waits its answer was lost, and this one comes again after it.
+// Returns whether this number belongs to the oldest request, a read or an atomic; everything before it has arrived. If an
+// older one still waits, its answer was lost, and this one will be sent again after it.
 fn answers_front(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> bool {
     let Some(wqe) = half.queue.iter().find(|wqe| covers(wqe, psn)) else {
         return false;
@@ -1246,7 +1248,7 @@ fn read_response(
     }
     let whole = message_length(wqe);
     let reached = wqe.received + payload.len() as u64;
-    // The numbers count on it.
+    // The sequence numbers rely on full packets.
     let fits = header.fits(position, payload.len(), shift);
     let end = end_of_piece(qp, half, wqe.received, whole);
     if !fits || reached > end || position.ends() != (reached == end) {
@@ -1258,7 +1260,7 @@ fn read_response(
     }
     scatter_at(&spans, wqe.received, payload);
     half.queue[0].received = reached;
-    // What comes while it waits to be asked for again is not asked for any more.
+    // A response that arrives while its bytes wait to be requested again makes that request unnecessary.
     half.queue[0].sent = half.queue[0].sent.max(reached);
     let wqe = &half.queue[0];
     let taken = if reached == whole {
@@ -1302,7 +1304,7 @@ fn extension_response(
     finish_front(qp, half, cx);
 }
 
-// The oldest request has its whole answer.
+// Completes the oldest request, whose whole answer has arrived.
 fn finish_front(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if let Some(wqe) = half.queue.front_mut() {
         wqe.phase = Phase::Done(WcStatus::Success);

@@ -1,6 +1,7 @@
 //! The receiving half: request frames become operations on the engine, and answers.
 //!
-//! The steps of IBTA 9.7.4: sequence number, opcode sequence, permission, resources, execution, completion, answer.
+//! The steps are those of IBTA 9.7.4: sequence number, opcode sequence, permission, resources, execution, completion,
+//! answer.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,82 +30,82 @@ use crate::{Cx, Qp, QpRef, Receiving, answer, extension};
 
 /// Bytes of the longest message.
 const LONGEST: u32 = 1 << 31;
-/// How many recent datagrams a second copy is compared with.
+/// The number of recent datagrams with which a new one is compared, to detect duplicates.
 const RECENT: usize = 64;
 
-/// What a responder keeps: what each request touches, and the rest.
+/// The state of a responder: the fields that each request uses, and the rest.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Responder {
-    /// Unique: changes with every modify. A peer that has seen it knows that the connection is still the same.
+    /// A unique number that changes with every modify. A peer that has seen it knows that the connection is still the same.
     pub epoch: u64,
     /// The sequence number of the next request.
     pub expected: Psn,
-    /// What the peer may do.
+    /// The rights of the peer.
     pub access: Access,
     nak_sent: bool,
     /// log2 of the path MTU.
     pub mtu_shift: u8,
     inbound: Inbound,
-    /// What a request touches that waits or travels.
+    /// State that only requests which wait, or come over a link, use.
     pub rest: Box<ResponderRest>,
 }
 
-/// What a responder keeps for requests that wait or travel.
+/// The state of a responder for requests that wait or come over a link.
 #[derive(Debug, Default)]
 pub struct ResponderRest {
-    /// The queue pair that is connected.
+    /// The peer's queue pair.
     pub peer_qpn: u32,
-    /// Its port.
+    /// The address of the peer's port.
     pub peer_address: Option<LinkAddress>,
-    /// How frames are carried to it.
+    /// The IP header fields of frames to the peer.
     pub ip: IpFields,
-    /// Timer code of RNR NAKs.
+    /// The timer code of RNR NAKs.
     pub min_rnr_timer: u8,
-    /// Reads and atomics that may wait to be served.
+    /// The most reads and atomics that may wait to be served.
     pub max_dest_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub qkey: u32,
-    /// Messages completed; modulo 2^24 on the wire.
+    /// The number of completed messages; modulo 2^24 on the wire.
     pub msn: u32,
-    /// An acknowledge up to this sequence number waits until nothing more arrives.
+    /// The acknowledge up to this sequence number waits until nothing more arrives.
     pub(crate) owed: Option<Psn>,
-    /// Its peer waits for that.
+    /// The peer waits for the pending acknowledge.
     pub(crate) is_awaited: bool,
-    /// The network settles it.
+    /// The network will settle this queue pair.
     pub(crate) is_noted: bool,
-    /// Until then the peer is not told again that what it sends meets congestion.
+    /// Before this time no further congestion notification is sent to the peer.
     pub notified_until: Time,
-    // The shared receive queue that the message under way is for, of XRC.
+    // For XRC: the shared receive queue of the current message.
     srqn: u32,
     framed: Option<Box<Framed>>,
 }
 
 impl ResponderRest {
-    // Takes memory from the first frame that has to be noted on.
+    // Allocates the state with the first frame that needs it.
     fn framed(&mut self) -> &mut Framed {
         self.framed.get_or_insert_default()
     }
 
-    // The first request that waits to be served.
+    // Returns the first request that waits to be served.
     fn next_waiting(&self) -> Option<Header> {
         self.framed.as_ref()?.waiting.front().copied()
     }
 
-    /// Notes a datagram of a link. `false` where it came before.
+    /// Notes a datagram of a link. Returns `false` for a duplicate.
     pub(crate) fn is_new(&mut self, datagram: &Frame<'_, Header>) -> bool {
         self.framed().recent.is_new(datagram)
     }
 }
 
 impl Responder {
-    // Whether no message is half arrived.
+    // Returns whether no message has arrived in part.
     #[inline]
     fn is_between(&self) -> bool {
         matches!(self.inbound, Inbound::None)
     }
 
-    /// Whether nothing is under way and `psn` is expected next.
+    /// Returns whether no message is incomplete and `psn` is expected next.
     #[inline]
     pub fn is_between_messages(&self, psn: Psn) -> bool {
         self.expected == psn && matches!(self.inbound, Inbound::None) && !self.nak_sent
@@ -124,34 +125,34 @@ enum Inbound {
         total: u32,
         received: u32,
     },
-    /// An unreliable message of which a part is missing.
+    /// A part of an unreliable message is missing.
     Broken,
 }
 
-/// What only a link needs: reads and atomics that wait to be served, and those that were; datagrams that came last.
+/// State that only a link needs: reads and atomics that wait to be served, those that were served, and recent datagrams.
 #[derive(Debug, Default)]
 struct Framed {
     waiting: VecDeque<Header>,
-    /// Bytes of the first one's answer that have left.
+    /// The bytes of the first one's answer that have left.
     left: usize,
     served: VecDeque<Served>,
     recent: Recent,
 }
 
 impl Framed {
-    // Nothing that waits is served any more.
+    // Drops the requests that wait to be served.
     fn clear(&mut self) {
         self.waiting.clear();
         self.left = 0;
     }
 }
 
-/// Datagrams that came last: a second copy of one of them is not delivered.
+/// Recent datagrams: a duplicate of one of them is not delivered.
 #[derive(Debug, Default)]
 struct Recent(VecDeque<(LinkAddress, Header, u64)>);
 
 impl Recent {
-    /// Notes a datagram. `false` where it came before: the same number, and the same in everything else.
+    /// Notes a datagram. Returns `false` for a duplicate, which has the same number and equal contents.
     fn is_new(&mut self, frame: &Frame<'_, Header>) -> bool {
         let mut hasher = DefaultHasher::new();
         frame.payload.to_vec().hash(&mut hasher);
@@ -167,18 +168,18 @@ impl Recent {
     }
 }
 
-/// A read or atomic that may be asked for again.
+/// A read or atomic that the peer may repeat.
 #[derive(Clone, Debug)]
 struct Served {
     psn: Psn,
     packets: u32,
     body: Body,
     original: u64,
-    // Of an extension's operation.
+    // The answer of an extension's operation.
     answer: Octets,
 }
 
-/// A request frame. `direct` is the requester where it waits for the answer on this thread.
+/// A request frame. `direct` is the requester if it waits for the answer on this thread.
 struct Incoming<'a> {
     qp: &'a Qp,
     header: &'a Header,
@@ -187,12 +188,13 @@ struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    // The number behind those that so many bytes take.
+    // Returns the number after those of `length` bytes.
     fn psn_behind(&self, half: &Receiving, length: u64) -> Psn {
         self.header.psn.plus(packets(length, half.driver.mtu_shift))
     }
 
-    // It was carried out, and has taken the numbers of so many bytes: its acknowledge, where one is wanted.
+    // The request was carried out and has taken the numbers of `length` bytes. Returns its acknowledge, if one is
+    // requested.
     fn arrived<'p>(&self, half: &mut Receiving, length: u64) -> Answer<'p> {
         let ends = match self.header.body {
             Body::Send(position, _) | Body::Write(position, ..) => position.ends(),
@@ -215,7 +217,7 @@ impl Incoming<'_> {
         }
     }
 
-    // A frame of a send or a write.
+    // Handles a frame of a send or a write.
     #[inline]
     fn message<'p>(&self, half: &mut Receiving, cx: &mut Cx<'p>) -> Result<Answer<'p>, Refusal> {
         match self.header.body {
@@ -243,7 +245,7 @@ impl Incoming<'_> {
         };
         let length = self.payload.len() as u64;
         if let Err(fault) = self.qp.fill_receive(&receive, received, self.payload, cx) {
-            // What was sent does not fit the receive, or that is no good: it ends so.
+            // The message does not fit the receive, or an entry of the receive is invalid: the receive fails.
             half.current = Some(receive);
             let (nak, receive) = match fault {
                 ReceiveFault::Entry(fault) => (Nak::REMOTE_OPERATION, fault.local_status()),
@@ -268,7 +270,7 @@ impl Incoming<'_> {
             SendExtra::Immediate(imm) => (WcFlags::WITH_IMM, imm),
             SendExtra::Invalidate(key) => {
                 if invalidate(self.qp, key).is_err() {
-                    // The data has been delivered: the receive fails, the sender is not told (IBTA 9.9.6, class J).
+                    // The data have been delivered: the receive fails, and the sender gets no NAK (IBTA 9.9.6, class J).
                     half.current = Some(receive);
                     self.qp
                         .fail_responder(half, WcStatus::RemInvReqErr, EventType::QpReqErr, cx);
@@ -334,7 +336,7 @@ impl Incoming<'_> {
             )?),
         };
         if imm.is_some() && position.ends() {
-            // The data of earlier frames stays where it was placed; only this frame is asked for again.
+            // The data of earlier frames stay where they were placed; only this frame is requested again.
             if half.current.is_none() {
                 half.current = self.qp.take_receive(half, self.direct, &mut cx.effects);
             }
@@ -400,7 +402,7 @@ impl Incoming<'_> {
             .ok_or(Refusal::INVALID)?;
             return Ok(self.arrived(half, 8));
         }
-        // What it needs, and how many bytes its answer has, as far as they take numbers.
+        // The needed right, and the bytes of the answer as far as they take sequence numbers.
         let (needed, length) = match self.header.body {
             Body::ReadRequest(_, length) => (Access::REMOTE_READ, length),
             Body::CompareSwap(remote, ..) | Body::FetchAdd(remote, _)
@@ -418,7 +420,7 @@ impl Incoming<'_> {
         if !self.payload.is_empty() {
             return Err(Refusal::INVALID);
         }
-        // What the peer has outstanding beyond what it was told it may have is invalid (IBTA 9.7.4.1.4).
+        // More outstanding requests than the peer was granted are invalid (IBTA 9.7.4.1.4).
         let rest = &half.driver.rest;
         let waiting = rest.framed.as_ref().map_or(0, |all| all.waiting.len());
         if waiting >= usize::from(rest.max_dest_rd_atomic) {
@@ -429,7 +431,8 @@ impl Incoming<'_> {
             self.arrived(half, length.into());
             return Ok(answer);
         }
-        // Served when what has arrived with it has been looked at, and before anything later is carried out.
+        // The request is served after the frames that arrived with it were handled, and before any later request is carried
+        // out.
         check_served(self.qp, self.header.body, cx)?;
         self.arrived(half, length.into());
         half.driver.rest.framed().waiting.push_back(*self.header);
@@ -460,10 +463,10 @@ impl Incoming<'_> {
         Ok(Answer::Extension(answer))
     }
 
-    // UC: a frame that does not fit drops the rest of its message; a receive that was begun waits for the next one, except
-    // one of a shared queue, which fails (IBTA 9.8.3.2).
+    // Handles a UC frame: one that does not fit drops the rest of its message. A receive that was begun waits for the next
+    // message, but one of a shared queue fails (IBTA 9.8.3.2).
     fn unreliable(&self, half: &mut Receiving, cx: &mut Cx<'_>) {
-        // A second copy, or one that others have overtaken: its message was delivered or given up.
+        // This is a duplicate, or others have overtaken it: its message was delivered or abandoned.
         if self.header.psn.distance_from(half.driver.expected) < 0 {
             return half.counters.duplicates += 1;
         }
@@ -497,7 +500,7 @@ impl Incoming<'_> {
             receive,
         }) = result
         {
-            // The receiver's own fault: no later message would fare better.
+            // The receive itself is faulty, so every later message would fail, too.
             return self
                 .qp
                 .fail_responder(half, receive, EventType::QpFatal, cx);
@@ -516,7 +519,7 @@ impl Incoming<'_> {
     }
 }
 
-/// Takes a request frame. `direct` is the requester where it waits for the answer on this thread.
+/// Handles a request frame. `direct` is the requester if it waits for the answer on this thread.
 #[inline]
 pub fn respond<'p>(
     qp: &Qp,
@@ -567,12 +570,12 @@ pub fn respond<'p>(
     };
     match answered {
         Ok(Answer::Rnr(code, psn)) => {
-            // What follows is out of order, and the requester knows: no further NAK (IBTA 9.7.5.2.8).
+            // Later frames are out of order, and the requester knows that: they cause no further NAK (IBTA 9.7.5.2.8).
             half.driver.nak_sent = direct.is_none();
             Answer::Rnr(code, psn)
         }
         Ok(answer) => answer,
-        // What was asked for before is answered before.
+        // Earlier requests are answered before the refusal.
         Err(_) if !serve_waiting(qp, half, cx) => Answer::None,
         Err(refusal) => refuse(qp, half, header, refusal, cx),
     }
@@ -595,7 +598,7 @@ fn refuse<'p>(
     Answer::Nak(refusal.nak, header.psn)
 }
 
-// One NAK tells where to go back to; more would only repeat it (IBTA 9.7.5.1.2).
+// One NAK reports where to continue; further ones would only repeat it (IBTA 9.7.5.1.2).
 #[cold]
 fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
     half.counters.dropped += 1;
@@ -605,12 +608,12 @@ fn out_of_order<'p>(half: &mut Receiving) -> Answer<'p> {
     Answer::Nak(Nak::SEQUENCE_ERROR, half.driver.expected)
 }
 
-// Sends and writes are acknowledged again and not carried out again; a read is served again within what it asked for;
-// an atomic is answered from what was noted (IBTA 9.7.5.1.1).
+// Handles a duplicate. Sends and writes are acknowledged again without being carried out; a read is served again within its
+// original range; an atomic is answered from the stored value (IBTA 9.7.5.1.1).
 #[cold]
 fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>) -> Answer<'p> {
     half.counters.duplicates += 1;
-    // What is acknowledged again is not to pass an answer that is still due.
+    // An acknowledge of a duplicate must not overtake a pending answer.
     if !serve_waiting(qp, half, cx) {
         return Answer::None;
     }
@@ -656,8 +659,9 @@ fn duplicate<'p>(qp: &Qp, half: &mut Receiving, header: &Header, cx: &mut Cx<'p>
     }
 }
 
-// Of XRC: the request is carried out in the domain of the shared receive queue that it names, and takes its receive
-// there. One that this target is not to reach is no valid request; all frames of a message name the same.
+// For XRC, selects the shared receive queue that the request names: the request is carried out in its domain and takes its
+// receive there. A queue that this target may not use makes the request invalid; all frames of a message name the same
+// queue.
 #[inline(never)]
 fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal> {
     let Some(number) = header.xrc else {
@@ -673,12 +677,12 @@ fn address(qp: &Qp, half: &mut Receiving, header: &Header) -> Result<(), Refusal
     Ok(())
 }
 
-// A completion of a shared receive queue of XRC tells whose message it was.
+// Returns the sender's queue pair, which a completion of a shared receive queue of XRC names.
 fn sender(qp: &Qp, half: &Receiving) -> Option<u32> {
     qp.carries_srqn.then_some(half.driver.rest.peer_qpn)
 }
 
-// No message is longer (IBTA 9.7.4.1.6); one that were could take more numbers than there are.
+// Checks the length of a message (IBTA 9.7.4.1.6): a longer one might take more sequence numbers than there are.
 fn check_total(length: u32) -> Result<(), Refusal> {
     if length <= LONGEST {
         Ok(())
@@ -704,21 +708,21 @@ fn invalidate(qp: &Qp, key: u32) -> Result<(), Fault> {
     management.invalidate_remote(key, qp.remote_pd(), qp.qpn)
 }
 
-/// Serves the reads and atomics that wait, in order. `false` where one of them was refused.
+/// Serves the waiting reads and atomics, in order. Returns `false` if one of them was refused.
 pub fn serve_waiting(qp: &Qp, half: &mut Receiving, cx: &mut Cx<'_>) -> bool {
     serve_some(qp, half, u32::MAX, cx) != Progress::Refused
 }
 
-/// How far the serving of what waits has come.
+/// How many of the waiting requests were served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     All,
-    /// Of the first one's answer not all has left.
+    /// Not all of the first one's answer has left.
     Some,
     Refused,
 }
 
-/// The same; of the answer to a read so many frames leave.
+/// Serves the waiting requests; at most `frames` frames of the answer to a read leave.
 fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Progress {
     if half.driver.rest.next_waiting().is_none() {
         return Progress::All;
@@ -758,13 +762,13 @@ fn serve_some(qp: &Qp, half: &mut Receiving, frames: u32, cx: &mut Cx<'_>) -> Pr
     Progress::All
 }
 
-/// Whether an answer is under way, whose next frames have their time.
+/// Returns whether a long answer is under way, whose next frames leave later.
 fn is_paced(half: &Receiving) -> bool {
     let framed = half.driver.rest.framed.as_ref();
     framed.is_some_and(|framed| framed.left > 0)
 }
 
-// Serves the reads and atomics of a queue pair that wait.
+// Serves the waiting reads and atomics of a queue pair.
 fn serve_queue_pair(qp: &QpRef, now: Time) {
     if !is_paced(&qp.responder()) {
         serve_next(qp, now);
@@ -784,7 +788,7 @@ fn serve_next(qp: &QpRef, now: Time) {
     }
 }
 
-// Notes what was answered, for a request that comes again.
+// Stores an answer for a duplicate of the request.
 fn note(half: &mut Receiving, header: &Header, original: u64, answer: Octets) {
     let length = match header.body {
         Body::ReadRequest(_, length) => length,

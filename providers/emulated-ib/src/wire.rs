@@ -17,20 +17,20 @@ use crate::codec::RoceV2;
 use crate::header::Header;
 use crate::management::Management;
 
-/// What a device on an IP network is made with.
+/// Options of a device on an IP network.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WireOptions {
-    /// The port that it shares with other processes, and who is let in.
+    /// The port that the device shares with other processes, and the users that are admitted.
     pub group: GroupOptions,
-    /// Of the sockets, and the largest path MTU.
+    /// Options of the sockets, and the largest path MTU.
     pub link: UdpLinkOptions,
-    /// What happens to frames before they are sent, by sockets or through memory.
+    /// The faults of frames before they are sent, by sockets or through shared memory.
     pub faults: FaultSpec,
 }
 
 impl WireOptions {
-    /// At this address and port, with nothing special. RoCEv2's port is [`GroupOptions::PORT`].
+    /// Creates the default options for this address and port. RoCEv2's port is [`GroupOptions::PORT`].
     pub fn new(address: SocketAddr) -> Self {
         Self {
             group: GroupOptions::new(address),
@@ -40,18 +40,18 @@ impl WireOptions {
     }
 }
 
-/// A device on an IP network, and what carries its frames.
+/// A device on an IP network, and its link.
 #[derive(Clone)]
 pub struct OnWire {
     /// The device.
     pub device: Arc<Device<InfiniBand>>,
-    /// Its link: counts, the services that it answers for, its range of queue pair numbers.
+    /// The link of the device: its counts, its services and its range of queue pair numbers.
     pub link: Arc<UdpLink<RoceV2>>,
 }
 
 impl OnWire {
-    /// A device at an address of this machine. Its queue pair numbers are those of the range that the process leases
-    /// from the port.
+    /// Creates a device at an address of this machine. Its queue pair numbers are those of the range that the process
+    /// leases from the port.
     ///
     /// # Errors
     /// The port is taken or full, the interface carries no frame, or the engine refuses.
@@ -71,7 +71,7 @@ impl OnWire {
             Arc::new(FaultyLink::new(carries, wire.faults))
         };
         let network = RealHost::network::<InfiniBand>(Some(carries));
-        // Those of the range, and no more of them than were asked for.
+        // The numbers of the range, but at most as many as the options ask for.
         let (first, behind) = options.qp_numbers;
         let end = range
             .end()

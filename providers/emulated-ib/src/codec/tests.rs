@@ -86,7 +86,7 @@ fn remote() -> RemoteAddress {
 
 // covers 9.01 9.07
 #[test]
-fn every_request_comes_back_from_the_wire_as_it_was() {
+fn every_encoded_request_decodes_to_the_same_header() {
     use Position::{First, Last, Middle, Only};
     let extras = [
         SendExtra::Nothing,
@@ -107,7 +107,7 @@ fn every_request_comes_back_from_the_wire_as_it_was() {
         for immediate in [None, Some([4, 3, 2, 1])] {
             let only = Body::Write(Only, remote(), length as u32, immediate);
             comes_back(header(QpType::Rc, only), payload);
-            // What only the first packet says, the others do not.
+            // Only the first packet has the address and the length.
             let last = Body::Write(Last, RemoteAddress::default(), 0, immediate);
             comes_back(header(QpType::Uc, last), payload);
         }
@@ -147,14 +147,14 @@ fn every_request_comes_back_from_the_wire_as_it_was() {
 
 // covers 4.08
 #[test]
-fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
+fn xrc_requests_name_the_shared_queue_and_answers_do_not() {
     let of_xrc = |number, body| Header {
         xrc: Some(number),
         ..header(QpType::Rc, body)
     };
     let send = of_xrc(0xab_cdef, Body::Send(Position::Only, SendExtra::Nothing));
     let bytes = packet(&RoceV2::new(), &send, &[1; 4], &envelope(false, 0));
-    // BTH, XRCETH, payload, ICRC.
+    // The packet consists of BTH, XRCETH, payload and ICRC.
     assert_eq!((bytes[0], bytes.len()), (0xa4, 12 + 4 + 4 + 4));
     assert_eq!(bytes[12..16], [0, 0xab, 0xcd, 0xef]);
     for body in [
@@ -185,7 +185,7 @@ fn a_request_of_xrc_says_whose_receives_it_takes_and_an_answer_does_not() {
 }
 
 #[test]
-fn every_answer_comes_back_from_the_wire_as_it_was() {
+fn every_encoded_answer_decodes_to_the_same_header() {
     let timers = (0..32).map(Syndrome::rnr_nak);
     let naks = (0..32).map(|code| Syndrome::nak(Nak(code)));
     for syndrome in timers.chain(naks) {
@@ -214,7 +214,7 @@ fn every_answer_comes_back_from_the_wire_as_it_was() {
 }
 
 #[test]
-fn an_operation_that_the_service_has_not_has_no_form() {
+fn an_operation_that_the_service_lacks_is_not_encoded() {
     let codec = RoceV2::new();
     for body in [
         Body::ReadRequest(remote(), 1),
@@ -228,14 +228,14 @@ fn an_operation_that_the_service_has_not_has_no_form() {
 
 // covers 3.58
 #[test]
-fn every_bit_counts() {
+fn every_flipped_bit_makes_a_packet_damaged_or_invalid() {
     let codec = RoceV2::new();
     for v6 in [false, true] {
         let envelope = envelope(v6, 0);
         let body = Body::Write(Position::Only, remote(), 5, Some([9; 4]));
         let whole = packet(&codec, &header(QpType::Rc, body), b"hello", &envelope);
         for bit in 0..whole.len() * 8 {
-            // FECN, BECN and what is reserved beside them may change on the way.
+            // FECN, BECN and the reserved bits next to them may change on the way.
             if bit / 8 == 4 {
                 continue;
             }
@@ -249,7 +249,7 @@ fn every_bit_counts() {
 
 // covers 3.56 3.59
 #[test]
-fn what_is_of_another_partition_or_version_is_no_frame() {
+fn packets_of_another_partition_or_version_are_refused() {
     let codec = RoceV2::new();
     let envelope = envelope(true, 0);
     let send = header(QpType::Rc, Body::Send(Position::Only, SendExtra::Nothing));
@@ -260,7 +260,7 @@ fn what_is_of_another_partition_or_version_is_no_frame() {
         codec.open(&arrival(&envelope, 0), &bytes).is_some()
     };
     assert!(opens(|_| {}));
-    // A limited member of the partition: the ICRC covers that, so it is a frame, and a damaged one.
+    // A limited member of the partition: the packet is a frame, but a damaged one, because the ICRC covers the key.
     assert!(opens(|bytes| bytes[2] = 0x7f));
     assert!(!opens(|bytes| bytes[3] = 0xfe));
     assert!(!opens(|bytes| bytes[1] |= 1));
@@ -270,7 +270,7 @@ fn what_is_of_another_partition_or_version_is_no_frame() {
 }
 
 #[test]
-fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
+fn a_packet_out_of_its_senders_count_is_marked_unverified() {
     let codec = RoceV2::new();
     let send = header(QpType::Rc, Body::Send(Position::Only, SendExtra::Nothing));
     let check = |identification, segment| {
@@ -283,7 +283,7 @@ fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
     // With segmentation offload the number counts within one call.
     assert_eq!(check(3, 3), (false, false));
     assert_eq!(check(0, 3), (false, false));
-    // The first of a counter proves nothing, what follows does, and a leap is unverified again.
+    // The first number of a counter proves nothing, its successors do, and a leap is unverified again.
     assert_eq!(check(0x7000, 0), (false, true));
     assert_eq!(check(0x7001, 0), (false, false));
     assert_eq!(check(0x7009, 7), (false, false));
@@ -292,7 +292,7 @@ fn a_sender_that_counts_is_believed_as_far_as_its_count_goes() {
 }
 
 #[test]
-fn groups_have_addresses_in_both_families() {
+fn multicast_groups_have_addresses_in_both_families() {
     let codec = RoceV2::new();
     for (gid, address) in [
         ("::ffff:239.1.2.3", "239.1.2.3"),
@@ -323,7 +323,7 @@ fn groups_have_addresses_in_both_families() {
 
 proptest! {
     #[test]
-    fn arbitrary_octets_are_taken_apart_without_a_panic(
+    fn decoding_arbitrary_bytes_does_not_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..200), segment in any::<u16>(),
     ) {
         let codec = RoceV2::new();
@@ -333,7 +333,7 @@ proptest! {
     }
 
     #[test]
-    fn what_opens_is_encoded_to_the_same_octets(
+    fn a_decoded_packet_survives_encoding_and_decoding_again(
         opcode in any::<u8>(), bytes in prop::collection::vec(any::<u8>(), 40..120),
     ) {
         let codec = RoceV2::new();
@@ -355,7 +355,7 @@ proptest! {
 }
 
 #[test]
-fn a_record_tells_what_it_takes_along_and_whether_its_own_acknowledge_is_awaited() {
+fn a_record_keeps_its_piggybacked_and_awaited_acknowledge() {
     let codec = RoceV2::new();
     let bodies = [
         Body::Send(Position::Middle, SendExtra::Nothing),

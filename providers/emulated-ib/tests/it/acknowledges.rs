@@ -1,4 +1,4 @@
-//! When a responder acknowledges: once for all that arrives together, and behind what its program sends.
+//! When a responder acknowledges: once for all messages that arrive together, and after its program's own message.
 
 use crate::support::*;
 use emulated_ib::header::{Body, Header, Nak, Position, SendExtra};
@@ -18,7 +18,7 @@ fn sends<const N: usize>(rig: &Rig, offsets: [u32; N]) -> [OwnFrame; N] {
 }
 
 #[test]
-fn messages_that_arrive_together_are_answered_by_one_acknowledge_of_the_last() {
+fn one_acknowledge_covers_messages_that_arrive_together() {
     let rig = Rig::rc();
     (0..5).for_each(|id| rig.b.receive(id, 0, 64));
     rig.inject(sends(&rig, [0, 1, 2, 3]));
@@ -26,7 +26,7 @@ fn messages_that_arrive_together_are_answered_by_one_acknowledge_of_the_last() {
     let said = rig.wire.log();
     assert_eq!(said[0].header.aeth.msn, 4);
     assert_eq!(rig.b.done(), ok(0..4));
-    // Nor is it said again.
+    // The acknowledge is not repeated.
     rig.network.progress();
     assert_eq!(rig.answers().len(), 1);
     rig.inject(sends(&rig, [4]));
@@ -69,7 +69,7 @@ fn an_answer_acknowledges_what_came_before_it() {
         (4, ACK),
     ];
     assert_eq!(rig.answers(), answers);
-    // A refusal as well: of what came too early, and of what found no receive.
+    // Refusals acknowledge, too: that of a frame out of order, and that of a message without a receive.
     rig.inject(sends(&rig, [5, 7]));
     assert_eq!(rig.answers()[3..], [(6, nak(Nak::SEQUENCE_ERROR))]);
     let write = Body::Write(Only, rig.b.remote(4096), 3, None);
@@ -94,7 +94,7 @@ fn an_older_answer_acknowledges_nothing_newer() {
     assert_eq!(answers, [(0, Body::ReadResponse(Only).into()), (1, ACK)]);
 }
 
-/// Two whose programs poll again and again; B has seen as many messages of A's as that, and not acknowledged them.
+/// Creates two sides whose programs poll frequently. B has polled these messages of A, and has not acknowledged them.
 fn seen(ids: std::ops::Range<u64>) -> Rig {
     seen_over(None, ids)
 }
@@ -119,12 +119,12 @@ fn poll_once(cq: &Cq) -> usize {
     cq.poll(&mut slots).unwrap().len()
 }
 
-/// Polls so often: how many completions that brought.
+/// Polls `times` times. Returns how many completions that brought.
 fn poll(cq: &Cq, times: usize) -> usize {
     (0..times).map(|_| poll_once(cq)).sum()
 }
 
-/// What B has sent.
+/// Returns the headers that B has sent.
 fn said(rig: &Rig) -> Vec<Header> {
     let log = rig.wire.log().into_iter();
     log.filter(|frame| frame.from == rig.b.address())
@@ -133,11 +133,11 @@ fn said(rig: &Rig) -> Vec<Header> {
 }
 
 #[test]
-fn what_a_program_answers_goes_before_the_acknowledge() {
+fn a_programs_own_message_precedes_the_acknowledge() {
     let rig = seen(0..3);
     rig.a.receive(7, 0, 64);
     rig.b.post(wr::Send::new(rig.b.sge(0, 8)).signaled(8));
-    // Its peer may answer in turn.
+    // B's peer may answer the message.
     assert_eq!(poll(&rig.b.cq, 8), 0);
     assert_eq!(said(&rig).len(), 1);
     assert_eq!(poll(&rig.b.cq, 32), 1);
@@ -162,7 +162,7 @@ fn one_acknowledge_stands_for_the_messages_of_a_conversation() {
 }
 
 #[test]
-fn where_packets_are_joined_what_a_program_answers_takes_the_acknowledge_along() {
+fn with_joined_packets_a_message_carries_the_acknowledge() {
     let rig = seen_over(Some(8192), 0..3);
     rig.a.receive(7, 0, 64);
     rig.b.post(wr::Send::new(rig.b.sge(0, 8)).signaled(8));
@@ -176,7 +176,7 @@ fn where_packets_are_joined_what_a_program_answers_takes_the_acknowledge_along()
 }
 
 #[test]
-fn an_acknowledge_that_nobody_waits_for_is_not_taken_along() {
+fn an_acknowledge_that_is_not_awaited_is_not_piggybacked() {
     let rig = Rig::new(Setup {
         polled: true,
         joined: Some(8192),
@@ -205,7 +205,7 @@ fn the_next_poll_that_finds_nothing_acknowledges() {
 #[test]
 fn when_the_pollers_are_gone_the_thread_acknowledges() {
     let rig = seen(0..3);
-    // As the link's thread does.
+    // The link's thread calls this.
     assert!(Progress::progress(&*rig.network));
     assert_eq!(rig.answers(), [(2, ACK)]);
     assert_eq!(rig.a.done(), ok([0, 1, 2]));

@@ -1,4 +1,4 @@
-//! Congestion that was met on the way: told to the sender, who sends less; and frames that are none of the connection's.
+//! Congestion on the path: the sender is notified and sends less. Also frames that do not belong to the connection.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn marked(rig: &Rig, offset: u32) -> OwnFrame {
 }
 
 #[test]
-fn a_mark_is_told_to_the_sender_and_not_too_often() {
+fn a_congestion_mark_notifies_the_sender_but_not_too_often() {
     let rig = Rig::rc();
     (0..4).for_each(|id| rig.b.receive(id, 0, 64));
     rig.inject([marked(&rig, 0), marked(&rig, 1), marked(&rig, 2)]);
@@ -33,9 +33,9 @@ fn a_mark_is_told_to_the_sender_and_not_too_often() {
     let told = log
         .iter()
         .find(|frame| frame.header.body == Body::Congestion)
-        .expect("told");
+        .expect("a notification");
     assert_eq!(told.to, rig.a.address());
-    assert_eq!(told.header.ip.traffic_class & 0b11, 0, "not itself");
+    assert_eq!(told.header.ip.traffic_class & 0b11, 0, "unmarked");
     rig.run_for(Duration::from_millis(1));
     rig.inject([marked(&rig, 3)]);
     rig.run();
@@ -53,7 +53,7 @@ fn frames_of_reliable_connections_may_be_marked() {
 }
 
 #[test]
-fn a_sender_that_is_told_has_less_under_way() {
+fn a_notified_sender_has_fewer_frames_under_way() {
     let most_under_way = |tell: bool| {
         let rig = Rig::new(Setup {
             mtu: Some(Mtu::Mtu256),
@@ -61,7 +61,7 @@ fn a_sender_that_is_told_has_less_under_way() {
         });
         if tell {
             for _ in 0..3 {
-                // A round between, so that each counts.
+                // The requests take a round between two notifications, so that each counts.
                 rig.inject([rig.answer(0, Body::Congestion, &[])]);
                 rig.a
                     .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(0)).signaled(1));
@@ -81,7 +81,7 @@ fn a_sender_that_is_told_has_less_under_way() {
 
 // covers 3.57
 #[test]
-fn what_comes_from_elsewhere_or_for_another_service_is_none_of_it() {
+fn frames_of_another_peer_or_service_are_dropped() {
     let rig = Rig::rc();
     rig.b.receive(1, 0, 64);
     let mut elsewhere = rig.request(0, SEND, &[1; 8]);

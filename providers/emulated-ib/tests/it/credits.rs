@@ -1,4 +1,4 @@
-//! End-to-end credits: what an acknowledge tells about receives, and what a requester makes of it.
+//! End-to-end credits: how an acknowledge reports receives, and how a requester uses that.
 
 use crate::support::{ACK, Rig, Setup, ok};
 use emulated_ib::header::Aeth;
@@ -13,7 +13,7 @@ fn credits(rig: &Rig) -> Vec<(u32, Option<u32>)> {
 
 // covers 3.68
 #[test]
-fn acknowledges_count_messages_and_tell_how_many_receives_are_left() {
+fn acknowledges_report_messages_and_remaining_receives() {
     let rig = Rig::rc();
     for id in 0..6 {
         rig.b.receive(id, 0, 64);
@@ -29,7 +29,7 @@ fn acknowledges_count_messages_and_tell_how_many_receives_are_left() {
 
 // covers 3.68
 #[test]
-fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_probe() {
+fn a_requester_exceeds_its_credits_by_one_probe_only() {
     let rig = Rig::new(Setup {
         rnr_retry: 7,
         ..Setup::default()
@@ -39,7 +39,8 @@ fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_pro
     rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(100));
     rig.run();
     rig.wire.forget();
-    // One receive is left, and known to be: of three sends one goes, and then one more by itself, to ask.
+    // One receive is left, and the requester knows that: of three sends one leaves, and then a second by itself, as a
+    // probe.
     for id in 0..3 {
         rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(id));
     }
@@ -57,7 +58,7 @@ fn a_requester_sends_no_further_than_its_credits_and_one_message_beyond_as_a_pro
 
 // covers 3.68
 #[test]
-fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
+fn a_shared_queue_removes_the_credit_limit_permanently() {
     let rig = Rig::new(Setup {
         srq: Some(16),
         ..Setup::default()
@@ -68,7 +69,7 @@ fn a_responder_with_a_shared_queue_sets_no_limit_for_good() {
     rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(1));
     rig.run();
     assert_eq!(credits(&rig), [(1, None)]);
-    // An answer with a limit comes too late.
+    // An answer with a limit arrives too late.
     rig.a.post(wr::Send::new(rig.a.sge(0, 8)).signaled(2));
     rig.run();
     let mut late = rig.answer(1, ACK, b"");

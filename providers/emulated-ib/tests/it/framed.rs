@@ -1,4 +1,4 @@
-//! Messages in frames: every operation, every MTU, nothing lost.
+//! Messages in frames: every operation with every MTU, and no byte is lost.
 
 use crate::support::*;
 use verbs_api::*;

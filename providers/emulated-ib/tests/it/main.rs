@@ -1,4 +1,4 @@
-//! The driver against peers that the tests write by hand, and over UDP.
+//! The driver with peers that the tests play by hand, and over UDP.
 
 mod acknowledges;
 mod congestion;

@@ -1,4 +1,4 @@
-//! How messages become packets: their numbers, what asks for an acknowledge, what each carries.
+//! How messages become packets: their numbers, their payloads, and which of them ask for an acknowledge.
 
 use crate::support::*;
 use emulated_ib::header::{Body, Position};
@@ -15,7 +15,7 @@ fn rig() -> Rig {
     })
 }
 
-/// Packets of A's requests: number, place in the message, octets, whether an acknowledge is asked for.
+/// Returns the packets of A's requests: number, position in the message, bytes, whether an acknowledge is requested.
 fn packets(rig: &Rig) -> Vec<(i32, Position, usize, bool)> {
     let log = rig.wire.log();
     let requests = log.iter().filter(|frame| frame.header.body.is_request());
@@ -55,7 +55,7 @@ fn the_path_mtu_counts_payload_only() {
 
 // covers 9.06
 #[test]
-fn a_message_of_nothing_is_one_packet_of_nothing() {
+fn an_empty_message_is_one_empty_packet() {
     let rig = rig();
     rig.b.receive(1, 0, 8);
     rig.a.post(wr::Send::new(()).signaled(1));
@@ -72,7 +72,7 @@ fn a_message_of_nothing_is_one_packet_of_nothing() {
 
 // covers 9.02
 #[test]
-fn a_packet_takes_a_number_and_a_read_those_of_its_responses() {
+fn a_packet_takes_one_number_and_a_read_one_per_response() {
     let rig = rig();
     rig.b.receive(1, 0, 1024);
     let (a, b) = (&rig.a, &rig.b);
@@ -111,7 +111,7 @@ fn the_last_packet_of_a_message_asks_for_an_acknowledge() {
         assert!(*asks || !position.ends(), "packet {number}");
     }
 
-    // And now and then within a long one, so that its sender learns how far it has come.
+    // Some packets within a long message ask, too, so that its sender learns of the progress.
     let rig = self::rig();
     rig.a
         .post(wr::Write::new(rig.a.sge(0, 200 * MTU), rig.b.remote(65_536)).signaled(1));
@@ -123,7 +123,7 @@ fn the_last_packet_of_a_message_asks_for_an_acknowledge() {
 
 // covers 9.03
 #[test]
-fn an_acknowledge_has_the_number_of_what_it_acknowledges() {
+fn an_acknowledge_has_the_number_of_its_packet() {
     let rig = rig();
     rig.b.receive(1, 0, 1024);
     rig.a.post(wr::Send::new(rig.a.sge(0, 3 * MTU)).signaled(1));

@@ -1,4 +1,4 @@
-//! Posting: what is taken and refused, and which completions follow.
+//! Posting: which requests are taken and refused, and which completions follow.
 
 use crate::support::*;
 use verbs_api::provider::Operation;
@@ -10,7 +10,7 @@ use verbs_api::{
     wr::{self, PostReason, ReceiveRequest, SendFlags, UdDestination, WorkRequest},
 };
 
-// One request of each operation, with nothing wrong but perhaps the service.
+// Returns one request of each operation, which is valid except perhaps for the service.
 fn each_operation<'r>(rig: &Rig, to: Option<&'r UdDestination>) -> Vec<WorkRequest<'r>> {
     let (a, b) = (&rig.a, &rig.b);
     let (data, remote) = (a.sge(0, 8), b.remote(0));
@@ -40,7 +40,7 @@ fn each_operation<'r>(rig: &Rig, to: Option<&'r UdDestination>) -> Vec<WorkReque
 
 // covers 3.20
 #[test]
-fn each_service_takes_its_operations_and_refuses_the_others_without_a_slot() {
+fn each_service_refuses_the_operations_of_others() {
     for (qp_type, taken) in [(QpType::Ud, 2), (QpType::Uc, 6), (QpType::Rc, 13)] {
         let rig = Rig::new(Setup {
             qp_type,
@@ -58,7 +58,7 @@ fn each_service_takes_its_operations_and_refuses_the_others_without_a_slot() {
             QpType::Uc => QpOptions::uc(&rig.a.cq),
             _ => QpOptions::rc(&rig.a.cq),
         };
-        // All that the service has, except what the device does not claim.
+        // The queue pair takes all operations of the service that the device reports.
         let claimed = all - Operations::READ_WITH_INV;
         let qp = rig
             .a
@@ -155,7 +155,7 @@ fn a_list_stops_at_its_first_bad_entry() {
     assert_eq!(a.qp.post(&mut batch).unwrap_err().index, 0);
     rig.run();
     assert_eq!((batch.len(), a.done()), (2, vec![]));
-    // A queue that is full in the middle stops there too.
+    // A list also stops where the queue becomes full.
     rig.wire.rule(|_| Fate::Drop);
     let mut batch = Batch::new();
     (0..70).for_each(|id| batch.push(good(id)));
@@ -169,7 +169,7 @@ fn a_list_stops_at_its_first_bad_entry() {
 
 // covers 3.22
 #[test]
-fn a_full_queue_refuses_and_unsignaled_requests_never_block_it() {
+fn only_outstanding_requests_fill_a_send_queue() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             direct,
@@ -183,7 +183,7 @@ fn a_full_queue_refuses_and_unsignaled_requests_never_block_it() {
         let peer = b.pd.create_qp(QpOptions::rc(&b.cq)).wait().unwrap();
         connect(&qp, b.path(), peer.qp_num(), &rig.setup, 1, 2);
         connect(&peer, a.path(), qp.qp_num(), &rig.setup, 2, 1);
-        // No receive: the first waits, and what is behind it fills the queue.
+        // There is no receive: the first request waits, and later ones fill the queue.
         let send = || {
             qp.post_one(wr::Send::new(a.sge(0, 8)))
                 .map_err(|rejected| rejected.reason)
@@ -198,7 +198,7 @@ fn a_full_queue_refuses_and_unsignaled_requests_never_block_it() {
         send().unwrap();
         rig.run();
         assert_eq!((b.done(), a.done()), (ok(0..5), vec![]));
-        // A slot is free again when its request is done, whether anybody polls or not.
+        // A slot is free again when its request has completed, whether the program polls or not.
         for _ in 0..100 {
             qp.post_one(wr::Write::new(a.sge(0, 8), b.remote(0)))
                 .unwrap();
@@ -230,7 +230,7 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_the_others() {
             wr::Send::new(data).into(),
             wr::SendWithImmediate::new(data, [0; 4]).into(),
             wr::WriteWithImmediate::new(data, b.remote(512), [0; 4]).into(),
-            // On a plain write the mark means nothing, and there is no completion that it could mark.
+            // A plain write has no completion at the peer, so the mark has no effect.
             wr::Write::new(data, b.remote(512))
                 .flags(SendFlags::SOLICITED)
                 .into(),
@@ -266,7 +266,7 @@ fn a_queue_armed_for_solicited_completions_sleeps_through_the_others() {
 
 // covers 3.25
 #[test]
-fn only_marked_requests_complete_visibly_unless_the_queue_pair_signals_all() {
+fn only_signaled_requests_complete_unless_all_are_signaled() {
     for direct in [false, true] {
         for sq_sig_all in [false, true] {
             let rig = Rig::new(Setup {
@@ -293,7 +293,7 @@ fn only_marked_requests_complete_visibly_unless_the_queue_pair_signals_all() {
 
 // covers 3.26 3.28 3.29
 #[test]
-fn what_succeeded_in_silence_stays_silent_and_what_follows_an_error_is_flushed() {
+fn unsignaled_requests_complete_only_on_failure_or_flush() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             direct,
@@ -336,7 +336,7 @@ fn what_succeeded_in_silence_stays_silent_and_what_follows_an_error_is_flushed()
 
 // covers 3.29
 #[test]
-fn the_queue_pair_is_in_error_before_its_first_error_can_be_seen() {
+fn a_queue_pair_enters_the_error_state_before_it_reports_one() {
     use std::sync::{Arc, Mutex};
     let rig = Rig::new(Setup {
         direct: true,
@@ -355,7 +355,7 @@ fn the_queue_pair_is_in_error_before_its_first_error_can_be_seen() {
 
 // covers 3.31
 #[test]
-fn atomics_have_eight_octets_at_an_aligned_place() {
+fn atomics_access_eight_bytes_at_an_aligned_address() {
     for direct in [false, true] {
         let make = || {
             Rig::new(Setup {
@@ -374,7 +374,7 @@ fn atomics_have_eight_octets_at_an_aligned_place() {
         a.post(wr::FetchAdd::new(a.sge(0, 8), b.remote(0), 2).signaled(1));
         a.post(wr::CompareSwap::new(a.sge(8, 8), b.remote(0), 7, 9).signaled(2));
         a.post(wr::CompareSwap::new(a.sge(16, 8), b.remote(0), 7, 11).signaled(3));
-        // The result may lie anywhere, also in pieces.
+        // The result may be stored anywhere, also in pieces.
         let pieces = [a.sge(33, 3), a.sge(41, 5)];
         a.post(wr::FetchAdd::new(&pieces, b.remote(0), 1).signaled(4));
         rig.run();
@@ -441,7 +441,7 @@ fn a_datagram_needs_a_route_of_its_domain_and_fits_one_frame() {
         b.receive(2, 8192, 48);
         a.write(0, &pattern(max, 2));
         assert_eq!(reason(max, &to(0x1111)), Ok(()));
-        // The top bit: the queue pair's own key, whatever the rest says.
+        // With the top bit set, the queue pair's own key applies, whatever the other bits.
         assert_eq!(reason(8, &to(0x8000_2222)), Ok(()));
         assert_eq!(reason(8, &to(0x2222)), Ok(()));
         rig.run();
@@ -452,7 +452,7 @@ fn a_datagram_needs_a_route_of_its_domain_and_fits_one_frame() {
 
 // covers 3.33
 #[test]
-fn forty_octets_come_before_every_datagram_and_are_counted() {
+fn a_datagram_completion_counts_the_forty_bytes_before_it() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             qp_type: QpType::Ud,
@@ -485,7 +485,7 @@ fn forty_octets_come_before_every_datagram_and_are_counted() {
             (b.read(20, 1), b.read(40, 8)),
             (vec![0x45], b"datagram".to_vec())
         );
-        // In pieces: the header may end anywhere.
+        // The receive has several entries, and the header may end in any of them.
         let pieces = [b.sge(256, 17), b.sge(512, 30), b.sge(1024, 20)];
         b.qp.post_receive(ReceiveRequest::new(2, &pieces)).unwrap();
         send(8);
@@ -497,7 +497,7 @@ fn forty_octets_come_before_every_datagram_and_are_counted() {
 
 // covers 3.34 3.35
 #[test]
-fn write_with_immediate_takes_a_receive_and_leaves_its_octets_alone() {
+fn write_with_immediate_takes_a_receive_but_not_its_buffer() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             direct,

@@ -1,4 +1,4 @@
-//! Receive queues, shared and own, and completion queues.
+//! Receive queues, shared and private, and completion queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,7 +28,7 @@ fn send(rig: &Rig, count: u64) {
 
 // covers 3.80
 #[test]
-fn receives_go_to_the_shared_queue_and_not_to_its_queue_pairs() {
+fn with_a_shared_queue_receives_are_posted_only_there() {
     let rig = shared(8);
     let request = || ReceiveRequest::new(1, rig.b.sge(0, 64));
     assert_eq!(
@@ -44,7 +44,7 @@ fn receives_go_to_the_shared_queue_and_not_to_its_queue_pairs() {
         srq.post_receive(request()).unwrap_err().reason,
         PostReason::QueueFull { max: 8 }
     );
-    // Two queue pairs take from it, each what comes to it.
+    // Two queue pairs take receives from the queue, each for its own messages.
     let other = make_qp(&rig.b.pd, &rig.b.cq, Some(srq), &rig.setup);
     let peer = make_qp(&rig.a.pd, &rig.a.cq, None, &Setup::default());
     connect(&other, rig.a.path(), peer.qp_num(), &rig.setup, 5, 6);
@@ -95,7 +95,7 @@ fn the_limit_fires_once_when_fewer_are_left() {
     assert_eq!(srq.query().unwrap().srq_limit, 0);
     send(&rig, 2);
     assert_eq!(rig.b.events(), []);
-    // Armed again it fires again, with the next that is taken.
+    // After it was armed again, the limit event occurs with the next receive that is taken.
     srq.arm_limit(2).wait().unwrap();
     send(&rig, 1);
     assert_eq!(rig.b.events(), [EventType::SrqLimitReached]);
@@ -123,8 +123,8 @@ fn a_shared_queue_is_not_made_smaller_than_what_is_posted() {
 
 // covers 3.83 3.84
 #[test]
-fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
-    // By modify, holding one; by an error of the peer; by its own error; holding none.
+fn the_last_receive_event_is_reported_once() {
+    // The cases: by modify, holding a receive; by an error of the peer; by its own error; holding none.
     for case in 0..4 {
         let rig = shared(8);
         let b = &rig.b;
@@ -162,7 +162,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
         b.go_to(QpState::Err);
         rig.inject([rig.request(0, Body::Send(Position::Only, SendExtra::Nothing), b"x")]);
         assert_eq!((b.done(), b.events()), (vec![], vec![]));
-        // Those that were not taken are still there, for another queue pair.
+        // The receives that were not taken are still in the queue, for another queue pair.
         let left = 8 - if case == 3 { 4 } else { 3 };
         (0..left).for_each(|id| b.receive(10 + id, 0, 64));
         let request = ReceiveRequest::new(99, b.sge(0, 64));
@@ -170,7 +170,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
             srq.post_receive(request).unwrap_err().reason,
             PostReason::QueueFull { max: 8 }
         );
-        // After a reset it may fail, and tell, once more.
+        // After a reset the queue pair may fail and report the event again.
         b.go_to(QpState::Reset);
         for step in [
             init(&rig.setup),
@@ -181,7 +181,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
         b.go_to(QpState::Err);
         assert_eq!(b.events(), [EventType::QpLastWqeReached]);
     }
-    // Not told for a queue of one's own.
+    // There is no such event without a shared queue.
     let rig = Rig::rc();
     rig.b.go_to(QpState::Err);
     assert_eq!(rig.b.events(), []);
@@ -189,7 +189,7 @@ fn the_last_receive_is_told_once_and_the_shared_queue_keeps_the_rest() {
 
 // covers 3.85
 #[test]
-fn a_broken_shared_queue_is_told_and_ends_the_queue_pairs_that_need_it() {
+fn a_broken_shared_queue_ends_the_queue_pairs_that_need_it() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             srq: Some(8),
@@ -207,7 +207,7 @@ fn a_broken_shared_queue_is_told_and_ends_the_queue_pairs_that_need_it() {
             (event.event_type(), event.object().unwrap().id),
             (EventType::SrqErr, b.srq.as_ref().unwrap().id())
         );
-        // What needs no receive goes on.
+        // Requests that need no receive still succeed.
         a.post(wr::Write::new(a.sge(0, 8), b.remote(0)).signaled(1));
         rig.run();
         assert_eq!(
@@ -227,7 +227,7 @@ fn a_broken_shared_queue_is_told_and_ends_the_queue_pairs_that_need_it() {
 
 // covers 3.86
 #[test]
-fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {
+fn an_overrun_ends_only_that_queue_and_its_queue_pairs() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             cqe: 2,
@@ -235,7 +235,7 @@ fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {
             ..Setup::default()
         });
         let (a, b) = (&rig.a, &rig.b);
-        // On another queue of the same device.
+        // This queue pair uses another completion queue of the same device.
         let cq = a.context.create_cq(16).wait().unwrap();
         let other = a.pd.create_qp(QpOptions::rc(&cq)).wait().unwrap();
         let peer = b.pd.create_qp(QpOptions::rc(&b.cq)).wait().unwrap();
@@ -268,7 +268,7 @@ fn an_overrun_ends_the_queue_and_its_queue_pairs_and_no_others() {
 
 // covers 3.87
 #[test]
-fn arming_is_for_one_notice_and_the_wider_wish_counts() {
+fn arming_gives_one_notification_of_the_wider_kind() {
     let rig = Rig::new(Setup {
         direct: true,
         ..Setup::default()
@@ -283,17 +283,17 @@ fn arming_is_for_one_notice_and_the_wider_wish_counts() {
     (0..20).for_each(|id| b.receive(id, 0, 64));
     let plain = || a.post(wr::Send::new(a.sge(0, 8)));
     let solicited = || a.post(wr::Send::new(a.sge(0, 8)).solicited());
-    // Not armed: nothing. Armed once: one notice.
+    // An unarmed queue notifies nothing, one that was armed once notifies once.
     solicited();
     assert_eq!(told(), 0);
     assert!(b.cq.arm(Notify::Next).unwrap(), "one is there already");
-    assert_eq!(told(), 0, "what was there before does not count");
+    assert_eq!(told(), 0, "an earlier completion does not count");
     b.done();
     plain();
     plain();
     assert_eq!(told(), 1);
     b.done();
-    // Solicited does not narrow what was asked for, and any widens it.
+    // Solicited does not narrow an earlier request for any completion; the reverse widens it.
     for order in [
         [Notify::Next, Notify::Solicited],
         [Notify::Solicited, Notify::Next],
@@ -339,7 +339,7 @@ fn no_wake_up_is_lost_between_arming_and_polling() {
                 a.post(wr::Send::new(a.sge(0, 8)));
             }
         });
-        // Waits for each: a notice that was lost would be waited for in vain.
+        // This waits for each completion: a lost notification would make the test hang.
         for round in 0..rounds {
             let done = b.cq.next().wait().unwrap();
             assert_eq!((done.wr_id, done.status), (round, WcStatus::Success));
@@ -350,7 +350,7 @@ fn no_wake_up_is_lost_between_arming_and_polling() {
 
 // covers 3.89
 #[test]
-fn a_completion_queue_keeps_what_is_in_it_when_its_size_changes() {
+fn a_resized_completion_queue_keeps_its_completions() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let write = |ids: std::ops::Range<u64>| {
@@ -417,6 +417,6 @@ fn a_shared_queue_serves_datagrams_too() {
     a.post(wr::Send::new(a.sge(0, 9)).to(&to));
     a.post(wr::Send::new(a.sge(0, 8)).to(&to));
     rig.run();
-    // The one that was too long left the receive for the next.
+    // The datagram that was too long left the receive for the next one.
     assert_eq!(b.done(), ok([1]));
 }

@@ -1,4 +1,4 @@
-//! What a requester makes of answers and of silence.
+//! How a requester handles answers, and missing answers.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn post_write(rig: &Rig, wr_id: u64) {
 
 // covers 3.60
 #[test]
-fn silence_is_waited_for_as_long_as_the_code_says() {
+fn a_requester_waits_as_long_as_its_timeout_code_says() {
     for timeout in [1, 5, 14] {
         for retry_cnt in [0, 3] {
             let rig = Rig::new(Setup {
@@ -65,14 +65,14 @@ fn silence_is_waited_for_as_long_as_the_code_says() {
 
 // covers 3.60
 #[test]
-fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
+fn a_slow_peer_gets_up_to_four_times_the_timeout() {
     let rig = Rig::new(Setup {
         timeout: 14,
         retry_cnt: 0,
         ..Setup::default()
     });
     let least = ack_timeout(14).unwrap();
-    // Each answer is nearly too late for twice as long as the one before it took.
+    // Each answer almost exceeds twice the time that the one before took.
     for (number, tenths) in [(1, 9), (2, 17), (3, 33), (4, 39)] {
         hold_answers(&rig);
         post_write(&rig, number);
@@ -88,7 +88,7 @@ fn a_peer_that_was_slow_is_waited_for_up_to_four_times_as_long() {
     assert_eq!(rig.a.done(), [(5, WcStatus::RetryExcErr)]);
     assert_eq!(rig.now() - began, least * 4);
 
-    // One that is quick again is waited for no longer than the code says.
+    // After a quick answer the requester waits no longer than the code says.
     let rig = Rig::new(Setup {
         timeout: 14,
         retry_cnt: 0,
@@ -131,7 +131,7 @@ fn frames_unread_in_shared_memory_cost_no_retry() {
     for exchange in [
         // The peer has not read the frame.
         unread,
-        // It has read it and others, and its answer is not read here.
+        // The peer has read it and others, and this process has not read its answer.
         Exchange {
             sent: 3,
             sent_read: 3,
@@ -162,7 +162,7 @@ fn frames_unread_in_shared_memory_cost_no_retry() {
 
 // covers 3.60
 #[test]
-fn a_late_answer_undoes_what_the_timeout_did() {
+fn a_late_answer_undoes_the_effects_of_a_timeout() {
     let rig = Rig::new(Setup {
         timeout: 14,
         mtu: Some(Mtu::Mtu256),
@@ -185,7 +185,7 @@ fn a_late_answer_undoes_what_the_timeout_did() {
     rig.run();
     assert_eq!(rig.a.done(), ok([1, 2]));
     assert_eq!(rig.a.counters().retransmissions, 2);
-    // The window is as it was.
+    // The window has its former size.
     hold_answers(&rig);
     let before = rig.requests().len();
     post(3);
@@ -241,7 +241,7 @@ fn a_lossy_path_has_retransmissions_before_the_timeout() {
     answer_after(50, answer_time);
     arrives_at(51, 1, answer_time * 2);
     arrives_at(52, 3, answer_time * (2 + 4 + 8));
-    // The timeouts come when they would have come, and these retransmissions are no retries.
+    // The timeouts occur when they would have occurred, and these retransmissions are no retries.
     let before = rig.requests().len();
     rig.wire.rule(|_| Fate::Drop);
     post_write(&rig, 53);
@@ -254,7 +254,7 @@ fn a_lossy_path_has_retransmissions_before_the_timeout() {
 
 // covers 3.61
 #[test]
-fn seven_retries_are_seven_and_progress_gives_them_back() {
+fn seven_retries_are_allowed_and_progress_restores_them() {
     let rig = Rig::new(Setup {
         retry_cnt: 7,
         ..Setup::default()
@@ -269,7 +269,7 @@ fn seven_retries_are_seven_and_progress_gives_them_back() {
         (QpState::Err, 7)
     );
 
-    // Each frame arrives at its second try: more losses than retries, and no harm.
+    // Each frame arrives at its second attempt: there are more losses than retries, and the transfer succeeds.
     let rig = Rig::new(Setup {
         retry_cnt: 1,
         ..Setup::default()
@@ -310,7 +310,7 @@ fn sequence_naks_use_up_retries_too() {
     rig.a
         .post(wr::Write::new(rig.a.sge(0, 2 * MTU), rig.b.remote(0)).signaled(1));
     rig.run();
-    // One NAK: the others are silent until the gap is closed, so without a timer nothing more happens.
+    // There is one NAK: the responder is silent until the gap is closed, so without a timer nothing more happens.
     assert_eq!(rig.naks(), [(0, Nak::SEQUENCE_ERROR)]);
     assert_eq!(rig.a.done(), []);
     for _ in 0..2 {
@@ -321,7 +321,7 @@ fn sequence_naks_use_up_retries_too() {
 
 // covers 3.40
 #[test]
-fn a_lost_frame_is_sent_again_from_the_number_that_the_nak_names() {
+fn retransmission_starts_at_the_number_in_the_nak() {
     let rig = Rig::new(Setup {
         timeout: 0,
         ..Setup::default()
@@ -351,8 +351,8 @@ fn a_lost_frame_is_sent_again_from_the_number_that_the_nak_names() {
 
 // covers 3.62
 #[test]
-fn a_missing_receive_counts_for_itself() {
-    // None allowed: the first answer of this kind is the end.
+fn retries_for_a_missing_receive_are_counted_separately() {
+    // No retry is allowed: the first answer of this kind fails the request.
     let rig = Rig::new(Setup {
         rnr_retry: 0,
         ..Setup::default()
@@ -369,7 +369,7 @@ fn a_missing_receive_counts_for_itself() {
     rig.run();
     assert_eq!(rig.a.done()[0], (0, WcStatus::RnrRetryExcErr));
     assert_eq!(rig.a.counters().rnr_naks, 4);
-    // A second copy of the answer does not count.
+    // A duplicate of the answer does not count.
     let rig = Rig::new(Setup {
         rnr_retry: 1,
         ..Setup::default()
@@ -390,7 +390,7 @@ fn a_missing_receive_counts_for_itself() {
 
 // covers 3.63
 #[test]
-fn each_code_delays_as_the_table_says() {
+fn each_rnr_timer_code_delays_as_the_table_says() {
     for code in 0..=31 {
         let rig = Rig::new(Setup {
             min_rnr_timer: code,
@@ -410,7 +410,7 @@ fn each_code_delays_as_the_table_says() {
 
 // covers 3.64
 #[test]
-fn an_acknowledge_covers_what_was_before() {
+fn an_acknowledge_covers_all_earlier_requests() {
     let rig = Rig::rc();
     rig.wire.rule(|_| Fate::Drop);
     (0..4).for_each(|id| {
@@ -419,10 +419,10 @@ fn an_acknowledge_covers_what_was_before() {
     });
     rig.inject([rig.answer(1, ACK, b"")]);
     assert_eq!(rig.a.done(), ok([0, 1]));
-    // An RNR NAK and a NAK do so too, without their own number.
+    // An RNR NAK and a NAK acknowledge, too, without their own number.
     rig.inject([rig.answer(3, rnr(1), b"")]);
     assert_eq!(rig.a.done(), ok([2]));
-    // What nobody waits for is ignored.
+    // Answers to numbers that are not outstanding are ignored.
     rig.inject(
         [2, 4, 100, 0x80_0000].map(|offset| rig.answer(offset, nak(Nak::REMOTE_ACCESS), b"")),
     );
@@ -451,7 +451,7 @@ fn an_acknowledge_covers_what_was_before() {
 
 // covers 3.64 3.27
 #[test]
-fn a_lost_read_response_is_asked_for_again_and_not_acknowledged_away() {
+fn a_lost_read_response_is_requested_again() {
     for atomic in [false, true] {
         let rig = Rig::new(Setup {
             timeout: 0,
@@ -476,7 +476,7 @@ fn a_lost_read_response_is_asked_for_again_and_not_acknowledged_away() {
                 .post(wr::Read::new(rig.a.sge(64, 8), rig.b.remote(0)).signaled(1));
         }
         assert_eq!(rig.a.done(), []);
-        // The acknowledge of the write tells that the answer was lost.
+        // The acknowledge of the write shows that the answer was lost.
         rig.a
             .post(wr::Write::new(rig.a.sge(0, 8), rig.b.remote(512)).signaled(2));
         rig.run();
@@ -516,7 +516,7 @@ fn each_nak_has_its_status() {
 
 // covers 3.65 3.70
 #[test]
-fn an_answer_that_does_not_fit_is_a_bad_response() {
+fn an_unfitting_answer_is_a_bad_response() {
     let answers = [
         (Body::ReadResponse(Position::Only), 7),
         (Body::ReadResponse(Position::Only), 9),
@@ -546,7 +546,7 @@ fn an_answer_that_does_not_fit_is_a_bad_response() {
 
 // covers 3.66 9.08
 #[test]
-fn a_read_goes_on_from_the_first_octet_that_is_missing() {
+fn a_read_resumes_at_the_first_missing_byte() {
     for dropped in 0..5 {
         let rig = Rig::new(Setup {
             timeout: 8,
@@ -583,7 +583,7 @@ fn a_read_goes_on_from_the_first_octet_that_is_missing() {
 
 // covers 3.67
 #[test]
-fn traffic_crosses_the_end_of_the_numbers() {
+fn traffic_continues_where_sequence_numbers_wrap() {
     let rig = Rig::new(Setup {
         a_psn: 0xff_fffe,
         b_psn: 0xff_ffff,
@@ -595,7 +595,7 @@ fn traffic_crosses_the_end_of_the_numbers() {
     let mut count = 0;
     rig.wire.rule(move |_| {
         count += 1;
-        // Not always the same frame of an exchange of four.
+        // The lost frame of an exchange of four is not always the same.
         if count % 4 == 0 && count % 3 != 0 {
             Fate::Drop
         } else {
@@ -653,7 +653,7 @@ fn reads_beyond_the_budget_wait_and_nothing_passes_them() {
 
 // covers 3.70
 #[test]
-fn faults_of_the_requester_have_their_own_statuses() {
+fn errors_of_the_requester_have_their_own_statuses() {
     type Case = fn(&Rig) -> WcStatus;
     let cases: [Case; 5] = [
         |rig| {
@@ -716,10 +716,10 @@ fn faults_of_the_requester_have_their_own_statuses() {
 
 // covers 3.71 3.05
 #[test]
-fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
+fn a_draining_queue_finishes_started_requests_and_reports_once() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    // Three reads have begun; the fourth waits behind the budget.
+    // Three reads have begun; the fourth exceeds the budget and waits.
     rig.wire.rule(|frame| {
         if is_response(frame) {
             Fate::Hold
@@ -753,7 +753,7 @@ fn a_draining_queue_finishes_what_has_begun_and_says_so_once() {
 
 // covers 3.71
 #[test]
-fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
+fn draining_retries_lost_frames_and_is_immediate_if_empty() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let mut lost = false;
@@ -778,7 +778,7 @@ fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
     a.go_to(QpState::Rts);
     a.modify(drain).unwrap();
     assert_eq!(a.events(), [EventType::SqDrained]);
-    // Unasked for, no event.
+    // No event was requested, so there is none.
     a.go_to(QpState::Rts);
     a.go_to(QpState::Sqd);
     assert_eq!(a.events(), []);
@@ -786,7 +786,7 @@ fn draining_retries_what_was_lost_and_an_empty_queue_is_drained_at_once() {
 
 // covers 3.72
 #[test]
-fn the_responder_carries_out_in_posting_order() {
+fn the_responder_executes_requests_in_posting_order() {
     for direct in [false, true] {
         let rig = Rig::new(Setup {
             direct,
@@ -795,7 +795,7 @@ fn the_responder_carries_out_in_posting_order() {
         let (a, b) = (&rig.a, &rig.b);
         a.write(0, b"old.new.");
         a.post(wr::Write::new(a.sge(0, 4), b.remote(0)));
-        // Read, then overwritten: an InfiniBand responder does both in the order of their numbers.
+        // The bytes are read, then overwritten: an InfiniBand responder does both in the order of their numbers.
         a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(1));
         a.post(wr::Write::new(a.sge(4, 4), b.remote(0)).signaled(2));
         b.receive(3, 128, 8);
@@ -834,7 +834,7 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
         (a.done(), a.read(64, 4), b.read(0, 4)),
         (ok([1, 2]), b"old!".to_vec(), b"new!".to_vec())
     );
-    // Unfenced it is sent at once: a read that has to be asked for again then finds the new octets.
+    // Without a fence the write is sent at once: a read that must be requested again then returns the new bytes.
     b.write(0, b"old!");
     a.post(wr::Read::new(a.sge(64, 4), b.remote(0)).signaled(3));
     a.post(wr::Write::new(a.sge(0, 4), b.remote(0)).signaled(4));
@@ -863,7 +863,7 @@ fn a_fenced_request_waits_for_reads_and_atomics_only() {
 fn completions_keep_the_order_of_posting() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
-    // The acknowledge of the write overtakes the response of the read before it.
+    // The acknowledge of the write overtakes the response of the earlier read.
     rig.wire.rule(|frame| {
         if is_response(frame) {
             Fate::Hold
@@ -878,7 +878,7 @@ fn completions_keep_the_order_of_posting() {
     rig.release();
     rig.run();
     assert_eq!(a.done(), ok([1, 2]));
-    // What needs no answer waits for what does.
+    // A request that needs no answer completes after earlier ones that do.
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let mw = a.pd.alloc_mw(MwType::Type2).wait().unwrap();
@@ -898,9 +898,9 @@ fn completions_keep_the_order_of_posting() {
     assert_eq!(a.done(), ok([1, 2, 3]));
 }
 
-// A peer that says it has no receive for what comes before a read, and answers the read all the same.
+// The peer reports that it has no receive for the request before a read, and answers the read nevertheless.
 #[test]
-fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
+fn an_answer_before_its_request_was_repeated_is_accepted() {
     const PIECE: usize = 32 * 256;
     let rig = Rig::new(Setup {
         mtu: Some(Mtu::Mtu256),
@@ -924,7 +924,7 @@ fn an_answer_that_comes_before_its_question_was_repeated_is_taken() {
 }
 
 #[test]
-fn where_a_link_joins_packets_what_is_lost_is_sent_again_from_there() {
+fn joined_packets_are_retransmitted_from_the_first_lost_one() {
     let rig = Rig::new(Setup {
         joined: Some(4096),
         ..Setup::default()

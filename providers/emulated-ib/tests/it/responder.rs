@@ -1,4 +1,4 @@
-//! What a responder makes of request frames: the check, the reaction, and who sees which status.
+//! How a responder handles request frames: the check, the reaction, and which side gets which status.
 
 use crate::support::*;
 use emulated_ib::header::{Body, Nak, Position, SendExtra};
@@ -32,7 +32,7 @@ fn write(rig: &Rig, position: Position, offset: usize, total: usize) -> Body {
     Body::Write(position, rig.b.remote(offset), total as u32, None)
 }
 
-/// The responder refused and is in error; nothing was delivered.
+/// Checks that the responder refused and is in error, and that nothing was delivered.
 #[track_caller]
 fn refused(rig: &Rig, offset: i32, with: Nak) {
     assert_eq!(rig.naks(), [(offset, with)]);
@@ -57,7 +57,7 @@ fn a_gap_draws_one_nak_with_the_expected_number() {
 
 // covers 3.41
 #[test]
-fn a_send_or_write_seen_twice_is_acknowledged_and_not_repeated() {
+fn a_duplicate_send_or_write_is_acknowledged_not_repeated() {
     let rig = Rig::rc();
     rig.b.receive(1, 0, 64);
     rig.b.receive(2, 64, 64);
@@ -74,7 +74,7 @@ fn a_send_or_write_seen_twice_is_acknowledged_and_not_repeated() {
 
 // covers 3.42
 #[test]
-fn a_read_seen_twice_is_served_within_what_it_asked_for() {
+fn a_duplicate_read_is_served_within_its_original_range() {
     let rig = Rig::rc();
     let read = |rig: &Rig, offset: u32, at: usize, length: usize| {
         rig.request(
@@ -90,7 +90,7 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
         (2, response(Last)),
     ];
     assert_eq!(rig.answers(), whole);
-    // Again, whole and from the second frame on: the memory is read again.
+    // The read is repeated, completely and from the second frame on: the memory is read again.
     rig.b.write(MTU, b"changed");
     rig.wire.forget();
     rig.inject([read(&rig, 0, 0, 3 * MTU), read(&rig, 1, MTU, 2 * MTU)]);
@@ -100,7 +100,7 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
         [(1, response(First)), (2, response(Last))]
     );
     assert_eq!(rig.wire.log()[3].payload[..7], *b"changed");
-    // Outside of it, or with another key: dropped, and nobody is harmed.
+    // A read outside of that range, or with another key, is dropped and does no harm.
     rig.wire.forget();
     let mut other_key = read(&rig, 0, 0, MTU);
     other_key.header.body = Body::ReadRequest(
@@ -118,14 +118,14 @@ fn a_read_seen_twice_is_served_within_what_it_asked_for() {
 
 // covers 3.42
 #[test]
-fn the_answer_to_a_long_read_leaves_bit_by_bit_and_holds_up_nothing() {
+fn a_long_read_is_answered_in_bursts_without_blocking_others() {
     let rig = Rig::rc();
     let frames = 150;
     let octets = pattern(frames * MTU, 9);
     rig.b.write(0, &octets);
     let read = Body::ReadRequest(rig.b.remote(0), octets.len() as u32);
     rig.inject([rig.request(0, read, b"")]);
-    // What leaves at once is bounded; the rest has its time.
+    // The frames that leave at once are limited; the others leave later.
     assert_eq!(rig.answers().len(), 64);
     rig.run();
     let mut bursts: Vec<(Time, usize)> = Vec::new();
@@ -149,7 +149,7 @@ fn the_answer_to_a_long_read_leaves_bit_by_bit_and_holds_up_nothing() {
         .collect();
     assert!(said == octets);
 
-    // What comes behind it is carried out behind it: all of the answer has left by then.
+    // A later request is carried out later: the whole answer has left by then.
     rig.wire.forget();
     let behind = frames as u32;
     rig.inject([
@@ -167,7 +167,7 @@ fn the_answer_to_a_long_read_leaves_bit_by_bit_and_holds_up_nothing() {
 
 // covers 3.43
 #[test]
-fn an_atomic_seen_twice_is_answered_from_what_was_stored() {
+fn a_duplicate_atomic_gets_the_stored_answer() {
     let rig = Rig::new(Setup {
         max_dest_rd_atomic: 2,
         ..Setup::default()
@@ -181,7 +181,7 @@ fn an_atomic_seen_twice_is_answered_from_what_was_stored() {
     assert_eq!(rig.answers()[..2], answers);
     assert_eq!(rig.answers()[2..], answers);
     assert_eq!(rig.b.memory.load_u64(0).unwrap(), 90);
-    // As many are stored as may be outstanding; an older one is dropped.
+    // As many answers are stored as may be outstanding; a request for an older one is dropped.
     rig.inject([add(2)]);
     rig.wire.forget();
     rig.inject([add(0)]);
@@ -241,7 +241,7 @@ fn opcodes_out_of_sequence_are_an_invalid_request() {
 
 // covers 3.45
 #[test]
-fn what_the_queue_pair_forbids_is_invalid_and_what_the_region_forbids_is_no_access() {
+fn queue_pair_and_region_refuse_access_with_different_naks() {
     let requests = |region: RemoteAddress| {
         [
             (Body::Write(Only, region, 8, None), Access::REMOTE_WRITE, 8),
@@ -320,7 +320,7 @@ fn lengths_that_do_not_add_up_are_an_invalid_request() {
         let rig = Rig::rc();
         rig.b.receive(1, 0, 8 * MTU);
         let frames = case.iter().enumerate().map(|(offset, (body, length))| {
-            // The keys of one rig are those of the other: they are made alike.
+            // The keys of one rig equal those of the other, because both are created in the same way.
             rig.request(offset as u32, at_home(&rig, *body), &vec![1; *length])
         });
         let frames: Vec<_> = frames.collect();
@@ -334,7 +334,7 @@ fn lengths_that_do_not_add_up_are_an_invalid_request() {
     }
 }
 
-// The same request about `rig`'s own memory.
+// Returns the same request for `rig`'s own memory.
 fn at_home(rig: &Rig, body: Body) -> Body {
     let remote = rig.b.remote(0);
     match body {
@@ -357,7 +357,7 @@ fn one_read_more_than_granted_is_an_invalid_request() {
     let atomic = rig.request(1, Body::FetchAdd(rig.b.remote(0), 1), b"");
     rig.inject([read(0), atomic, read(2)]);
     refused(&rig, 2, Nak::INVALID_REQUEST);
-    // Those before it are answered, and before it is refused.
+    // Earlier requests are answered before this one is refused.
     let answers = [
         (0, response(Only)),
         (1, original(0)),
@@ -377,7 +377,7 @@ fn one_read_more_than_granted_is_an_invalid_request() {
 
 // covers 3.48
 #[test]
-fn access_that_is_not_allowed_ends_the_connection_and_is_told() {
+fn forbidden_access_ends_the_connection_with_an_event() {
     type Case = fn(&Rig) -> RemoteAddress;
     let end =
         |rig: &Rig| RemoteAddress::new(rig.b.remote(0).addr + MEMORY as u64 - 4, rig.b.mr.rkey());
@@ -464,7 +464,7 @@ fn the_requester_of_a_forbidden_access_sees_it() {
 
 // covers 3.49 3.65
 #[test]
-fn a_bad_receive_fails_there_and_is_a_remote_operation_error_here() {
+fn a_bad_receive_is_a_remote_operation_error_for_the_sender() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let sge = with_lkey(b.sge(0, 64), 0x4242);
@@ -483,7 +483,7 @@ fn a_bad_receive_fails_there_and_is_a_remote_operation_error_here() {
 
 // covers 3.50
 #[test]
-fn a_send_longer_than_its_receive_is_a_length_error_there() {
+fn a_send_longer_than_its_receive_is_a_length_error() {
     for length in [65, 5000] {
         let rig = Rig::rc();
         let (a, b) = (&rig.a, &rig.b);
@@ -502,7 +502,7 @@ fn a_send_longer_than_its_receive_is_a_length_error_there() {
 
 // covers 3.51
 #[test]
-fn a_send_without_receive_is_tried_again_and_harms_nobody() {
+fn a_send_without_receive_is_retried_without_other_effects() {
     let rig = Rig::new(Setup {
         rnr_retry: 2,
         ..Setup::default()
@@ -515,7 +515,7 @@ fn a_send_without_receive_is_tried_again_and_harms_nobody() {
     assert_eq!(a.done(), [(1, WcStatus::RnrRetryExcErr)]);
     assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Rts));
     assert_eq!(b.events(), []);
-    // Its number is still the expected one.
+    // The number of the send is still the expected one.
     b.receive(2, 0, 64);
     rig.inject([rig.request(0, send(Only), b"late")]);
     assert_eq!(b.done(), ok([2]));
@@ -523,7 +523,7 @@ fn a_send_without_receive_is_tried_again_and_harms_nobody() {
 
 // covers 3.51
 #[test]
-fn a_receive_posted_in_time_takes_what_waited() {
+fn a_receive_posted_in_time_takes_the_waiting_message() {
     let rig = Rig::new(Setup {
         rnr_retry: 7,
         retry_cnt: 0,
@@ -533,7 +533,7 @@ fn a_receive_posted_in_time_takes_what_waited() {
     let (a, b) = (&rig.a, &rig.b);
     a.write(0, &pattern(6000, 3));
     (0..3).for_each(|id| a.post(wr::Send::new(a.sge(0, 6000)).signaled(id)));
-    // Far more tries than seven: seven means for ever. The frames behind cost no retry either.
+    // There are far more attempts than seven: seven means infinite. The later frames cost no retry either.
     rig.run_for(std::time::Duration::from_millis(20));
     assert_eq!((a.done(), b.done()), (vec![], vec![]));
     assert!(a.counters().rnr_naks > 15, "{}", a.counters().rnr_naks);
@@ -567,12 +567,12 @@ fn write_with_immediate_waits_with_its_last_frame_only() {
 
 // covers 3.53
 #[test]
-fn a_failed_remote_invalidation_fails_the_receive_and_draws_no_nak() {
+fn a_failed_remote_invalidation_fails_the_receive_without_nak() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     b.receive(3, 0, 64);
     b.receive(4, 0, 64);
-    // A region that was registered in the ordinary way cannot be invalidated.
+    // An ordinary region cannot be invalidated.
     a.post(wr::SendWithInvalidate::new(a.sge(0, 8), b.mr.rkey()).signaled(1));
     rig.run();
     assert_eq!(rig.naks(), []);
@@ -594,22 +594,22 @@ fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
         rig.b.receive(2, 8192, 2 * MTU);
         rig.inject([rig.request(0, send(First), &full)]);
         match case {
-            // A gap, in the middle or at a beginning.
+            // There is a gap, in the middle or at the beginning.
             0 => rig.inject([rig.request(2, send(Last), &full)]),
-            // A middle one that is too short.
+            // A middle frame is too short.
             1 => rig.inject([
                 rig.request(1, send(Middle), b"short"),
                 rig.request(2, send(Last), &full),
             ]),
-            // More than the receive holds.
+            // The message is longer than the receive.
             2 => rig.inject([1, 2].map(|offset| rig.request(offset, send(Middle), &full))),
-            // A write without a key.
+            // A write has no valid key.
             3 => rig.inject([rig.request(
                 2,
                 Body::Write(Only, RemoteAddress::default(), 4, None),
                 b"data",
             )]),
-            // A read, which UC does not have.
+            // UC has no reads.
             _ => rig.inject([rig.request(1, Body::ReadRequest(rig.b.remote(0), 8), b"")]),
         }
         assert!(rig.b.done().is_empty(), "case {case}");
@@ -630,7 +630,7 @@ fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
 
 // covers 3.54
 #[test]
-fn a_uc_receive_that_was_kept_outlives_writes_and_serves_one_with_immediate() {
+fn a_kept_uc_receive_serves_a_later_write_with_immediate() {
     let rig = Rig::uc();
     rig.b.receive(1, 0, 2 * MTU);
     rig.inject([rig.request(0, send(First), &[1; MTU])]);
@@ -638,7 +638,7 @@ fn a_uc_receive_that_was_kept_outlives_writes_and_serves_one_with_immediate() {
     let immediate = Body::Write(Only, rig.b.remote(8192), 4, Some(*b"imm!"));
     rig.inject([rig.request(6, immediate, b"more")]);
     assert_eq!(rig.b.done(), ok([1]));
-    // A second copy, and one that comes late, are nothing.
+    // A duplicate and a late frame have no effect.
     rig.b.receive(2, 0, 64);
     rig.inject([
         rig.request(6, immediate, b"more"),
@@ -672,7 +672,7 @@ fn a_receive_of_a_shared_queue_ends_with_the_broken_uc_message() {
 
 // covers 3.54
 #[test]
-fn a_uc_sender_does_not_notice_what_is_lost() {
+fn a_uc_sender_does_not_notice_losses() {
     let rig = Rig::uc();
     let (a, b) = (&rig.a, &rig.b);
     (1..=2).for_each(|id| b.receive(id, 8192 * id as usize, 8192));
@@ -686,7 +686,7 @@ fn a_uc_sender_does_not_notice_what_is_lost() {
     rig.run();
     assert_eq!((a.done(), b.done()), (ok(1..=3), ok(1..=2)));
     assert_eq!(b.read(8192, 3000), pattern(3000, 1));
-    // Nobody has a receive: dropped, and the next one that finds one arrives.
+    // There is no receive: the message is dropped, and the next one that finds a receive arrives.
     a.post(wr::Send::new(a.sge(0, 8)).signaled(4));
     b.receive(3, 0, 64);
     a.post(wr::Send::new(a.sge(0, 8)).signaled(5));
@@ -723,7 +723,7 @@ fn a_datagram_that_cannot_be_taken_is_dropped() {
     assert_eq!((a.done(), b.done()), (ok(1..=4), vec![]));
     assert_eq!(b.counters().dropped, 3);
     assert_eq!(b.context.query_port(1).unwrap().qkey_viol_cntr, 1);
-    // The receive is still there for the next.
+    // The receive is still there for the next datagram.
     send(5, 64, &right);
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([5]), ok([1])));
@@ -776,7 +776,7 @@ fn an_empty_shared_queue_makes_rc_wait_and_others_drop() {
 }
 
 #[test]
-fn a_message_longer_than_any_is_refused_before_its_memory_is_looked_at() {
+fn an_overlong_message_is_refused_before_its_memory_is_checked() {
     let rig = Rig::rc();
     let longest = 1 << 31;
     rig.inject([rig.request(0, Body::ReadRequest(rig.b.remote(0), longest + 1), b"")]);
@@ -790,7 +790,7 @@ fn a_message_longer_than_any_is_refused_before_its_memory_is_looked_at() {
     refused(&rig, 0, Nak::REMOTE_ACCESS);
 }
 
-/// Answers to a send whose first frame has so many octets and whose last, with this number, has 2,500.
+/// Returns the answers to a send whose first frame has `length` bytes and whose last, with the number `next`, has 2,500.
 fn joined(is_joined: bool, length: usize, next: u32) -> (Rig, Vec<(i32, Answer)>) {
     let rig = Rig::rc();
     rig.b.receive(1, 0, 8192);
@@ -811,7 +811,7 @@ fn several_packets_in_one_frame_have_a_number_each() {
 }
 
 #[test]
-fn several_packets_in_one_frame_are_full_but_for_the_last_and_joined_by_a_link() {
+fn only_a_link_joins_packets_and_all_but_the_last_are_full() {
     for (is_joined, length) in [(true, 0), (true, 1500), (false, 3 * MTU)] {
         let (_, answers) = joined(is_joined, length, 3);
         assert_eq!(answers[0], (0, nak(Nak::INVALID_REQUEST)));

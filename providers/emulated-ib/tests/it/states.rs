@@ -1,4 +1,4 @@
-//! The states of a queue pair: what leads from one to the other, and what each allows.
+//! The states of a queue pair: the steps between them, and the operations that each allows.
 
 use crate::support::*;
 use emulated_ib::header::{Body, Position, SendExtra};
@@ -26,7 +26,7 @@ fn bad(result: Result<(), VerbError>) -> BadModify {
     }
 }
 
-// The attributes of each step from RESET to RTS.
+// Returns the attributes of each step from RESET to RTS.
 fn steps(rig: &Rig) -> [QpAttributes; 3] {
     let setup = &rig.setup;
     [
@@ -38,7 +38,7 @@ fn steps(rig: &Rig) -> [QpAttributes; 3] {
 
 // covers 3.01 3.03 3.04
 #[test]
-fn each_missing_and_each_superfluous_attribute_is_named_and_nothing_changes() {
+fn missing_and_superfluous_attributes_are_named() {
     for qp_type in TYPES {
         let rig = Rig::unconnected(setup(qp_type));
         let qp = &rig.a;
@@ -137,7 +137,7 @@ fn receives_are_processed_from_rtr_on_and_sends_from_rts_on() {
     a.modify(to_init).unwrap();
     assert_eq!(receive(), Ok(()));
     assert_eq!(send(), Err(PostReason::InvalidState(QpState::Init)));
-    // What arrives before RTR is dropped, and sent again until it is taken.
+    // A message that arrives before RTR is dropped, and retransmitted until it is taken.
     b.post(wr::Send::new(b.sge(0, 8)).signaled(1));
     assert_eq!((a.done(), rig.wire.log().len()), (vec![], 1));
     a.modify(to_rtr).unwrap();
@@ -169,7 +169,7 @@ fn attributes_change_in_rts_and_the_path_in_sqd() {
     )
     .unwrap();
     assert_eq!(b.qp.query().unwrap().attributes.min_rnr_timer, Some(9));
-    // A timeout may change in SQD, not in RTS; the path likewise.
+    // The timeout may change in SQD, but not in RTS; the same holds for the path.
     let path = QpAttributes::new().ah_attr(b.path());
     for only_in_sqd in [
         path,
@@ -181,7 +181,7 @@ fn attributes_change_in_rts_and_the_path_in_sqd() {
             BadModify::Attributes { .. }
         ));
     }
-    // Three lists: before, while draining, and after. They arrive in this order, over the path that was set anew.
+    // There are three lists: posted before, while, and after draining. They arrive in this order, over the new path.
     (0..9).for_each(|id| b.receive(id, 1024 + 64 * id as usize, 64));
     let post = |ids: std::ops::Range<u64>| {
         for id in ids {
@@ -216,7 +216,7 @@ fn attributes_change_in_rts_and_the_path_in_sqd() {
 
 // covers 3.07
 #[test]
-fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
+fn only_unreliable_queue_pairs_enter_sqe_on_a_send_error() {
     for qp_type in TYPES {
         let rig = Rig::new(setup(qp_type));
         let (a, b) = (&rig.a, &rig.b);
@@ -256,7 +256,7 @@ fn a_send_error_stops_the_send_queue_of_an_unreliable_queue_pair_only() {
             a.done(),
             [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)]
         );
-        // Receives go on: SQE stops the send queue only.
+        // Receiving continues: SQE stops only the send queue.
         let back = UdDestination {
             ah: b.pd.create_ah(a.path()).wait().unwrap(),
             remote_qpn: a.qp.qp_num(),
@@ -313,7 +313,7 @@ fn every_state_but_reset_leads_to_err() {
 
 // covers 3.09
 #[test]
-fn reset_empties_the_queues_in_silence_and_begins_afresh() {
+fn reset_empties_the_queues_without_completions() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.rule(|_| Fate::Drop);
@@ -326,13 +326,13 @@ fn reset_empties_the_queues_in_silence_and_begins_afresh() {
     rig.run();
     assert_eq!((a.done(), a.state()), (vec![], QpState::Reset));
     assert_eq!(a.qp.query().unwrap().attributes.timeout, None);
-    // Connected again, with the same numbers: nothing is left of the earlier life.
+    // The queue pair is connected again, with the same numbers: nothing remains of the earlier connection.
     rig.connect();
     b.receive(7, 0, 64);
     a.post(wr::Send::new(a.sge(0, 8)).signaled(8));
     rig.run();
     assert_eq!((a.done(), b.done()), (ok([8]), ok([7])));
-    // From every state.
+    // A reset works from every state.
     for count in 0..=3 {
         let rig = Rig::unconnected(setup(QpType::Rc));
         steps(&rig)
@@ -352,7 +352,7 @@ fn reset_empties_the_queues_in_silence_and_begins_afresh() {
 
 // covers 3.10
 #[test]
-fn a_wrong_belief_about_the_state_fails_the_modify() {
+fn a_wrong_current_state_fails_the_modify() {
     let rig = Rig::rc();
     let claim = |state| QpAttributes::new().cur_qp_state(state).min_rnr_timer(3);
     let error = bad(rig.a.modify(claim(QpState::Sqd)));
@@ -366,7 +366,7 @@ fn a_wrong_belief_about_the_state_fails_the_modify() {
     assert_eq!(rig.a.qp.query().unwrap().attributes.min_rnr_timer, Some(1));
     rig.a.modify(claim(QpState::Rts)).unwrap();
     assert_eq!(rig.a.qp.query().unwrap().attributes.min_rnr_timer, Some(3));
-    // Where the table does not know it, it is superfluous.
+    // If the table does not list the attribute, it is superfluous.
     let error = bad(rig.a.modify(
         QpAttributes::new()
             .qp_state(QpState::Sqd)
@@ -425,14 +425,14 @@ fn values_beyond_their_range_are_refused_and_change_nothing() {
         "max_rd_atomic",
     );
     assert_eq!(rig.a.state(), QpState::Rtr);
-    // Numbers have 24 bits: the type holds no more.
+    // The type holds only numbers of 24 bits.
     assert_eq!(Psn::new(0x1ff_ffff).value(), 0xff_ffff);
     rig.a.modify(to_rts).unwrap();
 }
 
 // covers 3.S 3.30
 #[test]
-fn in_err_everything_is_taken_and_flushed_in_order() {
+fn in_err_all_requests_are_taken_and_flushed_in_order() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     rig.wire.rule(|_| Fate::Drop);
@@ -457,7 +457,7 @@ fn in_err_everything_is_taken_and_flushed_in_order() {
         (of(&[2, 3, 4]), of(&[1, 5]), all.len()),
         (vec![2, 3, 4], vec![1, 5], 5)
     );
-    // What arrives is dropped.
+    // A frame that arrives is dropped.
     rig.wire.pass();
     let arrival = rig.answer(0, Body::Send(Position::Only, SendExtra::Nothing), b"x");
     rig.inject([arrival]);

@@ -1,14 +1,14 @@
-//! Frames that lost their end on the way.
+//! Frames that were truncated on the way.
 
 use std::sync::{Arc, Mutex};
 
 use crate::support::*;
 use verbs_api::{capability::Mtu, wr};
 
-/// One octet past what requests may touch.
+/// One byte after those that requests may access.
 const GUARD: usize = 200_000;
 
-// Every kind of frame there is, in both directions.
+// Posts requests that cause every kind of frame, in both directions.
 fn post_all(rig: &Rig) {
     let (a, b) = (&rig.a, &rig.b);
     a.write(0, &pattern(600, 1));
@@ -32,7 +32,7 @@ fn setup() -> Setup {
     }
 }
 
-// Posts everything with frame `number` cut to `length` octets; `None` where it is no longer than that.
+// Posts everything, with frame `number` cut to `length` bytes. Returns `None` if the frame is not longer than that.
 fn cut(number: usize, length: usize, damaged: bool) -> Option<Rig> {
     let rig = Rig::new(setup());
     let taken: Arc<Mutex<Option<OwnFrame>>> = Arc::default();
@@ -67,7 +67,7 @@ fn frames() -> usize {
 
 // covers 3.58 6.19
 #[test]
-fn a_frame_whose_checksum_tells_is_dropped_and_sent_again() {
+fn a_frame_with_a_wrong_checksum_is_dropped_and_sent_again() {
     for number in 0..frames() {
         for length in [0, 1, 100, 255] {
             let Some(rig) = cut(number, length, true) else {
@@ -91,7 +91,7 @@ fn a_frame_that_contradicts_itself_is_refused_at_every_length() {
                 break;
             };
             cuts += 1;
-            // Each request has ended, once, and nothing lies where it does not belong.
+            // Each request has ended once, and no byte was written to a wrong place.
             let mut ended: Vec<_> = rig.a.done().into_iter().map(|(wr_id, _)| wr_id).collect();
             ended.sort_unstable();
             assert_eq!(

@@ -1,6 +1,6 @@
-//! Devices on an IP network: over real sockets, in real time.
+//! Devices on an IP network: with real sockets, in real time.
 
-// Linked: devices have what base memory management needs.
+// This crate is linked so that devices have the features of base memory management.
 use bmme as _;
 
 use std::collections::HashSet;
@@ -147,10 +147,10 @@ fn everything(near: &End, far: &End) {
     assert_eq!(far.memory.to_vec(0, 8).unwrap(), 99_u64.to_ne_bytes());
 }
 
-// Whoever remembers the queue pairs of one by their numbers does not take those of the next holder of its range for them.
+// A peer that has stored the queue pair numbers of one process must not take those of the range's next holder for them.
 #[test]
-fn devices_begin_with_numbers_of_their_own() {
-    // How far behind the first number of its range, of which there are 63.
+fn devices_start_at_different_queue_pair_numbers() {
+    // The distances from the first number of the range, of which there are 63.
     let numbers: HashSet<u32> = (0..64)
         .map(|_| {
             let end = End::new("127.0.39.1:14791", |_| {});
@@ -161,7 +161,7 @@ fn devices_begin_with_numbers_of_their_own() {
 }
 
 #[test]
-fn two_devices_exchange_everything_over_sockets() {
+fn two_devices_exchange_all_operations_over_sockets() {
     let near = End::new("127.0.10.1:14791", |_| {});
     let far = End::new("127.0.10.2:14791", |_| {});
     connect(&near, &far, open());
@@ -189,7 +189,7 @@ fn devices_of_ipv6_are_found_as_well() {
     everything(&near, &far);
 }
 
-// One frame in a hundred is lost, doubled or overtaken.
+// One frame in a hundred is lost, duplicated or overtaken.
 fn faulty(corrupt: Rate, seed: u64) -> impl FnOnce(&mut WireOptions) {
     move |options| {
         options.faults = FaultSpec {
@@ -204,7 +204,7 @@ fn faulty(corrupt: Rate, seed: u64) -> impl FnOnce(&mut WireOptions) {
 }
 
 #[test]
-fn what_is_lost_doubled_reordered_or_damaged_is_made_good() {
+fn lost_duplicate_reordered_and_damaged_frames_are_recovered() {
     let faulty = |seed| faulty(Rate::percent(1), seed);
     let near = End::new("127.0.12.1:14791", faulty(1));
     let far = End::new("127.0.12.2:14791", faulty(2));
@@ -263,7 +263,7 @@ fn long_messages_go_through_memory_in_fewer_pieces_than_packets() {
 }
 
 #[test]
-fn pieces_that_are_lost_doubled_or_overtaken_in_memory_are_made_good() {
+fn lost_duplicate_and_reordered_pieces_in_memory_are_recovered() {
     for code in [1, 3, 5] {
         let near = End::new("127.0.40.2:14791", faulty(Rate::percent(1), code.into()));
         let far = End::new("127.0.40.2:14791", faulty(Rate::percent(1), 9));
@@ -282,13 +282,13 @@ fn pieces_that_are_lost_doubled_or_overtaken_in_memory_are_made_good() {
 }
 
 #[test]
-fn a_receiver_with_little_room_is_not_drowned() {
+fn a_receiver_with_a_small_buffer_is_not_overrun() {
     let little = |options: &mut WireOptions| options.group.udp.receive_buffer = 16 << 10;
     for code in [1, 3, 5] {
         let near = End::new("127.0.16.1:14791", little);
         let far = End::new("127.0.16.2:14791", little);
         let mtu = Mtu::from_code(code).unwrap();
-        // Patient: a test is not about how soon a loaded machine answers.
+        // The long timeout keeps the test independent of how soon a loaded machine answers.
         connect(&near, &far, open().path_mtu(mtu).timeout(16));
         one_of_each(&near, &far, 1 << 20);
         let counters = near.qp.counters();
@@ -304,15 +304,15 @@ fn long_messages_survive_faults() {
         let near = End::new("127.0.17.1:14791", faulty(code.into()));
         let far = End::new("127.0.17.2:14791", faulty(7));
         let mtu = Mtu::from_code(code).unwrap();
-        // Patient: a test is not about how soon a loaded machine answers.
+        // The long timeout keeps the test independent of how soon a loaded machine answers.
         connect(&near, &far, open().path_mtu(mtu).timeout(16));
         one_of_each(&near, &far, 1 << 20);
     }
 }
 
-// A device that has exchanged messages one by one for long need not be told the traffic class of each.
+// After many single messages a receiver must still learn the traffic class of a datagram.
 #[test]
-fn in_a_long_conversation_too_the_header_before_a_datagram_has_its_class() {
+fn a_datagram_after_many_messages_has_its_traffic_class() {
     let near = End::new("127.0.18.1:14791", |_| {});
     let far = End::new("127.0.18.2:14791", |_| {});
     connect(&near, &far, open());
@@ -373,21 +373,21 @@ fn a_program_that_sleeps_is_woken() {
     let data = near.mr.sge(0, 8).unwrap();
     near.memory.write(0, b"a letter").unwrap();
     near.qp.post_one(wr::Send::new(data)).unwrap();
-    // The far end polls only once the thread of its device has placed the message.
+    // The far end polls only after the thread of its device has placed the message.
     until(|| far.memory.to_vec(0, 8).unwrap() == b"a letter");
     let received = far.take(1).remove(0);
     assert_eq!(received.wr_id, 9);
 }
 
 #[test]
-fn who_polls_no_more_acknowledges_what_he_was_told() {
+fn a_program_that_stops_polling_still_acknowledges() {
     let near = End::new("127.0.19.1:14791", |_| {});
     let far = End::new("127.0.19.2:14791", |_| {});
-    // Nothing is sent again.
+    // No frame is retransmitted.
     connect(&near, &far, ConnectOptions::new().timeout(0));
     let data = near.mr.sge(0, 8).unwrap();
     for _ in 0..20 {
-        // Until the thread leaves everything that arrives to pollers.
+        // The poller polls until the thread leaves all input to pollers.
         let input = far.wire.link.input().unwrap();
         until(|| {
             // A claim may take a thousand polls in a row.

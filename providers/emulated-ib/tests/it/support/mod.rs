@@ -1,5 +1,5 @@
-//! Two devices in virtual time, joined by a link on which a test can watch every frame, drop, double and hold back
-//! frames, and inject frames of its own.
+//! Two devices in virtual time, connected by a link on which a test can watch every frame, drop, duplicate and hold frames,
+//! and inject frames of its own.
 #![allow(dead_code, unreachable_pub)]
 
 use std::collections::VecDeque;
@@ -25,13 +25,13 @@ use verbs_api::{
 
 pub type OwnFrame = OwnedFrame<Header>;
 
-/// What becomes of a frame.
+/// The fate of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Pass,
     Drop,
     Twice,
-    /// Kept until [`Rig::release`].
+    /// The frame is kept until [`Rig::release`].
     Hold,
 }
 
@@ -46,7 +46,7 @@ struct State {
     exchange: Option<Exchange>,
 }
 
-/// A link without delay that does what a test says.
+/// A link without delay that follows the test's rules.
 pub struct Wire {
     mtu: Option<usize>,
     joined: Option<usize>,
@@ -59,22 +59,22 @@ impl Wire {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this decides what becomes of each frame.
+    /// Sets the rule that decides the fate of each frame from now on.
     pub fn rule(&self, rule: impl FnMut(&OwnFrame) -> Fate + std::marker::Send + 'static) {
         self.state().rule = Some(Box::new(rule));
     }
 
-    /// From now on every frame passes.
+    /// Lets every frame pass from now on.
     pub fn pass(&self) {
         self.state().rule = None;
     }
 
-    /// From now on it goes by memory of which so much is read.
+    /// Makes the link report this exchange, as if frames went through shared memory.
     pub fn set_exchange(&self, exchange: Exchange) {
         self.state().exchange = Some(exchange);
     }
 
-    /// Frames that were sent so far, by devices only.
+    /// Returns the frames that the devices have sent so far.
     pub fn log(&self) -> Vec<OwnFrame> {
         self.state()
             .log
@@ -83,7 +83,7 @@ impl Wire {
             .collect()
     }
 
-    /// When each was sent.
+    /// Returns the frames that the devices have sent so far, and when each was sent.
     pub fn times(&self) -> Vec<(Time, OwnFrame)> {
         self.state().log.clone()
     }
@@ -162,11 +162,11 @@ impl Input for Wire {
     fn hand_back(&self) {}
 }
 
-/// How the two queue pairs are made and connected.
+/// How the two queue pairs are created and connected.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub qp_type: QpType,
-    /// Frames of this many octets; `None` where a message is one frame.
+    /// The path MTU; `None` if a message is one frame.
     pub mtu: Option<Mtu>,
     pub access: Access,
     pub timeout: u8,
@@ -182,11 +182,11 @@ pub struct Setup {
     pub max_recv_sge: u32,
     pub cqe: u32,
     pub sq_sig_all: bool,
-    /// No link: the devices reach each other directly.
+    /// There is no link: the devices reach each other directly.
     pub direct: bool,
-    /// Frames arrive when somebody polls, again and again.
+    /// Frames arrive when a thread polls, which it does frequently.
     pub polled: bool,
-    /// The link carries several packets in one frame, of so many octets.
+    /// The link carries several packets in one frame of at most this many bytes.
     pub joined: Option<usize>,
     pub windows_2a: bool,
 }
@@ -226,7 +226,7 @@ pub const ALL_REMOTE: Access = Access::REMOTE_WRITE
 
 pub const MEMORY: usize = 1 << 18;
 
-/// One end.
+/// One of the two devices and its objects.
 pub struct Side {
     pub engine: Arc<Engine<InfiniBand>>,
     pub context: Context,
@@ -238,7 +238,7 @@ pub struct Side {
     pub mr: Mr,
 }
 
-/// Both ends, the link and the clock.
+/// Both sides, the link and the clock.
 pub struct Rig {
     pub simulation: Simulation,
     pub network: Arc<Network<Engine<InfiniBand>>>,
@@ -303,7 +303,7 @@ impl Rig {
             .connect(&self.a, &self.setup, self.setup.b_psn, self.setup.a_psn);
     }
 
-    /// Until nothing is due.
+    /// Runs until nothing is due.
     #[track_caller]
     pub fn run(&self) {
         self.simulation.run_until_idle().unwrap();
@@ -318,7 +318,7 @@ impl Rig {
         Duration::from_nanos(self.simulation.now().0)
     }
 
-    /// A frame as A's queue pair would send it to B's: `offset` numbers after A's first.
+    /// Returns a frame as A's queue pair would send it to B's, with the number `offset` after A's first.
     pub fn request(&self, offset: u32, body: Body, payload: &[u8]) -> OwnFrame {
         OwnFrame {
             from: LinkAddress::InProcess(1),
@@ -348,7 +348,7 @@ impl Rig {
         }
     }
 
-    /// What was held back goes on its way, and arrives.
+    /// Delivers the frames that were held.
     pub fn release(&self) {
         let mut state = self.wire.state();
         let held = std::mem::take(&mut state.held);
@@ -357,7 +357,7 @@ impl Rig {
         self.network.progress();
     }
 
-    /// Frames of A's, delivered to B together.
+    /// Delivers frames of A to B together.
     pub fn inject(&self, frames: impl IntoIterator<Item = OwnFrame>) {
         for frame in frames {
             self.wire.inject(frame);
@@ -365,7 +365,7 @@ impl Rig {
         self.network.progress();
     }
 
-    /// An answer of B's to A, about A's number at `offset`.
+    /// Returns an answer of B to A for A's number at `offset`.
     pub fn answer(&self, offset: u32, answer: impl Into<Answer>, payload: &[u8]) -> OwnFrame {
         let Answer { body, syndrome } = answer.into();
         let mut frame = self.request(offset, body, payload);
@@ -375,12 +375,12 @@ impl Rig {
         frame
     }
 
-    // How far a frame's number lies behind A's first.
+    // Returns the distance of a frame's number from A's first.
     fn offset(&self, frame: &OwnFrame) -> i32 {
         frame.header.psn.distance_from(Psn::new(self.setup.a_psn))
     }
 
-    /// What B answered: numbers relative to A's first.
+    /// Returns B's answers, with numbers relative to A's first.
     pub fn answers(&self) -> Vec<(i32, Answer)> {
         let log = self.wire.log();
         let answers = log.iter().filter(|frame| {
@@ -391,7 +391,7 @@ impl Rig {
             .collect()
     }
 
-    /// What A asked: numbers relative to A's first.
+    /// Returns A's requests, with numbers relative to A's first.
     pub fn requests(&self) -> Vec<(i32, Body)> {
         let log = self.wire.log();
         let requests = log
@@ -402,7 +402,7 @@ impl Rig {
             .collect()
     }
 
-    /// The NAKs among the answers.
+    /// Returns the NAKs among the answers.
     pub fn naks(&self) -> Vec<(i32, Nak)> {
         let naks =
             self.answers()
@@ -415,7 +415,7 @@ impl Rig {
     }
 }
 
-/// What an answer says, but for its credits.
+/// The content of an answer without its credits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     pub body: Body,
@@ -509,7 +509,7 @@ impl Side {
         );
     }
 
-    /// The path to this side.
+    /// Returns the path to this side.
     pub fn path(&self) -> AddressVector {
         let port = self.context.query_port(1).unwrap();
         AddressVector::new(port.address, port.gids[0].gid, 1)
@@ -544,12 +544,12 @@ impl Side {
         self.qp.post_one(request).unwrap();
     }
 
-    /// Every completion there is.
+    /// Returns all completions.
     pub fn completions(&self) -> Vec<Completion> {
         poll(&self.cq)
     }
 
-    /// Their ids and statuses.
+    /// Returns the ids and statuses of all completions.
     pub fn done(&self) -> Vec<(u64, WcStatus)> {
         self.completions()
             .iter()
@@ -561,7 +561,7 @@ impl Side {
         self.qp.query().unwrap().state
     }
 
-    /// Events since the last call, except that the connection came to life.
+    /// Returns the events since the last call, except those that a connection was established.
     pub fn events(&self) -> Vec<EventType> {
         let all = std::iter::from_fn(|| self.context.poll_event().map(|event| event.event_type()));
         all.filter(|event| *event != EventType::CommEst).collect()
@@ -675,7 +675,7 @@ pub fn connect(qp: &Qp, path: AddressVector, peer: Qpn, setup: &Setup, sq_psn: u
     }
 }
 
-/// Octets that tell where they are from.
+/// Returns bytes that depend on their position.
 pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length)
         .map(|index| (index as u32).wrapping_mul(2_654_435_761).rotate_left(9) as u8 ^ seed)
@@ -686,7 +686,7 @@ pub fn ok(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     ids.into_iter().map(|id| (id, WcStatus::Success)).collect()
 }
 
-/// The same stretch under another key, for the device to refuse.
+/// Returns the same stretch with another key, which the device must refuse.
 #[allow(unsafe_code)]
 pub fn with_lkey(sge: Sge, lkey: u32) -> Sge {
     // SAFETY: no buffer pool has this key.
