@@ -1,4 +1,4 @@
-//! Seeded chance: what a link does to a frame.
+//! Seeded random decisions: which faults a frame meets.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use rand::{Rng, SeedableRng};
 
 use crate::fault::{Between, Rate};
 
-/// The dice of one direction of a link.
+/// The random numbers of one direction of a link.
 ///
-/// Each direction has its own, so that what one direction sends changes nothing for another.
+/// Each direction has its own, so that traffic in one direction changes nothing in another.
 #[derive(Debug)]
 pub struct Chance(SmallRng);
 
 impl Chance {
-    /// Dice for the direction that sent a frame as number `direction`, counted from 0.
+    /// Creates the random numbers of direction number `direction`, counted from 0 in the order of the first frames.
     pub fn new(seed: u64, direction: usize) -> Self {
-        // An odd factor: two seeds or two directions never start alike.
+        // The factor is odd, so that two seeds or two directions never begin alike.
         let direction = (direction as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(SmallRng::seed_from_u64(seed ^ direction))
     }
 
-    /// Whether something of this rate happens now. Rolls the same way whatever the rate.
+    /// Returns whether something of this rate happens now. One number is drawn, whatever the rate.
     pub fn strikes(&mut self, rate: Rate) -> bool {
         self.0.random_range(0..Rate::ALWAYS.millionths()) < rate.millionths()
     }
 
-    /// A time within the bounds, both included.
+    /// Returns a time within the bounds, both included.
     pub fn time(&mut self, bounds: Between<Duration>) -> Duration {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(
@@ -35,12 +35,12 @@ impl Chance {
         )
     }
 
-    /// A number within the bounds, both included.
+    /// Returns a number within the bounds, both included.
     pub fn number(&mut self, bounds: Between<u32>) -> u32 {
         self.0.random_range(bounds.least()..=bounds.most())
     }
 
-    /// Flips one bit, where there is one.
+    /// Flips one bit, if there is one.
     pub fn flip(&mut self, bytes: &mut [u8]) {
         if !bytes.is_empty() {
             let bit = self.0.random_range(0..bytes.len() as u64 * 8);

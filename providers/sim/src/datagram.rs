@@ -1,4 +1,4 @@
-//! The datagram link: frames of bounded length, and whatever may happen to them.
+//! The datagram link: frames of limited length, and the faults that they may meet.
 
 use std::collections::{HashMap, HashSet};
 use std::iter;
@@ -13,32 +13,32 @@ use crate::chance::Chance;
 use crate::fault::{Between, FaultSpec};
 use crate::in_flight::InFlight;
 
-/// How much longer a frame that is reordered is under way, at most; later ones overtake it.
+/// The longest extra delay of a reordered frame. Later frames overtake it meanwhile.
 const LONGEST_HOLD: Duration = Duration::from_micros(100);
 
-/// What happened to frames of a [`DatagramLink`], besides delay.
+/// Counts of the faults that the frames of a [`DatagramLink`] met, apart from delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {
-    /// Lost by chance.
+    /// Frames that were lost by chance.
     pub dropped: u64,
-    /// Second copies.
+    /// Second copies that were delivered.
     pub duplicated: u64,
-    /// Held back, so that later ones overtake them.
+    /// Frames that were held back so that later ones overtook them.
     pub reordered: u64,
-    /// Damaged.
+    /// Frames that were damaged.
     pub corrupted: u64,
-    /// Lost because their direction was partitioned.
+    /// Frames that were lost because their direction was partitioned.
     pub partitioned: u64,
-    /// Lost because they were longer than the link's largest frame: a fault of the driver.
+    /// Frames that were lost because they were longer than the link's largest frame. The driver should not have sent them.
     pub oversized: u64,
 }
 
-/// A link that may lose, double, reorder, delay and damage frames; see the [module](self).
+/// A link that may lose, duplicate, reorder, delay and damage frames; see the [module](self).
 ///
-/// A frame waits until [`progress`](Link::progress) is called at the time it is due or later; with no delay that is the
-/// time of sending. Without reordering the frames of a direction (from one address to another) arrive in the order in
-/// which they were sent. Chance is each direction's own.
+/// A frame is delivered when [`progress`](Link::progress) is called at the time it is due or later. Without a delay it is
+/// due when it is sent. Unless they are reordered, the frames of a direction (from one address to another) arrive in the
+/// order in which they were sent. Each direction has its own random numbers.
 pub struct DatagramLink<H> {
     max_frame: Option<Mtu>,
     state: Mutex<State<H>>,
@@ -55,15 +55,15 @@ struct State<H> {
 
 struct Direction {
     chance: Chance,
-    /// When the last frame that was not held back is due.
+    /// The time when the last frame that was not held back is due.
     last_due: Time,
 }
 
 impl<H> DatagramLink<H> {
-    /// A link that has carried nothing yet.
+    /// Creates a link that has carried nothing yet.
     ///
-    /// `max_frame` is the largest payload of a frame, headers not counted; `None` where a message of any length is one
-    /// frame. Faults of streams do nothing here: [`FaultSpec::check`] refuses them.
+    /// `max_frame` is the largest payload of a frame, without headers; `None` if a message of any length is one frame.
+    /// Faults that only streams have are ignored; [`FaultSpec::check`] refuses them.
     pub fn new(max_frame: Option<Mtu>, faults: FaultSpec) -> Self {
         let state = State {
             faults,
@@ -79,7 +79,7 @@ impl<H> DatagramLink<H> {
         }
     }
 
-    /// From now on nothing passes from one address to the other, not even what is under way.
+    /// Stops everything from one address to the other, including frames that are already under way.
     pub fn partition(&self, from: LinkAddress, to: LinkAddress) {
         self.state().partitioned.insert((from, to));
     }
@@ -89,7 +89,7 @@ impl<H> DatagramLink<H> {
         self.state().partitioned.remove(&(from, to));
     }
 
-    /// What happened to frames so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> DatagramCounts {
         self.state().counts
     }
@@ -114,7 +114,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for DatagramLink<H> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
-        // No more than is there now: what is sent meanwhile is for the next call, so that each call ends.
+        // Frames that are sent during delivery wait for the next call, so that every call ends.
         let most = self.state().in_flight.len();
         let due = iter::from_fn(|| self.state().take_due(now)).take(most);
         due.fold(false, |_, frame| {
@@ -134,7 +134,7 @@ impl<H: Clone> State<H> {
             self.counts.partitioned += 1;
             return;
         }
-        // All dice are rolled for each frame, so that one fault more or less changes nothing for the others.
+        // Every frame draws all random numbers, so that adding or removing one fault does not change the others.
         let FaultSpec {
             drop,
             duplicate,
@@ -179,7 +179,7 @@ impl<H: Clone> State<H> {
         }
     }
 
-    /// The next frame that is due and passes.
+    /// Takes the next frame that is due and not stopped by a partition.
     fn take_due(&mut self, now: Time) -> Option<OwnedFrame<H>> {
         loop {
             let frame = self.in_flight.take_due(now)?;
@@ -221,7 +221,7 @@ mod tests {
         DatagramLink::new(None, faults.parse().unwrap())
     }
 
-    /// Sends `count` numbered frames from A to B, one each microsecond, and delivers all.
+    /// Sends `count` numbered frames from A to B, one each microsecond, and delivers all of them.
     fn carry(link: &DatagramLink<u32>, count: u32) -> Sink {
         let sink = Sink::default();
         for number in 0..count {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn without_faults_everything_arrives_at_once_and_unharmed() {
+    fn without_faults_frames_arrive_at_once_and_unchanged() {
         let (link, sink) = (link("none"), Sink::default());
         link.send(frame(A, B, 7, b"bytes"), ms(3));
         assert_eq!(link.next_due(), Some(ms(3)));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_during_delivery_is_for_the_next_call() {
+    fn frames_sent_during_delivery_wait_for_the_next_call() {
         let (link, sink) = (&link("none"), &Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
         assert!(link.progress(ms(0), &Echo { link, sink }));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_honoured() {
+    fn faults_occur_at_their_rates() {
         let link = link("drop=10%,duplicate=5%,reorder=20%,corrupt=1%,seed=1");
         let arrived = carry(&link, 20_000).frames().len() as u64;
         let counts = link.counts();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn always_and_never_mean_it() {
+    fn a_rate_of_100_percent_applies_to_every_frame() {
         assert!(carry(&link("drop=100%"), 1000).frames().is_empty());
         let twice = (0..1000).flat_map(|number| [number; 2]);
         let arrived = carry(&link("duplicate=100%"), 1000).headers();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_frame_has_one_bit_flipped_and_says_so() {
+    fn a_damaged_frame_is_marked_and_has_one_bit_flipped() {
         for frame in carry(&link("corrupt=50%,seed=3"), 1000).frames() {
             let flipped: u32 = frame.payload.iter().map(|byte| byte.count_ones()).sum();
             assert_eq!(flipped, u32::from(frame.damaged));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_frame_without_payload_only_says_so() {
+    fn a_damaged_frame_without_payload_is_only_marked() {
         let (link, sink) = (link("corrupt=100%"), Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
         run(&link, &sink);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_direction_sends_changes_nothing_for_another() {
+    fn directions_have_independent_faults() {
         let [alone, beside] = [false, true].map(|beside| {
             let (link, sink) = (link("drop=30%,seed=5"), Sink::default());
             for number in 0..200 {
@@ -376,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_same_seed_gives_the_same_fate(faults in any_faults()) {
+        fn the_same_seed_gives_the_same_faults(faults in any_faults()) {
             let [one, other] = [(); 2].map(|()| {
                 let arrived = carry(&DatagramLink::new(None, faults), 200).frames();
                 arrived.into_iter().map(|frame| (frame.header, frame.payload, frame.damaged)).collect::<Vec<_>>()
@@ -392,7 +392,7 @@ mod tests {
         }
 
         #[test]
-        fn delay_alone_loses_and_doubles_nothing(faults in any_faults()) {
+        fn delay_alone_loses_and_duplicates_nothing(faults in any_faults()) {
             let faults = FaultSpec { delay: faults.delay, seed: faults.seed, ..FaultSpec::default() };
             let arrived = carry(&DatagramLink::new(None, faults), 200).headers();
             prop_assert_eq!(arrived, (0..200).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
-//! Which faults a link injects, as values and as text.
+//! The faults that a link injects, as values and as text.
 //!
-//! The text is a list of `name=value`, separated by commas: `drop=5%,duplicate=1%,delay=1ms..5ms,seed=7`. [`FORMS`]
-//! lists the names, what each takes, and which kind of link it belongs to.
+//! The text is a list of `name=value` pairs, separated by commas: `drop=5%,duplicate=1%,delay=1ms..5ms,seed=7`. [`FORMS`]
+//! lists the names, the form of each value, and the kind of link that each belongs to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// What a link injects. Without faults it carries everything unharmed and at once.
+/// The faults that a link injects. Without any, it carries everything unchanged and at once.
 ///
 /// ```
 /// use polyverbs_sim::{Contract, FaultSpec};
@@ -25,32 +25,32 @@ use thiserror::Error;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSpec {
-    /// Datagrams: frames that are lost.
+    /// Datagrams: the frames that are lost.
     pub drop: Rate,
-    /// Datagrams: frames that arrive twice.
+    /// Datagrams: the frames that arrive twice.
     pub duplicate: Rate,
-    /// Datagrams: frames that are held back, so that later ones overtake them.
+    /// Datagrams: the frames that are held back so that later ones overtake them.
     pub reorder: Rate,
-    /// Datagrams: frames of which one bit is flipped.
+    /// Datagrams: the frames in which one bit is flipped.
     pub corrupt: Rate,
-    /// Datagrams: nothing is carried within this time.
+    /// Datagrams: the period in which nothing is carried.
     pub partition: Option<Window>,
-    /// Streams: bytes of the pieces in which a frame arrives; it is delivered with its last piece.
+    /// Streams: the length in bytes of the pieces in which a frame arrives. It is delivered when its last piece arrives.
     pub chunk: Option<Between<u32>>,
-    /// Streams: how often one stands still, and for how long.
+    /// Streams: how often a stream stalls, and for how long.
     pub stall: Option<Stall>,
-    /// Streams: frames that a connection carries, both directions together, before it is reset.
+    /// Streams: the number of frames, in both directions together, after which a connection is reset.
     pub reset_after: Option<u64>,
-    /// Streams: frames of which one bit is flipped.
+    /// Streams: the frames in which one bit is flipped.
     pub flip: Rate,
-    /// How long a frame is under way. Later frames of a direction or stream wait for earlier ones, however long these take.
+    /// The time that a frame is under way. Later frames of a direction or stream wait for earlier ones.
     pub delay: Between<Duration>,
-    /// What chance starts from.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
 impl FaultSpec {
-    /// Whether no fault is injected.
+    /// Returns whether no fault is injected.
     pub fn is_none(&self) -> bool {
         *self
             == Self {
@@ -59,10 +59,10 @@ impl FaultSpec {
             }
     }
 
-    /// Whether a link of this kind can inject all of it.
+    /// Checks that a link of this kind can inject all of these faults.
     ///
     /// # Errors
-    /// A fault belongs to the other kind.
+    /// One of the faults belongs to the other kind.
     pub fn check(&self, link: Contract) -> Result<(), FaultSpecError> {
         let foreign = FORMS.iter().find(|form| {
             form.contract.is_some_and(|contract| contract != link) && form.text(*self).is_some()
@@ -79,7 +79,7 @@ impl FaultSpec {
 impl FromStr for FaultSpec {
     type Err = FaultSpecError;
 
-    /// Reads the text form. Nothing, or `none`, is no fault.
+    /// Reads the text form. An empty text and `none` both mean no fault.
     fn from_str(text: &str) -> Result<Self, FaultSpecError> {
         let mut spec = Self::default();
         let mut seen = Vec::new();
@@ -124,7 +124,7 @@ impl fmt::Display for FaultSpec {
     }
 }
 
-/// What is wrong with the text of a [`FaultSpec`], or with the link it is meant for.
+/// An error in the text of a [`FaultSpec`], or a fault that does not belong to the link.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultSpecError {
@@ -134,44 +134,44 @@ pub enum FaultSpecError {
         /// The clause.
         clause: String,
     },
-    /// One fault given twice.
+    /// A fault that is given twice.
     #[error("{name} is given twice")]
     Twice {
         /// The fault.
         name: &'static str,
     },
-    /// No fault has this name.
+    /// There is no fault with this name.
     #[error("no fault is called {name:?}; there are {}", names())]
     Unknown {
         /// The name.
         name: String,
     },
-    /// A value that is not of the fault's form.
+    /// A value in the wrong form.
     #[error("{name}={value}: expected {form}")]
     Value {
         /// The fault.
         name: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What the fault takes.
+        /// The form that the fault expects.
         form: &'static str,
     },
-    /// The fault belongs to the other kind of link.
+    /// A fault that belongs to the other kind of link.
     #[error("{name} is a fault of {}; this is {link}", link.other())]
     WrongLink {
         /// The fault.
         name: &'static str,
-        /// The link it was given to.
+        /// The link for which it was given.
         link: Contract,
     },
 }
 
-/// What a link promises.
+/// The guarantees of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contract {
-    /// Frames of bounded length, which may get lost, doubled, reordered and damaged: InfiniBand's transport.
+    /// Frames of limited length, which may be lost, duplicated, reordered and damaged: the transport of InfiniBand.
     Datagram,
-    /// Frames in order, each once, until the stream is reset: iWARP's.
+    /// Frames in order, each exactly once, until the stream is reset: the transport of iWARP.
     Stream,
 }
 
@@ -193,35 +193,35 @@ impl fmt::Display for Contract {
     }
 }
 
-/// A time in which nothing is carried, counted from the first frame.
+/// A period in which nothing is carried, counted from the first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// When it begins.
     pub from: Duration,
-    /// When it is over.
+    /// When it ends.
     pub until: Duration,
 }
 
-/// How often a stream stands still, and for how long.
+/// How often a stream stalls, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// Frames before which it does.
+    /// The frames before which it stalls.
     pub rate: Rate,
-    /// How long.
+    /// The length of each stall.
     pub time: Duration,
 }
 
-/// How often something happens: 0 to 100 percent of the frames, in millionths.
+/// How often something happens: for 0 to 100 percent of the frames, in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate(u32);
 
 impl Rate {
-    /// To no frame.
+    /// For no frame.
     pub const NEVER: Self = Self(0);
-    /// To each frame.
+    /// For every frame.
     pub const ALWAYS: Self = Self(1_000_000);
 
-    /// Of a million frames, this many; no more than all.
+    /// Creates a rate of this many frames in a million, at most all of them.
     pub const fn of_millionths(millionths: u32) -> Self {
         if millionths > Self::ALWAYS.0 {
             Self::ALWAYS
@@ -230,18 +230,18 @@ impl Rate {
         }
     }
 
-    /// Of a hundred frames, this many; no more than all.
+    /// Creates a rate of this many frames in a hundred, at most all of them.
     pub const fn percent(percent: u32) -> Self {
         Self::of_millionths(percent.saturating_mul(10_000))
     }
 
-    /// Of a million frames, how many.
+    /// Returns the number of frames in a million.
     pub const fn millionths(self) -> u32 {
         self.0
     }
 }
 
-/// Two bounds, both included. Chance picks evenly between them.
+/// Two bounds, both included. Values between them are drawn with equal probability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Between<T> {
     least: T,
@@ -249,7 +249,7 @@ pub struct Between<T> {
 }
 
 impl<T: Copy + PartialOrd> Between<T> {
-    /// Both bounds, whichever is given first.
+    /// Creates the bounds in ascending order, whichever is given first.
     pub fn new(one: T, other: T) -> Self {
         let (least, most) = if one <= other {
             (one, other)
@@ -259,7 +259,7 @@ impl<T: Copy + PartialOrd> Between<T> {
         Self { least, most }
     }
 
-    /// Always the same.
+    /// Creates bounds that hold only this value.
     pub const fn exactly(value: T) -> Self {
         Self {
             least: value,
@@ -267,33 +267,33 @@ impl<T: Copy + PartialOrd> Between<T> {
         }
     }
 
-    /// The lower bound.
+    /// Returns the lower bound.
     pub const fn least(&self) -> T {
         self.least
     }
 
-    /// The upper bound; never below the lower one.
+    /// Returns the upper bound, which is never below the lower one.
     pub const fn most(&self) -> T {
         self.most
     }
 }
 
-/// A fault by name: what the text form knows about it.
+/// A fault as the text form describes it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Form {
-    /// Its name in the text.
+    /// The name in the text.
     pub name: &'static str,
-    /// The kind of link it belongs to; `None` for both.
+    /// The kind of link that the fault belongs to; `None` for both.
     pub contract: Option<Contract>,
-    /// What it takes.
+    /// The form of the value.
     pub value: &'static str,
-    /// What it does.
+    /// The effect of the fault.
     pub meaning: &'static str,
     field: fn(&mut FaultSpec) -> &mut dyn Field,
 }
 
-/// Everything that the text form knows, in the order in which it is printed.
+/// All faults of the text form, in the order in which they are printed.
 pub const FORMS: &[Form] = &[
     Form {
         name: "drop",
@@ -379,7 +379,7 @@ const STREAM: Option<Contract> = Some(Contract::Stream);
 const RATE: &str = "a percentage from 0% to 100%, such as 5% or 0.1%, of at most four decimals";
 
 impl Form {
-    /// What stands behind the name in the text of `spec`; `None` where that has no such fault.
+    /// Returns the value for this name in the text of `spec`, or `None` if the text does not contain the name.
     fn text(&self, mut spec: FaultSpec) -> Option<String> {
         (self.field)(&mut spec).text()
     }
@@ -392,9 +392,9 @@ fn names() -> String {
 
 /// A field of a [`FaultSpec`], whatever its type.
 trait Field {
-    /// `None` where the text is not of the field's form.
+    /// Reads the text. Returns `None` if it does not have the field's form.
     fn set(&mut self, text: &str) -> Option<()>;
-    /// `None` for the default.
+    /// Returns the text, or `None` for the default.
     fn text(&self) -> Option<String>;
 }
 
@@ -409,7 +409,7 @@ impl<T: Value + Default + PartialEq> Field for T {
     }
 }
 
-/// What is read from a text, and is the same when its text is read again.
+/// A value with a text form. Reading its text gives the same value again.
 trait Value: Sized {
     fn read(text: &str) -> Option<Self>;
     fn show(&self) -> String;
@@ -515,7 +515,7 @@ impl Value for Duration {
         })
     }
 
-    /// In the largest unit that needs no decimals.
+    /// Writes the time in the largest unit that needs no decimals.
     fn show(&self) -> String {
         let nanoseconds = self.as_nanos();
         let whole = |(_, digits): &&(&str, u32)| nanoseconds.is_multiple_of(10_u128.pow(*digits));
@@ -525,7 +525,7 @@ impl Value for Duration {
     }
 }
 
-/// A number without sign, times 10 to the power of `digits`; no more decimals than that.
+/// Reads a number without a sign and with at most `digits` decimals. Returns it times 10 to the power of `digits`.
 fn decimal(text: &str, digits: u32) -> Option<u64> {
     let (whole, part) = match text.split_once('.') {
         Some((whole, part)) if !part.is_empty() => (whole, part),
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_fault() {
+    fn empty_text_and_none_mean_no_fault() {
         for text in ["", " ", "none"] {
             assert!(text.parse::<FaultSpec>().unwrap().is_none());
         }
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_text_is_told_what_was_expected() {
+    fn the_error_for_a_wrong_text_names_the_expected_form() {
         assert_eq!(
             error("loss=5%"),
             "no fault is called \"loss\"; there are drop, duplicate, reorder, corrupt, partition, chunk, stall, \
@@ -686,7 +686,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_text_means_the_same_when_read_again(spec in spec()) {
+        fn a_printed_spec_is_read_as_the_same_spec(spec in spec()) {
             prop_assert_eq!(spec.to_string().parse::<FaultSpec>(), Ok(spec));
         }
 

@@ -1,4 +1,4 @@
-//! Faults around a link that has a wire.
+//! Faults on a link that has a wire.
 
 use polyverbs_engine::link::{Deliver, Frame, Link, SharedLink};
 use polyverbs_engine::time::Time;
@@ -6,23 +6,23 @@ use polyverbs_engine::time::Time;
 use crate::datagram::DatagramLink;
 use crate::fault::FaultSpec;
 
-/// A link around another that does to frames what a [`DatagramLink`] does, and then sends on what is left of them.
+/// A link that subjects frames to the faults of a [`DatagramLink`], and then sends the remaining ones over another link.
 ///
-/// A frame that is to be damaged is sent on marked as such: a link with a wire makes its checksum wrong.
+/// A frame that is to be damaged is sent with a mark: a link with a wire gives it a wrong checksum.
 pub struct FaultyLink<H> {
     faults: DatagramLink<H>,
     link: SharedLink<H>,
 }
 
 impl<H> FaultyLink<H> {
-    /// Does to what goes over `link` what `faults` say; the largest frame is the link's.
+    /// Creates a link that applies `faults` to what goes over `link`. The largest frame is that of `link`.
     pub fn new(link: SharedLink<H>, faults: FaultSpec) -> Self {
         let faults = DatagramLink::new(None, faults);
         Self { faults, link }
     }
 }
 
-/// Where frames go on.
+/// Sends on what the fault link delivers.
 struct Onward<'l, H>(&'l dyn Link<H>);
 
 impl<H: 'static> Deliver<H> for Onward<'_, H> {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_never_sent_and_what_is_damaged_is_marked() {
+    fn lost_frames_are_not_sent_and_damaged_ones_are_marked() {
         let (_, link) = around("drop=50%,corrupt=100%");
         for number in 0..200 {
             link.send(frame(A, B, number, b"bytes"), ms(0));

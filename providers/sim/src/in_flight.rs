@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use polyverbs_engine::link::OwnedFrame;
 use polyverbs_engine::time::Time;
 
-/// Frames by the time they are due, then in the order of sending.
+/// Frames by the time when they are due, and then in the order of sending.
 pub(crate) struct InFlight<H> {
     frames: BTreeMap<(Time, u64), OwnedFrame<H>>,
     sent: u64,
@@ -37,7 +37,7 @@ impl<H> InFlight<H> {
         (next.key().0 <= now).then(|| next.remove())
     }
 
-    /// Loses all of which `is_lost` says so: how many.
+    /// Removes all frames for which `is_lost` returns true. Returns their number.
     pub(crate) fn lose(&mut self, is_lost: impl Fn(&OwnedFrame<H>) -> bool) -> u64 {
         let before = self.len();
         self.frames.retain(|_, frame| !is_lost(frame));

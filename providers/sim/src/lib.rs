@@ -1,12 +1,12 @@
-//! Virtual time, and links within a process: what tests of software devices run in.
+//! Virtual time, and links within a process: the environment in which software devices are tested.
 //!
-//! The engine has no clock, no thread and no link. Real ones are in `providers/io`; here a [`Simulation`] drives networks in
-//! virtual time. A network is direct unless it is given a link: a [`DatagramLink`] may lose, double, reorder, delay and damage;
-//! a [`StreamLink`] keeps order and may delay, stall, reset and damage. Both take their faults from a [`FaultSpec`], which is
-//! also a text. [`FaultyLink`] goes around any link.
+//! The engine has no clock, no thread and no link. `providers/io` has real ones; here a [`Simulation`] drives networks in
+//! virtual time. A network is direct unless it is given a link. A [`DatagramLink`] may lose, duplicate, reorder, delay and
+//! damage frames. A [`StreamLink`] keeps their order and may delay them, stall, reset connections and damage frames. Both
+//! take their faults from a [`FaultSpec`], which also has a text form. [`FaultyLink`] adds the faults of a datagram link to
+//! any link.
 //!
-//! Everything that chance decides is seeded: the same frames, sent in the same order with the same seed, meet the same
-//! fate.
+//! All random decisions are seeded: the same frames, sent in the same order with the same seed, meet the same faults.
 //!
 //! Read first: [`fault`], then [`datagram`].
 #![deny(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The stream link: connections that keep order, and whatever may happen to them.
+//! The stream link: connections that keep order, and the faults that they may meet.
 
 use std::collections::HashMap;
 use std::iter;
@@ -14,26 +14,26 @@ use crate::chance::Chance;
 use crate::fault::{Between, FaultSpec};
 use crate::in_flight::InFlight;
 
-/// Tells the connection of a frame by its header: the same for both directions, another for each connection that two
-/// addresses ever have. After a reset the same key carries nothing more.
+/// Returns the key of a frame's connection, from its header. It is the same for both directions, and different for every
+/// connection that two addresses ever have. After a reset the same key carries nothing more.
 pub type StreamKey<H> = fn(&H) -> u64;
 
-/// Makes the header that tells the end at the second address that its connection with the first was reset.
+/// Makes the header of the frame that informs the second address that its connection with the first was reset.
 pub type ResetHeader<H> = fn(from: LinkAddress, to: LinkAddress, key: u64) -> H;
 
-/// How long each piece of a frame comes after the one before at most, where frames arrive in pieces.
+/// The longest time between two pieces of a frame, if frames arrive in pieces.
 const LONGEST_GAP: Duration = Duration::from_micros(20);
 
-/// Pieces of a very long frame: each rolls the dice once, with the link locked.
+/// The most pieces of a frame. Each piece draws one random number while the link is locked.
 const MAX_CHUNKS: u64 = 1024;
 
-/// What happened on a [`StreamLink`], besides delay and chunks.
+/// Counts of what happened on a [`StreamLink`], apart from delay and chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamCounts {
-    /// Frames of which a bit was flipped.
+    /// Frames in which a bit was flipped.
     pub flipped: u64,
-    /// Frames before which a stream stood still.
+    /// Frames before which a stream stalled.
     pub stalled: u64,
     /// Connections that were reset.
     pub resets: u64,
@@ -41,10 +41,10 @@ pub struct StreamCounts {
     pub discarded: u64,
 }
 
-/// A link that keeps order and loses nothing, until a connection is reset; see the [module](self).
+/// A link that keeps order and loses nothing until a connection is reset; see the [module](self).
 ///
-/// A *stream* is one direction of a connection: two addresses and a key. Each has a fate and a chance of its own. A
-/// frame is delivered whole, with its last piece.
+/// A *stream* is one direction of a connection: two addresses and a key. Each has its own faults and random numbers. A
+/// frame is delivered as a whole, when its last piece arrives.
 pub struct StreamLink<H> {
     max_frame: Option<NonZeroUsize>,
     key: StreamKey<H>,
@@ -69,20 +69,20 @@ struct Id {
 
 struct Stream {
     chance: Chance,
-    /// When the last frame is due.
+    /// The time when the last frame is due.
     last_due: Time,
     sent: u64,
     is_reset: bool,
 }
 
 impl<H: Clone> StreamLink<H> {
-    /// A link that has carried nothing yet.
+    /// Creates a link that has carried nothing yet.
     ///
-    /// `max_frame` is the largest payload of a frame that drivers are told to send; `None` where a message of any length
-    /// is one frame. Faults of datagrams do nothing here: [`FaultSpec::check`] refuses them.
+    /// `max_frame` is the largest payload of a frame that drivers may send; `None` if a message of any length is one frame.
+    /// Faults that only datagrams have are ignored; [`FaultSpec::check`] refuses them.
     ///
-    /// With `reset_header` each end of a connection that was reset gets a frame without payload that says so; without,
-    /// nothing arrives any more, and that is all they notice.
+    /// With `reset_header`, each end of a connection that was reset gets a frame without payload that reports it. Without
+    /// it, the ends notice only that nothing arrives.
     pub fn new(
         max_frame: Option<NonZeroUsize>,
         faults: FaultSpec,
@@ -103,7 +103,7 @@ impl<H: Clone> StreamLink<H> {
         }
     }
 
-    /// What happened so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> StreamCounts {
         self.state().counts
     }
@@ -116,7 +116,7 @@ impl<H: Clone> StreamLink<H> {
         }
     }
 
-    /// Loses what the connection has under way, and tells both ends.
+    /// Loses what the connection has under way, and informs both ends.
     fn reset(&self, state: &mut State<H>, connection: Id) {
         state.counts.resets += 1;
         for id in connection.both() {
@@ -158,7 +158,7 @@ impl<H: Clone + Send + Sync + 'static> Link<H> for StreamLink<H> {
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<H>) -> bool {
-        // No more than is there now: what is sent meanwhile is for the next call, so that each call ends.
+        // Frames that are sent during delivery wait for the next call, so that every call ends.
         let most = self.state().in_flight.len();
         let due = iter::from_fn(|| self.state().in_flight.take_due(now)).take(most);
         due.fold(false, |_, frame| {
@@ -204,7 +204,7 @@ impl<H> State<H> {
         self.in_flight.push(due, frame);
     }
 
-    /// Whether the connection has carried all the frames that it may, and was not reset yet.
+    /// Returns whether the connection has carried all the frames that it may, and has not been reset yet.
     fn is_spent(&self, id: Id) -> bool {
         let streams = || id.both().filter_map(|id| self.streams.get(&id));
         let carried: u64 = streams().map(|stream| stream.sent).sum();
@@ -224,7 +224,7 @@ impl<H> State<H> {
 }
 
 impl Id {
-    /// Both directions of the connection; one where they are the same.
+    /// Returns both directions of the connection, or one if they are the same.
     fn both(self) -> impl Iterator<Item = Self> {
         let Self { from, to, key } = self;
         let back = (from != to).then_some(Self {
@@ -236,7 +236,8 @@ impl Id {
     }
 }
 
-/// Pieces of a frame with this payload; the header is in the first. Of a very long frame the pieces are longer.
+/// Returns the number of pieces of a frame with this payload. The first piece holds the header. The pieces of a very long
+/// frame are longer.
 fn chunks(payload: usize, bytes: u32) -> u64 {
     (payload as u64)
         .div_ceil(u64::from(bytes.max(1)))
@@ -253,7 +254,7 @@ mod tests {
 
     const RESET: u32 = 0xdead_0000;
 
-    /// The connection is the upper half of the header.
+    /// Returns the connection of a header: its upper half.
     fn key(header: &u32) -> u64 {
         u64::from(header >> 16)
     }
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn without_faults_everything_arrives_at_once_and_unharmed() {
+    fn without_faults_frames_arrive_at_once_and_unchanged() {
         let (link, sink) = (link("none"), Sink::default());
         for number in 0..100 {
             link.send(frame(A, B, number, b"bytes"), ms(3));
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_during_delivery_is_for_the_next_call() {
+    fn frames_sent_during_delivery_wait_for_the_next_call() {
         let (link, sink) = (&link("none"), &Sink::default());
         link.send(frame(A, B, 1, b""), ms(0));
         assert!(link.progress(ms(0), &Echo { link, sink }));
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_frame_is_told() {
+    fn max_frame_returns_the_configured_length() {
         for most in [None, NonZeroUsize::new(1460)] {
             let link = StreamLink::new(most, FaultSpec::default(), key, None);
             assert_eq!(link.max_frame(), most.map(NonZeroUsize::get));
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_loses_what_is_under_way_and_tells_both_ends() {
+    fn a_reset_loses_frames_under_way_and_informs_both_ends() {
         let (link, sink) = (link("reset-after=2,delay=1ms"), Sink::default());
         for (from, to, header) in [
             (A, B, 0x1_0001),
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_without_a_header_is_silence() {
+    fn a_reset_without_a_header_sends_nothing() {
         let link = StreamLink::new(None, "reset-after=0".parse().unwrap(), key, None);
         link.send(frame(A, B, 1, b""), ms(0));
         assert_eq!((link.next_due(), link.counts().discarded), (None, 1));
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_is_one_bit_and_is_marked() {
+    fn a_damaged_frame_is_marked_and_has_one_bit_flipped() {
         let (link, sink) = (link("flip=10%,seed=2"), Sink::default());
         for number in 0..1000 {
             link.send(frame(A, B, number, &[0; 64]), ms(0));
@@ -407,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Sends frames of three connections in both directions, and gives what arrived, when.
+    /// Sends frames of three connections in both directions. Returns what arrived, and when.
     fn carry(faults: FaultSpec, count: u32) -> Vec<(Time, OwnedFrame<u32>)> {
         let link = with(faults);
         let mut arrived = Vec::new();
@@ -439,7 +440,7 @@ mod tests {
         }
 
         #[test]
-        fn the_same_seed_gives_the_same_fate(faults in any_faults()) {
+        fn the_same_seed_gives_the_same_faults(faults in any_faults()) {
             let [one, other] = [(); 2].map(|()| {
                 let arrived = carry(faults, 60).into_iter();
                 arrived.map(|(at, frame)| (at, frame.header, frame.payload, frame.damaged)).collect::<Vec<_>>()
@@ -448,7 +449,7 @@ mod tests {
         }
 
         #[test]
-        fn what_arrives_before_a_reset_is_a_prefix(faults in any_faults(), after in 0_u64..120) {
+        fn the_frames_before_a_reset_are_a_prefix(faults in any_faults(), after in 0_u64..120) {
             let link = with(FaultSpec { reset_after: Some(after), ..faults });
             let sink = Sink::default();
             for number in 0..120 {

@@ -1,4 +1,4 @@
-//! What the tests of the links share.
+//! Helpers that the tests of both links use.
 
 use std::sync::Mutex;
 
@@ -11,7 +11,7 @@ pub(crate) const A: LinkAddress = LinkAddress::InProcess(1);
 pub(crate) const B: LinkAddress = LinkAddress::InProcess(2);
 pub(crate) const C: LinkAddress = LinkAddress::InProcess(3);
 
-/// Keeps what arrives.
+/// Keeps the frames that arrive.
 #[derive(Default)]
 pub(crate) struct Sink(Mutex<Vec<OwnedFrame<u32>>>);
 
@@ -32,7 +32,7 @@ impl Deliver<u32> for Sink {
     }
 }
 
-/// Keeps what arrives and sends it back at once: hangs if the link delivers with a lock held.
+/// Keeps the frames that arrive and sends them back at once. It hangs if the link delivers while it holds a lock.
 pub(crate) struct Echo<'a> {
     pub(crate) link: &'a dyn Link<u32>,
     pub(crate) sink: &'a Sink,
@@ -65,7 +65,7 @@ pub(crate) fn ms(milliseconds: u64) -> Time {
     Time(milliseconds * 1_000_000)
 }
 
-/// Delivers all that is under way, each frame when it is due.
+/// Delivers everything that is under way, each frame when it is due.
 pub(crate) fn run(link: &dyn Link<u32>, sink: &dyn Deliver<u32>) {
     while let Some(at) = link.next_due() {
         link.progress(at, sink);

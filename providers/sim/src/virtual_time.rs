@@ -1,4 +1,4 @@
-//! Virtual time: a clock that a test sets, and what drives networks by it.
+//! Virtual time: a clock that a test sets, and the loop that drives networks with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +18,9 @@ use verbs_api::probe::Pace;
 
 /// Networks that run in virtual time, on the thread of the caller.
 ///
-/// A network is called as a real timer thread would call it: when the earliest moment that it had noted has come, and
-/// at no other time. So a network that forgets to have itself woken is found out, with
-/// [`NotWoken`](SimulationError::NotWoken), instead of hanging one day.
+/// A network is called exactly as a real timer thread would call it: at the earliest time that it has noted, and at no
+/// other time. So a network that forgets to note a wake-up causes an error, [`NotWoken`](SimulationError::NotWoken),
+/// instead of a rare hang.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -37,10 +37,10 @@ pub struct Simulation {
     networks: Vec<Arc<dyn Progress>>,
 }
 
-/// The clock of a simulation: it stands still until it is set.
+/// The clock of a simulation. It stands still until it is set.
 struct VirtualHost {
     now: AtomicU64,
-    /// The earliest moment that was noted and not taken yet; [`Time::NEVER`] for none.
+    /// The earliest time that was noted and not taken yet; [`Time::NEVER`] if there is none.
     wake: AtomicU64,
     random: Mutex<SmallRng>,
 }
@@ -60,36 +60,36 @@ impl Host for VirtualHost {
     }
 }
 
-/// Why a simulation did not come to its end.
+/// Why a simulation did not finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SimulationError {
-    /// Something is due, and the host was never told: on a real host it would not happen.
+    /// Something is due for which no wake-up was noted: on a real host it would not happen.
     #[error("something is due at {due:?}, and nobody noted it: {now:?}, next wake-up {wake:?}")]
     NotWoken {
-        /// When it is due.
+        /// The time when it is due.
         due: Time,
-        /// The time.
+        /// The current time.
         now: Time,
-        /// What was noted instead.
+        /// The wake-up that was noted instead.
         wake: Option<Time>,
     },
-    /// It took a million steps: it will never end.
+    /// The simulation took a million steps, so it will probably never end.
     #[error("still not idle after {MOST_STEPS} steps; something is due at {next:?}")]
     Endless {
-        /// When something is due next.
+        /// The time when something is due next.
         next: Time,
     },
 }
 
-/// Frames that were sent arrive within this time. Retries that never end go on for longer.
+/// Frames that were sent arrive within this time. Retries without limit go on for longer.
 const SETTLING: Duration = Duration::from_millis(20);
 
-/// Moments at which something is done, in one run.
+/// The most steps of one run.
 const MOST_STEPS: u32 = 1_000_000;
 
 impl Simulation {
-    /// A simulation without networks, at time 0, in which keys, queue pair numbers and PSNs are those of seed 0.
+    /// Creates a simulation without networks, at time 0, with the keys, queue pair numbers and PSNs of seed 0.
     pub fn new() -> Self {
         Self::with_seed(0)
     }
@@ -107,7 +107,7 @@ impl Simulation {
         }
     }
 
-    /// A network in this simulation; direct without a link.
+    /// Creates a network in this simulation. Without a link it is direct.
     pub fn network<D: Driver>(
         &mut self,
         link: Option<SharedLink<D::Header>>,
@@ -118,23 +118,23 @@ impl Simulation {
         network
     }
 
-    /// Now.
+    /// Returns the current time.
     pub fn now(&self) -> Time {
         self.host.now()
     }
 
-    /// Goes on until nothing is due any more.
+    /// Runs until nothing is due.
     ///
     /// # Errors
-    /// It never ends, or something that is due was forgotten.
+    /// The run does not end, or a network did not note a wake-up for something that is due.
     pub fn run_until_idle(&self) -> Result<(), SimulationError> {
         self.run(|_| false)
     }
 
-    /// Goes on until `done` says so or nothing is due any more; `done` is asked at least once, and before each step.
+    /// Runs until `done` returns true or nothing is due. `done` is called at least once, and before each step.
     ///
     /// # Errors
-    /// It never ends, or something that is due was forgotten.
+    /// The run does not end, or a network did not note a wake-up for something that is due.
     pub fn run_until(&self, mut done: impl FnMut() -> bool) -> Result<(), SimulationError> {
         if done() {
             return Ok(());
@@ -142,10 +142,10 @@ impl Simulation {
         self.run(|_| done())
     }
 
-    /// Does everything that becomes due within `duration`; then that much time has passed.
+    /// Does everything that becomes due within `duration`, and then sets the time to its end.
     ///
     /// # Errors
-    /// It never ends, or something that is due was forgotten.
+    /// The run does not end, or a network did not note a wake-up for something that is due.
     pub fn run_for(&self, duration: Duration) -> Result<(), SimulationError> {
         let end = self.now().after(duration);
         self.run(|next| next > end)?;
@@ -153,10 +153,10 @@ impl Simulation {
         Ok(())
     }
 
-    /// Does what is due next, and lets time pass until then. `None` where nothing is due.
+    /// Advances the time to when something is due next, and does that. Returns `None` if nothing is due.
     ///
     /// # Errors
-    /// Something that is due was forgotten.
+    /// A network did not note a wake-up for something that is due.
     pub fn step(&self) -> Result<Option<Time>, SimulationError> {
         let Some(at) = self.next()? else {
             return Ok(None);
@@ -173,7 +173,7 @@ impl Simulation {
         Ok(Some(now))
     }
 
-    /// Steps until `stop`, told the next moment, says so.
+    /// Takes steps until `stop`, which is given the time of the next one, returns true.
     fn run(&self, mut stop: impl FnMut(Time) -> bool) -> Result<(), SimulationError> {
         for _ in 0..MOST_STEPS {
             match self.next()? {
@@ -185,12 +185,12 @@ impl Simulation {
         Err(SimulationError::Endless { next })
     }
 
-    /// Lets time pass; it never goes back.
+    /// Sets the time, which never goes back.
     fn set(&self, now: Time) {
         self.host.now.fetch_max(now.0, Ordering::SeqCst);
     }
 
-    /// When something happens next.
+    /// Returns the time when something happens next.
     fn next(&self) -> Result<Option<Time>, SimulationError> {
         let wake = Time(self.host.wake.load(Ordering::SeqCst));
         let (wake, now) = (Some(wake).filter(|at| *at != Time::NEVER), self.now());
@@ -220,8 +220,8 @@ impl Pace for Simulation {
                 is_done = is_done || done();
                 is_done
             });
-            // Other threads of the process may hold up a callback with a pin. `done` is asked after that: it sees what a
-            // callback that has ended did, and what such a callback made due is due now.
+            // Other threads of the process may delay a callback with a pin. `done` is called after that check: it sees the
+            // effects of a callback that has run, and whatever such a callback made due is due now.
             let is_any_deferred = pin::is_any_deferred();
             is_done = is_done || done();
             let is_idle = !is_any_deferred && matches!(self.next(), Ok(None));
@@ -233,7 +233,7 @@ impl Pace for Simulation {
     }
 
     /// # Panics
-    /// The simulation does not come to its end.
+    /// The simulation does not finish.
     fn settle(&self) {
         let settled = self.run_for(SETTLING);
         settled.unwrap_or_else(|error| panic!("{error}"));
@@ -252,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Does what is due, and has each thing repeated until its count is used up.
+    /// A network with repeated tasks: each is done as often as its count says.
     struct Ticks {
         host: Arc<VirtualHost>,
         due: Mutex<Vec<(Time, u32)>>,
@@ -272,7 +272,7 @@ mod tests {
             ticks
         }
 
-        /// A simulation in which something is to be done so often, at first at `at`.
+        /// Creates a simulation with one task, which is done `count` times, first at `at`.
         fn alone(at: u64, count: u32, is_forgetful: bool) -> (Simulation, Arc<Self>) {
             let mut simulation = Simulation::new();
             let ticks = Self::new(&mut simulation, is_forgetful);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_found_out() {
+    fn an_endless_run_is_an_error() {
         let (simulation, _) = Ticks::alone(0, u32::MAX, false);
         let next = Time(10 * u64::from(MOST_STEPS));
         let endless = Err(SimulationError::Endless { next });
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_while_ends_when_it_is_over() {
+    fn running_for_a_duration_ends_at_its_end() {
         let (simulation, ticks) = Ticks::alone(10, 100, false);
         simulation.run_for(Duration::from_nanos(35)).unwrap();
         assert_eq!(ticks.done(), [10, 20, 30]);
@@ -373,12 +373,12 @@ mod tests {
         other.join().unwrap();
         assert!(
             !simulation.until(&mut || false),
-            "nothing is to be expected"
+            "nothing will happen any more"
         );
     }
 
     #[test]
-    fn time_that_passes_makes_things_late() {
+    fn time_set_past_a_wake_up_makes_it_late() {
         let (simulation, ticks) = Ticks::alone(10, 1, false);
         simulation.set(Time(25));
         assert_eq!(simulation.step(), Ok(Some(Time(25))));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn who_forgets_to_be_woken_is_found_out() {
+    fn a_missing_wake_up_is_an_error() {
         let (simulation, _) = Ticks::alone(10, 1, true);
         let (due, now) = (Time(10), Time(0));
         for wake in [None, Some(Time(20))] {
