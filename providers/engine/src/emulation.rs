@@ -2,7 +2,7 @@
 //!
 //! An [`Emulation`] is the [part](verbs_api::extension::Part) of an extension that software devices need. A device is
 //! created with a set of extensions and reports the features that their emulations add; without any of them it reports no
-//! such feature and refuses requests that need one. An emulation is connected to a device here and nowhere else.
+//! such feature and refuses requests that need one. Only this module connects emulations to devices.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! An append-only slab: look-ups never wait, and it grows in chunks that double.
+//! An append-only slab: lookups never wait, and it grows in chunks that double.
 //!
-//! Keys are indices into a slab. An element is never moved or freed while the slab exists, so a look-up is two loads and
+//! Keys are indices into a slab. An element is never moved or freed while the slab exists, so a lookup is two loads and
 //! takes no lock; the element's own atomics say what it holds *now*. A freed index rests in a queue before it is used
 //! again, so that a stale number does not name a new object at once.
 
