@@ -52,8 +52,8 @@ impl Body {
         )
     }
 
-    /// Returns whether it reports what the responder has received: every answer does except middle read responses and
-    /// notifications.
+    /// Returns whether a packet with this body has an AETH, which reports the progress of the responder: every answer has
+    /// one except middle read responses and notifications.
     pub const fn has_aeth(&self) -> bool {
         !self.is_request()
             && !matches!(
@@ -142,7 +142,7 @@ pub struct Header {
     /// For a request that goes through shared memory: the acknowledge of its receiver's requests, which would otherwise
     /// follow it.
     pub acknowledges: Option<(Psn, Aeth)>,
-    /// What is specific to the opcode.
+    /// The part that is specific to the opcode.
     pub body: Body,
 }
 

@@ -28,7 +28,7 @@ pub static PROVIDER: EmulatedProvider<EmulatedIb> = EmulatedProvider(EmulatedIb 
     windows_2a: false,
 });
 
-/// The same device with windows of type 2A. It can be used to create devices, but it is not registered.
+/// The device with windows of type 2A instead. Devices of this kind can be created, but the kind is not registered.
 pub static WITH_2A: EmulatedIb = EmulatedIb {
     name: "ib0-2a",
     windows_2a: true,

@@ -1,8 +1,8 @@
 //! The emulation of an extension, which a software device loads.
 //!
 //! An [`Emulation`] is the [part](verbs_api::extension::Part) of an extension that software devices need. A device is
-//! created with a set of extensions and reports the features that their emulations add; without any of them it reports no
-//! such feature and refuses requests that need one. Only this module connects emulations to devices.
+//! created with a set of extensions and reports the features that their emulations add. A device without extensions reports
+//! none of these features and refuses requests that need them. Only this module connects emulations to devices.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub const EMULATED: Features = Features::IWARP_MANDATORY
 
 /// The emulation of an extension on software devices.
 pub trait Emulation: Send + Sync + 'static {
-    /// Returns what a device gains. `device` are the attributes of its driver, before any emulation.
+    /// Returns the features that a device gains. `device` are the attributes of its driver, before any emulation.
     fn gains(&self, device: &DeviceAttributes) -> Gains;
 
     /// Its operations: one for each that the extension describes.
@@ -244,7 +244,7 @@ impl QpExtensions {
     }
 }
 
-/// What a device gains from an emulation: nothing, if the device cannot have it.
+/// The features that a device gains from an emulation: none, if the device cannot have it.
 #[derive(Clone, Debug, Default)]
 pub struct Gains {
     /// Bits of the core.

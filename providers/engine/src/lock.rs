@@ -16,7 +16,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::sync::{AtomicBool, Ordering, UnsafeCell, relax};
 
-/// What a lock protects. The order of the variants is the order in which a thread takes locks.
+/// The data that a lock protects. The order of the variants is the order in which a thread takes locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LockClass {

@@ -132,7 +132,7 @@ impl Srq {
 
     /// Fails the queue: its owner is notified, and each of its queue pairs fails when it next needs a receive.
     ///
-    /// An emulated queue never fails by itself; this is for tests of what programs do then.
+    /// An emulated queue never fails by itself; this is for tests of programs that handle such a failure.
     pub fn fail(&self) {
         if !std::mem::replace(&mut self.state.lock().failed, true) {
             let subject = EventSubject::Object(self.id);

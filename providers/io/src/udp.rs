@@ -133,7 +133,7 @@ struct TxQueue {
     counters: Counters,
 }
 
-/// What the reader of the sockets and of shared memory needs.
+/// The state that the reader of the sockets and of shared memory needs.
 struct Inbound {
     batch: ReceiveBatch,
     readers: Readers,

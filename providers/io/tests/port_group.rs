@@ -604,7 +604,7 @@ fn an_error_names_the_process_that_serves_the_service() {
     assert_eq!(lease.serve(8).unwrap_err().to_string(), "this process");
 }
 
-// ---- a user who is not let in
+// ---- a user without admission
 
 const ATTACK: &str = "POLYVERBS_TEST_ATTACK";
 const STRANGER: u32 = 65_533;

@@ -15,14 +15,14 @@ pub struct FaultyLink<H> {
 }
 
 impl<H> FaultyLink<H> {
-    /// Creates a link that applies `faults` to what goes over `link`. The largest frame is that of `link`.
+    /// Creates a link that applies `faults` to the frames sent over `link`. The largest frame is that of `link`.
     pub fn new(link: SharedLink<H>, faults: FaultSpec) -> Self {
         let faults = DatagramLink::new(None, faults);
         Self { faults, link }
     }
 }
 
-/// Sends on what the fault link delivers.
+/// Sends the frames that the fault link delivers over the inner link.
 struct Onward<'l, H>(&'l dyn Link<H>);
 
 impl<H: 'static> Deliver<H> for Onward<'_, H> {

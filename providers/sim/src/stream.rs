@@ -27,7 +27,7 @@ const LONGEST_GAP: Duration = Duration::from_micros(20);
 /// The most pieces of a frame. Each piece draws one random number while the link is locked.
 const MAX_CHUNKS: u64 = 1024;
 
-/// Counts of what happened on a [`StreamLink`], apart from delay and chunks.
+/// Counts of the faults on a [`StreamLink`], apart from delay and chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamCounts {
@@ -116,7 +116,7 @@ impl<H: Clone> StreamLink<H> {
         }
     }
 
-    /// Loses what the connection has under way, and informs both ends.
+    /// Discards the frames that the connection has under way, and informs both ends.
     fn reset(&self, state: &mut State<H>, connection: Id) {
         state.counts.resets += 1;
         for id in connection.both() {

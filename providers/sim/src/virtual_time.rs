@@ -94,7 +94,7 @@ impl Simulation {
         Self::with_seed(0)
     }
 
-    /// The same with other keys, queue pair numbers and PSNs.
+    /// Like [`new`](Self::new), with the keys, queue pair numbers and PSNs of `seed`.
     pub fn with_seed(seed: u64) -> Self {
         let host = VirtualHost {
             now: AtomicU64::new(0),
@@ -373,7 +373,7 @@ mod tests {
         other.join().unwrap();
         assert!(
             !simulation.until(&mut || false),
-            "nothing will happen any more"
+            "nothing is left to happen"
         );
     }
 

@@ -56,7 +56,7 @@ fn messages_seen_twice_are_acknowledged_with_the_newest_number() {
 }
 
 #[test]
-fn an_answer_acknowledges_what_came_before_it() {
+fn an_answer_acknowledges_earlier_requests() {
     let read = |rig: &Rig, offset| rig.request(offset, Body::ReadRequest(rig.b.remote(0), 8), b"");
     let add = |rig: &Rig, offset| rig.request(offset, Body::FetchAdd(rig.b.remote(0), 1), b"");
     let rig = Rig::rc();

@@ -210,7 +210,7 @@ fn only_outstanding_requests_fill_a_send_queue() {
 
 // covers 3.24
 #[test]
-fn a_queue_armed_for_solicited_completions_sleeps_through_the_others() {
+fn only_solicited_completions_wake_a_queue_armed_for_them() {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
     for direct in [false, true] {

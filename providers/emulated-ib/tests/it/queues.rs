@@ -103,7 +103,7 @@ fn the_limit_fires_once_when_fewer_are_left() {
 
 // covers 3.82
 #[test]
-fn a_shared_queue_is_not_made_smaller_than_what_is_posted() {
+fn a_shared_queue_does_not_shrink_below_its_posted_receives() {
     let rig = shared(8);
     let srq = rig.b.srq.as_ref().unwrap();
     (0..5).for_each(|id| rig.b.receive(id, 0, 64));

@@ -441,7 +441,7 @@ fn the_whole_range_is_checked_with_the_first_frame() {
 
 // covers 3.48 3.65
 #[test]
-fn the_requester_of_a_forbidden_access_sees_it() {
+fn a_forbidden_access_fails_at_its_requester() {
     let rig = Rig::rc();
     let (a, b) = (&rig.a, &rig.b);
     let nowhere = RemoteAddress::new(1, RKey::new(0x7777_7777));
@@ -586,7 +586,7 @@ fn a_failed_remote_invalidation_fails_the_receive_without_nak() {
 
 // covers 3.54
 #[test]
-fn a_broken_uc_message_is_dropped_and_its_receive_serves_the_next() {
+fn the_receive_of_a_broken_uc_message_serves_the_next() {
     let full = [1; MTU];
     for case in 0..5 {
         let rig = Rig::uc();

@@ -245,7 +245,7 @@ fn long_messages_arrive_whole_at_every_path_mtu() {
 }
 
 #[test]
-fn long_messages_go_through_memory_in_fewer_pieces_than_packets() {
+fn in_memory_long_messages_take_fewer_pieces_than_packets() {
     for code in 1..=5 {
         let near = End::new("127.0.40.1:14791", |_| {});
         let far = End::new("127.0.40.1:14791", |_| {});

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::TcpSocket;
 
-/// Sees what a socket sends and receives, in the order of each direction.
+/// Observes the bytes that a socket sends and receives, in the order of each direction.
 pub trait TcpTap: Send + Sync {
     /// Reports an event. The socket calls this with locks of queue pairs held.
     fn passed(&self, way: Way, ends: &Ends, passed: Passed<'_>);
