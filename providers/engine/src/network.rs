@@ -67,14 +67,14 @@ pub trait Progress: Send + Sync {
     /// Does the jobs that are due at `now`.
     fn handle_timeout(&self, now: Time);
 
-    /// Delivers the frames that have arrived, unless another thread is delivering; returns `false` in that case. The caller holds no
-    /// lock. By default nothing arrives.
+    /// Delivers the frames that have arrived, unless another thread is delivering; returns `false` in that case. The
+    /// caller holds no lock. By default nothing arrives.
     fn progress(&self) -> bool {
         true
     }
 
-    /// Delivers frames that have arrived, without sending the acknowledges that this causes: they wait for the next call, or a
-    /// poller.
+    /// Delivers frames that have arrived, without sending the acknowledges that this causes: they wait for the next call,
+    /// or a poller.
     fn look(&self) -> bool {
         self.progress()
     }
