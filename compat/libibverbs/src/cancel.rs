@@ -73,8 +73,8 @@ pub(crate) unsafe extern "C-unwind" fn continue_unwinding() {
 /// That of the function, which returns a number below zero then; ECANCELED if the thread was cancelled.
 ///
 /// # Safety
-/// The function is one of C that takes these arguments.
-pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result<usize, Errno> {
+/// The function is one of C that takes these arguments. Its result is an `int`, or fits one.
+pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result<c_int, Errno> {
     let [first, second, third, fourth] = arguments;
     let before = set_state(PROGRAMS.get());
     // SAFETY: as the caller promises.
@@ -84,7 +84,11 @@ pub unsafe fn sleep_in(function: *const c_void, arguments: [usize; 4]) -> Result
     if !STOPPED.get().is_null() {
         return Err(Errno(libc::ECANCELED));
     }
-    usize::try_from(result).map_err(|_| errno)
+    // The upper half of the register is undefined after a function that returns an `int`.
+    match result as c_int {
+        ..0 => Err(errno),
+        result => Ok(result),
+    }
 }
 
 /// What the unwinder asks for the frame of [`call`]: a forced unwinding, which has no search phase, goes on at [`landing`].

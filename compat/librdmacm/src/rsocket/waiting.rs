@@ -46,8 +46,7 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], time: Duration) -> Result<c_int, Er
     let entries = fds.as_mut_ptr().expose_provenance();
     let time = (&raw const time).expose_provenance();
     // SAFETY: as many entries as the call names, and no signal mask.
-    let ready = unsafe { sleep_in(libc::ppoll as *const c_void, [entries, fds.len(), time, 0]) };
-    Ok(ready? as c_int)
+    unsafe { sleep_in(libc::ppoll as *const c_void, [entries, fds.len(), time, 0]) }
 }
 
 /// A waiting thread, for one call: between calls there is no descriptor that the program could close.
