@@ -1,10 +1,13 @@
-// Calls the libraries at unusual moments of a process's life: before `main`, when a thread ends, after `main`. Cancels threads that
-// sleep in a call.
+// Calls the libraries at unusual moments of a process's life: before `main`, when a thread ends, after `main`, after `closefrom`.
+// Cancels and interrupts threads that sleep in a call.
 
 #define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +22,11 @@ enum { LENGTH = 4096 };
 
 static struct sockaddr_in here = { .sin_family = AF_INET };
 
+__attribute__((constructor(101))) static void choose_address(void)
+{
+	here.sin_addr.s_addr = htonl(0x7f003b01);
+}
+
 static void *context, *pd, *mr, *comp_channel, *cq, *channel, *id, *sync_id;
 static int stream;
 static char memory[LENGTH];
@@ -27,7 +35,6 @@ static void make(void)
 {
 	void **list = ibv_get_device_list(NULL);
 
-	here.sin_addr.s_addr = htonl(0x7f003b01);
 	MUST(context = ibv_open_device(list[0]));
 	ibv_free_device_list(list);
 	MUST(pd = ibv_alloc_pd(context));
@@ -176,6 +183,62 @@ static void cancel_all(void)
 	end_and_make();
 }
 
+static void *interrupted_thread(void *call)
+{
+	atomic_store(&sleeper, syscall(SYS_gettid));
+	errno = 0;
+	((void (*)(void))call)();
+	MUST(errno == EINTR);
+	return NULL;
+}
+
+static void heed(int signal)
+{
+}
+
+static void poll_stream(void)
+{
+	struct pollfd nothing = { .fd = stream, .events = POLLIN };
+
+	rpoll(&nothing, 1, -1);
+}
+
+static void receive_datagram(void)
+{
+	struct sockaddr_in any = here;
+	char byte;
+	int socket = rsocket(AF_INET, SOCK_DGRAM, 0);
+
+	MUST(rbind(socket, (struct sockaddr *)&any, sizeof any) == 0);
+	rrecv(socket, &byte, 1, 0);
+	int error = errno;
+	MUST(rclose(socket) == 0);
+	errno = error;
+}
+
+static void interrupt_all(void)
+{
+	void (*calls[])(void) = { get_cq_event, get_async_event, get_cm_event, get_request, accept_stream, poll_stream, receive_datagram };
+	struct sigaction action = { .sa_handler = heed };
+
+	MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+	make();
+	for (int at = 0; at < 7; at++) {
+		pthread_t thread;
+
+		atomic_store(&sleeper, 0);
+		MUST(pthread_create(&thread, NULL, interrupted_thread, calls[at]) == 0);
+		while (atomic_load(&sleeper) == 0 || !sleeps(atomic_load(&sleeper)))
+			sched_yield();
+		// It may have slept for another reason, such as a lock.
+		while (pthread_tryjoin_np(thread, NULL) != 0) {
+			pthread_kill(thread, SIGUSR1);
+			sched_yield();
+		}
+	}
+	end_and_make();
+}
+
 // How many descriptors there are. None of them is of this file.
 static int descriptors(const char *file)
 {
@@ -209,6 +272,62 @@ static void keep_none_between_calls(const char *file)
 	end_and_make();
 }
 
+// A domain on the device of an identifier outlives the identifier.
+static void keep_domain(void)
+{
+	void *domain, *first, *second, **verbs;
+
+	MUST(rdma_create_id(NULL, &first, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(first, (struct sockaddr *)&here) == 0);
+	verbs = *(void **)first;
+	MUST(domain = ibv_alloc_pd(verbs));
+	MUST(rdma_destroy_id(first) == 0);
+	MUST(rdma_create_id(NULL, &second, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(second, (struct sockaddr *)&here) == 0);
+	MUST(*(void **)second == verbs);
+	MUST(rdma_destroy_id(second) == 0 && ibv_dealloc_pd(domain) == 0);
+}
+
+static void exchange(void)
+{
+	struct sockaddr_in listening;
+	socklen_t length = sizeof listening;
+	int client = rsocket(AF_INET, SOCK_STREAM, 0), server;
+	char byte = 7;
+
+	MUST(rgetsockname(stream, (struct sockaddr *)&listening, &length) == 0);
+	MUST(rconnect(client, (struct sockaddr *)&listening, length) == 0);
+	MUST((server = raccept(stream, NULL, NULL)) >= 0);
+	MUST(rsend(client, &byte, 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1);
+	MUST(rclose(client) == 0 && rclose(server) == 0);
+}
+
+// Other files get the numbers of descriptors that were closed, and the libraries neither read, nor write, nor close them.
+static void leave_nothing(const char *file)
+{
+	int before, pipes[64][2];
+
+	before = descriptors(file);
+	keep_domain();
+	MUST(descriptors(file) == before);
+	make();
+	exchange();
+	end();
+	MUST(descriptors(file) == before);
+	closefrom(3);
+	for (int at = 0; at < 64; at++)
+		MUST(pipe2(pipes[at], O_NONBLOCK) == 0);
+	make();
+	exchange();
+	end_and_make();
+	for (int at = 0; at < 64; at++) {
+		char byte;
+
+		MUST(read(pipes[at][0], &byte, 1) == -1 && errno == EAGAIN);
+		MUST(close(pipes[at][0]) == 0 && close(pipes[at][1]) == 0);
+	}
+}
+
 __attribute__((constructor)) static void before_main(int count, char **arguments)
 {
 	if (strcmp(arguments[1], "before") == 0) {
@@ -228,8 +347,12 @@ int main(int count, char **arguments)
 		thread_ends();
 	} else if (strcmp(part, "cancelled") == 0) {
 		cancel_all();
+	} else if (strcmp(part, "interrupted") == 0) {
+		interrupt_all();
 	} else if (strcmp(part, "descriptors") == 0) {
 		keep_none_between_calls(arguments[2]);
+	} else if (strcmp(part, "nothing") == 0) {
+		leave_nothing(arguments[2]);
 	}
 	return 0;
 }

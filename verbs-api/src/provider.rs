@@ -37,7 +37,7 @@ pub use crate::__link_provider as link_provider;
 pub use crate::contract::{
     AhOps, AsAny, CompletionSink, ContextOps, CqInit, CqOps, DeviceOps, EventSink, MrChange,
     MrInit, MrOps, MwOps, PdOps, PostOps, QpInit, QpOps, SrqInit, SrqOps, backend, carrier,
-    modify_in_turn, own, start_thread,
+    modify_in_turn, own, start_thread, wait_for_threads,
 };
 pub use crate::control::{
     Completer, Help, Reply, handler_scope, in_handler, run_handler, want_help,

@@ -4,10 +4,12 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use polyverbs_configuration::{Device as Configured, TransportName};
-use verbs_api::provider::{MadeOnce, PerProcess};
+use verbs_api::provider::{MadeOnce, PerProcess, wait_for_threads};
 use verbs_api::{Context, Device, Requirements, Transport};
 
 use crate::abi::{IbvDevice, Slot};
@@ -168,6 +170,29 @@ pub fn devices() -> &'static [ListedDevice] {
         let known = configuration().devices.iter();
         known.cloned().map(ListedDevice::new).collect()
     })
+}
+
+/// The longest wait for threads to end.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// Whether the program has closed a device and not destroyed its objects: that device's threads stay.
+static HAS_ORPHANS: PerProcess<AtomicBool> = PerProcess::new(AtomicBool::default);
+
+/// Called before a device is closed whose objects the program has not destroyed.
+pub(crate) fn leave_orphans() {
+    HAS_ORPHANS.store(true, Ordering::Relaxed);
+}
+
+/// Called after a device was closed. If no other is open, waits until the threads of devices have ended: from then on the
+/// library has no descriptor that the program could close.
+pub fn closed() {
+    let is_open = |listed: &ListedDevice| {
+        let made = listed.made.made();
+        made.is_some_and(|made| lock(made).strong_count() > 0)
+    };
+    if !devices().iter().any(is_open) && !HAS_ORPHANS.load(Ordering::Relaxed) {
+        wait_for_threads(ENDING);
+    }
 }
 
 /// The device of a context.

@@ -9,7 +9,7 @@ use verbs_api::DestroyError;
 
 use crate::abi::{IbvContext, IbvDevice, OPS_SLOTS, VERBS_SLOTS, ops, verbs};
 use crate::context::{self, State, Tables};
-use crate::device::listed;
+use crate::device::{self, listed};
 use crate::entry::slot;
 use crate::errno::{code, pointer};
 use crate::{absent, cq, dm, mr, mw, object, pd, post, qp_ex, query, srq, xrc};
@@ -79,14 +79,33 @@ pub unsafe extern "C-unwind" fn close_device(context: *mut IbvContext) -> c_int 
     code(unsafe { context::own(context) }.and_then(|state| {
         if !object::is_parents(context) && Arc::strong_count(&state.shared) == 1 {
             match state.context.clone().close().wait() {
-                Ok(()) | Err(DestroyError::Busy { .. }) => {}
+                Ok(()) => {}
+                Err(DestroyError::Busy { .. }) => device::leave_orphans(),
                 Err(error) => return Err(error.into()),
             }
         }
         // SAFETY: live until now, and as the caller promises.
         unsafe { context::destroy(context) };
+        device::closed();
         Ok(())
     }))
+}
+
+/// Closes a device, unless one of its objects is left. Returns whether it is closed.
+///
+/// # Safety
+/// The caller uses a device without objects no longer.
+pub unsafe fn close_unused(context: *mut IbvContext) -> bool {
+    // SAFETY: as the caller promises.
+    let Ok(state) = (unsafe { context::own(context) }) else {
+        return false;
+    };
+    let is_closed = state.context.clone().close().wait().is_ok();
+    if is_closed {
+        // SAFETY: live until now, and as the caller promises.
+        unsafe { context::destroy(context) };
+    }
+    is_closed
 }
 
 #[cfg(test)]

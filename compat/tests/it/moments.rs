@@ -49,6 +49,16 @@ fn no_descriptor_of_a_call_or_of_the_trace_outlives_the_call() {
 }
 
 #[test]
+fn nothing_outlives_the_last_object_of_each_library() {
+    all_is_well("nothing");
+}
+
+#[test]
 fn a_thread_is_cancelled_while_it_sleeps_in_a_call() {
     all_is_well("cancelled");
+}
+
+#[test]
+fn a_signal_ends_each_call_that_sleeps() {
+    all_is_well("interrupted");
 }

@@ -61,8 +61,9 @@ impl Drop for Unshared {
 
 /// The descriptors of this process that a child does not keep.
 struct Open {
-    /// The event descriptor that replaces them in a child; `None` if the system has no free file.
+    /// The event descriptor that replaces them in a child; `None` if there are none, or if the system has no free file.
     nothing: Option<OwnedFd>,
+    count: usize,
     /// There is a bit for each number. A child keeps descriptors with greater numbers open.
     numbers: [u64; 1024],
 }
@@ -70,6 +71,7 @@ struct Open {
 static OPEN: ForkLock<Open> = ForkLock::with_change(
     Open {
         nothing: None,
+        count: 0,
         numbers: [0; 1024],
     },
     replace_all,
@@ -83,12 +85,17 @@ impl Open {
         if let Some((word, bit)) = self.place(&descriptor) {
             *word |= bit;
         }
+        self.count += 1;
         Unshared(ManuallyDrop::new(descriptor))
     }
 
     fn unmark(&mut self, descriptor: &OwnedFd) {
         if let Some((word, bit)) = self.place(descriptor) {
             *word &= !bit;
+        }
+        self.count -= 1;
+        if self.count == 0 {
+            self.nothing = None;
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use carrier::Carrier;
 pub use extension::{QpExtension, QpShape, SrqExtension};
-pub use thread::start_thread;
+pub use thread::{start_thread, wait_for_threads};
 
 use crate::access::Access;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};

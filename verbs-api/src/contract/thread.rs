@@ -1,9 +1,13 @@
 //! Threads of our own, in a program that knows nothing of them.
 
 use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use crate::fork::PerProcess;
 
 const FAULTS: [Signal; 4] = [
     Signal::SIGSEGV,
@@ -25,9 +29,54 @@ pub fn start_thread<T: Send + 'static>(
     let mut blocked = SigSet::all();
     FAULTS.into_iter().for_each(|signal| blocked.remove(signal));
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let started = Builder::new().name(name.to_owned()).spawn(body);
+    let running = Running::new();
+    let started = Builder::new().name(name.to_owned()).spawn(move || {
+        let _running = running;
+        body()
+    });
     before.thread_set_mask()?;
     started
+}
+
+/// Threads of [`start_thread`] that have not ended.
+#[derive(Default)]
+struct Threads {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Threads {
+    fn running(&self) -> MutexGuard<'_, usize> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A child of a fork has none of its parent's.
+static THREADS: PerProcess<Threads> = PerProcess::new(Threads::default);
+
+struct Running(());
+
+impl Running {
+    fn new() -> Self {
+        *THREADS.running() += 1;
+        Self(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *THREADS.running() -= 1;
+        THREADS.ended.notify_all();
+    }
+}
+
+/// Waits until no thread of [`start_thread`] is left in this process, and what they held is given up: for `most` at most. Returns
+/// whether none is left. A library waits so after it has closed its last device: a thread that is still about to close its
+/// descriptors could otherwise close files that the program opens under the same numbers.
+pub fn wait_for_threads(most: Duration) -> bool {
+    let running = THREADS.running();
+    let waited = (THREADS.ended).wait_timeout_while(running, most, |running| *running > 0);
+    *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
 }
 
 #[cfg(test)]
@@ -35,6 +84,16 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn waiting_ends_when_the_last_thread_has_ended() {
+        let (go, told) = mpsc::channel::<()>();
+        let thread = start_thread("told", move || told.recv()).unwrap();
+        assert!(!wait_for_threads(Duration::ZERO));
+        drop(go);
+        assert!(thread.join().unwrap().is_err());
+        assert!(wait_for_threads(Duration::MAX));
+    }
 
     #[test]
     fn takes_no_signals_and_leaves_the_starter_those_that_it_takes() {

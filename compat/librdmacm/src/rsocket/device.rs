@@ -1,10 +1,10 @@
-//! The devices of rsockets: opened once in a process, and again in each child of a fork.
+//! The devices of rsockets: opened when the first socket needs them, in each process by itself, and closed with the last socket.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use polyverbs_connection::Connector;
-use polyverbs_libibverbs::device::{ListedDevice, devices};
+use polyverbs_libibverbs::device::{self, ListedDevice, devices};
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
 use verbs_api::provider::PerProcess;
@@ -24,10 +24,40 @@ pub(crate) struct Opened {
     _device: Arc<Device>,
 }
 
-static OPENED: PerProcess<Mutex<Vec<Arc<Opened>>>> = PerProcess::new(Mutex::default);
+#[derive(Default)]
+struct Table {
+    devices: Vec<Arc<Opened>>,
+    users: usize,
+}
+
+static OPENED: PerProcess<Mutex<Table>> = PerProcess::new(Mutex::default);
+
+/// Keeps the devices open: each rsocket has one.
+pub(crate) struct User(());
+
+impl User {
+    pub(crate) fn new() -> Self {
+        lock(&OPENED).users += 1;
+        Self(())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let mut table = lock(&OPENED);
+        table.users -= 1;
+        if table.users > 0 || table.devices.is_empty() {
+            return;
+        }
+        let devices = std::mem::take(&mut table.devices);
+        drop(table);
+        drop(devices);
+        device::closed();
+    }
+}
 
 fn opened(listed: &'static ListedDevice) -> Result<Arc<Opened>, Errno> {
-    let mut all = lock(&OPENED);
+    let all = &mut lock(&OPENED).devices;
     let mut same = all.iter();
     if let Some(there) = same.find(|there| std::ptr::eq(there.listed, listed)) {
         return Ok(Arc::clone(there));

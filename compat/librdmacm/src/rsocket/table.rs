@@ -10,6 +10,7 @@ use polyverbs_libibverbs::errno::Errno;
 use verbs_api::provider::ForkLock;
 
 use super::datagram::Datagram;
+use super::device::User;
 use super::options::Options;
 use super::stream::{Ready, Stream};
 use super::waiting::{Waiting, event_fd};
@@ -23,7 +24,8 @@ pub(crate) enum Socket {
 
 struct Entry {
     socket: Socket,
-    _fd: OwnedFd,
+    user: User,
+    fd: OwnedFd,
 }
 
 // A child of a fork knows the descriptors that it has inherited, because it may close them.
@@ -37,16 +39,19 @@ pub(crate) fn insert(socket: Socket, close_on_exec: bool) -> Result<c_int, Errno
     let flags = if close_on_exec { libc::EFD_CLOEXEC } else { 0 };
     let fd = event_fd(flags).inspect_err(|_| socket.close())?;
     let number = fd.as_raw_fd();
+    let entry = Entry {
+        socket,
+        user: User::new(),
+        fd,
+    };
     let mut all = SOCKETS.lock();
     // A descriptor closed behind our back is free for others, so its socket cannot be named any more.
-    let closed = all
-        .get_or_insert_default()
-        .insert(number, Entry { socket, _fd: fd });
+    let closed = all.get_or_insert_default().insert(number, entry);
     drop(all);
-    if let Some(Entry { socket, _fd }) = closed {
+    if let Some(Entry { socket, user, fd }) = closed {
         // Another file has the number now.
-        std::mem::forget(_fd);
-        drop(socket);
+        std::mem::forget(fd);
+        end(socket, user, |_| ());
     }
     Ok(number)
 }
@@ -75,13 +80,21 @@ pub(crate) fn close(fd: c_int) -> Result<(), Errno> {
     let mut all = SOCKETS.lock();
     let entry = all.as_mut().and_then(|all| all.remove(&fd));
     drop(all);
-    let Entry { socket, _fd } = entry.ok_or(Errno(libc::EBADF))?;
-    if socket.waiting().is_parents() {
-        std::mem::forget(socket);
-    } else {
-        socket.close();
-    }
+    let Entry { socket, user, fd } = entry.ok_or(Errno(libc::EBADF))?;
+    end(socket, user, Socket::close);
+    drop(fd);
     Ok(())
+}
+
+// A parent's socket is only forgotten.
+fn end(socket: Socket, user: User, close: impl FnOnce(&Socket)) {
+    if socket.waiting().is_parents() {
+        std::mem::forget((socket, user));
+        return;
+    }
+    close(&socket);
+    drop(socket);
+    drop(user);
 }
 
 // What both kinds have in common.
