@@ -18,7 +18,7 @@ use verbs_api::{
 use crate::abi::{IbvCompChannel, IbvContext, IbvCq, IbvCqEx, IbvCqInitAttrEx, IbvWc, Slot, cq_ex};
 use crate::context;
 use crate::device::ListedDevice;
-use crate::entry::slot;
+use crate::entry::{direct, slot};
 use crate::errno::{Errno, code, minus_one, pointer};
 use crate::events::Events;
 use crate::lock::lock;
@@ -311,13 +311,13 @@ pub unsafe extern "C" fn poll(cq: *mut IbvCq, count: c_int, target: *mut IbvWc) 
     let mut slots: [Completion; 4] = Default::default();
     let wanted = usize::try_from(count).unwrap_or(0);
     // SAFETY: as the caller promises.
-    let found = unsafe {
+    let found = direct(c"ibv_poll_cq", || unsafe {
         let state = CqObject::own_unchecked(cq.cast());
         poll_through(state, &mut slots, target, wanted)
-    };
+    });
     // C programs post no buffers that come back with completions, so there is none to drop.
     mem::forget(slots);
-    found
+    found.unwrap_or_else(|errno| -errno.0)
 }
 
 #[inline]
@@ -356,7 +356,10 @@ pub unsafe extern "C" fn req_notify(cq: *mut IbvCq, solicited_only: c_int) -> c_
         0 => Notify::Next,
         _ => Notify::Solicited,
     };
-    code(state.cq.arm(what).map(drop).map_err(Errno::from))
+    let armed = direct(c"ibv_req_notify_cq", || {
+        code(state.cq.arm(what).map(drop).map_err(Errno::from))
+    });
+    armed.unwrap_or_else(Errno::set)
 }
 
 /// `ibv_get_cq_event`.
@@ -459,21 +462,24 @@ pub unsafe extern "C-unwind" fn create_ex(
 unsafe extern "C" fn advance(cq: *mut IbvCqEx) -> c_int {
     // SAFETY: as the caller promises.
     let state = unsafe { CqObject::own_unchecked(cq) };
-    let mut slot = [Completion::default()];
-    match state.fetch(&mut slot) {
-        Err(errno) => errno.0,
-        Ok([]) => libc::ENOENT,
-        Ok(_) => {
-            let [done] = slot;
-            // SAFETY: between start and end of a poll the queue is the caller's alone.
-            unsafe {
-                (*cq).status = done.status as c_int;
-                (*cq).wr_id = done.wr_id;
-                *state.current.get() = done;
+    let advanced = direct(c"ibv_next_poll", || {
+        let mut slot = [Completion::default()];
+        match state.fetch(&mut slot) {
+            Err(errno) => errno.0,
+            Ok([]) => libc::ENOENT,
+            Ok(_) => {
+                let [done] = slot;
+                // SAFETY: between start and end of a poll the queue is the caller's alone.
+                unsafe {
+                    (*cq).status = done.status as c_int;
+                    (*cq).wr_id = done.wr_id;
+                    *state.current.get() = done;
+                }
+                0
             }
-            0
         }
-    }
+    });
+    advanced.unwrap_or_else(|errno| errno.0)
 }
 
 unsafe extern "C" fn start_poll(cq: *mut IbvCqEx, attr: *const u32) -> c_int {

@@ -2,13 +2,15 @@
 //!
 //! It lets the thread be cancelled only where the verb sleeps, turns a panic into an error, and reports the call to the trace.
 //! One function does so for verbs of any signature: it passes on the six registers that hold arguments, which are all of every
-//! verb, and does not interpret them.
+//! verb, and does not interpret them. Verbs of the data path have no such entry while tracing is off: those that may panic run
+//! in [`direct`].
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::errno::Errno;
 use crate::{cancel, trace};
 
 /// A verb, as far as its registers go.
@@ -47,6 +49,19 @@ unsafe extern "C-unwind" fn enter(
     result
 }
 
+/// Calls a verb of the data path, without an entry's other work.
+///
+/// # Errors
+/// EIO if the verb panics, which the trace reports.
+#[inline(always)]
+pub(crate) fn direct(name: &'static CStr, verb: impl FnOnce() -> c_int) -> Result<c_int, Errno> {
+    catch_unwind(AssertUnwindSafe(verb)).map_err(|panic| {
+        // SAFETY: the name stays.
+        unsafe { trace::panicked(name.as_ptr(), panic) };
+        Errno(libc::EIO)
+    })
+}
+
 /// The entry of a verb: not called from Rust.
 ///
 /// # Safety
@@ -82,7 +97,7 @@ pub unsafe extern "C" fn round() {
 }
 
 /// The entry of a table that programs call through. That of a verb of the data path, marked `direct`, is the function itself
-/// while tracing is off.
+/// while tracing is off: one of type `extern "C"`, which must not panic.
 macro_rules! slot {
     (direct $name:literal => $function:path) => {
         match $crate::trace::is_on() {
@@ -156,5 +171,10 @@ mod tests {
             assert_eq!(call(slot), result);
             assert_eq!(Errno::last(), Errno(libc::EIO));
         }
+        let panics = || panic!("a fault of the library");
+        assert_eq!(
+            super::direct(c"ibv_post_send", panics),
+            Err(Errno(libc::EIO))
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Posting: converts requests of C to ours, without checking again what was checked before.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::iter::successors;
 use std::mem::ManuallyDrop;
 use std::{ptr, slice};
@@ -18,6 +18,7 @@ use crate::abi::{
     wr_opcode,
 };
 use crate::ah::AhObject;
+use crate::entry::direct;
 use crate::errno::{Errno, code};
 use crate::mw::{self, MwObject};
 use crate::qp::{self, QpObject, State};
@@ -103,6 +104,10 @@ unsafe fn request<'a>(
         destination,
     } = made;
     if kind == qp_type::UD {
+        // Other requests have no destination.
+        if !matches!(wr.opcode, wr_opcode::SEND | wr_opcode::SEND_WITH_IMM) {
+            return Err(Errno::INVAL);
+        }
         // SAFETY: a datagram has its destination there.
         let ud = unsafe { wr.wr.ud };
         if ud.ah.is_null() {
@@ -201,6 +206,13 @@ pub unsafe extern "C" fn send(
     first: *mut IbvSendWr,
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
+    // SAFETY: as the caller promises.
+    let posted = direct(c"ibv_post_send", || unsafe { post(qp, first, bad) });
+    posted.unwrap_or_else(|errno| refused(errno, first, bad))
+}
+
+#[inline]
+unsafe fn post(qp: *mut IbvQp, first: *mut IbvSendWr, bad: *mut *mut IbvSendWr) -> c_int {
     // SAFETY: as the caller promises.
     let (state, kind) = unsafe { (QpObject::own_unchecked(qp.cast()), (*qp).qp_type) };
     // SAFETY: as the caller promises.
@@ -347,26 +359,30 @@ pub(crate) unsafe fn whole(qp: *mut IbvQp, first: *mut IbvSendWr) -> Result<(), 
     Ok(state.qp.post_whole(&mut batch)?)
 }
 
-// Posts the receives of a null-terminated list.
+// Posts the receives of a null-terminated list, for the verb of this name.
 // SAFETY of the callers: the list is one, and `bad` is null or writable.
 #[inline]
 unsafe fn each_receive(
+    name: &'static CStr,
     first: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
     max_sge: u32,
     post: impl Fn(ReceiveRequest<'_>) -> Result<(), PostError>,
 ) -> c_int {
     let mut next = first;
-    // SAFETY: as the caller promises.
-    while let Some(wr) = unsafe { next.as_ref() } {
-        let posted = list(wr.sg_list, wr.num_sge, max_sge)
-            .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, entries))?));
-        if let Err(errno) = posted {
-            return refused(errno, next, bad);
+    let posted = direct(name, || {
+        // SAFETY: as the caller promises.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            let posted = list(wr.sg_list, wr.num_sge, max_sge)
+                .and_then(|entries| Ok(post(ReceiveRequest::new(wr.wr_id, entries))?));
+            if let Err(errno) = posted {
+                return refused(errno, next, bad);
+            }
+            next = wr.next;
         }
-        next = wr.next;
-    }
-    0
+        0
+    });
+    posted.unwrap_or_else(|errno| refused(errno, next, bad))
 }
 
 /// The slot `post_recv`.
@@ -382,7 +398,8 @@ pub unsafe extern "C" fn recv(
     let state = unsafe { QpObject::own_unchecked(qp.cast()) };
     // SAFETY: as the caller promises.
     unsafe {
-        each_receive(first, bad, state.cap.max_recv_sge, |request| {
+        let max_sge = state.cap.max_recv_sge;
+        each_receive(c"ibv_post_recv", first, bad, max_sge, |request| {
             state.qp.post_receive(request)
         })
     }
@@ -401,7 +418,8 @@ pub unsafe extern "C" fn srq_recv(
     let own = unsafe { srq::own_unchecked(srq) };
     // SAFETY: as the caller promises.
     unsafe {
-        each_receive(first, bad, own.max_sge(), |request| {
+        let max_sge = own.max_sge();
+        each_receive(c"ibv_post_srq_recv", first, bad, max_sge, |request| {
             own.post_receive(request)
         })
     }
@@ -429,4 +447,34 @@ pub unsafe extern "C-unwind" fn bind_mw(
         unsafe { (*mw).rkey = rkey.value() };
         Ok(())
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receive_whose_posting_panics_is_the_bad_one_of_its_list() {
+        // SAFETY: numbers and pointers, for which zero is a value.
+        let mut requests: [IbvRecvWr; 2] = unsafe { std::mem::zeroed() };
+        let second = &raw mut requests[1];
+        requests[0].next = second;
+        requests[1].wr_id = 1;
+        let post = |request: ReceiveRequest<'_>| match request.wr_id {
+            0 => Ok(()),
+            _ => panic!("a fault of the library"),
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: a list of two, and room for a pointer.
+        let posted = unsafe {
+            each_receive(
+                c"ibv_post_recv",
+                &raw mut requests[0],
+                &raw mut bad,
+                1,
+                post,
+            )
+        };
+        assert_eq!((posted, bad), (libc::EIO, second));
+    }
 }

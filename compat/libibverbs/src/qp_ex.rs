@@ -13,7 +13,7 @@ use crate::abi::{
     qp_ex, qp_type, wr_opcode,
 };
 use crate::builder::Builder;
-use crate::entry::slot;
+use crate::entry::{direct, slot};
 use crate::errno::{Errno, code, pointer};
 use crate::qp::{self, CreateArguments, QpObject, make};
 use crate::{post, xrc};
@@ -212,10 +212,12 @@ unsafe extern "C" fn forget(qp: *mut IbvQpEx) {
 unsafe extern "C" fn complete(qp: *mut IbvQpEx) -> c_int {
     // SAFETY: see above.
     let builder = unsafe { builder(qp) };
-    // SAFETY: a list that ends with null, of requests that live until this returns.
-    let posted = (builder.link()).and_then(|first| unsafe { post::whole(qp.cast(), first) });
+    let posted = direct(c"ibv_wr_complete", || {
+        // SAFETY: a list that ends with null, of requests that live until this returns.
+        code((builder.link()).and_then(|first| unsafe { post::whole(qp.cast(), first) }))
+    });
     builder.clear();
-    code(posted)
+    posted.unwrap_or_else(Errno::set)
 }
 
 unsafe extern "C" fn send(qp: *mut IbvQpEx) {

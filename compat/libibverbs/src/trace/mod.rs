@@ -118,6 +118,7 @@ pub(crate) unsafe fn leave(name: *const c_char, arguments: Arguments, result: u6
 ///
 /// # Safety
 /// As for [`leave`].
+#[cold]
 pub(crate) unsafe fn panicked(name: *const c_char, panic: Box<dyn Any + Send>) -> u64 {
     // SAFETY: as the caller promises.
     let name = unsafe { text(name) };
