@@ -12,11 +12,13 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{ptr, slice};
 
 use libc::{iovec, mmsghdr, msghdr, off_t, sockaddr, socklen_t, timespec};
+use polyverbs::provider::wait_for_threads;
 use polyverbs_abi::address;
 use polyverbs_rds::{Outgoing, Sleeping};
 use rustix::io::Errno;
@@ -71,9 +73,12 @@ pub extern "C" fn polyverbs_rds_is_ours(fd: c_int) -> c_int {
 pub unsafe extern "C" fn polyverbs_rds_fclose(stream: *mut libc::FILE) -> c_int {
     let inside = Inside::enter();
     // SAFETY: the stream is open.
-    if let Some(socket) = table::remove(unsafe { libc::fileno(stream) }) {
-        socket.close();
-    }
+    let descriptor = unsafe { libc::fileno(stream) };
+    // A socket whose end fails is no reason to keep the stream.
+    let _ = caught(|| {
+        end(table::remove(descriptor));
+        Ok(())
+    });
     drop(inside);
     // SAFETY: the stream is open. The redirected `fclose` forwards it, because the table has no entry for its descriptor now.
     unsafe { libc::fclose(stream) }
@@ -576,10 +581,8 @@ pub extern "C" fn polyverbs_rds_dup3(old: c_int, new: c_int, flags: c_int) -> c_
     answer(|| {
         // SAFETY: the call has no pointers.
         by_the_system(unsafe { libc::syscall(libc::SYS_dup3, old, new, flags) })?;
-        if table::is_own()
-            && let Some(socket) = table::remove(new)
-        {
-            socket.close();
+        if table::is_own() {
+            end(table::remove(new));
         }
         duplicated(old, new)
     })
@@ -600,10 +603,10 @@ fn duplicated(old: RawFd, new: RawFd) -> Result<RawFd, Errno> {
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_close(fd: c_int) -> c_int {
     let Some(inside) = Inside::enter() else {
-        close_later(fd, |fd| _ = close(fd));
+        close_later(fd, |fd| _ = caught(|| close(fd)));
         return 0;
     };
-    let closed = close(fd);
+    let closed = caught(|| close(fd));
     drop(inside);
     result(closed.map(|()| 0)) as c_int
 }
@@ -613,10 +616,24 @@ fn close(fd: RawFd) -> Result<(), Errno> {
     // SAFETY: the program gives the descriptor up.
     let closed = by_the_system(unsafe { libc::syscall(libc::SYS_close, fd) });
     // If this was the last descriptor of the socket, its address is free before the call returns.
-    if let Some(socket) = socket {
+    end(socket);
+    closed.map(drop)
+}
+
+/// The longest wait for threads to end.
+const ENDING: Duration = Duration::from_secs(1);
+
+// Closes sockets that have lost a descriptor. With the last socket of this process also the threads and descriptors of the library
+// end before the program goes on.
+fn end(sockets: impl IntoIterator<Item = Arc<Socket>>) {
+    let mut is_in_use = false;
+    for socket in sockets {
+        is_in_use |= Arc::strong_count(&socket) > 1;
         socket.close();
     }
-    closed.map(drop)
+    if !is_in_use && table::is_empty() {
+        wait_for_threads(ENDING);
+    }
 }
 
 /// Replaces `close_range`.
@@ -630,11 +647,10 @@ pub extern "C" fn polyverbs_rds_close_range(first: c_uint, last: c_uint, flags: 
                 .collect(),
             false => Vec::new(),
         };
+        // Sockets first: the range may have descriptors that their nodes still use.
+        end(sockets);
         // SAFETY: the program gives the descriptors up.
-        let closed =
-            by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) });
-        sockets.into_iter().for_each(Socket::close);
-        closed.map(drop)
+        by_the_system(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) }).map(drop)
     })
 }
 
@@ -801,10 +817,15 @@ fn several(
 // wait.
 fn count(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let called = match Inside::enter() {
-        Some(_inside) => call(),
+        Some(_inside) => caught(call),
         None => Err(Errno::AGAIN),
     };
     result(called)
+}
+
+// A panic must not reach the program, which is no Rust. The standard library has written its message to standard error.
+fn caught<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO))
 }
 
 fn result(called: Result<usize, Errno>) -> isize {
@@ -995,4 +1016,20 @@ unsafe fn messages_of<'a>(
     let count = (count as usize).min(libc::UIO_MAXIOV as usize);
     // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts_mut(messages, count) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_panics_fails_with_eio_and_the_next_one_works() {
+        let panics: fn() -> Result<usize, Errno> = || panic!("a fault of the library");
+        assert_eq!(count(panics), -1);
+        assert_eq!(
+            std::io::Error::last_os_error().raw_os_error(),
+            Some(libc::EIO)
+        );
+        assert_eq!(count(|| Ok(3)), 3);
+    }
 }

@@ -96,6 +96,12 @@ pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
         .remove(&descriptor)
 }
 
+/// Whether this process has no socket.
+pub(crate) fn is_empty() -> bool {
+    let all = SOCKETS.made().map(RwLock::read);
+    all.is_none_or(|all| all.unwrap_or_else(PoisonError::into_inner).is_empty())
+}
+
 /// The descriptors in a range whose calls come here.
 pub(crate) fn within(range: RangeInclusive<u32>) -> impl Iterator<Item = RawFd> {
     let words = DESCRIPTORS.made().into_iter().flat_map(|all| all.iter());

@@ -1,12 +1,14 @@
 /* A program with reliable datagram sockets, which does not know what implements them. Its argument names the test to run. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/rds.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -609,6 +611,32 @@ static void descriptors(void) {
     is_socket(a, 1);
 }
 
+static int entries(const char *folder) {
+    DIR *open = opendir(folder);
+    int count = 0;
+    IS(open != NULL, 1);
+    while (readdir(open)) count++;
+    closedir(open);
+    return count;
+}
+
+/* Nothing of the library is left after the last socket: what has the numbers of its descriptors is the program's alone. */
+static void gone(void) {
+    closefrom(3);
+    int before = entries("/proc/self/fd");
+    for (int all = 0; all < 2; all++) {
+        int a = bound(HERE, 4000), b = bound(HERE, 4001);
+        IS(put(a, "x", HERE, 4001), 1);
+        IS(comes(b, POLLIN), POLLIN);
+        IS(recv(b, into, 1, 0), 1);
+        if (all) closefrom(3);
+        else IS(close(a) + close(b), 0);
+        IS(entries("/proc/self/fd"), before);
+        /* The system lists a thread a moment longer. */
+        while (entries("/proc/self/task") > 3) sched_yield();
+    }
+}
+
 static int ended(pid_t child) {
     int status;
     IS(waitpid(child, &status, 0), child);
@@ -922,7 +950,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"gone", gone},
         {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
