@@ -89,15 +89,18 @@ macro_rules! c_library {
 /// the C library's own.
 macro_rules! interpose {
     ($name:literal => $module:ident::$function:ident) => {
+        interpose! { $name, c_library!() => $module::$function }
+    };
+    ($name:literal, $version:expr => $module:ident::$function:ident) => {
         core::arch::global_asm!(
             ".text",
             ".p2align 4",
-            concat!(".globl polyverbs.", $name),
-            concat!(".type polyverbs.", $name, ",@function"),
-            concat!("polyverbs.", $name, ":"),
+            concat!(".globl polyverbs.", $name, ".", $version),
+            concat!(".type polyverbs.", $name, ".", $version, ",@function"),
+            concat!("polyverbs.", $name, ".", $version, ":"),
             concat!(branch!(), " {function}"),
-            concat!(".size polyverbs.", $name, ", . - polyverbs.", $name),
-            concat!(".symver polyverbs.", $name, ", ", $name, "@", c_library!(), ", remove"),
+            concat!(".size polyverbs.", $name, ".", $version, ", . - polyverbs.", $name, ".", $version),
+            concat!(".symver polyverbs.", $name, ".", $version, ", ", $name, "@", $version, ", remove"),
             function = sym polyverbs_libibverbs::$module::$function,
         );
     };
@@ -127,3 +130,10 @@ interpose! { "shmdt" => kept::shmdt }
 interpose! { "sigaction" => signals::sigaction }
 #[cfg(target_arch = "x86_64")]
 interpose! { "signal" => signals::signal }
+#[cfg(target_arch = "x86_64")]
+interpose! { "sigprocmask" => signals::sigprocmask }
+// Of libpthread once, and of the C library since it has that within it.
+#[cfg(target_arch = "x86_64")]
+interpose! { "pthread_sigmask" => signals::pthread_sigmask }
+#[cfg(target_arch = "x86_64")]
+interpose! { "pthread_sigmask", "GLIBC_2.32" => signals::pthread_sigmask }

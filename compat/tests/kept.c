@@ -1,7 +1,9 @@
 // Gives memory up in each way while it is registered, and handles faults of its own.
 
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <malloc.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -72,6 +74,35 @@ static void faults_of_the_program(void)
 	MUST(signal(SIGSEGV, SIG_IGN) == SIG_DFL && raise(SIGSEGV) == 0);
 	MUST(signal(SIGSEGV, SIG_DFL) == SIG_IGN);
 	MUST(signal(SIGUSR1, SIG_IGN) == SIG_DFL && signal(SIGUSR1, SIG_DFL) == SIG_IGN);
+}
+
+// A peer's write to memory that the program has protected, in a thread that has all signals blocked.
+static void access_with_signals_blocked(void)
+{
+	struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f004001) };
+	socklen_t length = sizeof here;
+	int listener = rsocket(AF_INET, SOCK_STREAM, 0), client = rsocket(AF_INET, SOCK_STREAM, 0), server;
+	char *at = pages(NULL, 0), byte = 7;
+	sigset_t all, before;
+	off_t offset;
+	int maps = 1;
+
+	MUST(rsetsockopt(listener, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
+	MUST(rsetsockopt(client, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
+	MUST(rbind(listener, (struct sockaddr *)&here, length) == 0 && rlisten(listener, 1) == 0);
+	MUST(rgetsockname(listener, (struct sockaddr *)&here, &length) == 0);
+	MUST(rconnect(client, (struct sockaddr *)&here, length) == 0 && (server = raccept(listener, NULL, NULL)) >= 0);
+	MUST((offset = riomap(server, at, LENGTH, PROT_WRITE, 0, -1)) != -1);
+	// The client learns of the map with the next message.
+	MUST(rsend(server, &byte, 1, 0) == 1 && rrecv(client, &byte, 1, 0) == 1);
+	sigfillset(&all);
+	MUST(pthread_sigmask(SIG_BLOCK, &all, &before) == 0 && sigprocmask(SIG_SETMASK, &all, NULL) == 0);
+	MUST(mprotect(at, LENGTH, PROT_NONE) == 0);
+	MUST(riowrite(client, &byte, 1, offset, 0) == 1);
+	MUST(rsend(client, &byte, 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1);
+	MUST(mprotect(at, LENGTH, PROT_READ) == 0 && at[0] == 7);
+	MUST(pthread_sigmask(SIG_SETMASK, &before, &all) == 0 && sigismember(&all, SIGUSR1));
+	MUST(rclose(client) == 0 && rclose(server) == 0 && rclose(listener) == 0);
 }
 
 int main(void)
@@ -149,6 +180,7 @@ int main(void)
 	MUST(shmdt((void *)at) == -1);
 
 	faults_of_the_program();
+	access_with_signals_blocked();
 
 	puts("all kept");
 	return 0;

@@ -60,9 +60,12 @@ int rconnect(int socket, const struct sockaddr *address, socklen_t length);
 int rgetsockname(int socket, struct sockaddr *address, socklen_t *length);
 ssize_t rsend(int socket, const void *source, size_t length, int flags);
 ssize_t rrecv(int socket, void *sink, size_t length, int flags);
+int rsetsockopt(int socket, int level, int name, const void *value, socklen_t length);
+off_t riomap(int socket, void *memory, size_t length, int protection, int flags, off_t offset);
+size_t riowrite(int socket, const void *source, size_t length, off_t offset, int flags);
 int rclose(int socket);
 
-enum { LOCAL_WRITE = 1, RDMA_PS_TCP = 0x0106, RDMA_PS_UDP = 0x0111 };
+enum { LOCAL_WRITE = 1, RDMA_PS_TCP = 0x0106, RDMA_PS_UDP = 0x0111, SOL_RDMA = 0x10000, RDMA_IOMAPSIZE = 3 };
 
 #define MUST(condition)                                                                    \
 	do {                                                                               \

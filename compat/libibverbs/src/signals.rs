@@ -61,3 +61,47 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> l
         }
     }
 }
+
+unsafe fn real_sigmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
+    type Sigmask = unsafe extern "C" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
+    static NEXT: Next = Next::new(c"pthread_sigmask");
+    // SAFETY: as for `real_sigaction`.
+    unsafe { mem::transmute::<*mut libc::c_void, Sigmask>(NEXT.find())(how, new, old) }
+}
+
+/// `pthread_sigmask`, which blocks no signals of faults: programs block all signals in the threads that are not to handle them, and
+/// the kernel ends a process in which a thread faults that has the signal blocked. A fault of the program's own ends the process in
+/// any case, unless the program has a handler: that is called.
+pub unsafe extern "C" fn pthread_sigmask(
+    how: c_int,
+    new: *const libc::sigset_t,
+    old: *mut libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the caller promises; the changed set is there during the call.
+    unsafe {
+        let mut changed = match new.as_ref() {
+            Some(new) if how != libc::SIG_UNBLOCK => *new,
+            _ => return real_sigmask(how, new, old),
+        };
+        for signal in [libc::SIGSEGV, libc::SIGBUS] {
+            libc::sigdelset(&raw mut changed, signal);
+        }
+        real_sigmask(how, &raw const changed, old)
+    }
+}
+
+/// `sigprocmask`.
+pub unsafe extern "C" fn sigprocmask(
+    how: c_int,
+    new: *const libc::sigset_t,
+    old: *mut libc::sigset_t,
+) -> c_int {
+    // SAFETY: as the caller promises.
+    match unsafe { pthread_sigmask(how, new, old) } {
+        0 => 0,
+        errno => {
+            Errno(errno).set();
+            -1
+        }
+    }
+}
