@@ -113,6 +113,11 @@ fn duplicates_share_the_socket_and_closed_numbers_are_free() {
 }
 
 #[test]
+fn no_hostile_argument_ends_the_process() {
+    does("hostile");
+}
+
+#[test]
 fn no_thread_or_descriptor_outlives_the_last_socket() {
     does("gone");
 }

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/rds.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -637,6 +638,83 @@ static void gone(void) {
     }
 }
 
+static unsigned long chance = 0x9e3779b97f4a7c15;
+
+static unsigned long any(void) {
+    chance ^= chance << 13;
+    chance ^= chance >> 7;
+    return chance ^= chance << 17;
+}
+
+static long limit(void) {
+    static const long limits[] = {0, 1, 2, 4, 16, 64, 4096, 65536, INT_MAX, INT_MIN, UINT_MAX, LONG_MAX, LONG_MIN, -1};
+    return any() % 2 ? any() % 16 : limits[any() % (sizeof limits / sizeof *limits)];
+}
+
+/* Words that are numbers, or the address of this memory: where a number is taken for an address there is something. */
+static void *words(void) {
+    static long words[1024];
+    for (int each = 0; each < 32; each++) words[each] = any() % 4 ? any() % 8 : any() % 2 ? (long)&words[256] : 0;
+    return any() % 8 ? words : NULL;
+}
+
+/* A message with parts, an address and control messages, of which each may be nonsense. */
+static struct msghdr *message(void) {
+    static struct msghdr message;
+    static struct iovec parts[8];
+    static struct sockaddr_in address;
+    static char control[256] __attribute__((aligned(8)));
+    for (int each = 0; each < 8; each++) parts[each] = (struct iovec){any() % 8 ? into : NULL, any() % 4 ? any() % 512 : limit()};
+    address = at(any() % 2 ? HERE : THERE, 4000 + any() % 4);
+    for (int each = 0; each < 32; each++) ((long *)control)[each] = any() % 4 ? 0 : (long)words();
+    struct cmsghdr *first = (void *)control;
+    *first = (struct cmsghdr){any() % 2 ? 16 + any() % 64 : (unsigned long)limit(), any() % 8 ? SOL_RDS : limit(), any() % 12};
+    message = (struct msghdr){any() % 2 ? &address : words(), any() % 2 ? sizeof address : any() % 128, any() % 8 ? parts : NULL,
+                              any() % 8, any() % 2 ? control : NULL, any() % sizeof control};
+    for (unsigned long each = 0; each < message.msg_iovlen; each++)
+        if (parts[each].iov_base == into && parts[each].iov_len > sizeof into) parts[each].iov_base = NULL;
+    return any() % 16 ? &message : NULL;
+}
+
+/* No argument ends the process. */
+static void hostile(void) {
+    int fds[8], given;
+    for (int each = 0; each < 8; each++) fds[each] = socket(AF_RDS, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+    for (int calls = 0; calls < 10000; calls++) {
+        int fd = fds[any() % 8];
+        struct sockaddr_in own = at(any() % 2 ? HERE : THERE, 4000 + any() % 4);
+        socklen_t size = any() % 2 ? any() % 128 : limit();
+        switch (any() % 20) {
+        case 0: bind(fd, (void *)&own, any() % 4 ? sizeof own : any() % 16); break;
+        case 1: bind(fd, words(), any() % 128); break;
+        case 2: connect(fd, (void *)&own, any() % 4 ? sizeof own : any() % 16); break;
+        case 3: connect(fd, words(), any() % 128); break;
+        case 4: getsockname(fd, words(), &size); break;
+        case 5: getpeername(fd, words(), &size); break;
+        case 6: case 7: sendmsg(fd, message(), limit() | MSG_DONTWAIT); break;
+        case 8: recvmsg(fd, message(), limit() | MSG_DONTWAIT); break;
+        case 9: send(fd, words(), any() % 4096, limit() | MSG_DONTWAIT); break;
+        case 10: recv(fd, words(), any() % 4096, limit() | MSG_DONTWAIT); break;
+        case 11: sendto(fd, words(), any() % 4096, MSG_DONTWAIT, (void *)&own, sizeof own); break;
+        case 12: getsockopt(fd, any() % 2 ? SOL_RDS : SOL_SOCKET, limit(), words(), &size); break;
+        case 13: setsockopt(fd, SOL_RDS, limit(), words(), any() % 256); break;
+        case 14: ioctl(fd, any() % 2 ? FIONREAD : TIOCOUTQ, words()); break;
+        case 15: {
+            struct msghdr *described = message();
+            readv(fd, described ? described->msg_iov : NULL, any() % 8);
+            break;
+        }
+        case 16: shutdown(fd, limit()), listen(fd, limit()), accept(fd, words(), &size); break;
+        case 17: given = dup(fd); close(fds[0]); fds[0] = given; break;
+        case 18: given = socket(AF_RDS, any() % 4 ? SOCK_SEQPACKET | SOCK_NONBLOCK : limit(), any() % 4 ? 0 : limit());
+            if (given >= 0) fcntl(given, F_SETFL, O_NONBLOCK), close(fds[1]), fds[1] = given;
+            break;
+        case 19: given = any() % 8; close(fds[given]); fds[given] = socket(AF_RDS, SOCK_SEQPACKET | SOCK_NONBLOCK, 0); break;
+        }
+    }
+    for (int each = 0; each < 8; each++) close(fds[each]);
+}
+
 static int ended(pid_t child) {
     int status;
     IS(waitpid(child, &status, 0), child);
@@ -950,7 +1028,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } parts[] = {
         {"made", made}, {"addresses", addresses}, {"messages", messages}, {"cut", cut}, {"options", options}, {"over_iwarp", over_iwarp},
-        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"gone", gone},
+        {"polled", polled}, {"level", level}, {"edge", edge}, {"waits", waits}, {"congested", congested}, {"descriptors", descriptors}, {"gone", gone}, {"hostile", hostile},
         {"interrupted", interrupted}, {"forked", forked}, {"forked_meanwhile", forked_meanwhile}, {"remote", remote}, {"server", server}, {"client", client},
     };
     for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
