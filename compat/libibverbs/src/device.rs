@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 use polyverbs_configuration::{Device as Configured, TransportName};
@@ -33,6 +33,8 @@ pub struct ListedDevice {
     // Created when it is first opened, and again in each child of a fork: its threads do not exist there. The contexts keep it, so
     // that its descriptors and threads end with the last of them.
     made: PerProcess<Mutex<Weak<Device>>>,
+    // Some programs try again and again to open a device.
+    reported: Once,
 }
 
 // SAFETY: what the pointers name is static, and what changes is behind a lock.
@@ -96,6 +98,7 @@ impl ListedDevice {
             transport,
             guid: u64::from_ne_bytes(configured.guid()),
             made: PerProcess::new(Mutex::default),
+            reported: Once::new(),
             configured,
         }
     }
@@ -142,9 +145,13 @@ impl ListedDevice {
         if let Some(device) = made.upgrade() {
             return Ok(device);
         }
+        // From now on a program, and an rsocket, may register memory.
+        #[cfg(target_arch = "x86_64")]
+        crate::signals::outlive_faults()?;
         let made_now = self.configured.make(setup::tap());
         let device = made_now.map_err(|error| {
-            setup::complain(format_args!("{error}"));
+            self.reported
+                .call_once(|| setup::complain(format_args!("{error}")));
             Errno(libc::ENODEV)
         })?;
         let device = Arc::new(device);

@@ -114,8 +114,6 @@ unsafe fn register(
     if flags & access::ON_DEMAND == 0 {
         check_pages(addr, length, rights)?;
     }
-    #[cfg(target_arch = "x86_64")]
-    crate::signals::outlive_faults()?;
     let options = options(rights, iova);
     // SAFETY: the program keeps the memory until it has deregistered it, and accesses it as C does.
     let mr = unsafe { own.register_borrowed(addr.cast(), reach, options) }.wait()?;
