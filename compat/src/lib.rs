@@ -137,3 +137,8 @@ interpose! { "sigprocmask" => signals::sigprocmask }
 interpose! { "pthread_sigmask" => signals::pthread_sigmask }
 #[cfg(target_arch = "x86_64")]
 interpose! { "pthread_sigmask", "GLIBC_2.32" => signals::pthread_sigmask }
+// For the library that `polyverbs run` preloads, which comes before a sanitizer's.
+#[cfg(target_arch = "x86_64")]
+interpose! { "polyverbs_sigaction" => signals::sigaction }
+#[cfg(target_arch = "x86_64")]
+interpose! { "polyverbs_signal" => signals::signal }

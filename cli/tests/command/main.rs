@@ -16,6 +16,7 @@ mod network;
 mod rds;
 mod real_devices;
 mod run;
+mod sanitizers;
 mod shown;
 mod stored;
 mod terminal;

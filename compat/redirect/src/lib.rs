@@ -1,5 +1,5 @@
-//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`] shows them devices, and [`sockets`]
-//! gives them reliable datagram sockets.
+//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`] shows them devices, [`sockets`]
+//! gives them reliable datagram sockets, and [`sanitizers`] lets those run that are built with a sanitizer.
 //!
 //! This code neither allocates nor locks, so that it may be called wherever the interposed functions may.
 // The C library's functions are looked up by name at run time.
@@ -9,4 +9,5 @@
 
 mod next;
 pub mod paths;
+pub mod sanitizers;
 pub mod sockets;

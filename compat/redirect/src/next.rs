@@ -26,7 +26,7 @@ impl Next {
         // SAFETY: the name is a text.
         let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if found.is_null() {
-            // Only old programs have it.
+            // Only old programs have it, or only libraries that are loaded here.
             // SAFETY: as above.
             found = unsafe {
                 libc::dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr())
@@ -60,6 +60,11 @@ impl Failed for () {
 
 impl Failed for isize {
     const FAILED: Self = -1;
+}
+
+/// A handler of signals.
+impl Failed for usize {
+    const FAILED: Self = libc::SIG_ERR;
 }
 
 impl<T> Failed for *mut T {

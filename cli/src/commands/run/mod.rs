@@ -1,6 +1,7 @@
 //! `polyverbs run`: runs an unmodified program on our devices.
 
 mod root;
+mod sanitizers;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -106,16 +107,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if is_found(program) {
             empty(&configuration)?;
         }
-        Ok(named)
+        Ok((named, sanitizers::thread_options(&root)?))
     });
-    let (folder, redirect) = prepared.inspect_err(|_| {
+    let ((folder, redirect), thread_options) = prepared.inspect_err(|_| {
         // Reports the first error.
         let _ = fs::remove_dir_all(&root);
     })?;
     let failed = Command::new(program)
         .args(rest)
-        .env("LD_LIBRARY_PATH", in_front(&folder, "LD_LIBRARY_PATH"))
-        .env("LD_PRELOAD", in_front(&redirect, "LD_PRELOAD"))
+        .env("LD_LIBRARY_PATH", in_front(folder, "LD_LIBRARY_PATH"))
+        .env("LD_PRELOAD", in_front(redirect, "LD_PRELOAD"))
+        .env(
+            "ASAN_OPTIONS",
+            in_front(sanitizers::ADDRESS, "ASAN_OPTIONS"),
+        )
+        .env("TSAN_OPTIONS", thread_options)
         .env(ROOT_VARIABLE, &root)
         .env(VARIABLE, configuration.to_text()?)
         .exec();
@@ -227,8 +233,8 @@ fn choose(configuration: &mut Configuration, wanted: &[String]) -> anyhow::Resul
     Ok(())
 }
 
-fn in_front(of: &Path, variable: &str) -> OsString {
-    let mut list = of.as_os_str().to_owned();
+fn in_front(of: impl Into<OsString>, variable: &str) -> OsString {
+    let mut list = of.into();
     if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
         list.push(OsStr::new(":"));
         list.push(rest);
