@@ -1,5 +1,5 @@
-//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`] shows them devices, [`sockets`]
-//! gives them reliable datagram sockets, and [`sanitizers`] lets those run that are built with a sanitizer.
+//! Interposes functions of the C library in programs that `polyverbs run` starts: [`paths`], [`answers`] and [`walks`] show them
+//! devices, [`sockets`] gives them reliable datagram sockets, and [`sanitizers`] lets those run that are built with a sanitizer.
 //!
 //! This code neither allocates nor locks, so that it may be called wherever the interposed functions may.
 // The C library's functions are looked up by name at run time.
@@ -7,7 +7,9 @@
 // Each exported function interposes the C function of its name, and has its contract.
 #![allow(clippy::missing_safety_doc)]
 
+pub mod answers;
 mod next;
 pub mod paths;
 pub mod sanitizers;
 pub mod sockets;
+pub mod walks;

@@ -1,7 +1,11 @@
-//! Functions that take a path: paths below `/sys/class/infiniband*` and `/dev/infiniband` lead to the folder that `run` has made.
-//! All other paths are passed on unchanged, after a look at their first characters.
+//! Functions that take a path: paths below `/sys/class/infiniband*` and `/dev/infiniband` lead to the folder that `run` has made,
+//! and answers that are paths below that folder lead back.
+//!
+//! All other paths are passed on unchanged, after a search for `infiniband` and `..`. Only a path with one of these is resolved:
+//! relative to a folder, and with `.`, `..` and doubled slashes.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::io::Write as _;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -12,13 +16,13 @@ use crate::next::{Next, call, text};
 /// The environment variable that names the folder. `polyverbs run` sets it.
 const ROOT: &CStr = c"POLYVERBS_ROOT";
 
-const LONGEST: usize = libc::PATH_MAX as usize;
+pub(crate) const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// A buffer for a path.
+/// A buffer for a path that is passed to the C library.
 pub(crate) struct Room(MaybeUninit<[u8; LONGEST]>);
 
 impl Room {
-    pub(crate) fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(MaybeUninit::uninit())
     }
 
@@ -49,30 +53,170 @@ fn is_redirected(path: &[u8]) -> bool {
 }
 
 // The value of `ROOT` in the current environment.
-fn root<'a>() -> Option<&'a [u8]> {
+pub(crate) fn root<'a>() -> Option<&'a [u8]> {
     // SAFETY: a text, or null; whoever changes the environment meanwhile breaks every use of it.
     let value = unsafe { libc::getenv(ROOT.as_ptr()) };
     // SAFETY: not null, so it is a text.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
 }
 
+/// The part of a path after the folder, if the path is below it.
+pub(crate) fn without_root(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(root()?)?;
+    matches!(rest.first(), None | Some(b'/')).then_some(rest)
+}
+
+/// An absolute path, as the program sees it, without `.`, `..` and doubled slashes. The root has no characters.
+struct Absolute {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Absolute {
+    fn root() -> Self {
+        Self {
+            bytes: [0; LONGEST],
+            length: 0,
+        }
+    }
+
+    fn path(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn push(&mut self, name: &[u8]) -> Option<()> {
+        let end = self.length + 1 + name.len();
+        let place = self.bytes.get_mut(self.length..end)?;
+        let (slash, place) = place.split_first_mut()?;
+        *slash = b'/';
+        place.copy_from_slice(name);
+        self.length = end;
+        Some(())
+    }
+
+    /// Goes up from a folder, which may have been reached by a symbolic link.
+    fn pop(&mut self) -> Option<()> {
+        let has_links = !is_redirected(self.path())
+            && !matches!(self.path(), b"" | b"/dev" | b"/sys" | b"/sys/class");
+        if has_links {
+            let mut room = Room::new();
+            let path = room.join(self.path(), b"")?;
+            // SAFETY: the path is a text. These system calls pass by the functions here.
+            unsafe {
+                let flags = libc::O_PATH | libc::O_CLOEXEC;
+                let folder = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) as c_int;
+                let found = (folder >= 0).then(|| Self::of(folder));
+                libc::syscall(libc::SYS_close, folder);
+                *self = found??;
+            }
+        }
+        self.length = self
+            .path()
+            .iter()
+            .rposition(|byte| *byte == b'/')
+            .unwrap_or(0);
+        Some(())
+    }
+
+    /// The path of an open folder.
+    fn of(folder: c_int) -> Option<Self> {
+        let mut link = [0; 32];
+        let name = match folder {
+            libc::AT_FDCWD => c"/proc/self/cwd",
+            _ => {
+                write!(&mut link[..], "/proc/self/fd/{folder}").ok()?;
+                CStr::from_bytes_until_nul(&link).ok()?
+            }
+        };
+        let mut found = Self::root();
+        let to = found.bytes.as_mut_ptr();
+        // SAFETY: there is so much room.
+        let length = unsafe {
+            libc::syscall(
+                libc::SYS_readlinkat,
+                libc::AT_FDCWD,
+                name.as_ptr(),
+                to,
+                LONGEST,
+            )
+        };
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|length| *length < LONGEST)?;
+        found.length = if found.bytes[..length] == *b"/" {
+            0
+        } else {
+            length
+        };
+        if let Some(rest) = without_root(found.path()) {
+            let start = found.length - rest.len();
+            found.bytes.copy_within(start..length, 0);
+            found.length -= start;
+        }
+        Some(found)
+    }
+}
+
+fn contains(path: &[u8], text: &[u8]) -> bool {
+    path.windows(text.len()).any(|part| part == text)
+}
+
+/// Where a path leads that is not passed on unchanged: into the folder, or from the folder to another one.
+fn resolve(folder: c_int, path: &[u8], room: &mut Room) -> Option<*const c_char> {
+    let is_relative = path.first() != Some(&b'/');
+    let may_lead = contains(path, b"infiniband") || (is_relative && contains(path, b".."));
+    if !may_lead {
+        return None;
+    }
+    let root = root()?;
+    let mut found = match is_relative {
+        true => Absolute::of(folder)?,
+        false => Absolute::root(),
+    };
+    let mut was_redirected = false;
+    for part in path.split(|byte| *byte == b'/') {
+        was_redirected |= is_redirected(found.path());
+        match part {
+            b"" | b"." => {}
+            b".." => found.pop()?,
+            name => found.push(name)?,
+        }
+    }
+    // A slash at the end follows a link, and refuses a file.
+    if path.last() == Some(&b'/') || found.length == 0 {
+        found.push(b"")?;
+    }
+    match is_redirected(found.path()) {
+        true => room.join(root, found.path()),
+        false if was_redirected => room.join(found.path(), b""),
+        false => None,
+    }
+}
+
 // SAFETY of the callers: null or a text.
-unsafe fn redirect(path: *const c_char, room: &mut Room) -> *const c_char {
+pub(crate) unsafe fn redirect(
+    folder: c_int,
+    path: *const c_char,
+    room: &mut Room,
+) -> *const c_char {
     if path.is_null() {
         return path;
     }
     // SAFETY: as the caller promises.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !is_redirected(bytes) {
-        return path;
-    }
-    let there = root().and_then(|root| room.join(root, bytes));
-    there.unwrap_or(path)
+    resolve(folder, bytes, room).unwrap_or(path)
 }
 
-// Functions with a path among their arguments. Those that C declares with `...` take the mode in the same register.
+// Functions with a path among their arguments, which is relative to the current folder after `@path` and to the folder of a
+// descriptor after `@at`. Those that C declares with `...` take the mode in the same register.
 macro_rules! functions {
-    ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $answer:ty;)*) => {$(
+    ($(fn $name:ident($($before:ident: $first:ty,)* @$kind:ident $(, $after:ident: $last:ty)*) -> $answer:ty;)*) => {$(
+        function! { $kind $name($($before: $first,)*) ($($after: $last),*) -> $answer }
+    )*};
+}
+
+macro_rules! function {
+    (path $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
         #[doc = concat!("`", stringify!($name), "`.")]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
@@ -82,11 +226,26 @@ macro_rules! functions {
             let mut room = Room::new();
             // SAFETY: the C library's function of this name, which has these arguments.
             unsafe {
-                let path = redirect(path, &mut room);
+                let path = redirect(libc::AT_FDCWD, path, &mut room);
                 call!(NEXT.find() => fn($($before: $first,)* path: *const c_char $(, $after: $last)*) -> $answer)
             }
         }
-    )*};
+    };
+    (at $name:ident($($before:ident: $first:ty,)*) ($($after:ident: $last:ty),*) -> $answer:ty) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $($before: $first,)* folder: c_int, path: *const c_char $(, $after: $last)*
+        ) -> $answer {
+            static NEXT: Next = Next::new(text(concat!(stringify!($name), "\0")));
+            let mut room = Room::new();
+            // SAFETY: the C library's function of this name, which has these arguments.
+            unsafe {
+                let path = redirect(folder, path, &mut room);
+                call!(NEXT.find() => fn($($before: $first,)* folder: c_int, path: *const c_char $(, $after: $last)*) -> $answer)
+            }
+        }
+    };
 }
 
 functions! {
@@ -94,10 +253,10 @@ functions! {
     fn open64(@path, flags: c_int, mode: c_uint) -> c_int;
     fn __open_2(@path, flags: c_int) -> c_int;
     fn __open64_2(@path, flags: c_int) -> c_int;
-    fn openat(folder: c_int, @path, flags: c_int, mode: c_uint) -> c_int;
-    fn openat64(folder: c_int, @path, flags: c_int, mode: c_uint) -> c_int;
-    fn __openat_2(folder: c_int, @path, flags: c_int) -> c_int;
-    fn __openat64_2(folder: c_int, @path, flags: c_int) -> c_int;
+    fn openat(@at, flags: c_int, mode: c_uint) -> c_int;
+    fn openat64(@at, flags: c_int, mode: c_uint) -> c_int;
+    fn __openat_2(@at, flags: c_int) -> c_int;
+    fn __openat64_2(@at, flags: c_int) -> c_int;
     fn fopen(@path, mode: *const c_char) -> *mut c_void;
     fn fopen64(@path, mode: *const c_char) -> *mut c_void;
     fn opendir(@path) -> *mut c_void;
@@ -107,32 +266,37 @@ functions! {
     fn stat64(@path, target: *mut c_void) -> c_int;
     fn lstat(@path, target: *mut c_void) -> c_int;
     fn lstat64(@path, target: *mut c_void) -> c_int;
-    fn fstatat(folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
-    fn fstatat64(folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
+    fn fstatat(@at, target: *mut c_void, flags: c_int) -> c_int;
+    fn fstatat64(@at, target: *mut c_void, flags: c_int) -> c_int;
     fn __xstat(version: c_int, @path, target: *mut c_void) -> c_int;
     fn __xstat64(version: c_int, @path, target: *mut c_void) -> c_int;
     fn __lxstat(version: c_int, @path, target: *mut c_void) -> c_int;
     fn __lxstat64(version: c_int, @path, target: *mut c_void) -> c_int;
-    fn __fxstatat(version: c_int, folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
-    fn __fxstatat64(version: c_int, folder: c_int, @path, target: *mut c_void, flags: c_int) -> c_int;
-    fn statx(folder: c_int, @path, flags: c_int, mask: c_uint, target: *mut c_void) -> c_int;
+    fn __fxstatat(version: c_int, @at, target: *mut c_void, flags: c_int) -> c_int;
+    fn __fxstatat64(version: c_int, @at, target: *mut c_void, flags: c_int) -> c_int;
+    fn statx(@at, flags: c_int, mask: c_uint, target: *mut c_void) -> c_int;
     fn access(@path, mode: c_int) -> c_int;
-    fn faccessat(folder: c_int, @path, mode: c_int, flags: c_int) -> c_int;
+    fn faccessat(@at, mode: c_int, flags: c_int) -> c_int;
     fn eaccess(@path, mode: c_int) -> c_int;
     fn euidaccess(@path, mode: c_int) -> c_int;
     fn chdir(@path) -> c_int;
+    fn freopen(@path, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
+    fn freopen64(@path, mode: *const c_char, stream: *mut c_void) -> *mut c_void;
+    fn inotify_add_watch(queue: c_int, @path, mask: c_uint) -> c_int;
+    fn name_to_handle_at(@at, handle: *mut c_void, mount: *mut c_int, flags: c_int) -> c_int;
+    fn pathconf(@path, name: c_int) -> isize;
+    fn posix_spawn_file_actions_addchdir_np(actions: *mut c_void, @path) -> c_int;
+    fn posix_spawn_file_actions_addopen(actions: *mut c_void, fd: c_int, @path, flags: c_int, mode: c_uint) -> c_int;
+    fn scandirat(@at, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
+    fn scandirat64(@at, list: *mut c_void, choose: *const c_void, order: *const c_void) -> c_int;
+    fn statvfs(@path, target: *mut c_void) -> c_int;
+    fn statvfs64(@path, target: *mut c_void) -> c_int;
     fn statfs(@path, target: *mut c_void) -> c_int;
     fn statfs64(@path, target: *mut c_void) -> c_int;
     fn getxattr(@path, name: *const c_char, target: *mut c_void, size: usize) -> isize;
     fn lgetxattr(@path, name: *const c_char, target: *mut c_void, size: usize) -> isize;
     fn listxattr(@path, target: *mut c_char, size: usize) -> isize;
     fn llistxattr(@path, target: *mut c_char, size: usize) -> isize;
-    fn readlink(@path, target: *mut c_char, size: usize) -> isize;
-    fn readlinkat(folder: c_int, @path, target: *mut c_char, size: usize) -> isize;
-    fn __readlink_chk(@path, target: *mut c_char, size: usize, room: usize) -> isize;
-    fn realpath(@path, target: *mut c_char) -> *mut c_char;
-    fn __realpath_chk(@path, target: *mut c_char, room: usize) -> *mut c_char;
-    fn canonicalize_file_name(@path) -> *mut c_char;
 }
 
 // Runs when a program exits. The process that `run` became, whose number the folder has in its name, removes the folder; the

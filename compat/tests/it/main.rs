@@ -3,6 +3,7 @@
 mod forks;
 mod hostile;
 mod kept;
+mod looks;
 mod moments;
 mod program;
 mod symbols;

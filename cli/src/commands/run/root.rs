@@ -47,7 +47,10 @@ fn make_within(within: &Path, configuration: &Configuration) -> anyhow::Result<P
     let namespace = namespace();
     sweep(within, &namespace);
     let name = format!("{NAME}.{namespace}.{}.", std::process::id());
-    let made = tempfile::Builder::new().prefix(&name).tempdir_in(within);
+    // The system reports paths below it without symbolic links.
+    let made = within
+        .canonicalize()
+        .and_then(|within| tempfile::Builder::new().prefix(&name).tempdir_in(within));
     let root = made.with_context(|| format!("cannot make a folder in {}", within.display()))?;
     let filled = fill(root.path(), configuration);
     filled.with_context(|| format!("cannot fill {}", root.path().display()))?;

@@ -1,5 +1,7 @@
-//! Options for programs that are built with a sanitizer. `compat/redirect/src/sanitizers.rs` says why they need them, and gives
-//! the same to programs that clear their environment; these here reach a program that has the sanitizer linked in statically.
+//! Options for programs that are built with a sanitizer: `compat/redirect/src/sanitizers.rs` says why they need them.
+//!
+//! The library there gives the options too, to programs that replace these variables. Only the variables reach a program that
+//! contains its sanitizer's runtime.
 
 use std::env;
 use std::ffi::OsString;
