@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use polyverbs_io::{GroupOptions, source_of};
 use thiserror::Error;
-use verbs_api::Device;
+use verbs_api::{Device, errno_of};
 
 pub use polyverbs_io::OctetCapture;
 pub use polyverbs_io::emulated::{
@@ -49,6 +49,17 @@ pub enum EmulatedDeviceError {
         /// Why.
         error: Arc<io::Error>,
     },
+}
+
+impl EmulatedDeviceError {
+    /// The system's number for it, where the system refused.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::NoSuchKind { .. } => None,
+            Self::NotMade { error, .. } => error.errno(),
+            Self::Unreachable { error, .. } => Some(errno_of(error)),
+        }
+    }
 }
 
 /// A device of the kind `name`, in no registry and on a network of its own.

@@ -152,7 +152,7 @@ impl ListedDevice {
         let device = made_now.map_err(|error| {
             self.reported
                 .call_once(|| setup::complain(format_args!("{error}")));
-            Errno(libc::ENODEV)
+            Errno(error.errno().unwrap_or(libc::ENODEV))
         })?;
         let device = Arc::new(device);
         *made = Arc::downgrade(&device);

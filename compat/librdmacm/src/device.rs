@@ -20,7 +20,9 @@ use polyverbs_libibverbs::open::{close_unused, open_device};
 use polyverbs_libibverbs::pd;
 use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
-use verbs_api::{Context, Transport};
+use verbs_api::{Context, Transport, errno_of};
+
+use crate::rsocket::datagram::udp_at;
 
 /// An open device.
 pub struct CmDevice {
@@ -185,14 +187,21 @@ pub fn is_at(address: IpAddr, service: Service) -> bool {
 /// The first device at an address.
 ///
 /// # Errors
-/// There is none, or none with datagrams.
+/// There is none, or none with datagrams; the address is not this machine's.
 pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let none = if is_at(address, Service::Connections) {
-        Errno::OPNOTSUPP
-    } else {
-        Errno(libc::ENODEV)
-    };
-    open(fitting(Some(address), service).next().ok_or(none)?)
+    let fitting = fitting(Some(address), service).next();
+    open(fitting.ok_or_else(|| without_device(address))?)
+}
+
+// Why there is no device at an address, as Linux tells it.
+fn without_device(address: IpAddr) -> Errno {
+    if is_at(address, Service::Connections) {
+        return Errno::OPNOTSUPP;
+    }
+    match udp_at(SocketAddr::new(address, 0), false) {
+        Ok(_) => Errno(libc::ENODEV),
+        Err(error) => Errno(error.raw_os_error()),
+    }
 }
 
 /// All devices at an address, or at any.
@@ -232,7 +241,7 @@ pub(crate) fn those_that_open<L, D>(
 pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
     // Port 0 is no valid destination.
     let there = SocketAddr::new(to.ip(), to.port().max(1));
-    let from = source_of(there).map_err(|_| Errno(libc::ENETUNREACH))?;
+    let from = source_of(there).map_err(|error| Errno(errno_of(&error)))?;
     let has_device = |ip| fitting(Some(ip), Service::Connections).next().is_some();
     // The route to an address of this machine may begin at another of its addresses, such as loopback.
     if !has_device(from) && has_device(to.ip()) {

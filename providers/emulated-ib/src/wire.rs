@@ -60,10 +60,9 @@ impl OnWire {
         wire: WireOptions,
         options: DeviceOptions,
     ) -> Result<Self, EmulatedError> {
-        let failed = |error: &dyn std::fmt::Display| EmulatedError::Wire(error.to_string());
-        let lease = Lease::join(wire.group).map_err(|error| failed(&error))?;
+        let lease = Lease::join(wire.group)?;
         let (address, range) = (lease.address(), lease.range());
-        let link = UdpLink::new(lease, RoceV2::new(), wire.link).map_err(|error| failed(&error))?;
+        let link = UdpLink::new(lease, RoceV2::new(), wire.link)?;
         let carries = Arc::clone(&link) as SharedLink<Header>;
         let carries = if wire.faults.is_none() {
             carries
@@ -88,8 +87,7 @@ impl OnWire {
         let device = Device::new(driver, &network, options)?;
         management.bind(&device);
         let progress: Arc<dyn Progress> = Arc::clone(&network) as _;
-        link.start(Arc::downgrade(&progress))
-            .map_err(|error| failed(&error))?;
+        link.start(Arc::downgrade(&progress))?;
         Ok(Self { device, link })
     }
 }

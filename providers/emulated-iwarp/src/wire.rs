@@ -8,7 +8,7 @@ use polyverbs_engine::network::Progress;
 use polyverbs_io::RealHost;
 use polyverbs_io::TcpLink;
 use polyverbs_io::emulated::EmulatedError;
-use verbs_api::ids::LinkAddress;
+use verbs_api::{errno_of, ids::LinkAddress};
 
 use crate::codec::MpaCodec;
 use crate::driver::Iwarp;
@@ -40,10 +40,9 @@ impl OnWire {
         wire: WireOptions,
         options: DeviceOptions,
     ) -> Result<Self, EmulatedError> {
-        let failed = |error: std::io::Error| EmulatedError::Wire(error.to_string());
         let ip = wire.address.ip();
         let address = wire.address;
-        let link = TcpLink::new(MpaCodec, ip, wire.link).map_err(failed)?;
+        let link = TcpLink::new(MpaCodec, ip, wire.link)?;
         let streams = Streams::new(Arc::clone(&link), wire);
         let rendezvous = Rendezvous::new(Arc::clone(&streams), address);
         let carries = Arc::clone(&link) as SharedLink<Header>;
@@ -62,8 +61,10 @@ impl OnWire {
                 // Another process at this address has the port, and this one takes it over when that process ends.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 listening => {
-                    let taken = |error| EmulatedError::Wire(format!("{address}: {error}"));
-                    listening.map_err(taken)?;
+                    listening.map_err(|error| EmulatedError::Wire {
+                        reason: format!("{address}: {error}"),
+                        errno: errno_of(&error),
+                    })?;
                 }
             }
         }
@@ -74,8 +75,7 @@ impl OnWire {
                 streams.attend(token);
             }
         };
-        link.start(Arc::downgrade(&progress), attend)
-            .map_err(failed)?;
+        link.start(Arc::downgrade(&progress), attend)?;
         Ok(Self { device, link })
     }
 }

@@ -1,18 +1,18 @@
 //! The construction of emulated devices, which is the same for every transport.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use polyverbs_engine::device::DeviceOptions;
 use thiserror::Error;
 use verbs_api::provider::{DeviceList, DeviceOps, Provider};
 use verbs_api::{
-    ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
+    ArgumentReason, Features, Limit, VerbError, errno_of, extension::Extensions, ids::LinkAddress,
 };
 
-use crate::{GroupOptions, WireTap};
+use crate::{GroupOptions, JoinError, WireTap};
 use polyverbs_sim::{FaultSpec, FaultSpecError};
 
 /// Options of an emulated device.
@@ -81,11 +81,44 @@ pub enum EmulatedError {
     #[error(transparent)]
     Fault(#[from] FaultSpecError),
     /// The device cannot be created at its address on an IP network.
-    #[error("{0}")]
-    Wire(String),
+    #[error("{reason}")]
+    Wire {
+        /// The reason, and what to do.
+        reason: String,
+        /// The system's error number.
+        errno: i32,
+    },
     /// The engine refused.
     #[error(transparent)]
     Verb(#[from] VerbError),
+}
+
+impl EmulatedError {
+    /// Returns the system's error number, if the system refused.
+    pub const fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Wire { errno, .. } | Self::Verb(VerbError::Os { errno, .. }) => Some(*errno),
+            Self::Fault(_) | Self::Verb(_) => None,
+        }
+    }
+}
+
+impl From<io::Error> for EmulatedError {
+    fn from(error: io::Error) -> Self {
+        Self::Wire {
+            reason: error.to_string(),
+            errno: errno_of(&error),
+        }
+    }
+}
+
+impl From<JoinError> for EmulatedError {
+    fn from(error: JoinError) -> Self {
+        Self::Wire {
+            reason: error.to_string(),
+            errno: error.errno(),
+        }
+    }
 }
 
 /// A kind of emulated device.
@@ -144,8 +177,8 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
         match self.0.make(&options) {
             Ok(device) => Ok([device].into_iter().collect()),
             Err(EmulatedError::Verb(error)) => Err(error),
-            Err(EmulatedError::Wire(error)) => {
-                let reason = ArgumentReason::Said(error.into());
+            Err(EmulatedError::Wire { reason, .. }) => {
+                let reason = ArgumentReason::Said(reason.into());
                 Err(VerbError::argument(ADDRESS_VARIABLE, reason))
             }
             Err(EmulatedError::Fault(_)) => Err(VerbError::Internal("no faults do not fit")),

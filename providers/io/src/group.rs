@@ -27,7 +27,9 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use polyverbs_engine::link::Exchange;
+use rustix::io::Errno;
 use thiserror::Error;
+use verbs_api::errno_of;
 use verbs_api::provider::PerProcess;
 
 use self::local::{Connection, Inbox};
@@ -103,6 +105,16 @@ pub enum JoinError {
     /// The system refused.
     #[error("{0}: {1}")]
     System(SocketAddr, io::Error),
+}
+
+impl JoinError {
+    /// Returns the error number of a call that fails for this reason.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Taken(..) | Self::Full(_) => Errno::ADDRINUSE.raw_os_error(),
+            Self::System(_, error) => errno_of(error),
+        }
+    }
 }
 
 /// The sockets of a port, and the names of the processes that share it.

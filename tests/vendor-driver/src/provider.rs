@@ -7,7 +7,7 @@ use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use verbs_api::inventory;
+use verbs_api::{VerbError, inventory};
 use verbs_api::provider::DeviceOps;
 
 use crate::AcmeFabric;
@@ -36,7 +36,7 @@ impl EmulatedKind for Kind {
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
         if options.framed || !options.faults.is_none() || options.at.is_some() {
             let reason = "an Acme device has no frames and no wire";
-            return Err(EmulatedError::Wire(reason.to_owned()));
+            return Err(VerbError::UnsupportedHere(reason.to_owned()).into());
         }
         let name = options.name.clone();
         let name = name.unwrap_or_else(|| self.name().to_owned());

@@ -35,11 +35,13 @@ pub enum RdsError {
         /// Why the port cannot be bound.
         error: PortError,
     },
-    /// `EADDRNOTAVAIL`: there is no device at the address, and none can be made there.
+    /// The system's error number if the system refused a device at the address; otherwise `EADDRNOTAVAIL`.
     #[error("no device for {at}: {error}")]
     NoDevice {
         /// The address.
         at: SocketAddr,
+        /// The error number.
+        errno: i32,
         /// Why there is no device.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -105,7 +107,6 @@ impl RdsError {
                 PortError::Reserved => libc::EINVAL,
                 PortError::InUse(_) | PortError::Exhausted => libc::EADDRINUSE,
             },
-            Self::NoDevice { .. } => libc::EADDRNOTAVAIL,
             Self::WrongTransport(_) | Self::NoTransport => libc::ENOPROTOOPT,
             Self::TransportChosen | Self::Family { .. } => libc::EOPNOTSUPP,
             Self::TooLong { .. } => libc::EMSGSIZE,
@@ -113,7 +114,9 @@ impl RdsError {
             Self::Congested => libc::ENOBUFS,
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Undelivered(_) => libc::ECONNRESET,
-            Self::Rdma { errno, .. } => *errno,
+            Self::NoDevice { errno, .. }
+            | Self::Rdma { errno, .. }
+            | Self::Verb(VerbError::Os { errno, .. }) => *errno,
             Self::Verb(_) => libc::ENOMEM,
         }
     }
@@ -125,12 +128,11 @@ impl RdsError {
         }
     }
 
-    pub(crate) fn no_device(
-        at: SocketAddr,
-        error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub(crate) fn no_device(at: SocketAddr, error: impl Into<DeviceError>) -> Self {
+        let error = error.into();
         Self::NoDevice {
             at,
+            errno: error.errno().unwrap_or(libc::EADDRNOTAVAIL),
             error: error.into(),
         }
     }
@@ -153,4 +155,51 @@ pub(crate) enum DeviceError {
     Verb(#[from] VerbError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+}
+
+impl DeviceError {
+    // The system's number for it, where the system refused.
+    fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Emulated(error) => error.errno(),
+            Self::Open(OpenError::Failed { error, .. })
+            | Self::Verb(error)
+            | Self::Connect(ConnectError::Verb(error)) => match error {
+                VerbError::Os { errno, .. } => Some(*errno),
+                _ => None,
+            },
+            Self::Open(_) | Self::Connect(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_made_gives_the_cause() {
+        let at = "192.0.2.1:4000".parse().unwrap();
+        let refused = || VerbError::os("eventfd", io::Error::from_raw_os_error(libc::EMFILE));
+        let open = OpenError::Failed {
+            device: "ib0".to_owned(),
+            error: refused(),
+        };
+        let emulated = EmulatedDeviceError::Unreachable {
+            to: at,
+            error: std::sync::Arc::new(io::Error::from_raw_os_error(libc::EMFILE)),
+        };
+        for error in [
+            DeviceError::from(open),
+            emulated.into(),
+            refused().into(),
+            ConnectError::from(refused()).into(),
+        ] {
+            assert_eq!(RdsError::no_device(at, error).errno(), libc::EMFILE);
+        }
+        assert_eq!(RdsError::from(refused()).errno(), libc::EMFILE);
+        let without_number = ConnectError::NoDevice;
+        let error = RdsError::no_device(at, without_number);
+        assert_eq!(error.errno(), libc::EADDRNOTAVAIL);
+    }
 }

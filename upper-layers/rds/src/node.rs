@@ -21,7 +21,7 @@ use polyverbs::ids::Qpn;
 use polyverbs::provider::{MadeOnce, PerProcess, start_thread};
 use polyverbs::wr::{self, ReceiveRequest};
 use polyverbs::{
-    Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, registry,
+    Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, VerbError, registry,
 };
 use polyverbs_rds_wire::{ConnectData, FRAGMENT, HEADER};
 use rustc_hash::FxHashMap;
@@ -291,9 +291,8 @@ impl Node {
     }
 
     fn start(at: SocketAddr, device: &Device) -> Result<Arc<Self>, RdsError> {
-        let failed = |error: DeviceError| RdsError::no_device(at, error);
         let context = device.open(&Requirements::everything_of(&device.attributes()));
-        let context = context.map_err(|error| failed(error.into()))?;
+        let context = context.map_err(|error| RdsError::no_device(at, error))?;
         let flow_control = match context.attributes().transport {
             // On iWARP a message that finds no receive ends the connection.
             Transport::Iwarp => FlowControl::Required,
@@ -304,7 +303,7 @@ impl Node {
             ..HostLimits::default()
         };
         let pd = context.alloc_pd().wait()?;
-        let connector = Connector::of(&context).map_err(|error| failed(error.into()))?;
+        let connector = Connector::of(&context).map_err(|error| RdsError::no_device(at, error))?;
         let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
         // Sequence numbers begin above those of earlier processes at this address.
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -340,7 +339,7 @@ impl Node {
         // The thread runs before this process can become the leader: a leader without a thread would serve no request.
         let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
         let thread = start_thread("rds", move || drive(&weak, &tasks))
-            .map_err(|error| RdsError::no_device(at, error))?;
+            .map_err(|error| RdsError::no_device(at, VerbError::os("thread", error)))?;
         let thread = thread.thread().clone();
         let (weak, waker) = (Arc::downgrade(&node), thread.clone());
         let _ = node.thread.set(thread);
@@ -356,7 +355,7 @@ impl Node {
             });
         if !node.lead() {
             let listener = connect::listen_as_member(&node.connector, at);
-            let listener = listener.map_err(|error| failed(error.into()))?;
+            let listener = listener.map_err(|error| RdsError::no_device(at, error))?;
             let role = Role::Member(listener.address().port());
             node.with(|state| state.host.set_role(role));
             *node.listener() = Some(listener);

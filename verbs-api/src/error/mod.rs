@@ -161,10 +161,7 @@ impl VerbError {
 
     /// The operating system refused `verb`. An error that has no number of its own gets the nearest, or `EIO`.
     pub fn os(verb: &'static str, error: impl Into<io::Error>) -> Self {
-        let error = error.into();
-        let errno = error
-            .raw_os_error()
-            .unwrap_or_else(|| errno_of(error.kind()).raw_os_error());
+        let errno = errno_of(&error.into());
         Self::Os { verb, errno }
     }
 
@@ -220,7 +217,18 @@ const fn kind_of(errno: Errno) -> ErrorKind {
     }
 }
 
-fn errno_of(kind: io::ErrorKind) -> Errno {
+/// The system's number for an error: also where text was added to an error of the system, which is then the source. An error
+/// that has no number gets the nearest, or `EIO`.
+pub fn errno_of(error: &io::Error) -> i32 {
+    let explained = error.get_ref().and_then(|explained| explained.source());
+    let cause = explained.and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause
+        .unwrap_or(error)
+        .raw_os_error()
+        .unwrap_or_else(|| nearest_errno(error.kind()).raw_os_error())
+}
+
+fn nearest_errno(kind: io::ErrorKind) -> Errno {
     match kind {
         io::ErrorKind::AddrInUse => Errno::ADDRINUSE,
         io::ErrorKind::AddrNotAvailable => Errno::ADDRNOTAVAIL,

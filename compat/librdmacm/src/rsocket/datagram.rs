@@ -23,6 +23,7 @@ use verbs_api::{
     Access, Ah, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, Transport,
     capability::PortAttributes,
     completion::Notify,
+    errno_of,
     ids::{LinkAddress, Qpn},
     wr::{self, Data, ReceiveRequest, UdDestination},
 };
@@ -220,13 +221,9 @@ mod header {
 
 use header::Kind;
 
-fn errno_of(error: &std::io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 // A non-blocking system socket. Made by a system call, since librspreload replaces the function of C by one that would make an
 // rsocket, which would need a socket.
-fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
+pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
     let family = match at {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
@@ -604,7 +601,7 @@ impl State {
                 Ok(came) => came,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => {
-                    self.error = Some(errno_of(&error));
+                    self.error = Some(Errno(errno_of(&error)));
                     break;
                 }
             };
@@ -676,7 +673,7 @@ impl State {
             None => match udp.send_to(&self.scratch, to) {
                 Ok(_) => true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => false,
-                Err(error) => return Err(errno_of(&error)),
+                Err(error) => return Err(Errno(errno_of(&error))),
             },
         };
         Ok(sent.then_some(total))

@@ -13,7 +13,7 @@
 mod accepting;
 mod address;
 pub mod calls;
-mod datagram;
+pub(crate) mod datagram;
 mod device;
 mod flow;
 mod options;

@@ -252,7 +252,10 @@ impl Stream {
             }
             let at = state.family.meant(at)?;
             if !at.ip().is_unspecified() {
-                device::at(at.ip()).map_err(|_| Errno(libc::EADDRNOTAVAIL))?;
+                device::at(at.ip()).map_err(|errno| match errno {
+                    Errno(libc::ENODEV) => Errno(libc::EADDRNOTAVAIL),
+                    other => other,
+                })?;
             }
             state.local = Some(at);
             Ok(())

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use rustix::io::Errno;
+use thiserror::Error;
 
 /// Adds the cause, and what to do, to an error of a call about an address of this machine.
 pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
@@ -17,18 +18,28 @@ pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
         Some(Errno::NFILE) => "the system has no file left: see /proc/sys/fs/file-max",
         _ => return error,
     };
-    io::Error::new(error.kind(), format!("{cause} ({error})"))
+    io::Error::new(error.kind(), Explained { cause, error })
+}
+
+#[derive(Debug, Error)]
+#[error("{cause} ({error})")]
+struct Explained {
+    cause: &'static str,
+    #[source]
+    error: io::Error,
 }
 
 #[cfg(test)]
 mod tests {
+    use verbs_api::errno_of;
+
     use super::*;
 
     #[test]
     fn a_refusal_says_what_to_do() {
         let said = |errno: Errno, about: &str| {
             let error = explained(errno.into(), about.parse().unwrap());
-            assert_eq!(error.kind(), errno.kind());
+            assert_eq!(errno_of(&error), errno.raw_os_error());
             error.to_string()
         };
         for errno in [Errno::NETUNREACH, Errno::ADDRNOTAVAIL] {
