@@ -61,7 +61,8 @@ impl FromStr for Host {
             .strip_prefix('[')
             .and_then(|text| text.strip_suffix(']'));
         let host = bare.unwrap_or(text);
-        let is_address = host.parse::<IpAddr>().is_ok();
+        let without_scope = host.split('%').next().unwrap_or(host);
+        let is_address = without_scope.parse::<IpAddr>().is_ok();
         if host.is_empty() || (host.contains(':') && !is_address) {
             return Err("it is HOST or HOST:PORT, as localhost or 127.0.0.1:4420".into());
         }
@@ -87,8 +88,38 @@ fn unbracketed(host: &str) -> Option<&str> {
     (!host.is_empty()).then_some(host)
 }
 
+/// The first address of a host that answers, of the kind of `from` if there is one. Where none of the others answers it is the last,
+/// which is not asked.
+pub(crate) fn first_that_answers(
+    (host, port): (&str, u16),
+    from: Option<IpAddr>,
+    answers: impl Fn(SocketAddr) -> bool,
+) -> anyhow::Result<SocketAddr> {
+    let mut addresses = addresses_of(host, port)?;
+    addresses.retain(|to| from.is_none_or(|from| from.is_ipv4() == to.is_ipv4()));
+    first_of(addresses, answers)
+        .ok_or_else(|| anyhow::anyhow!("{host} has no address of that kind"))
+}
+
+fn first_of(
+    mut addresses: Vec<SocketAddr>,
+    answers: impl Fn(SocketAddr) -> bool,
+) -> Option<SocketAddr> {
+    let last = addresses.pop()?;
+    Some(
+        addresses
+            .into_iter()
+            .find(|&to| answers(to))
+            .unwrap_or(last),
+    )
+}
+
 /// The addresses of a host, in the system's order of preference.
 pub(crate) fn addresses_of(host: &str, port: u16) -> anyhow::Result<Vec<SocketAddr>> {
+    anyhow::ensure!(
+        !host.contains('%'),
+        "{host} has a scope, which RDMA devices do not support: give an address of the host that is not link-local"
+    );
     let found = match (host, port).to_socket_addrs() {
         Ok(found) => found.collect::<Vec<_>>(),
         // For systems without a hosts file; the meaning of this name is fixed (RFC 6761, 6.3).
@@ -177,28 +208,15 @@ impl DeviceOptions {
         to: &Endpoint,
         from: Option<IpAddr>,
     ) -> anyhow::Result<(Device, SocketAddr)> {
-        let mut addresses = addresses_of(&to.host, to.port)?;
-        if let Some(from) = from {
-            addresses.retain(|address| address.is_ipv4() == from.is_ipv4());
-            anyhow::ensure!(
-                !addresses.is_empty(),
-                "{} has no address of the kind of {from}",
-                to.host
-            );
-        }
-        for &address in addresses.iter().skip_while(|_| addresses.len() == 1) {
+        let to = first_that_answers((&to.host, to.port), from, |address| {
             // A local device, created there, would answer for others.
             let is_own = way_to(address).is_ok_and(|way| way == address.ip());
-            if is_own && !ping::is_held(address.ip()) {
-                continue;
-            }
-            if let Ok(device) = self.reaching(address, from)
-                && ping::answers(&device, address)
-            {
-                return Ok((device, address));
-            }
-        }
-        Ok((self.reaching(addresses[0], from)?, addresses[0]))
+            (!is_own || ping::is_held(address.ip()))
+                && self
+                    .reaching(address, from)
+                    .is_ok_and(|device| ping::answers(&device, address))
+        })?;
+        Ok((self.reaching(to, from)?, to))
     }
 }
 
@@ -309,7 +327,24 @@ pub(crate) fn flush_capture() {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    #[test]
+    fn the_next_address_is_tried_where_one_does_not_answer() {
+        let addresses = [1, 2, 3].map(|last| SocketAddr::from(([192, 0, 2, last], 7)));
+        for there in addresses {
+            let asked = Cell::new(0);
+            let found = first_of(addresses.to_vec(), |to| {
+                asked.set(asked.get() + 1);
+                to == there
+            });
+            assert_eq!(found, Some(there));
+            assert!(asked.get() < addresses.len(), "the last is not asked");
+        }
+        assert_eq!(first_of(Vec::new(), |_| true), None);
+    }
 
     #[test]
     fn hosts_are_names_or_addresses_with_or_without_a_port() {

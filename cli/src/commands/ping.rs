@@ -11,7 +11,7 @@ use polyverbs::connection::{ConnectError, Connector};
 use polyverbs::{Context, Device, Requirements, Transport};
 use serde_json::json;
 
-use super::network::{DeviceOptions, Host, addresses_of, parse_seconds, way_to};
+use super::network::{DeviceOptions, Host, first_that_answers, parse_seconds, way_to};
 use crate::interrupt::{self, Ending};
 use crate::output::{AlreadyReported, say, seconds};
 
@@ -54,31 +54,11 @@ const PORT: u16 = 4791;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Host { host, port } = &arguments.to;
-    let addresses = addresses_of(host, port.unwrap_or(0))?;
-    let of_kind = |to: &&SocketAddr| {
-        arguments
-            .from
-            .is_none_or(|from| from.is_ipv4() == to.is_ipv4())
-    };
-    let mut candidates = addresses
-        .iter()
-        .copied()
-        .filter(|to| of_kind(&to))
-        .peekable();
-    // The last address is used even if it does not answer.
-    loop {
-        let to = candidates.next();
-        let to = to.ok_or_else(|| anyhow::anyhow!("{host} has no address of that kind"))?;
-        let pinger = Pinger::new(arguments, to);
-        if candidates.peek().is_none() {
-            return pinger?.all(arguments);
-        }
-        if let Ok(pinger) = pinger
-            && matches!(pinger.once(arguments.timeout), Ok(Some(_)))
-        {
-            return pinger.all(arguments);
-        }
-    }
+    let to = first_that_answers((host, port.unwrap_or(0)), arguments.from, |to| {
+        let time = Pinger::new(arguments, to).and_then(|pinger| pinger.once(arguments.timeout));
+        matches!(time, Ok(Some(_)))
+    })?;
+    Pinger::new(arguments, to)?.all(arguments)
 }
 
 /// Whether a device answers there in time.

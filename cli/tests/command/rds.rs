@@ -137,6 +137,22 @@ fn a_host_answers_pings_of_any_size() {
 }
 
 #[test]
+fn a_scope_is_refused_with_what_to_do() {
+    for command in [
+        &["rds", "ping", "fe80::1%lo"][..],
+        &["ping", "fe80::1%lo"],
+        &["put", "Cargo.toml", "[fe80::1%1]:4420"],
+        &["serve", "--listen", "[fe80::1%lo]:4420", "--dir", "."],
+    ] {
+        let told = complaint(&[command, &["--device", "ib0"]].concat());
+        assert!(
+            told.contains("has a scope, which RDMA devices do not support"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn a_host_that_is_not_there_is_missed() {
     let ping = ["rds", "ping", "127.0.45.12", "--device", "ib0"];
     let asked = ["--count", "1", "--timeout", "0.05"];

@@ -7,11 +7,12 @@ mod send;
 mod stress;
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use polyverbs_rds::{MAX_MESSAGE, RdsSocket};
 use serde_json::{Value, json};
 
-use super::network::{DeviceOptions, Host, addresses_of, way_to};
+use super::network::{DeviceOptions, Host, addresses_of, first_that_answers, way_to};
 use super::ping::apart;
 use crate::output::parse_bytes;
 
@@ -93,26 +94,36 @@ fn own(at: &Host, port: u16) -> anyhow::Result<SocketAddr> {
     Ok(addresses_of(&at.host, at.port.unwrap_or(port))?[0])
 }
 
-/// The first address of a peer of the kind of `from`, and the address from which it is reached.
-fn peer(to: &Host, port: u16, from: Option<IpAddr>) -> anyhow::Result<(SocketAddr, SocketAddr)> {
-    let addresses = addresses_of(&to.host, to.port.unwrap_or(port))?;
-    let is_of_kind = |to: &&SocketAddr| from.is_none_or(|from| from.is_ipv4() == to.is_ipv4());
-    let Some(&peer) = addresses.iter().find(is_of_kind) else {
-        anyhow::bail!("{} has no address of that kind", to.host);
+/// The first address of a peer that answers, of the kind of `from`, and the address from which it is reached.
+fn peer(
+    common: &Common,
+    to: &Host,
+    port: u16,
+    from: Option<IpAddr>,
+) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+    let from_towards = |to| from.map_or_else(|| source_towards(to), Ok);
+    let answers = |to: SocketAddr| {
+        let from = SocketAddr::new(from_towards(to)?, 0);
+        let host = SocketAddr::new(to.ip(), ping::PORT);
+        ping::ping(common, from, host, &[], PATIENCE)
     };
-    let from = match from {
-        Some(from) => from,
-        None => {
-            // Others may have the usual one of the loopback interface, over another device.
-            let way = apart(way_to(peer)?, peer.ip());
-            if way.is_loopback() {
-                apart(way, way)
-            } else {
-                way
-            }
-        }
-    };
-    Ok((peer, SocketAddr::new(from, 0)))
+    let port = to.port.unwrap_or(port);
+    let peer = first_that_answers((&to.host, port), from, |to| {
+        matches!(answers(to), Ok(Some(_)))
+    })?;
+    Ok((peer, SocketAddr::new(from_towards(peer)?, 0)))
+}
+
+/// How long an address of a peer may take to answer, before the next is tried.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn source_towards(to: SocketAddr) -> anyhow::Result<IpAddr> {
+    // Others may have the usual one of the loopback interface, over another device.
+    let way = apart(way_to(to)?, to.ip());
+    Ok(match way.is_loopback() {
+        true => apart(way, way),
+        false => way,
+    })
 }
 
 /// Bytes of a message, from `least`.

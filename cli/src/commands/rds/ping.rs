@@ -44,7 +44,7 @@ pub(super) struct Arguments {
 }
 
 /// Where a host itself answers.
-const PORT: u16 = 0;
+pub(super) const PORT: u16 = 0;
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let common = &arguments.common;
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.to.port.is_none(),
         "a ping goes to a host, not to a port"
     );
-    let (to, from) = peer(&arguments.to, PORT, arguments.from)?;
+    let (to, from) = peer(common, &arguments.to, PORT, arguments.from)?;
     // Keeps the connection, while each ping has a socket of its own: a late answer is to no other.
     let host = common.bind(from)?;
     let pings = Pings {
@@ -62,25 +62,26 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         timeout: arguments.timeout,
         json: common.json,
     };
-    let tally = pings.ask(|| ping(common, from, to, arguments))?;
+    let message = vec![0; arguments.size];
+    let tally = pings.ask(|| ping(common, from, to, &message, arguments.timeout))?;
     let end = common.end(&host, tally.to_json(to.ip()), &tally.to_string())?;
     say!("{end}")?;
     tally.outcome()
 }
 
 /// The time until it is answered; `None` if it is not.
-fn ping(
+pub(super) fn ping(
     common: &Common,
     from: SocketAddr,
     to: SocketAddr,
-    arguments: &Arguments,
+    message: &[u8],
+    timeout: Duration,
 ) -> anyhow::Result<Option<Duration>> {
     let socket: RdsSocket = common.bind(from)?;
-    socket.set_options(|options| options.send_buffer = options.send_buffer.max(arguments.size));
-    let message = vec![0; arguments.size];
+    socket.set_options(|options| options.send_buffer = options.send_buffer.max(message.len()));
     let began = Instant::now();
-    let deadline = began + arguments.timeout;
-    socket.send_to_until(&message, to, deadline)?;
+    let deadline = began + timeout;
+    socket.send_to_until(message, to, deadline)?;
     loop {
         match socket.recv_from_until(&mut [], deadline) {
             Ok(received) if received.from == Some(to) => return Ok(Some(began.elapsed())),

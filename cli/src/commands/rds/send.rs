@@ -51,7 +51,7 @@ const WINDOW: usize = 16;
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let common = &arguments.common;
-    let (to, from) = peer(&arguments.to.clone().into(), 0, arguments.from)?;
+    let (to, from) = peer(common, &arguments.to.clone().into(), 0, arguments.from)?;
     let name = arguments.file.display();
     let cannot_read = || format!("cannot read {name}");
     let is_piped = arguments.file.as_os_str() == "-";

@@ -146,7 +146,7 @@ fn answer(socket: &RdsSocket, pattern: &Pattern, answered: &AtomicU64) -> anyhow
 fn measure(arguments: &Arguments, to: &Host) -> anyhow::Result<()> {
     let common = &arguments.common;
     let from = own(&arguments.at, 0)?;
-    let (to, _) = peer(to, PORT, Some(from.ip()))?;
+    let (to, _) = peer(common, to, PORT, Some(from.ip()))?;
     let sockets = (0..arguments.tasks).map(|_| {
         let socket = common.bind(SocketAddr::new(from.ip(), 0))?;
         // Room for all that can be under way: no task waits for itself.
