@@ -193,7 +193,7 @@ pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
     open(fitting.ok_or_else(|| without_device(address))?)
 }
 
-// Why there is no device at an address, as Linux tells it.
+// The error number that Linux has for an address without a device.
 fn without_device(address: IpAddr) -> Errno {
     if is_at(address, Service::Connections) {
         return Errno::OPNOTSUPP;
