@@ -121,7 +121,7 @@ fn a_shared_queue_does_not_shrink_below_its_posted_receives() {
     assert_eq!(rig.b.done(), ok([0, 1, 2, 3, 4, 9]));
 }
 
-// covers 3.83 3.84
+// covers 3.83 3.84 6.11
 #[test]
 fn the_last_receive_event_is_reported_once() {
     // The cases: by modify, holding a receive; by an error of the peer; by its own error; holding none.

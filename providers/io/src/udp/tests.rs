@@ -309,6 +309,7 @@ fn frames_that_cannot_be_encoded_or_sent_are_counted() {
     );
 }
 
+// covers 3.56 3.59
 #[test]
 fn malformed_datagrams_are_counted_and_dropped() {
     let one = link("127.0.3.88", 47_080);

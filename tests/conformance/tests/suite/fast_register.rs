@@ -5,6 +5,7 @@ use conformance::{ANY_DEVICE, Pair, Rig, needs, one_of};
 use verbs_api::qp::QpState;
 use verbs_api::{
     Access, Batch, ErrorKind, Features, Limit, Memory, MrKey, PageList, RKey, WcStatus,
+    capability::BaselineGaps,
     completion::WcOpcode,
     memory::{MemoryRange, MwType, PageListError},
     wr::{self, PostReason},
@@ -24,6 +25,7 @@ cases! {
         .and(Features::LOCAL_INVALIDATE_FENCE);
     an_unsignaled_local_operation_completes_only_if_it_fails: needs(Features::BMME);
     rights_that_do_not_go_together_are_refused: needs(Features::BMME);
+    a_registered_read_sink_needs_the_rights_of_any_other: needs(Features::BMME);
     only_the_named_bytes_are_registered: needs(Features::BMME);
     an_address_of_the_programs_choice: needs(Features::BMME);
     pages_are_mapped_in_order: needs(Features::BMME);
@@ -285,6 +287,22 @@ fn rights_that_do_not_go_together_are_refused(rig: &Rig) {
     rig.succeeds(&pair.far, fast.register(Access::REMOTE_READ).signaled(1));
     assert!(rig.can_read(&pair, fast.remote(0)));
     assert!(!rig.can_write(&pair, fast.remote(0)));
+}
+
+// covers 2.30 2.60
+fn a_registered_read_sink_needs_the_rights_of_any_other(rig: &Rig) {
+    let source = rig.far.region(64, OPEN);
+    source.fill(5);
+    let (pair, sink) = (rig.rc(), rig.near.fast(4096));
+    rig.succeeds(&pair.near, sink.register(Access::LOCAL_WRITE).signaled(1));
+    let read = wr::Read::new(sink.sge(0, 64), source.remote(0)).signaled(2);
+    if rig.has_gap(BaselineGaps::READ_SINK_NEEDS_REMOTE_WRITE) {
+        rig.fails(&pair.near, read, WcStatus::LocProtErr);
+        assert_eq!(sink.bytes(0, 64), [0; 64]);
+    } else {
+        rig.succeeds(&pair.near, read);
+        assert_eq!(sink.bytes(0, 64), source.bytes(0, 64));
+    }
 }
 
 // covers 2.06

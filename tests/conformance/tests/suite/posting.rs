@@ -32,6 +32,7 @@ cases! {
     in_err_every_request_is_accepted_and_flushed: ANY_DEVICE;
     atomics_return_eight_bytes: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
     a_misaligned_atomic_changes_nothing: ANY_DEVICE.without(BaselineGaps::NO_ATOMICS);
+    a_fence_without_reads_to_wait_for_changes_nothing: ANY_DEVICE.without(BaselineGaps::NO_UC);
     a_datagram_fits_one_frame_and_its_domain: ANY_DEVICE.without(BaselineGaps::NO_UD);
     a_grh_area_of_40_bytes_precedes_each_datagram: ANY_DEVICE.without(BaselineGaps::NO_UD);
 }
@@ -432,6 +433,17 @@ fn send_to<'r>(rig: &Rig, to: &'r UdDestination, length: u32, id: u64) -> wr::Se
     wr::Send::new(rig.scratch.sge(0, length))
         .to(to)
         .signaled(id)
+}
+
+// covers 3.23
+fn a_fence_without_reads_to_wait_for_changes_nothing(rig: &Rig) {
+    let desk = rig.far.region(64, OPEN);
+    let pair = rig.connected(rig.near.side(QpType::Uc), rig.far.side(QpType::Uc));
+    rig.scratch.fill(6);
+    let write = wr::Write::new(rig.scratch.sge(0, 64), desk.remote(0));
+    rig.succeeds(&pair.near, write.fence().signaled(1));
+    rig.settle();
+    assert_eq!(desk.bytes(0, 64), rig.scratch.bytes(0, 64));
 }
 
 // covers 3.32
