@@ -608,10 +608,12 @@ impl Writer {
         let ring = shm.ring(from, to)?;
         let head = ring.word(HEAD).load(Ordering::Acquire);
         let tail = published(&ring, head);
-        // Records after the tail were written but not published by an earlier writer.
+        // Records after the tail were written but not published by an earlier writer. A record is published by the number
+        // after its own, so its own number never publishes it, as 0 would for the last number before the numbers wrap.
         for ahead in tail.wrapping_sub(head)..ELEMENTS as u32 {
             let number = head.wrapping_add(ahead);
-            ring.long(element(number)).store(0, Ordering::Relaxed);
+            ring.long(element(number))
+                .store(number.into(), Ordering::Relaxed);
         }
         Ok(Self {
             ring,

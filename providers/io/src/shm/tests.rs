@@ -647,6 +647,18 @@ proptest! {
     }
 }
 
+#[test]
+fn records_arrive_while_their_numbers_wrap() {
+    let (shm, _) = pair();
+    let ring = shm.ring(range(1), range(2)).unwrap();
+    ring.word(HEAD).store(u32::MAX - 1, Ordering::SeqCst);
+    let (writer, reader) = (port(&shm, 1), port(&shm, 2));
+    for number in 0..4 {
+        assert_eq!(put_number(&writer, number, 3000), Put::Taken);
+        assert_eq!(numbers(&look(&reader)), [number]);
+    }
+}
+
 fn ring_all(writer: &End, reader: &End) {
     ring(writer);
     ring(reader);
