@@ -18,13 +18,14 @@ fn each_way_to_look_below_sys_and_dev_sees_the_devices() {
         .join("root");
     let port = root.join("sys/class/infiniband/ib0/ports/1");
     for folder in [
-        &*port,
+        &*port.join("gid_attrs/types"),
         &root.join("sys/class/infiniband_verbs"),
         &root.join("dev/infiniband"),
     ] {
         fs::create_dir_all(folder).unwrap();
     }
     fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+    fs::write(port.join("gid_attrs/types/0"), "RoCE v2\n").unwrap();
     symlink("/dev/null", root.join("dev/infiniband/rdma_cm")).unwrap();
     let redirect = built_library::built().with_file_name("libpolyverbs_redirect.so");
     let ran = Command::new(program)
