@@ -34,14 +34,20 @@ pub fn path(context: &Context, attr: &IbvAhAttr) -> Result<AddressVector, Errno>
     if usize::from(sgid_index) >= port.gids.len() {
         return Err(Errno::INVAL);
     }
+    let address = port.address.peer(gid);
     Ok(AddressVector {
-        address: port.address.peer(gid),
+        address,
         // A neighbour's GID is derived from its LID.
         is_global: true,
         dgid: gid,
         // Only 20 bits count, as in the kernel: UCX sets more.
         flow_label: attr.grh.flow_label & 0xf_ffff,
         sgid_index,
+        hop_limit: match gid.is_multicast() {
+            true => attr.grh.hop_limit,
+            // Linux's core replaces the program's limit by the route's: `ibv_rc_pingpong` asks for 1.
+            false => AddressVector::new(address, gid, attr.port_num).hop_limit,
+        },
         ..attr.into()
     })
 }

@@ -315,12 +315,34 @@ fn state_of(code: c_int) -> Result<QpState, Errno> {
     QpState::from_code(code).ok_or(Errno::INVAL)
 }
 
+/// The attributes of a call that a device counts: Linux's core drops those that only the other half of an XRC connection has, and a
+/// RoCE device ignores the state of path migration.
+fn honoured(kind: c_int, given: u32) -> Result<QpAttrMask, Errno> {
+    const STANDARD: u32 = (1 << 21) - 1;
+    const PATH_MIG_STATE: u32 = 1 << 18;
+    if given & !STANDARD != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let ignored = match kind {
+        qp_type::UD => 0,
+        _ => PATH_MIG_STATE,
+    };
+    let given = QpAttrMask::from_bits(given & !ignored).ok_or(Errno::INVAL)?;
+    let of_other_half = match kind {
+        qp_type::XRC_SEND => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+        qp_type::XRC_RECV => {
+            QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY
+        }
+        _ => QpAttrMask::empty(),
+    };
+    Ok(given - of_other_half)
+}
+
 fn attributes(
     context: &verbs_api::Context,
     attr: &IbvQpAttr,
-    given: u32,
+    given: QpAttrMask,
 ) -> Result<QpAttributes, Errno> {
-    let given = QpAttrMask::from_bits(given).ok_or(Errno::INVAL)?;
     let has = |attribute| given.contains(attribute);
     let mut wanted = QpAttributes::new();
     if has(QpAttrMask::STATE) {
@@ -374,7 +396,9 @@ pub unsafe extern "C-unwind" fn modify(
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         // SAFETY: live, as was seen; a queue pair is live, so its device is.
         let device = unsafe { context::own((*qp).context) }?;
-        let wanted = attributes(&device.context, attr, given as u32)?;
+        // SAFETY: live, as was seen.
+        let given = honoured(unsafe { (*qp).qp_type }, given as u32)?;
+        let wanted = attributes(&device.context, attr, given)?;
         let new_state = wanted.qp_state;
         state.qp.modify(wanted).wait()?;
         if new_state == Some(QpState::Reset) {

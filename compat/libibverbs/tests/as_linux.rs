@@ -235,6 +235,7 @@ impl Loop {
         attr.path_mtu = 3;
         attr.dest_qp_num = call!((*qp).qp_num);
         attr.ah_attr.is_global = 1;
+        attr.ah_attr.grh.hop_limit = 1;
         attr.ah_attr.port_num = 1;
         attr.min_rnr_timer = min_rnr_timer;
         let gid = &raw mut attr.ah_attr.grh.dgid;
@@ -390,6 +391,27 @@ fn a_min_rnr_timer_is_truncated_to_five_bits() {
     let (known_at, init_at) = (&raw mut known, &raw mut init);
     let asked = call!(qp::query(connection.qp, known_at, MIN_RNR_TIMER, init_at));
     assert_eq!((asked, known.min_rnr_timer), (0, 5));
+}
+
+/// perftest sets the attributes of both halves for an initiator of XRC, and Linux's core drops those of the target.
+#[test]
+fn attributes_of_the_other_half_of_xrc_are_ignored() {
+    let connection = Loop::made_by(0, |_, pd, init| {
+        init.qp_type = qp_type::XRC_SEND;
+        call!(qp::create(pd, init))
+    });
+    assert_eq!(call!((*connection.qp).state), 3);
+}
+
+/// `ibv_rc_pingpong` asks for 1, with which nothing passes a router.
+#[test]
+fn the_hop_limit_of_a_path_to_one_host_is_the_routes() {
+    const AV: c_int = 1 << 7;
+    let connection = Loop::new(0);
+    let (mut known, mut init): (IbvQpAttr, IbvQpInitAttr) = (zeroed(), zeroed());
+    let (known_at, init_at) = (&raw mut known, &raw mut init);
+    let asked = call!(qp::query(connection.qp, known_at, AV, init_at));
+    assert_eq!((asked, known.ah_attr.grh.hop_limit), (0, 64));
 }
 
 /// async-rdma takes a completion for one with immediate data if these are its flags, and no others.
