@@ -17,6 +17,7 @@ pub use polyverbs_io::emulated::{
 pub use polyverbs_io::fork::Unshared;
 pub use polyverbs_io::{Name, Presence, Witness};
 pub use polyverbs_sim::fault::{Contract, FORMS, FaultSpec, FaultSpecError, Form};
+pub use polyverbs_sim::{SimulationError, VirtualClock};
 
 /// The UDP port of RoCEv2.
 const ROCE: u16 = GroupOptions::PORT;

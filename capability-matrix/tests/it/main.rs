@@ -42,7 +42,7 @@ impl Simulated {
 
     /// The default devices, with the port of `ib0` in this state, and a link of this kind in its network.
     fn with_infiniband(link: Option<SharedLink<Header>>, state: PortState) -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let infiniband = InfiniBand {
             name: "ib0".into(),
             address: FIRST_ADDRESS,

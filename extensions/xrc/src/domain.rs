@@ -277,7 +277,7 @@ mod tests {
     // The thread that answered a request may hold a reference until it ends.
     #[test]
     fn a_closed_domain_does_not_exist_even_while_a_thread_references_it() {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let driver = InfiniBand {
             name: "ib1".to_owned(),
             address: LinkAddress::InProcess(1),

@@ -28,7 +28,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let network = simulation.network::<InfiniBand>(None);
         let device = |at| {
             let driver = InfiniBand {

@@ -10,3 +10,4 @@ mod strict_signaling;
 mod submitted;
 mod tshark;
 mod unguessable;
+mod virtual_time;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
-use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
@@ -48,7 +47,7 @@ impl EmulatedKind for EmulatedIb {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        options.faults.check(Contract::Datagram)?;
+        options.check(Contract::Datagram)?;
         let name = options.name.clone().unwrap_or_else(|| self.name.to_owned());
         let driver = |address| InfiniBand {
             name,
@@ -68,7 +67,7 @@ impl EmulatedKind for EmulatedIb {
         let link = (options.framed || !options.faults.is_none()).then(|| -> SharedLink<Header> {
             Arc::new(DatagramLink::new(Some(Mtu::Mtu4096), options.faults))
         });
-        let network = RealHost::network(link);
+        let network = options.network(link);
         Ok(Device::new(
             driver(FIRST_ADDRESS),
             &network,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use polyverbs_engine::device::Device;
 use polyverbs_engine::link::SharedLink;
-use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
@@ -39,7 +38,7 @@ impl EmulatedKind for EmulatedIwarp {
     }
 
     fn make(&self, options: &EmulatedOptions) -> Result<Arc<dyn DeviceOps>, EmulatedError> {
-        options.faults.check(Contract::Stream)?;
+        options.check(Contract::Stream)?;
         let name = options
             .name
             .clone()
@@ -64,7 +63,7 @@ impl EmulatedKind for EmulatedIwarp {
         });
         Ok(Device::new(
             driver(FIRST_ADDRESS),
-            &RealHost::network(link),
+            &options.network(link),
             options.engine(),
         )?)
     }

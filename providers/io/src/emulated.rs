@@ -5,15 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use polyverbs_engine::device::DeviceOptions;
+use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::driver::Driver;
+use polyverbs_engine::link::SharedLink;
+use polyverbs_engine::network::Network;
 use thiserror::Error;
 use verbs_api::provider::{DeviceList, DeviceOps, Provider};
 use verbs_api::{
     ArgumentReason, Features, Limit, VerbError, errno_of, extension::Extensions, ids::LinkAddress,
 };
 
-use crate::{GroupOptions, JoinError, WireTap};
-use polyverbs_sim::{FaultSpec, FaultSpecError};
+use crate::{GroupOptions, JoinError, RealHost, WireTap};
+use polyverbs_sim::{Contract, FaultSpec, FaultSpecError, VirtualClock};
 
 /// Options of an emulated device.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +35,8 @@ pub struct EmulatedOptions {
     /// The address and port of this machine at which the device is reached on an IP network; `None` for a network of its
     /// own.
     pub at: Option<SocketAddr>,
+    /// The clock by which the device runs, which the program advances; `None` for real time. Only on a network of its own.
+    pub clock: Option<VirtualClock>,
     /// The tap that sees everything that the device sends and receives on an IP network.
     pub tap: Option<Tap>,
     /// The device sends no checksums over streams, unless its peer wants them. RoCEv2 always has them.
@@ -50,6 +55,29 @@ pub struct EmulatedOptions {
 }
 
 impl EmulatedOptions {
+    /// Checks that the options fit one another, and a transport whose link keeps this contract.
+    ///
+    /// # Errors
+    /// The link cannot have these faults, or an IP network is to run by a virtual clock.
+    pub fn check(&self, contract: Contract) -> Result<(), EmulatedError> {
+        self.faults.check(contract)?;
+        match (&self.clock, self.at) {
+            (Some(_), Some(at)) => Err(EmulatedError::ClockOnWire(at)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates a network for this device alone, which runs by the clock of the options. Without a link it is direct.
+    pub fn network<D: Driver>(
+        &self,
+        link: Option<SharedLink<D::Header>>,
+    ) -> Arc<Network<Device<D>>> {
+        match &self.clock {
+            Some(clock) => clock.network(link),
+            None => RealHost::network(link),
+        }
+    }
+
     /// The options of the engine.
     pub fn engine(&self) -> DeviceOptions {
         DeviceOptions {
@@ -80,6 +108,9 @@ pub enum EmulatedError {
     /// The faults do not fit the transport's link.
     #[error(transparent)]
     Fault(#[from] FaultSpecError),
+    /// Other devices of an IP network do not wait for a clock that the program advances.
+    #[error("a device at {0} runs in real time, not by a virtual clock: leave one of them out")]
+    ClockOnWire(SocketAddr),
     /// The device cannot be created at its address on an IP network.
     #[error("{reason}")]
     Wire {
@@ -181,7 +212,9 @@ impl<K: EmulatedKind> Provider for EmulatedProvider<K> {
                 let reason = ArgumentReason::Said(reason.into());
                 Err(VerbError::argument(ADDRESS_VARIABLE, reason))
             }
-            Err(EmulatedError::Fault(_)) => Err(VerbError::Internal("no faults do not fit")),
+            Err(EmulatedError::Fault(_) | EmulatedError::ClockOnWire(_)) => Err(
+                VerbError::Internal("options without faults and clock do not fit"),
+            ),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Virtual time, and links within a process: the environment in which software devices are tested.
 //!
 //! The engine has no clock, no thread and no link. `providers/io` has real ones; here a [`Simulation`] drives networks in
-//! virtual time. A network is direct unless it is given a link. A [`DatagramLink`] may lose, duplicate, reorder, delay and
+//! virtual time, and a [`VirtualClock`] drives those of a program's tests. A network is direct unless it is given a link. A [`DatagramLink`] may lose, duplicate, reorder, delay and
 //! damage frames. A [`StreamLink`] keeps their order and may delay them, stall, reset connections and damage frames. Both
 //! take their faults from a [`FaultSpec`], which also has a text form. [`FaultyLink`] adds the faults of a datagram link to
 //! any link.
@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 pub mod chance;
+mod clock;
 pub mod datagram;
 pub mod fault;
 pub mod faulty;
@@ -22,6 +23,7 @@ pub mod virtual_time;
 #[cfg(test)]
 mod testing;
 
+pub use clock::VirtualClock;
 pub use datagram::{DatagramCounts, DatagramLink};
 pub use fault::{Between, Contract, FaultSpec, FaultSpecError, Rate, Stall, Window};
 pub use faulty::FaultyLink;

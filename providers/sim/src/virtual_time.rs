@@ -26,7 +26,7 @@ use verbs_api::probe::Pace;
 /// # use std::time::Duration;
 /// use polyverbs_sim::Simulation;
 ///
-/// let mut simulation = Simulation::new();
+/// let simulation = Simulation::new();
 /// // … simulation.network::<MyDriver>(Some(link)), devices, requests …
 /// simulation.run_until_idle()?;
 /// simulation.run_for(Duration::from_millis(5))?;
@@ -34,7 +34,7 @@ use verbs_api::probe::Pace;
 /// ```
 pub struct Simulation {
     host: Arc<VirtualHost>,
-    networks: Vec<Arc<dyn Progress>>,
+    networks: Mutex<Vec<Arc<dyn Progress>>>,
 }
 
 /// The clock of a simulation. It stands still until it is set.
@@ -103,19 +103,29 @@ impl Simulation {
         };
         Self {
             host: Arc::new(host),
-            networks: Vec::new(),
+            networks: Mutex::default(),
         }
     }
 
     /// Creates a network in this simulation. Without a link it is direct.
     pub fn network<D: Driver>(
-        &mut self,
+        &self,
         link: Option<SharedLink<D::Header>>,
     ) -> Arc<Network<Device<D>>> {
         let network = Network::new(Arc::clone(&self.host) as Arc<dyn Host>, link);
-        self.networks
-            .push(Arc::clone(&network) as Arc<dyn Progress>);
+        self.add(Arc::clone(&network) as Arc<dyn Progress>);
         network
+    }
+
+    fn add(&self, network: Arc<dyn Progress>) {
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        networks.push(network);
+    }
+
+    // Jobs that are due may add networks: the simulation calls them with no lock held.
+    fn networks(&self) -> Vec<Arc<dyn Progress>> {
+        let networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        networks.clone()
     }
 
     /// Returns the current time.
@@ -164,7 +174,7 @@ impl Simulation {
         self.set(at);
         self.host.wake.store(Time::NEVER.0, Ordering::SeqCst);
         let now = self.now();
-        for network in &self.networks {
+        for network in self.networks() {
             network.handle_timeout(now);
         }
         if let Some(at) = self.next_timeout() {
@@ -203,7 +213,7 @@ impl Simulation {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        self.networks
+        self.networks()
             .iter()
             .filter_map(|network| network.next_timeout())
             .min()
@@ -261,21 +271,21 @@ mod tests {
     }
 
     impl Ticks {
-        fn new(simulation: &mut Simulation, is_forgetful: bool) -> Arc<Self> {
+        fn new(simulation: &Simulation, is_forgetful: bool) -> Arc<Self> {
             let ticks = Arc::new(Self {
                 host: Arc::clone(&simulation.host),
                 due: Mutex::default(),
                 done: Mutex::default(),
                 is_forgetful,
             });
-            simulation.networks.push(Arc::clone(&ticks) as _);
+            simulation.add(Arc::clone(&ticks) as _);
             ticks
         }
 
         /// Creates a simulation with one task, which is done `count` times, first at `at`.
         fn alone(at: u64, count: u32, is_forgetful: bool) -> (Simulation, Arc<Self>) {
-            let mut simulation = Simulation::new();
-            let ticks = Self::new(&mut simulation, is_forgetful);
+            let simulation = Simulation::new();
+            let ticks = Self::new(&simulation, is_forgetful);
             ticks.set(Time(at), count);
             (simulation, ticks)
         }
@@ -312,8 +322,8 @@ mod tests {
 
     #[test]
     fn everything_happens_when_it_is_due() {
-        let (mut simulation, one) = Ticks::alone(7, 3, false);
-        let other = Ticks::new(&mut simulation, false);
+        let (simulation, one) = Ticks::alone(7, 3, false);
+        let other = Ticks::new(&simulation, false);
         other.set(Time(12), 1);
         simulation.run_until_idle().unwrap();
         assert_eq!((one.done(), other.done()), (vec![7, 17, 27], vec![12]));

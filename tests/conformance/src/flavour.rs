@@ -369,7 +369,7 @@ fn fabric<D: Driver>(
     link: Option<SharedLink<D::Header>>,
     options: DeviceOptions,
 ) -> Fabric {
-    let mut simulation = Simulation::new();
+    let simulation = Simulation::new();
     let network = simulation.network::<D>(link);
     let device = |at| -> Arc<dyn Steer> {
         let driver = driver(LinkAddress::InProcess(at));

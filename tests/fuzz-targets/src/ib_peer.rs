@@ -88,7 +88,7 @@ impl Peer for Rig {
 
 impl Rig {
     fn new(qp_type: QpType) -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let wire = Arc::new(Wire::default()) as SharedLink<Header>;
         let through = through_datagrams(wire, RoceV2::new(), PORT, None);
         let network = simulation.network::<InfiniBand>(Some(through));

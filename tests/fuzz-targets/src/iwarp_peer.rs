@@ -92,7 +92,7 @@ const RIGHTS: Access = Access::REMOTE_WRITE
 
 impl Rig {
     fn new() -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let wire = Arc::new(Wire::default());
         let link = Arc::clone(&wire) as SharedLink<Header>;
         let network = simulation.network::<Iwarp>(Some(link));

@@ -133,7 +133,7 @@ impl Pair {
             ..chosen.faults
         };
         let link = Arc::new(DatagramLink::new(chosen.mtu, faults));
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
         if seed.is_multiple_of(2) {
             framed = through_datagrams(framed, RoceV2::new(), 4791, None);

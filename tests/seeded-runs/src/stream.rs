@@ -155,7 +155,7 @@ impl Run {
             stream_key,
             Some(reset_header),
         ));
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
         // With every second seed, frames are encoded as bytes on the link, and with every fourth one there are markers among
         // them.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use polyverbs_engine::device::{Device, DeviceOptions};
-use polyverbs_io::RealHost;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
@@ -50,7 +49,7 @@ impl EmulatedKind for Kind {
         let driver = AcmeFabric::new(name, FIRST_ADDRESS, NUMBERS);
         Ok(Device::new(
             driver,
-            &RealHost::network(None),
+            &options.network(None),
             engine_options,
         )?)
     }

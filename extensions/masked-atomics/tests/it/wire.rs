@@ -76,7 +76,7 @@ impl<H: Clone + Send + Sync + std::fmt::Debug + 'static> Lab<H> {
         driver: impl Fn(LinkAddress) -> D,
         far_has_it: bool,
     ) -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let link = Arc::new(Watched {
             inner,
             log: Mutex::default(),

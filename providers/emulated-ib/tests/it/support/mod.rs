@@ -274,7 +274,7 @@ impl Rig {
     }
 
     pub fn unconnected(setup: Setup) -> Self {
-        let mut simulation = Simulation::new();
+        let simulation = Simulation::new();
         let mtu = setup.mtu.map(|mtu| mtu.octets() as usize);
         let wire = Arc::new(Wire {
             mtu,

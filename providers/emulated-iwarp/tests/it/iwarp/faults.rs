@@ -59,7 +59,7 @@ fn run(spec: &str, seed: u64) -> Run {
         stream_key,
         Some(reset_header),
     ));
-    let mut simulation = Simulation::new();
+    let simulation = Simulation::new();
     let network = simulation.network::<Iwarp>(Some(link));
     let service = ServiceDelay {
         max: Duration::from_micros(30),
