@@ -129,7 +129,7 @@ impl EmulatedError {
     pub const fn errno(&self) -> Option<i32> {
         match self {
             Self::Wire { errno, .. } | Self::Verb(VerbError::Os { errno, .. }) => Some(*errno),
-            Self::Fault(_) | Self::Verb(_) => None,
+            Self::Fault(_) | Self::ClockOnWire(_) | Self::Verb(_) => None,
         }
     }
 }
