@@ -2,5 +2,6 @@
 
 pub use crate::cq::{Completions, NextBatch, NextCompletion};
 pub use crate::operation::WcOpcode;
+pub use crate::qp::completions::QpCompletions;
 pub use crate::qp::submit::{SubmitError, Submitted};
 pub use crate::wc::{Completion, CompletionError, Notify, WcFlags, WcStatus};

@@ -6,6 +6,7 @@ mod key_value;
 mod limits;
 mod many_connections;
 mod rping;
+mod streams;
 mod strict_signaling;
 mod submitted;
 mod tshark;

@@ -2,13 +2,13 @@
 //!
 //! A submitted request carries a [`Ticket`] in place of its `wr_id`. Every poll drains the provider's queue through the
 //! router: a completion with a ticket goes to its slot and wakes one task; one of the program's own requests is queued, in
-//! order, for the program's next poll.
+//! order, for the program's next poll, or for the stream of its queue pair where there is one.
 //!
 //! No wake-up is lost, because each step that could miss work is followed by another check: a task registers its waker and
 //! then checks that the provider is armed; the provider is armed and then polled again; a drain that was requested while
 //! another one runs makes that one start over.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -17,6 +17,7 @@ use std::{array, mem};
 use super::CqObject;
 use crate::control::handler_scope;
 use crate::error::VerbError;
+use crate::ids::Qpn;
 use crate::object_id::ObjectId;
 use crate::wc::{Completion, Notify};
 
@@ -65,9 +66,12 @@ pub(crate) struct Router {
 struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    // Slots whose completion is still to come.
+    // Slots whose completion is still to come, and streams that have not ended.
     outstanding: u32,
     plain: VecDeque<Completion>,
+    streams: HashMap<Qpn, Inbox>,
+    // Completions of the program's own requests, in `plain` and in all streams.
+    held: usize,
     is_program_armed: bool,
     failure: Option<VerbError>,
 }
@@ -78,6 +82,15 @@ struct Slot {
     owner: ObjectId,
     wr_id: u64,
     state: State,
+}
+
+/// The completions of one queue pair, for its stream.
+struct Inbox {
+    owner: ObjectId,
+    queue: VecDeque<Completion>,
+    waker: Option<Waker>,
+    // The queue pair was reset or destroyed.
+    has_ended: bool,
 }
 
 enum State {
@@ -111,6 +124,8 @@ impl Router {
             free: Vec::new(),
             outstanding: 0,
             plain: VecDeque::new(),
+            streams: HashMap::new(),
+            held: 0,
             // The program may have armed the queue before there was a router.
             is_program_armed: true,
             failure: None,
@@ -166,8 +181,7 @@ impl Router {
         if seen.is_ready() {
             return seen;
         }
-        let failure = self.lock().failure.clone();
-        match failure.map_or_else(|| cq.node.check_live(), Err) {
+        match self.check(cq) {
             Ok(()) => Poll::Pending,
             Err(error) => {
                 self.abandon(ticket);
@@ -222,10 +236,96 @@ impl Router {
         is_outstanding
     }
 
-    /// Ends the outstanding requests of `owner`: they will not complete.
+    // Whether completions still come.
+    fn check(&self, cq: &CqObject) -> Result<(), VerbError> {
+        let failure = self.lock().failure.clone();
+        failure.map_or_else(|| cq.node.check_live(), Err)
+    }
+
+    /// From now on the completions of this queue pair's own requests are for its stream. `false` where it has one already.
+    pub(crate) fn open_stream(&self, owner: ObjectId, qp_num: Qpn) -> bool {
+        let mut table = self.lock();
+        if table.streams.contains_key(&qp_num) {
+            return false;
+        }
+        let inbox = Inbox {
+            owner,
+            queue: VecDeque::new(),
+            waker: None,
+            has_ended: false,
+        };
+        table.streams.insert(qp_num, inbox);
+        table.outstanding += 1;
+        true
+    }
+
+    /// Polls a stream: takes its next completion, or registers `waker`.
+    pub(crate) fn poll_stream(
+        &self,
+        cq: &CqObject,
+        qp_num: Qpn,
+        waker: &Waker,
+    ) -> Poll<Result<Completion, VerbError>> {
+        self.drain_unless_drained(cq);
+        let mut seen = self.look_into(qp_num, waker);
+        if seen.is_pending() && !self.is_armed.load(Ordering::SeqCst) {
+            self.drain(cq);
+            seen = self.look_into(qp_num, waker);
+        }
+        if seen.is_ready() {
+            return seen;
+        }
+        match self.check(cq) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn look_into(&self, qp_num: Qpn, waker: &Waker) -> Poll<Result<Completion, VerbError>> {
+        let mut waker = Some(waker.clone());
+        let mut table = self.lock();
+        let Some(inbox) = table.streams.get_mut(&qp_num) else {
+            return Poll::Ready(Err(VerbError::Canceled));
+        };
+        match inbox.queue.pop_front() {
+            Some(completion) => {
+                table.held -= 1;
+                Poll::Ready(Ok(completion))
+            }
+            None if inbox.has_ended => Poll::Ready(Err(VerbError::Canceled)),
+            None => {
+                // The previous waker is dropped with the table unlocked.
+                mem::swap(&mut inbox.waker, &mut waker);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The stream of this queue pair was dropped: the program's polls get what it has not taken.
+    pub(crate) fn close_stream(&self, cq: &CqObject, qp_num: Qpn) {
+        let mut table = self.lock();
+        let Some(mut inbox) = table.streams.remove(&qp_num) else {
+            return;
+        };
+        table.outstanding -= u32::from(!inbox.has_ended);
+        table.plain.append(&mut inbox.queue);
+        let notifies = !table.plain.is_empty() && mem::take(&mut table.is_program_armed);
+        drop(table);
+        if notifies {
+            cq.extra.sink.notify_program();
+        }
+    }
+
+    /// Ends the outstanding requests and the stream of `owner`: they will not complete.
     pub(crate) fn end(&self, owner: ObjectId) {
         let mut wakers = Vec::new();
         let mut table = self.lock();
+        let is_its = |inbox: &&mut Inbox| inbox.owner == owner && !inbox.has_ended;
+        if let Some(inbox) = table.streams.values_mut().find(is_its) {
+            inbox.has_ended = true;
+            wakers.extend(inbox.waker.take());
+            table.outstanding -= 1;
+        }
         for index in 0..table.slots.len() {
             let slot = &mut table.slots[index];
             if slot.owner != owner {
@@ -270,6 +370,7 @@ impl Router {
         slots.iter_mut().for_each(Completion::settle_loan);
         let mut table = self.lock();
         let filled = slots.len().min(table.plain.len());
+        table.held -= filled;
         for (slot, completion) in slots.iter_mut().zip(table.plain.drain(..filled)) {
             *slot = completion;
         }
@@ -387,9 +488,18 @@ impl Router {
                 Route::Future(waker) => *wake = waker,
                 // Left in its place, and dropped with the table unlocked.
                 Route::Nobody => {}
-                Route::Program if table.plain.len() < room => {
-                    table.plain.push_back(mem::take(completion));
-                    wakes.notifies_program |= mem::take(&mut table.is_program_armed);
+                Route::Program if table.held < room => {
+                    table.held += 1;
+                    match table.stream_of(completion.qp_num) {
+                        Some(inbox) => {
+                            inbox.queue.push_back(mem::take(completion));
+                            *wake = inbox.waker.take();
+                        }
+                        None => {
+                            table.plain.push_back(mem::take(completion));
+                            wakes.notifies_program |= mem::take(&mut table.is_program_armed);
+                        }
+                    }
                 }
                 Route::Program => has_overrun = true,
             }
@@ -424,6 +534,14 @@ impl Router {
 impl Table {
     fn is_awaited(&self) -> bool {
         self.outstanding > 0 || self.is_program_armed
+    }
+
+    fn stream_of(&mut self, qp_num: Qpn) -> Option<&mut Inbox> {
+        if self.streams.is_empty() {
+            return None;
+        }
+        let inbox = self.streams.get_mut(&qp_num);
+        inbox.filter(|inbox| !inbox.has_ended)
     }
 
     fn has_ready(&self) -> bool {
@@ -473,9 +591,11 @@ impl Table {
 
     fn wakers(&mut self) -> impl Iterator<Item = Waker> + '_ {
         let slots = self.slots.iter_mut();
-        slots.filter_map(|slot| match &mut slot.state {
+        let of_requests = slots.filter_map(|slot| match &mut slot.state {
             State::Waiting(waker) => waker.take(),
             _ => None,
-        })
+        });
+        let inboxes = self.streams.values_mut();
+        of_requests.chain(inboxes.filter_map(|inbox| inbox.waker.take()))
     }
 }

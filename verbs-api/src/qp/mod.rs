@@ -1,5 +1,6 @@
 //! Queue pairs: types, states, attributes, and the object itself.
 
+pub(crate) mod completions;
 mod connect;
 mod options;
 mod pair;
