@@ -136,6 +136,39 @@ pub struct Connector {
     /// The device that the connector was made for, if any.
     context: Option<Context>,
     padding: Padding,
+    established: Established,
+}
+
+/// The connections of a connector and its clones that exist.
+#[derive(Clone, Default)]
+struct Established(Arc<Mutex<Vec<Weak<Side>>>>);
+
+impl Established {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Side>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, side: &Arc<Side>) {
+        let mut sides = self.lock();
+        // Those that were dropped make room, each time that the list would grow.
+        if sides.len() == sides.capacity() {
+            sides.retain(|side| side.strong_count() > 0);
+        }
+        sides.push(Arc::downgrade(side));
+    }
+
+    fn all(&self) -> Vec<Arc<Side>> {
+        self.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Completes when the last clone of its reference is dropped.
+struct AllEnded(Completer<(), ConnectError>);
+
+impl Drop for AllEnded {
+    fn drop(&mut self) {
+        self.0.complete(Ok(()));
+    }
 }
 
 /// Whether received private data are padded.
@@ -181,6 +214,7 @@ impl Connector {
             backend,
             context: None,
             padding: Padding::Padded,
+            established: Established::default(),
         }
     }
 
@@ -220,6 +254,7 @@ impl Connector {
             backend: Arc::clone(&self.backend),
             device: self.device(),
             padding: self.padding,
+            established: self.established.clone(),
             waiting: Backlog::new(backlog),
         });
         let at = self.backend.listen(
@@ -260,7 +295,7 @@ impl Connector {
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);
-        let side = Side::new(&self.backend, self.padding);
+        let side = Side::new(&self.backend, self.padding, &self.established);
         let of = Arc::clone(&side);
         side.lock().early = Some(VecDeque::new());
         side.wait_for(Box::new(move |event| {
@@ -294,6 +329,40 @@ impl Connector {
         match self.backend.needs_init() && brings_up {
             true => qp.init(qp_options).on_done(ask),
             false => ask(Ok(())),
+        }
+        started
+    }
+}
+
+impl Connector {
+    /// Ends all established connections that this connector, its clones and their listeners have made, and completes when the
+    /// peers have confirmed that: the end of a server, for instance. The queue pairs are not modified, as by
+    /// [`Connection::end`]. Requests that are under way or wait in a backlog are not ended: drop the listeners first.
+    ///
+    /// ```
+    /// use polyverbs::connection::{ConnectionOptions, Connector};
+    /// # use polyverbs::{QpOptions, Requirements, emulated};
+    /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+    /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+    /// # let near = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    /// # let connector = Connector::of(&device)?;
+    /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
+    /// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+    /// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
+    /// # let near_end = asked.wait()?.complete().wait()?;
+    /// # let far_end = agreed.wait()?;
+    /// drop(listener);
+    /// connector.end_all(&device).wait()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn end_all(&self, context: &Context) -> Started<(), ConnectError> {
+        let (started, completer) = Started::pending();
+        let all = Arc::new(AllEnded(completer));
+        for side in self.established.all() {
+            let last = Arc::clone(&all);
+            // However a call ends, the connection has ended too.
+            side.end(context).on_done(move |_| drop(last));
         }
         started
     }
@@ -602,6 +671,7 @@ type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 struct Side {
     backend: Arc<dyn Backend>,
     padding: Padding,
+    established: Established,
     state: Mutex<SideState>,
 }
 
@@ -619,10 +689,11 @@ struct SideState {
 }
 
 impl Side {
-    fn new(backend: &Arc<dyn Backend>, padding: Padding) -> Arc<Self> {
+    fn new(backend: &Arc<dyn Backend>, padding: Padding, established: &Established) -> Arc<Self> {
         Arc::new(Self {
             backend: Arc::clone(backend),
             padding,
+            established: established.clone(),
             state: Mutex::default(),
         })
     }
@@ -719,6 +790,47 @@ impl Side {
         if let Some(waiter) = waiter {
             waiter(Some(event));
         }
+    }
+}
+
+impl Side {
+    // Ends the connection, or waits for the call that does.
+    fn end(&self, context: &Context) -> Started<(), ConnectError> {
+        let mut state = self.lock();
+        if state.waiter.is_some() {
+            return watch(state.is_over, &mut state.watchers);
+        }
+        drop(state);
+        self.tell_peer(context, |request| request.end(Ok(())))
+    }
+
+    fn tell_peer(
+        &self,
+        context: &Context,
+        then: impl FnOnce(Arc<Request<()>>) + Send + 'static,
+    ) -> Started<(), ConnectError> {
+        let (started, request) = begin(context);
+        let after: Waiter = Box::new(move |event| {
+            if request.or_cancel(event).is_some() {
+                then(request);
+            }
+        });
+        let mut state = self.lock();
+        let token = state.token;
+        if state.is_over || token.is_none() {
+            drop(state);
+            after(Some(CmEvent::DisconnectConfirmed));
+            return started;
+        }
+        let replaced = state.waiter.replace(after);
+        drop(state);
+        if let Some(replaced) = replaced {
+            replaced(None);
+        }
+        if let Some(token) = token {
+            self.backend.disconnect(token);
+        }
+        started
     }
 }
 
@@ -881,7 +993,10 @@ fn with_reads(options: ConnectOptions, reads: ReadLimits) -> ConnectOptions {
 /// The connection on success; otherwise tells the peer that there is none.
 fn settle(side: Arc<Side>, outcome: Result<(), ConnectError>) -> Result<Connection, ConnectError> {
     match outcome {
-        Ok(()) => Ok(Connection { side }),
+        Ok(()) => {
+            side.established.add(&side);
+            Ok(Connection { side })
+        }
         Err(error) => {
             side.forget();
             Err(error)
@@ -933,6 +1048,7 @@ struct IncomingQueue {
     backend: Arc<dyn Backend>,
     device: Option<DeviceId>,
     padding: Padding,
+    established: Established,
     waiting: Arc<Backlog<Incoming>>,
 }
 
@@ -960,7 +1076,7 @@ impl ListenSink<Offer> for IncomingQueue {
     fn asked(&self, token: Token, mut offer: Offer) {
         let length = PrivateDataLimits::INFINIBAND.connect;
         self.padding.pad(&mut offer.private_data, length);
-        let side = Side::new(&self.backend, self.padding);
+        let side = Side::new(&self.backend, self.padding, &self.established);
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
@@ -1343,45 +1459,17 @@ impl Connection {
     /// [`ConnectError::Phase`] where the queue pair no longer exists: the connection has ended all the same.
     pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
         let target = Target::new(context, qp);
-        self.tell_peer(context, move |request| match target.close() {
-            // A failure shows in the flush that follows.
-            Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
-            None => flush_phase(&target, request),
-        })
+        self.side
+            .tell_peer(context, move |request| match target.close() {
+                // A failure shows in the flush that follows.
+                Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
+                None => flush_phase(&target, request),
+            })
     }
 
     /// Ends the connection, and completes when the peer has confirmed that. The queue pair is not modified.
     pub fn end(&self, context: &Context) -> Started<(), ConnectError> {
-        self.tell_peer(context, |request| request.end(Ok(())))
-    }
-
-    fn tell_peer(
-        &self,
-        context: &Context,
-        then: impl FnOnce(Arc<Request<()>>) + Send + 'static,
-    ) -> Started<(), ConnectError> {
-        let (started, request) = begin(context);
-        let after: Waiter = Box::new(move |event| {
-            if request.or_cancel(event).is_some() {
-                then(request);
-            }
-        });
-        let mut state = self.side.lock();
-        let token = state.token;
-        if state.is_over || token.is_none() {
-            drop(state);
-            after(Some(CmEvent::DisconnectConfirmed));
-            return started;
-        }
-        let replaced = state.waiter.replace(after);
-        drop(state);
-        if let Some(replaced) = replaced {
-            replaced(None);
-        }
-        if let Some(token) = token {
-            self.side.backend.disconnect(token);
-        }
-        started
+        self.side.tell_peer(context, |request| request.end(Ok(())))
     }
 }
 

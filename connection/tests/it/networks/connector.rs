@@ -432,3 +432,28 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
         assert_eq!(done[0].status, WcStatus::Success);
     });
 }
+
+#[test]
+fn one_call_ends_all_connections_of_a_connector() {
+    on_each(|ends| {
+        let pair = || (ends.near_qp(), ends.far_qp());
+        let (first, second, third) = (pair(), pair(), pair());
+        let connections = [&first, &second].map(|(near, far)| ends.connected(near, far));
+        // The program has dropped a third connection, and disconnects the first one itself at the same time.
+        drop(ends.connected(&third.0, &third.1));
+        let own = connections[0].1.disconnect(&ends.rig.far.context, &first.1);
+        ends.end(ends.far.connector.end_all(&ends.rig.far.context));
+        ends.end(own);
+        for (at_near, at_far) in &connections {
+            ends.end(at_near.disconnected());
+            ends.end(at_far.disconnected());
+        }
+        assert_eq!(
+            state(&second.1),
+            QpState::Rts,
+            "the queue pair is not modified"
+        );
+        // There is none left.
+        ends.end(ends.far.connector.end_all(&ends.rig.far.context));
+    });
+}
