@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use polyverbs_engine::log_event;
 use verbs_api::objects::{DeviceId, ObjectId, ObjectKind};
 use verbs_api::provider::backend::{
     Backend, BringUp, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Sink,
@@ -315,6 +316,12 @@ impl Connector {
             request.end(outcome);
         }));
         let ask = move |ready: Result<(), VerbError>| {
+            log_event!(
+                DEBUG,
+                "asks for a connection",
+                to = to,
+                qp = offer.endpoint.qp_num
+            );
             let ready = ready.map_err(ConnectError::in_queue_pair);
             let asked = ready.and_then(|()| side.backend.connect(to, offer, side.clone()));
             match asked {
@@ -665,6 +672,15 @@ fn is_removed(context: &Context) -> bool {
     context.query_port(1) == Err(VerbError::DeviceRemoved)
 }
 
+// The event without what it carries.
+fn summary(event: &CmEvent) -> String {
+    match event {
+        CmEvent::Accepted(_) => "Accepted".to_owned(),
+        CmEvent::Rejected(reason, _) => format!("Rejected({reason:?})"),
+        other => format!("{other:?}"),
+    }
+}
+
 type Waiter = Box<dyn FnOnce(Option<CmEvent>) + Send>;
 
 /// One end of a connection.
@@ -746,6 +762,7 @@ impl Side {
     fn forget(&self) {
         let token = self.lock().token.take();
         if let Some(token) = token {
+            log_event!(DEBUG, "gives a connection up", end = token.0);
             self.backend.forget(token);
         }
     }
@@ -763,6 +780,12 @@ impl Sink for Side {
 
 impl Side {
     fn handle(&self, mut event: CmEvent) {
+        log_event!(
+            DEBUG,
+            "a connection has an event",
+            end = self.end_number(),
+            event = summary(&event),
+        );
         let limits = PrivateDataLimits::INFINIBAND;
         match &mut event {
             CmEvent::Accepted(peer) => self.padding.pad(&mut peer.private_data, limits.accept),
@@ -794,6 +817,11 @@ impl Side {
 }
 
 impl Side {
+    // What a log names it by: 0 before it has a token.
+    fn end_number(&self) -> u64 {
+        self.lock().token.map_or(0, |token| token.0)
+    }
+
     // Ends the connection, or waits for the call that does.
     fn end(&self, context: &Context) -> Started<(), ConnectError> {
         let mut state = self.lock();
@@ -828,6 +856,7 @@ impl Side {
             replaced(None);
         }
         if let Some(token) = token {
+            log_event!(DEBUG, "disconnects", end = token.0);
             self.backend.disconnect(token);
         }
         started
@@ -980,6 +1009,12 @@ fn reject(side: &Side, why: Refusal, private_data: &[u8]) -> Result<(), ConnectE
         return Err(error);
     }
     let token = side.lock().token.take().ok_or(ConnectError::NotConnected)?;
+    log_event!(
+        DEBUG,
+        "refuses a connection",
+        end = token.0,
+        reason = format_args!("{why:?}"),
+    );
     side.backend.reject(token, why, private_data.to_vec());
     Ok(())
 }
@@ -1074,6 +1109,13 @@ impl Drop for Listener {
 
 impl ListenSink<Offer> for IncomingQueue {
     fn asked(&self, token: Token, mut offer: Offer) {
+        log_event!(
+            DEBUG,
+            "is asked for a connection",
+            end = token.0,
+            from = format_args!("{:?}", offer.from),
+            peer_qp = offer.endpoint.qp_num,
+        );
         let length = PrivateDataLimits::INFINIBAND.connect;
         self.padding.pad(&mut offer.private_data, length);
         let side = Side::new(&self.backend, self.padding, &self.established);

@@ -4,6 +4,7 @@ mod connecting;
 mod glob_import;
 mod key_value;
 mod limits;
+mod logging;
 mod many_connections;
 mod rping;
 mod streams;

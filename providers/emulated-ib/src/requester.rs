@@ -13,6 +13,7 @@ use std::time::Duration;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::link::Exchange;
+use polyverbs_engine::log_event;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
 use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, SendExtra, Source};
@@ -22,7 +23,7 @@ use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus,
     extension::ExtensionOperation,
-    ids::{LinkAddress, Psn},
+    ids::{LinkAddress, Psn, Qpn},
     wr::SendFlags,
 };
 
@@ -546,6 +547,13 @@ fn begin_rnr_wait(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) -> Exe
 fn wait_for_receive(qp: &Qp, half: &mut Sending, code: u8, cx: &mut Cx<'_>) {
     let until = cx.now().after(rnr_delay(code));
     half.driver.rest.rnr_until = Some(until);
+    log_event!(
+        DEBUG,
+        "a request waits because the peer has no receive",
+        qp = Qpn::new(qp.qpn),
+        delay = format_args!("{:?}", rnr_delay(code)),
+        rnr_retries_left = half.driver.rest.rnr_left,
+    );
     qp.wake_at(half, until);
 }
 
@@ -601,7 +609,7 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
             && is_begun
         {
             slow_down(half);
-            retransmit(half);
+            retransmit(qp, half, "no answer in twice the usual time");
             repeat_after(qp, half, now, wait * 2);
         }
     }
@@ -625,11 +633,11 @@ fn is_late(qp: &Qp, half: &mut Sending) -> bool {
 }
 
 // Goes back to the oldest unacknowledged frame because a timer has expired.
-fn retransmit(half: &mut Sending) {
+fn retransmit(qp: &Qp, half: &mut Sending, cause: &'static str) {
     half.driver.rest.was_repeated = true;
     half.driver.rest.repeated = half.driver.rest.unacked;
     half.driver.rest.asked_again = None;
-    go_back(half, half.driver.rest.unacked);
+    go_back_to_lost(qp, half, cause);
 }
 
 // Goes back to the oldest frame without an answer. Returns `false` if no retry was left and the queue pair has failed.
@@ -641,7 +649,7 @@ fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
         half.driver.rest.window.timed_out();
-        retransmit(half);
+        retransmit(qp, half, "acknowledge timeout");
     }
     true
 }
@@ -1092,16 +1100,16 @@ fn acknowledge(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
     progress_to(half, lost_answer.unwrap_or(psn), cx);
     complete_in_order(qp, half, cx);
     if lost_answer.is_some() {
-        ask_again(half);
+        ask_again(qp, half);
     }
 }
 
 // A later answer has arrived, so the oldest missing one was lost. This requests it again, once.
-fn ask_again(half: &mut Sending) {
+fn ask_again(qp: &Qp, half: &mut Sending) {
     let missing = half.driver.rest.unacked;
     if half.driver.rest.asked_again.replace(missing) != Some(missing) {
         note_loss(half);
-        go_back(half, missing);
+        go_back_to_lost(qp, half, "an answer is missing");
     }
 }
 
@@ -1120,6 +1128,20 @@ fn progress_to(half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) {
         rest.note_answer(cx.soon());
         rest.asked_again = None;
     }
+}
+
+// Goes back to the oldest frame without an answer, which counts as lost.
+fn go_back_to_lost(qp: &Qp, half: &mut Sending, cause: &'static str) {
+    let rest = &half.driver.rest;
+    log_event!(
+        DEBUG,
+        "a queue pair retransmits",
+        qp = Qpn::new(qp.qpn),
+        psn = rest.unacked.value(),
+        cause = cause,
+        retries_left = rest.retries_left,
+    );
+    go_back(half, half.driver.rest.unacked);
 }
 
 // Sets the cursor back to the frame with this number. Answered frames stay answered.
@@ -1198,7 +1220,7 @@ fn refused(qp: &Qp, half: &mut Sending, psn: Psn, nak: Nak, cx: &mut Cx<'_>) {
     half.driver.rest.retries_left -= 1;
     half.driver.rest.note_answer(cx.soon());
     note_loss(half);
-    go_back(half, half.driver.rest.unacked);
+    go_back_to_lost(qp, half, "sequence error NAK");
 }
 
 // Returns whether this number belongs to the oldest request, a read or an atomic; everything before it has arrived. If an
@@ -1211,7 +1233,7 @@ fn answers_front(qp: &Qp, half: &mut Sending, psn: Psn, cx: &mut Cx<'_>) -> bool
     acknowledge(qp, half, first, cx);
     match half.queue.iter().position(|wqe| covers(wqe, psn)) {
         Some(0) => return true,
-        Some(_) => ask_again(half),
+        Some(_) => ask_again(qp, half),
         None => {}
     }
     false
@@ -1243,7 +1265,7 @@ fn read_response(
     let expected = psn_at(wqe, wqe.received, shift);
     match psn.distance_from(expected) {
         0 => {}
-        1.. => return ask_again(half),
+        1.. => return ask_again(qp, half),
         _ => return,
     }
     let whole = message_length(wqe);

@@ -6,6 +6,7 @@ use verbs_api::event::{EventSubject, EventType};
 use verbs_api::provider::EventSink;
 
 use crate::cq::Cq;
+use crate::log_event;
 
 /// A queue pair as its effects use it, whatever its driver.
 pub trait QpActions: Send + Sync {
@@ -97,7 +98,15 @@ impl Effects {
         for effect in told {
             match effect {
                 Effect::Wake(cq) => cq.notify(),
-                Effect::Event(sink, event, subject) => sink.event(event, subject),
+                Effect::Event(sink, event, subject) => {
+                    log_event!(
+                        DEBUG,
+                        "an asynchronous event is reported",
+                        event = format_args!("{event:?}"),
+                        subject = format_args!("{subject:?}"),
+                    );
+                    sink.event(event, subject);
+                }
                 _ => {}
             }
         }

@@ -24,6 +24,7 @@ pub mod key_table;
 pub mod link;
 mod loans;
 pub mod lock;
+pub mod log;
 pub mod named_memory;
 pub mod network;
 pub mod operation;

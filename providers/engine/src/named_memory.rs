@@ -2,11 +2,13 @@
 
 use verbs_api::Access;
 use verbs_api::extension::{ExtensionOperation, OperationData};
+use verbs_api::ids::Qpn;
 
 use crate::device::Cx;
 use crate::driver::Driver;
 use crate::fault::Fault;
 use crate::key_table::{LocalUse, Region, RemoteUse};
+use crate::log_event;
 use crate::operation::Octets;
 use crate::payload::{Payload, Spans, gather, scatter_at};
 use crate::pin::Pin;
@@ -184,6 +186,18 @@ impl<D: Driver> Qp<D> {
             access,
         };
         let keys = self.device.keys();
-        keys.check_remote(pin, key, addr, length, user)
+        let region = keys.check_remote(pin, key, addr, length, user);
+        region.inspect_err(|fault| {
+            log_event!(
+                WARN,
+                "a peer is refused access to memory",
+                qp = Qpn::new(self.qpn),
+                rkey = format_args!("{key:#x}"),
+                addr = format_args!("{addr:#x}"),
+                length = length,
+                access = format_args!("{access:?}"),
+                reason = format_args!("{fault:?}"),
+            );
+        })
     }
 }

@@ -5,6 +5,7 @@ use verbs_api::memory::Span;
 
 use crate::fault::Fault;
 use crate::key_table::{KeyTable, LocalUse};
+use crate::log_event;
 use crate::pin::Pin;
 use crate::receive_ring::RawSge;
 
@@ -166,8 +167,18 @@ pub(crate) fn gather<'p>(
     into: &mut Spans<'p>,
 ) -> Result<(), Fault> {
     for sge in entries.filter(|sge| sge.length != 0) {
-        keys.check_local(pin, sge.lkey, sge.addr, sge.length.into(), user)?
-            .for_each(|span| into.push(span));
+        let region = keys.check_local(pin, sge.lkey, sge.addr, sge.length.into(), user);
+        let region = region.inspect_err(|fault| {
+            log_event!(
+                WARN,
+                "a request is refused access to memory",
+                lkey = format_args!("{:#x}", sge.lkey),
+                addr = format_args!("{:#x}", sge.addr),
+                length = sge.length,
+                reason = format_args!("{fault:?}"),
+            );
+        });
+        region?.for_each(|span| into.push(span));
     }
     Ok(())
 }

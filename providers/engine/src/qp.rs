@@ -33,6 +33,7 @@ use crate::fault::Fault;
 use crate::key_table::Binding;
 use crate::loans;
 use crate::lock::{Lock, LockClass, LockGuard};
+use crate::log_event;
 use crate::operation::{self, Aligned, Octets, TargetMemory};
 use crate::pin::pin;
 use crate::pool::{PoolRef, PoolWeak, Pooled};
@@ -723,6 +724,13 @@ impl<D: Driver> Qp<D> {
     ) {
         let flushed = status == WcStatus::WrFlushErr;
         if !flushed {
+            log_event!(
+                WARN,
+                "a request fails",
+                qp = Qpn::new(self.qpn),
+                wr_id = request.wr_id,
+                status = status
+            );
             self.enter_error(self.qp_type != QpType::Rc);
         }
         let second_half = request.flags.contains(SendFlags::SECOND_HALF);
@@ -823,9 +831,22 @@ impl<D: Driver> Qp<D> {
             may.then_some(state & CLOSED | to as u8)
         };
         let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
-        if self.state.fetch_update(set, fetch, change).is_ok() {
+        if let Ok(from) = self.state.fetch_update(set, fetch, change) {
             self.responder.0.state.store(to as u8, Ordering::Release);
+            let from = QpState::from_code(from & !CLOSED).unwrap_or(QpState::Err);
+            self.log_state(from, to);
         }
+    }
+
+    #[cold]
+    fn log_state(&self, from: QpState, to: QpState) {
+        log_event!(
+            DEBUG,
+            "a queue pair changes its state",
+            qp = Qpn::new(self.qpn),
+            from = from,
+            to = to
+        );
     }
 
     /// Carries out a fast-register, an invalidate or a bind.
@@ -1235,6 +1256,12 @@ impl<D: Driver> Qp<D> {
         if matches!(self.state(), QpState::Reset | QpState::Err) {
             return;
         }
+        log_event!(
+            WARN,
+            "a request of the peer fails",
+            qp = Qpn::new(self.qpn),
+            status = status
+        );
         self.enter_error(false);
         match responder.current.take() {
             Some(receive) => {
@@ -1368,6 +1395,7 @@ impl<D: Driver> Qp<D> {
     ) {
         D::modify(self, requester, responder, change, cx);
         self.set_state(change.to);
+        self.log_state(change.from, change.to);
         match change.to {
             QpState::Reset => {
                 D::disconnect(self, requester, cx);
