@@ -42,6 +42,18 @@ impl Assembly {
         at.and_then(|at| self.octets.get(at..)).unwrap_or(&[])
     }
 
+    /// The offset after the last byte that was inserted.
+    pub(crate) fn furthest(&self) -> u64 {
+        let ahead = self.ahead.last_key_value();
+        ahead.map_or(self.end(), |(at, octets)| at + octets.len() as u64)
+    }
+
+    /// Whether bytes between these two offsets were inserted.
+    pub(crate) fn has_any(&self, from: u64, to: u64) -> bool {
+        let missing = self.gaps(from.max(self.end()), to);
+        missing.iter().map(|(_, len)| *len as u64).sum::<u64>() < to - from
+    }
+
     /// The ranges behind the first gap.
     pub(crate) fn ahead(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.ahead.iter().map(|(at, octets)| (*at, &octets[..]))

@@ -6,8 +6,9 @@ use polyverbs_wire::layout::Header;
 use polyverbs_wire::net::{Tcp, Udp};
 
 use crate::connection::Connection;
-use crate::file::Captured;
+use crate::file::{Captured, LinkType};
 use crate::form::{BadRoce, Content, Hex, Ip, Packet, Pdu, Side, TcpPayload, TcpSegment};
+use crate::fragments::{self, Fragments};
 use crate::layers::{Layers, Reason, Transport};
 use crate::rds::{self, QueuePairs};
 use crate::roce::{self, Datagram};
@@ -20,6 +21,7 @@ pub struct Dissector {
     /// The initiator of the connection between these endpoints, and the connection's index.
     by_ends: HashMap<Ends, (End, usize)>,
     rds: QueuePairs,
+    fragments: Fragments,
     /// Whether the capture has cut a packet.
     has_cut: bool,
     summary: Summary,
@@ -36,11 +38,35 @@ impl Dissector {
 
     /// Dissects the next packet.
     pub fn packet(&mut self, captured: &Captured) -> Packet {
+        let mut packet = self.dissect(captured, false);
+        let whole = self.fragments.poll_whole();
+        packet.reassembled = whole.map(|octets| {
+            let len = octets.len() as u32;
+            let captured = Captured {
+                time: captured.time,
+                link_type: LinkType::Raw,
+                original_len: len,
+                octets,
+            };
+            let mut whole = self.dissect(&captured, true);
+            packet.complaints.append(&mut whole.complaints);
+            packet.passed_over = whole.passed_over.take();
+            Box::new(whole)
+        });
+        self.summary.packet(&packet);
+        packet
+    }
+
+    // One that was put together is not put together with others in turn: a peer chooses how deep its tunnels are.
+    fn dissect(&mut self, captured: &Captured, is_reassembled: bool) -> Packet {
         let mut complaints = Vec::new();
         let (layers, transport) = Layers::of(captured);
         let rest = layers.rest();
         let content = transport
-            .and_then(|transport| self.content(&layers, transport, &mut complaints))
+            .and_then(|transport| match transport {
+                Transport::Fragment(_) if is_reassembled => Err("a fragment in fragments".into()),
+                transport => self.content(&layers, transport, &mut complaints),
+            })
             .map(|(content, len)| {
                 let passed_over = passed_over(&content, &layers);
                 (content, passed_over, &rest[len..])
@@ -52,7 +78,7 @@ impl Dissector {
         if is_cut && !complaints.is_empty() {
             complaints.push("the capture has only the front of the packet".to_owned());
         }
-        let packet = Packet {
+        Packet {
             number: self.summary.packets + 1,
             time: captured.time.into(),
             original_len: is_cut.then_some(captured.original_len),
@@ -61,11 +87,10 @@ impl Dissector {
             layers: layers.between,
             ip: layers.ip,
             content,
+            reassembled: None,
             passed_over,
             complaints,
-        };
-        self.summary.packet(&packet);
-        packet
+        }
     }
 
     /// What is left of the streams, and the summary.
@@ -76,6 +101,9 @@ impl Dissector {
             .flat_map(|connection| connection.finish(self.has_cut))
             .collect();
         self.summary.unfinished(&left);
+        for (reason, count) in self.fragments.of_incomplete_packets() {
+            self.summary.pass_over(&reason, count);
+        }
         (left, self.summary)
     }
 
@@ -105,6 +133,13 @@ impl Dissector {
                 Ok((content, octets.len()))
             }
             Transport::RoceV2 => self.datagram(layers, ip, complaints),
+            Transport::Fragment(fragment) => {
+                if layers.missing() > 0 {
+                    return Err(format!("{} fragment that is cut", fragments::version(ip)));
+                }
+                self.fragments.insert(ip, fragment, octets)?;
+                Ok((Content::Fragment(octets.into()), octets.len()))
+            }
             Transport::Tcp => {
                 let content = self.segment(ip, octets, layers, complaints);
                 content.map(|content| (content, octets.len()))

@@ -121,7 +121,7 @@ fn octets(packet: &Packet, streams: &Streams) -> Result<Vec<u8>, EncodeError> {
                 }
             }
         }
-        Content::Other(octets) => out.extend(&octets.0),
+        Content::Fragment(octets) | Content::Other(octets) => out.extend(&octets.0),
     }
     out.extend(&packet.trailer.0);
     Ok(out)
@@ -144,7 +144,7 @@ fn append_layer(out: &mut Vec<u8>, layer: &Layer) {
     }
 }
 
-fn append_ip(out: &mut Vec<u8>, ip: &Ip) {
+pub(crate) fn append_ip(out: &mut Vec<u8>, ip: &Ip) {
     match ip {
         Ip::V4 { header, options } => append_both(out, header, options),
         Ip::V6 { header, extensions } => append_both(out, header, extensions),

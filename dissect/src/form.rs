@@ -58,6 +58,9 @@ pub struct Packet {
     pub ip: Option<Ip>,
     /// What follows the IP header.
     pub content: Content,
+    /// Of the last fragment to arrive: the whole packet, for the reader. Its bytes are those of the fragments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reassembled: Option<Box<Packet>>,
     /// Bytes after the packet: padding of short frames, and frame check sequences.
     #[serde(default, skip_serializing_if = "Hex::is_empty")]
     pub trailer: Hex,
@@ -190,6 +193,8 @@ pub enum Content {
     BadRoce(BadRoce),
     /// TCP, with or without iWARP in it.
     Tcp(TcpSegment),
+    /// A fragment of an IP packet.
+    Fragment(Hex),
     /// Anything else.
     Other(Hex),
 }
@@ -630,8 +635,9 @@ impl Packet {
 
     /// The units that it completes in MPA streams.
     pub fn completes(&self) -> &[Pdu] {
-        match &self.content {
-            Content::Tcp(segment) => &segment.completes,
+        match (&self.content, &self.reassembled) {
+            (Content::Tcp(segment), _) => &segment.completes,
+            (_, Some(whole)) => whole.completes(),
             _ => &[],
         }
     }

@@ -37,6 +37,18 @@ pub(crate) enum Transport {
     RoceV1,
     /// A segment, at its TCP header.
     Tcp,
+    /// A fragment of an IP packet, after its headers.
+    Fragment(Fragment),
+}
+
+/// Which part of which packet an IP fragment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fragment {
+    pub(crate) identification: u32,
+    pub(crate) protocol: u8,
+    /// Where it begins in the payload of the packet, in bytes.
+    pub(crate) offset: u32,
+    pub(crate) is_last: bool,
 }
 
 /// Why a packet is passed over.
@@ -212,7 +224,12 @@ impl<'o> Layers<'o> {
         }
         self.ip = Some(Ip::V4 { header, options });
         if header.more_fragments || header.fragment_offset != 0 {
-            return Err("IPv4 fragment".to_owned());
+            return Ok(Next::Transport(Transport::Fragment(Fragment {
+                identification: header.identification.into(),
+                protocol: header.protocol,
+                offset: 8 * u32::from(header.fragment_offset),
+                is_last: !header.more_fragments,
+            })));
         }
         Ok(Next::Protocol(header.protocol))
     }
@@ -231,11 +248,11 @@ impl<'o> Layers<'o> {
         let next = self.ipv6_extensions(header.next_header);
         let extensions = self.octets[start..self.at].into();
         self.ip = Some(Ip::V6 { header, extensions });
-        Ok(Next::Protocol(next?))
+        next
     }
 
-    // Takes the extension headers, and returns the protocol that follows them.
-    fn ipv6_extensions(&mut self, mut next: u8) -> Result<u8, Reason> {
+    // Takes the extension headers, up to that of a fragment, and returns what follows them.
+    fn ipv6_extensions(&mut self, mut next: u8) -> Result<Next, Reason> {
         loop {
             let header: Ipv6Extension = match next {
                 protocol::HOP_BY_HOP
@@ -243,20 +260,21 @@ impl<'o> Layers<'o> {
                 | protocol::FRAGMENT
                 | protocol::AUTHENTICATION
                 | protocol::DESTINATION_OPTIONS => self.peek()?,
-                other => return Ok(other),
+                other => return Ok(Next::Protocol(other)),
             };
+            let len = extension_len(next, &header);
+            self.peek_bytes(0, len)?;
+            self.at += len;
             let is_fragment = next == protocol::FRAGMENT
                 && (header.more_fragments || header.fragment_offset != 0);
             if is_fragment {
-                return Err("IPv6 fragment".to_owned());
+                return Ok(Next::Transport(Transport::Fragment(Fragment {
+                    identification: header.identification,
+                    protocol: header.next_header,
+                    offset: 8 * u32::from(header.fragment_offset),
+                    is_last: !header.more_fragments,
+                })));
             }
-            let len = match next {
-                protocol::FRAGMENT => Ipv6Extension::LEN,
-                protocol::AUTHENTICATION => 4 * (usize::from(header.length) + 2),
-                _ => 8 * (usize::from(header.length) + 1),
-            };
-            self.peek_bytes(0, len)?;
-            self.at += len;
             next = header.next_header;
         }
     }
@@ -423,6 +441,15 @@ pub(crate) const CUT: &str = "cut within its headers";
 
 /// Ports from this one on are taken by clients: the other port names the service.
 const FIRST_EPHEMERAL: u16 = 0x8000;
+
+/// The length in bytes of an extension header of IPv6, by its own protocol number.
+pub(crate) fn extension_len(number: u8, header: &Ipv6Extension) -> usize {
+    match number {
+        protocol::FRAGMENT => Ipv6Extension::LEN,
+        protocol::AUTHENTICATION => 4 * (usize::from(header.length) + 2),
+        _ => 8 * (usize::from(header.length) + 1),
+    }
+}
 
 fn is_vlan(number: u16) -> bool {
     matches!(number, ethertype::VLAN | ethertype::SERVICE_VLAN)

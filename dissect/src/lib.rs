@@ -11,7 +11,8 @@
 //!
 //! Every ICRC and CRC-32C is checked, and whatever cannot be parsed is a complaint of the packet where that showed. A form
 //! holds fields and payloads but no raw headers; correct checksums are computed anew when it is encoded. TCP streams are
-//! reassembled whatever the order of their segments, and an FPDU is shown in the packet that completes it.
+//! reassembled whatever the order of their segments, and an FPDU is shown in the packet that completes it. IP packets are put
+//! together from their fragments, and shown in the fragment that completes them.
 //!
 //! RDS is found by the port that a connection was made with, so that the capture has to have its beginning.
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ pub mod summary;
 mod assembly;
 mod connection;
 mod dissector;
+mod fragments;
 mod layers;
 mod rds;
 mod roce;

@@ -27,9 +27,13 @@ pub fn line(packet: &Packet, first: Time) -> String {
         let _ = write!(line, " {:<24}", format!("{source} > {destination}"));
     }
     let _ = write!(line, " {}", headers(packet).join(" "));
-    let about = about(packet);
-    if !about.is_empty() {
-        let _ = write!(line, "  {about}");
+    let content = about(packet);
+    if !content.is_empty() {
+        let _ = write!(line, "  {content}");
+    }
+    if let Some(whole) = &packet.reassembled {
+        let names = headers(whole).join(" ");
+        let _ = write!(line, ", completes {names}  {}", about(whole));
     }
     if let Some(reason) = &packet.passed_over {
         let _ = write!(line, ", passed over: {reason}");
@@ -95,7 +99,7 @@ pub fn headers(packet: &Packet) -> Vec<&'static str> {
                 |body: &&SegmentBody| matches!(body, SegmentBody::Rds(rds) if rds.header.is_some());
             names.extend(bodies.into_iter().find(begins_rds).map(|_| "RDS"));
         }
-        Content::Other(_) => names.extend(other(packet)),
+        Content::Fragment(_) | Content::Other(_) => names.extend(other(packet)),
     }
     names
 }
@@ -169,6 +173,7 @@ fn about(packet: &Packet) -> String {
         }
         Content::BadRoce(bad) => format!("{} octets", bad.octets.0.len()),
         Content::Tcp(segment) => about_segment(segment),
+        Content::Fragment(octets) => format!("fragment of {} octets", octets.0.len()),
         Content::Other(octets) => format!("{} octets", octets.0.len()),
     }
 }

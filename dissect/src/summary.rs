@@ -22,6 +22,9 @@ pub struct Summary {
     /// Packets of RoCEv2 in datagrams of several.
     #[serde(default)]
     pub joined: u64,
+    /// Packets that were put together from IP fragments.
+    #[serde(default)]
+    pub reassembled: u64,
     /// Packets of RoCE whose ICRC is cut by the capture.
     #[serde(default)]
     pub cut: u64,
@@ -119,7 +122,18 @@ impl Summary {
     pub(crate) fn packet(&mut self, packet: &Packet) {
         self.packets += 1;
         self.complaints += u64::from(!packet.complaints.is_empty());
-        match &packet.content {
+        self.content(&packet.content);
+        if let Some(whole) = &packet.reassembled {
+            self.reassembled += 1;
+            self.content(&whole.content);
+        }
+        if let Some(reason) = &packet.passed_over {
+            self.pass_over(reason, 1);
+        }
+    }
+
+    fn content(&mut self, content: &Content) {
+        match content {
             Content::Roce(roce) => {
                 *self.roce_packets(roce.udp.is_some()) += 1;
                 self.roce(roce);
@@ -135,10 +149,7 @@ impl Summary {
                 self.iwarp += u64::from(has);
                 segment.completes.iter().for_each(|pdu| self.pdu(pdu));
             }
-            Content::Other(_) => {}
-        }
-        if let Some(reason) = &packet.passed_over {
-            self.pass_over(reason);
+            Content::Fragment(_) | Content::Other(_) => {}
         }
     }
 
@@ -150,15 +161,15 @@ impl Summary {
         }
     }
 
-    fn pass_over(&mut self, reason: &str) {
+    pub(crate) fn pass_over(&mut self, reason: &str, count: u64) {
         let place = self
             .passed_over
             .binary_search_by(|known| known.reason.as_str().cmp(reason));
         match place {
-            Ok(at) => self.passed_over[at].count += 1,
+            Ok(at) => self.passed_over[at].count += count,
             Err(at) => {
                 let reason = reason.to_owned();
-                self.passed_over.insert(at, PassedOver { reason, count: 1 });
+                self.passed_over.insert(at, PassedOver { reason, count });
             }
         }
     }

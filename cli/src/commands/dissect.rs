@@ -90,7 +90,11 @@ fn text(path: &Path) -> anyhow::Result<Summary> {
 
 fn print(packet: &Packet, first: Time) -> anyhow::Result<()> {
     let line = line(packet, first);
-    let is_of_neither = matches!(packet.content, Content::Other(_));
+    let content = packet
+        .reassembled
+        .as_ref()
+        .map_or(&packet.content, |whole| &whole.content);
+    let is_of_neither = matches!(content, Content::Fragment(_) | Content::Other(_));
     match &packet.complaints[..] {
         [] if is_of_neither => say!("{DIM}{line}{DIM:#}")?,
         [] => say!("{line}")?,
@@ -134,6 +138,10 @@ fn print_summary(summary: &Summary) -> anyhow::Result<()> {
     if summary.joined != 0 {
         let count = summary.joined;
         say!("packets that the kernel has joined to datagrams of several (GSO, GRO): {count}")?;
+    }
+    if summary.reassembled != 0 {
+        let count = summary.reassembled;
+        say!("packets that were put together from IP fragments: {count}")?;
     }
     for (name, tally) in [("ICRC", summary.icrc), ("CRC-32C", summary.crc32c)] {
         if tally != Tally::default() {
