@@ -227,7 +227,8 @@ fn ends_apart(
 ) -> Option<Evidence> {
     let mut results = findings.iter().map(|found| found.result);
     results.find(|&result| result == ProbeResult::Failed)?;
-    let found = rig(&[]).and_then(|rig| rig.ends_reach_each_other()).err()?;
+    let found = rig(&[]).and_then(|rig| run(Rig::ends_reach_each_other, &rig));
+    let found = found.err()?;
     (found.kind() == EvidenceKind::NotHere).then_some(found)
 }
 
