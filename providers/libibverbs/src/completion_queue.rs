@@ -52,7 +52,7 @@ struct Polled {
     kept: VecDeque<Completion>,
     /// Entries of completions that came before those of earlier requests of their queue pairs.
     early: VecDeque<IbvWc>,
-    /// The flags of an entry each of which means that a key was invalidated.
+    /// The completion flags each of which reports an invalidated key.
     with_inv: u32,
 }
 
@@ -344,7 +344,7 @@ impl Polled {
         &mut self.queue_pairs[place]
     }
 
-    /// Most completions belong to the same queue pair as the one before.
+    /// Finds the books of a queue pair. Most completions belong to the same queue pair as the one before, so its books are tried first.
     #[inline(always)]
     fn find(&mut self, qp_num: u32) -> Option<&mut Books> {
         let is_same = |books: &Books| books.qp_num == qp_num;

@@ -31,7 +31,7 @@ pub(crate) struct Context {
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
     pub(crate) limits: Limits,
-    /// The flags of a completion each of which means that a key was invalidated.
+    /// The completion flags each of which reports an invalidated key.
     pub(crate) with_inv: u32,
     /// The device has extended reliable connections.
     pub(crate) has_xrc: bool,

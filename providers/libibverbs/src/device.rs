@@ -32,7 +32,7 @@ impl Device {
     /// Queries and tries a device of the library.
     ///
     /// # Errors
-    /// The device does not describe itself.
+    /// A query of the device or its trial fails.
     pub(crate) fn new(
         provider: &'static str,
         name: String,
@@ -157,7 +157,7 @@ const IWARP_GAPS: BaselineGaps = BaselineGaps::NO_SEND_WITH_IMMEDIATE
     .union(BaselineGaps::NO_READ_WITH_INVALIDATE)
     .union(BaselineGaps::NO_MODIFY_TO_RTR);
 
-/// The flags of a completion each of which means that a key was invalidated. Linux's rxe writes the bit of the kernel
+/// The completion flags each of which reports an invalidated key. Linux's rxe writes the bit of the kernel
 /// (`IB_WC_WITH_INVALIDATE`) where user space has another.
 fn with_inv(said: &IbvDeviceAttr) -> u32 {
     const RXE: u32 = 0xff_ffff;

@@ -155,7 +155,7 @@ impl Posted {
         let number = self.next;
         // SAFETY: the place is free, and only the poster uses free places.
         let place = unsafe { &mut *self.ring.place(number) };
-        // Each field is written by itself, because building the value first and copying it stalls the store.
+        // Each field is written by itself, because the processor would wait for a value that is built first and then copied.
         place.sent.wr_id = sent.wr_id;
         place.sent.opcode = sent.opcode;
         place.sent.flags = sent.flags;

@@ -77,7 +77,7 @@ pub struct Outgoing<'a> {
     pub control: Control,
 }
 
-/// The result of a receive call: a message or, if there is none, the outcome of operations or the ports that became free.
+/// The result of a receive call: either a message, or the outcome of operations, or the ports that became free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// Bytes copied to the caller.

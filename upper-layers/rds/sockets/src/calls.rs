@@ -39,7 +39,7 @@ const RDS_GET_MR: c_int = 2;
 const RDS_GET_MR_FOR_DEST: c_int = 7;
 const SIOCRDSGETTOS: c_ulong = 0x89e1;
 
-/// Sets the bits that mark the descriptors whose calls come here. `libpolyverbs_redirect.so` calls it before all other functions.
+/// Takes the bits that mark the descriptors whose calls come here. `libpolyverbs_redirect.so` calls it before all other functions.
 #[unsafe(no_mangle)]
 pub extern "C" fn polyverbs_rds_start(descriptors: &'static Descriptors) {
     table::start(descriptors);

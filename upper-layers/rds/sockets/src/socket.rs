@@ -72,7 +72,7 @@ impl Socket {
         Arc::clone(&self.mirror).quietly(|| drop(self));
     }
 
-    /// Receives a message or else notifications: at least one and at most `most`.
+    /// Receives either a message or notifications, of which it returns at least one and at most `most`.
     ///
     /// # Errors
     /// Those of `recvmsg`.
