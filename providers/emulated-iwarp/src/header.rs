@@ -69,7 +69,7 @@ pub enum Message {
     /// A segment of a message for one of the peer's queues (RFC 5041 section 5.2). The contents of extensions and Terminates are
     /// its payload, as data of the program are.
     Untagged(Untagged, Body),
-    /// A FIN: the sender has no more data, and everything that it sent has arrived.
+    /// A FIN: the sender has sent all its data, and all of it has arrived.
     Close,
     /// An RST: the stream is gone.
     Reset,

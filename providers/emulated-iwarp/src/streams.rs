@@ -210,7 +210,7 @@ impl Streams {
     }
 
     fn unwatch(&self, early: &Early) {
-        // The same call removes either kind; it fails without harm if the socket is no longer watched.
+        // One call removes either kind; it fails without harm if the socket is no longer watched.
         let _ = self.link.reactor().remove(&*early.socket, Source::Rare);
     }
 

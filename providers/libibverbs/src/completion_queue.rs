@@ -386,8 +386,8 @@ impl Polled {
         self.write(entry, told, slot)
     }
 
-    /// Does what [`tell`](Self::tell) does if no queue pair with this number completes here, because a target may belong to
-    /// another process.
+    /// Writes a completion for which no queue pair with this number completes here, because a target may belong to another
+    /// process.
     #[cold]
     fn tell_of_named(&mut self, entry: &IbvWc, slot: &mut Completion) -> bool {
         let queue = named_queue(entry.wr_id).and_then(|queue| self.named.get(&queue));

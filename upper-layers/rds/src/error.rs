@@ -86,7 +86,7 @@ pub enum RdsError {
     /// `EINVAL`, `EFAULT` and others: the operation on remote memory is invalid.
     #[error("{what}")]
     Rdma {
-        /// What is wrong with the operation.
+        /// The fault of the operation.
         what: &'static str,
         /// The error number.
         errno: i32,

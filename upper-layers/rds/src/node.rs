@@ -1026,7 +1026,7 @@ fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize)
         true => slot.shortened(length),
         false => slot,
     };
-    // A malformed fragment ends the connection, and the peer sees no more than that.
+    // A malformed fragment ends the connection, and the peer sees only that.
     let _ = host.handle_fragment(path, header, length, slot);
 }
 

@@ -118,7 +118,7 @@ impl Slot {
         self.sge(self.place().chunk.room)
     }
 
-    /// Moves header and payload into a short slot if they fit, so that messages that wait need no more memory than their length.
+    /// Moves header and payload into a short slot if they fit, so that waiting messages take only the memory that they need.
     pub(crate) fn shortened(self, length: usize) -> Self {
         // The payload of a header alone is empty: nothing of it is kept.
         if !(1..=SHORT).contains(&length) {

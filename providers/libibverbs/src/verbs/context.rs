@@ -203,7 +203,7 @@ impl Live<IbvContext> {
         Ok(u16::from_be(pkey))
     }
 
-    /// Takes an event, calls `tell`, and acknowledges the event. Returns whether there was one.
+    /// Takes an event, passes it to the closure, and acknowledges it. Returns whether there was one.
     pub(crate) fn take_event(
         &self,
         tell: impl FnOnce(EventType, EventSubject),

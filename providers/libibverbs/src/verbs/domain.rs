@@ -138,8 +138,8 @@ impl Live<IbvMr> {
     }
 }
 
-// A negative answer says what has become of the region, and `errno` says why. From -3 on the region is not what it was, and the
-// error itself may suggest that it is unchanged.
+// A negative answer reports the state of the region, and `errno` the reason. From -3 on the region has changed, and the error
+// itself may suggest that it is unchanged.
 fn rereg_answer(answer: c_int) -> Result<(), VerbError> {
     match answer {
         0 => Ok(()),

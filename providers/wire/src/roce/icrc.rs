@@ -164,7 +164,8 @@ fn masked(udp: &UdpView, bth: &BthView) -> [u8; COVERED_LEN] {
     octets[..Udp::LEN].copy_from_slice(&udp.0);
     octets[Udp::LEN..].copy_from_slice(&bth.0);
     octets[6..8].fill(0xff); // UDP's checksum.
-    octets[Udp::LEN + 4] = 0xff; // FECN, BECN, and the reserved bits of the same byte.
+    // FECN, BECN, and the reserved bits of the same byte.
+    octets[Udp::LEN + 4] = 0xff;
     octets
 }
 

@@ -1012,7 +1012,7 @@ unsafe fn messages_of<'a>(
     if messages.is_null() {
         return Err(Errno::FAULT);
     }
-    // One call handles no more messages than this.
+    // One call handles at most this many messages.
     let count = (count as usize).min(libc::UIO_MAXIOV as usize);
     // SAFETY: the caller keeps the contract of this function.
     Ok(unsafe { slice::from_raw_parts_mut(messages, count) })

@@ -353,7 +353,7 @@ impl<F: Fragment, O: Operation> Path<F, O> {
         self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
     }
 
-    /// Chooses what is sent next.
+    /// Chooses the next message or map to send.
     fn begin_next(&mut self) {
         if mem::take(&mut self.is_map_due) {
             self.current = Some(Current::Map { sent: 0 });

@@ -62,7 +62,7 @@ impl Operation for Op {
     }
 }
 
-/// The same operation with another name.
+/// Copies an operation under another name.
 pub(crate) fn renamed(attached: &Attached<Op>, name: u64) -> Attached<Op> {
     Attached {
         operation: Op {

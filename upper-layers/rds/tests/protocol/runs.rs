@@ -232,7 +232,7 @@ impl Run {
         self.check_bounds();
     }
 
-    /// Asserts that the network holds no more than the buffers allow; each buffer may be exceeded by one message.
+    /// Asserts that the fragments in the network stay within the buffers; each buffer may be exceeded by one message.
     fn check_bounds(&self) {
         let kept = self.options.send_buffer.max(self.options.receive_buffer) + (1 << 20);
         // Each fragment may be on its way a second time. Fragments that are sent before the congestion map arrives add to that.

@@ -380,7 +380,7 @@ impl Lab {
     }
 }
 
-/// The same range with another key, which the device should refuse.
+/// Gives the range another key, which the device should refuse.
 #[allow(unsafe_code)]
 pub(crate) fn with_lkey(sge: Sge, lkey: u32) -> Sge {
     // SAFETY: no buffer pool has this key.

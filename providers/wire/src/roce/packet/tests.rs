@@ -153,7 +153,8 @@ fn every_opcode_encodes_to_the_bytes_it_came_from() {
         let mut octets = [0xa5; MAX_HEADER_LEN + 12];
         let octets = &mut octets[..Bth::LEN + facts.headers_len + 8 + ICRC_LEN];
         octets[0] = opcode.0;
-        octets[1] = 0xe0; // Every flag is set, the pad has two bytes, and the version is 0.
+        // Every flag is set, the pad has two bytes, and the version is 0.
+        octets[1] = 0xe0;
         let packet = decode(octets).unwrap();
         assert_eq!(packet.payload.len(), 6);
         let again = octets_of(&packet.headers()).unwrap();
