@@ -8,7 +8,7 @@ use std::time::Duration;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use polyverbs_benches::loopback::{BATCH, Loopback};
 use polyverbs_benches::partner::Partner;
-use polyverbs_benches::ping_pong::{Manner, PingPong};
+use polyverbs_benches::ping_pong::{PingPong, SendPattern};
 use polyverbs_benches::rig::Rig;
 use polyverbs_benches::yardstick;
 
@@ -20,29 +20,29 @@ fn total(nanoseconds: f64, count: u64) -> Duration {
 fn two_threads(criterion: &mut Criterion) {
     let partner = Partner::start();
     let rig = Rig::of_environment().unwrap();
-    let plain = Manner::default();
+    let plain = SendPattern::default();
     let mut group = criterion.benchmark_group("half round trip");
     group.bench_function("yardstick: cache line", |bencher| {
         bencher.iter_custom(|count| total(yardstick::line_crossing(&partner, count), count));
     });
-    for (name, manner) in [
+    for (name, pattern) in [
         ("send 64 B", plain),
         (
             "send 64 B, each signaled",
-            Manner {
+            SendPattern {
                 signaled_every: 1,
                 ..plain
             },
         ),
         (
             "send 64 B, message read",
-            Manner {
+            SendPattern {
                 read: true,
                 ..plain
             },
         ),
     ] {
-        let mut pair = PingPong::new(&rig, manner).unwrap();
+        let mut pair = PingPong::new(&rig, pattern).unwrap();
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|count| total(pair.half_round_trip(&partner, count), count));
         });

@@ -23,14 +23,14 @@ const PATIENCE: u32 = 1 << 27;
 
 /// How the two sides send.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct SendPattern {
     /// One of so many sends is signaled.
     pub signaled_every: u64,
     /// Whether the receiver reads the message, and sends its content back.
     pub read: bool,
 }
 
-impl Default for Manner {
+impl Default for SendPattern {
     /// One of 32 sends is signaled, and the receiver does not read the message: the programs of rdma-core measure in this way.
     fn default() -> Self {
         Self {
@@ -51,7 +51,7 @@ struct Side {
     completions: [Completion; 1],
     sent: u64,
     received: u64,
-    manner: Manner,
+    pattern: SendPattern,
     _region: Mr,
 }
 
@@ -66,16 +66,16 @@ impl PingPong {
     ///
     /// # Errors
     /// The device refused.
-    pub fn new(rig: &Rig, manner: Manner) -> Outcome<Self> {
-        Self::between([rig, rig], manner)
+    pub fn new(rig: &Rig, pattern: SendPattern) -> Outcome<Self> {
+        Self::between([rig, rig], pattern)
     }
 
     /// Connects queue pairs of two devices.
     ///
     /// # Errors
     /// One of the devices refused.
-    pub fn between([near, far]: [&Rig; 2], manner: Manner) -> Outcome<Self> {
-        let (near, far) = (Side::new(near, manner)?, Side::new(far, manner)?);
+    pub fn between([near, far]: [&Rig; 2], pattern: SendPattern) -> Outcome<Self> {
+        let (near, far) = (Side::new(near, pattern)?, Side::new(far, pattern)?);
         connect_pair(&near.qp, &far.qp, Access::empty()).wait()?;
         let mut sides = [near, far];
         for side in &mut sides {
@@ -104,7 +104,7 @@ impl PingPong {
 }
 
 impl Side {
-    fn new(rig: &Rig, manner: Manner) -> Outcome<Self> {
+    fn new(rig: &Rig, pattern: SendPattern) -> Outcome<Self> {
         let cq = rig.context.create_cq(2 * AHEAD as u32).wait()?;
         let options = QpOptions::rc(&cq).max_recv_wr(AHEAD as u32).max_send_wr(64);
         let qp = rig.pd.create_qp(options).wait()?;
@@ -123,7 +123,7 @@ impl Side {
             completions: Default::default(),
             sent: 0,
             received: 0,
-            manner,
+            pattern,
             _region: region,
         })
     }
@@ -144,7 +144,7 @@ impl Side {
     fn send(&mut self) {
         self.sent += 1;
         let mut send = wr::Send::new(self.source);
-        if self.sent.is_multiple_of(self.manner.signaled_every) {
+        if self.sent.is_multiple_of(self.pattern.signaled_every) {
             send = send.signaled(self.sent);
         }
         self.qp
@@ -169,7 +169,7 @@ impl Side {
                 continue;
             }
             let slot = done.wr_id as usize;
-            if self.manner.read {
+            if self.pattern.read {
                 let offset = MESSAGE as usize * (slot + 1);
                 let found = self
                     .memory

@@ -15,7 +15,7 @@ use polyverbs_io::Offload;
 
 use crate::Outcome;
 use crate::partner::Partner;
-use crate::ping_pong::{Manner, PingPong};
+use crate::ping_pong::{PingPong, SendPattern};
 use crate::rig::{PEERS, REMOTE, Rig};
 
 /// Bytes of a write.
@@ -103,7 +103,7 @@ impl WiredPair {
         let [near, far] = hosts;
         let (near, far) = (Side::new(device(near)?)?, Side::new(device(far)?)?);
         connect_pair(&near.qp, &far.qp, PEERS).wait()?;
-        let messages = PingPong::between([&near.rig, &far.rig], Manner::default())?;
+        let messages = PingPong::between([&near.rig, &far.rig], SendPattern::default())?;
         let far = Arc::new(far);
         Ok(Self {
             messages,

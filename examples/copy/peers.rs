@@ -32,7 +32,7 @@ pub(crate) const LEAST: u64 = 64 << 10;
 const MOST_WAITING: usize = 64;
 
 /// The events of requests.
-enum News {
+enum RequestEvent {
     Asked(std::result::Result<Incoming, ConnectError>),
     /// The request of this number was completed, or failed.
     Completed(u64, std::result::Result<Connection, ConnectError>),
@@ -81,7 +81,7 @@ impl Peers {
             let tell = tell.clone();
             listener
                 .next()
-                .on_done(move |next| _ = tell.send(News::Asked(next)));
+                .on_done(move |next| _ = tell.send(RequestEvent::Asked(next)));
         };
         await_next();
         let (mut unproven, mut waiting) = (VecDeque::<Accepted<S>>::new(), VecDeque::new());
@@ -89,7 +89,7 @@ impl Peers {
         thread::scope(|scope| {
             while served < count && !INTERRUPTED.load(Ordering::Relaxed) {
                 match told.recv_timeout(PAUSE) {
-                    Ok(News::Asked(incoming)) => {
+                    Ok(RequestEvent::Asked(incoming)) => {
                         await_next();
                         let incoming = incoming?;
                         let from = incoming.from().map(|from| from.ip());
@@ -101,11 +101,11 @@ impl Peers {
                             let (number, tell) = (numbered, tell.clone());
                             queue(&mut unproven, Accepted { number, from, side });
                             completed.on_done(move |done| {
-                                _ = tell.send(News::Completed(number, done));
+                                _ = tell.send(RequestEvent::Completed(number, done));
                             });
                         }
                     }
-                    Ok(News::Completed(number, done)) => {
+                    Ok(RequestEvent::Completed(number, done)) => {
                         let place = unproven.iter().position(|one| one.number == number);
                         let accepted = place.and_then(|place| unproven.remove(place));
                         if let Some(one) = accepted.zip(done.ok()) {

@@ -14,7 +14,7 @@ use polyverbs_benches::command;
 use polyverbs_benches::crowd::{Choice, Crowd, SLOTS};
 use polyverbs_benches::loopback::{BATCH, Loopback};
 use polyverbs_benches::partner::Partner;
-use polyverbs_benches::ping_pong::{Manner, PingPong};
+use polyverbs_benches::ping_pong::{PingPong, SendPattern};
 use polyverbs_benches::report::{Limit, Quantity, Row, table};
 use polyverbs_benches::rig::{Rig, device_of_environment};
 use polyverbs_benches::sample::{Samples, find_best_pace, median, nanoseconds, pace};
@@ -182,12 +182,12 @@ fn rmw() -> f64 {
 
 /// Half round trips: the bar is a sum of two yardsticks.
 fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
-    let plain = Manner::default();
-    let manners = [
+    let plain = SendPattern::default();
+    let patterns = [
         ("send 64 B, half round trip", plain, Limit::AtMost(1.0)),
         (
             "  the same, every send signaled",
-            Manner {
+            SendPattern {
                 signaled_every: 1,
                 ..plain
             },
@@ -195,7 +195,7 @@ fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
         ),
         (
             "  the same, the message is read",
-            Manner {
+            SendPattern {
                 read: true,
                 ..plain
             },
@@ -203,9 +203,9 @@ fn sends(options: &Options, partner: &Partner) -> Outcome<Vec<Row>> {
         ),
     ];
     let mut rows = Vec::new();
-    for (name, manner, limit) in manners {
+    for (name, pattern, limit) in patterns {
         let rig = Rig::new(&options.device)?;
-        let mut pair = PingPong::new(&rig, manner)?;
+        let mut pair = PingPong::new(&rig, pattern)?;
         pair.half_round_trip(partner, 10_000);
         let readings = RefCell::new(Vec::new());
         let sum = || {

@@ -9,7 +9,7 @@
 
 mod memory;
 mod peer;
-mod said;
+mod protocol;
 mod stand_in;
 
 use std::net::SocketAddr;

@@ -17,7 +17,7 @@ use verbs_api::{
 };
 
 use crate::memory::{Change, Mirror};
-use crate::said::{Answer, Ask, Line, QpMade, Receive, Request, Say, ip_of, zeroed};
+use crate::protocol::{Answer, Ask, Line, QpMade, Receive, Request, Say, ip_of, zeroed};
 
 /// Serves requests until the other process closes the stream.
 pub(crate) fn serve(

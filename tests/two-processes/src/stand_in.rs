@@ -25,7 +25,7 @@ use verbs_api::{
 
 use crate::memory::{Change, Mirror};
 use crate::peer::lock;
-use crate::said::{
+use crate::protocol::{
     Answer, Ask, Line, QpMade, Receive, Request, Say, event_of, state_of, subject_of,
 };
 
@@ -41,7 +41,7 @@ enum Waiting {
 }
 
 /// The connection to the other process. Dropping it ends that process.
-struct Way {
+struct Remote {
     process: Mutex<Child>,
     stream: Mutex<UnixStream>,
     heard: Arc<Heard>,
@@ -56,7 +56,7 @@ struct Heard {
     events: Mutex<Option<Arc<dyn EventSink>>>,
 }
 
-impl Way {
+impl Remote {
     fn new(process: Child, stream: UnixStream) -> Arc<Self> {
         let heard = Arc::new(Heard::default());
         let (jobs, to_do) = mpsc::channel::<Job>();
@@ -126,7 +126,7 @@ fn unexpected() -> VerbError {
     VerbError::Internal("another answer than was asked for")
 }
 
-impl Drop for Way {
+impl Drop for Remote {
     fn drop(&mut self) {
         let _ = lock(&self.stream).shutdown(Shutdown::Both);
         let _ = lock(&self.process).wait();
@@ -169,7 +169,7 @@ impl Heard {
 
 /// The device of the other process.
 pub(crate) struct StandIn {
-    way: Arc<Way>,
+    remote: Arc<Remote>,
     attributes: DeviceAttributes,
     port: PortAttributes,
 }
@@ -182,9 +182,9 @@ impl StandIn {
         attributes: DeviceAttributes,
         port: PortAttributes,
     ) -> Self {
-        let way = Way::new(process, stream);
+        let remote = Remote::new(process, stream);
         Self {
-            way,
+            remote,
             attributes: DeviceAttributes {
                 name: format!("{} of another process", attributes.name),
                 ..attributes
@@ -205,22 +205,22 @@ impl DeviceOps for StandIn {
         _: &Grant,
         events: Arc<dyn EventSink>,
     ) -> Result<Arc<dyn ContextOps>, VerbError> {
-        *lock(&self.way.heard.events) = Some(events);
+        *lock(&self.remote.heard.events) = Some(events);
         Ok(Arc::new(Context {
-            way: Arc::clone(&self.way),
+            remote: Arc::clone(&self.remote),
             port: self.port.clone(),
         }))
     }
 }
 
 struct Context {
-    way: Arc<Way>,
+    remote: Arc<Remote>,
     port: PortAttributes,
 }
 
 impl ContextOps for Context {
     fn query_port(&self, port: Port) -> Result<PortAttributes, VerbError> {
-        let Answer::Port { address, gid } = self.way.ask(Ask::QueryPort { port })? else {
+        let Answer::Port { address, gid } = self.remote.ask(Ask::QueryPort { port })? else {
             return Err(unexpected());
         };
         let ip: IpAddr = address.parse().map_err(|_| unexpected())?;
@@ -232,23 +232,23 @@ impl ContextOps for Context {
     }
 
     fn alloc_pd(&self, reply: Reply<Arc<dyn PdOps>>) {
-        let way = Arc::clone(&self.way);
-        self.way.begin(None, Ask::AllocPd, reply, |answer| {
+        let remote = Arc::clone(&self.remote);
+        self.remote.begin(None, Ask::AllocPd, reply, |answer| {
             let Answer::Made { object } = answer else {
                 return None;
             };
-            Some(Arc::new(Pd(Object { way, object })) as _)
+            Some(Arc::new(Pd(Object { remote, object })) as _)
         });
     }
 
     fn create_cq(&self, init: CqInit, reply: Reply<Arc<dyn CqOps>>) {
-        let (way, cqe) = (Arc::clone(&self.way), init.cqe);
+        let (remote, cqe) = (Arc::clone(&self.remote), init.cqe);
         let ask = Ask::CreateCq { cqe };
-        self.way.begin(Some(init.id), ask, reply, |answer| {
+        self.remote.begin(Some(init.id), ask, reply, |answer| {
             let Answer::Cq { object, cqe } = answer else {
                 return None;
             };
-            let object = Object { way, object };
+            let object = Object { remote, object };
             Some(Arc::new(Cq { object, cqe }) as _)
         });
     }
@@ -256,15 +256,15 @@ impl ContextOps for Context {
 
 /// An object of the other process.
 struct Object {
-    way: Arc<Way>,
+    remote: Arc<Remote>,
     object: u32,
 }
 
 impl Object {
     fn destroy(&self, reply: Reply<()>) {
-        let Self { way, object } = self;
+        let Self { remote, object } = self;
         let ask = Ask::Destroy { object: *object };
-        way.begin(None, ask, reply, done);
+        remote.begin(None, ask, reply, done);
     }
 }
 
@@ -283,13 +283,13 @@ impl CqOps for Cq {
     }
 
     fn poll(&self, completions: &mut [Completion]) -> Result<usize, VerbError> {
-        let Object { way, object } = &self.object;
+        let Object { remote, object } = &self.object;
         let most = completions.len();
-        let Answer::Completions { done, changed } = way.ask(Ask::Poll { cq: *object, most })?
+        let Answer::Completions { done, changed } = remote.ask(Ask::Poll { cq: *object, most })?
         else {
             return Err(unexpected());
         };
-        way.take(&changed);
+        remote.take(&changed);
         let found = done.len();
         for (slot, done) in completions.iter_mut().zip(done) {
             *slot = done.into();
@@ -314,33 +314,35 @@ impl PdOps for Pd {
         if init.private {
             return reply.unsupported("reg_mr of private memory");
         }
-        let way = Arc::clone(&self.0.way);
+        let remote = Arc::clone(&self.0.remote);
         let ask = Ask::RegisterMr {
             pd: self.0.object,
             iova: init.iova,
             access: init.access.bits(),
             octets: init.memory.len(),
         };
-        self.0.way.begin(Some(init.id), ask, reply, move |answer| {
-            let mr = Mr::of(Arc::clone(&way), &answer)?;
-            let object = mr.object.object;
-            let mirror = Mirror::new(object, init.memory);
-            lock(&way.mirrors).insert(object, mirror);
-            Some(Arc::new(mr) as _)
-        });
+        self.0
+            .remote
+            .begin(Some(init.id), ask, reply, move |answer| {
+                let mr = Mr::of(Arc::clone(&remote), &answer)?;
+                let object = mr.object.object;
+                let mirror = Mirror::new(object, init.memory);
+                lock(&remote.mirrors).insert(object, mirror);
+                Some(Arc::new(mr) as _)
+            });
     }
 
     fn alloc_mr(&self, id: ObjectId, entries: u32, reply: Reply<Arc<dyn MrOps>>) {
-        let way = Arc::clone(&self.0.way);
+        let remote = Arc::clone(&self.0.remote);
         let pd = self.0.object;
         let ask = Ask::AllocMr { pd, entries };
-        self.0.way.begin(Some(id), ask, reply, |answer| {
-            Some(Arc::new(Mr::of(way, &answer)?) as _)
+        self.0.remote.begin(Some(id), ask, reply, |answer| {
+            Some(Arc::new(Mr::of(remote, &answer)?) as _)
         });
     }
 
     fn create_qp(&self, init: QpInit, reply: Reply<Arc<dyn QpOps>>) {
-        let way = Arc::clone(&self.0.way);
+        let remote = Arc::clone(&self.0.remote);
         let number = |cq: &Arc<dyn CqOps>| Ok(own::<Cq, _>(cq, "cq")?.object.object);
         let cqs = number(&init.send_cq).and_then(|send| Ok((send, number(&init.recv_cq)?)));
         let ask = match cqs.and_then(|cqs| QpMade::of(&init, cqs)) {
@@ -351,7 +353,7 @@ impl PdOps for Pd {
             },
             Err(error) => return reply.send(Err(error)),
         };
-        self.0.way.begin(Some(init.id), ask, reply, |answer| {
+        self.0.remote.begin(Some(init.id), ask, reply, |answer| {
             let Answer::Qp {
                 object,
                 number,
@@ -361,7 +363,7 @@ impl PdOps for Pd {
                 return None;
             };
             Some(Arc::new(Qp {
-                object: Object { way, object },
+                object: Object { remote, object },
                 number: Qpn::new(number),
                 cap: cap.into(),
             }) as _)
@@ -380,12 +382,12 @@ struct Mr {
 }
 
 impl Mr {
-    fn of(way: Arc<Way>, answer: &Answer) -> Option<Self> {
+    fn of(remote: Arc<Remote>, answer: &Answer) -> Option<Self> {
         let &Answer::Mr { object, lkey, rkey } = answer else {
             return None;
         };
         Some(Self {
-            object: Object { way, object },
+            object: Object { remote, object },
             lkey: LKey::new(lkey),
             rkey: RKey::new(rkey),
         })
@@ -402,8 +404,8 @@ impl MrOps for Mr {
     }
 
     fn dereg(&self, reply: Reply<()>) {
-        let Object { way, object } = &self.object;
-        lock(&way.mirrors).remove(object);
+        let Object { remote, object } = &self.object;
+        lock(&remote.mirrors).remove(object);
         self.object.destroy(reply);
     }
 }
@@ -426,23 +428,23 @@ impl Qp {
 
 impl PostOps for Qp {
     fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let Object { way, object } = &self.object;
+        let Object { remote, object } = &self.object;
         let mut said = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
             said.push(Request::of(request).map_err(|reason| (at, reason))?);
         }
-        Self::posted(way.ask(Ask::Post {
+        Self::posted(remote.ask(Ask::Post {
             qp: *object,
-            changed: way.changes(),
+            changed: remote.changes(),
             requests: said,
         }))
     }
 
     fn post_recv(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), (usize, PostReason)> {
-        let Object { way, object } = &self.object;
+        let Object { remote, object } = &self.object;
         let requests = requests.iter().map(Receive::of).collect();
         let qp = *object;
-        Self::posted(way.ask(Ask::PostReceives { qp, requests }))
+        Self::posted(remote.ask(Ask::PostReceives { qp, requests }))
     }
 }
 
@@ -463,15 +465,15 @@ impl QpOps for Qp {
     }
 
     fn modify(&self, attributes: QpAttributes, reply: Reply<()>) {
-        let Object { way, object } = &self.object;
+        let Object { remote, object } = &self.object;
         let attributes = Box::new((&attributes).into());
         let qp = *object;
-        way.begin(None, Ask::Modify { qp, attributes }, reply, done);
+        remote.begin(None, Ask::Modify { qp, attributes }, reply, done);
     }
 
     fn query(&self) -> Result<QpStatus, VerbError> {
-        let Object { way, object } = &self.object;
-        match way.ask(Ask::Query { qp: *object }) {
+        let Object { remote, object } = &self.object;
+        match remote.ask(Ask::Query { qp: *object }) {
             Ok(Answer::Status {
                 state,
                 draining,
