@@ -19,11 +19,12 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Makes the folder.
 pub(super) fn make(configuration: &Configuration) -> anyhow::Result<PathBuf> {
-    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // A process that has changed its user may not write to the first user's folder. A container may be read-only except for its
-    // shared memory.
-    let others = [env::temp_dir(), SHARED_MEMORY.into()];
-    make_in_first(own.into_iter().chain(others), configuration)
+    let set = ["XDG_RUNTIME_DIR", "TMPDIR"].map(env::var_os);
+    let set = set.into_iter().flatten().map(PathBuf::from);
+    // Folders and links occupy nothing in shared memory. A process that has changed its user may not write to the first user's
+    // folder, and a container may be read-only except for its shared memory.
+    let others = [SHARED_MEMORY, "/tmp"].map(PathBuf::from);
+    make_in_first(set.chain(others), configuration)
 }
 
 fn make_in_first(
