@@ -95,7 +95,7 @@ pub(crate) fn command() -> clap::Command {
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return refuse(&error),
+        Err(error) => return end(refuse(&error)),
     };
     #[cfg(debug_assertions)]
     if let Err(error) = broken::from_environment() {
@@ -108,6 +108,10 @@ pub fn main() -> ExitCode {
             .and_then(|()| perform(arguments))
             .map(|()| ExitCode::SUCCESS),
     };
+    end(result)
+}
+
+fn end(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(_) if interrupt::is_interrupted() => std::process::exit(interrupt::report()),
@@ -148,18 +152,16 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 // Help is printed as clap formats it; an invalid command line gets one line, like every other error.
-fn refuse(error: &clap::Error) -> ExitCode {
+fn refuse(error: &clap::Error) -> anyhow::Result<ExitCode> {
     if matches!(
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     ) {
-        return match error.print() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
+        output::written(error.print())?;
+        return Ok(ExitCode::SUCCESS);
     }
     output::complain(&said(error));
-    ExitCode::from(2)
+    Ok(ExitCode::from(2))
 }
 
 // What is wrong with a command line, in one line.

@@ -18,10 +18,26 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 /// Prints to standard output. An error, unlike a panic, lets `polyverbs … | head` end quietly.
 macro_rules! say {
     ($($argument:tt)*) => {
-        writeln!(anstream::stdout(), $($argument)*)
+        $crate::output::written(writeln!(anstream::stdout(), $($argument)*))
     };
 }
 pub(crate) use say;
+
+/// Names standard output in the error of a write to it.
+pub(crate) fn written(outcome: io::Result<()>) -> io::Result<()> {
+    outcome.map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("cannot write to standard output: {error}"),
+        )
+    })
+}
+
+/// Prints a text to standard output as it is.
+pub(crate) fn print(text: &[u8]) -> io::Result<()> {
+    let mut output = io::stdout();
+    written(output.write_all(text).and_then(|()| output.flush()))
+}
 
 /// The command has failed, and has reported that already.
 #[derive(Debug)]
@@ -50,8 +66,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut text = escaped(&serde_json::to_string_pretty(value)?);
     text.push('\n');
-    io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    Ok(print(text.as_bytes())?)
 }
 
 /// A JSON object in one line.

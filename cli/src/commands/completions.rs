@@ -1,8 +1,8 @@
 //! `polyverbs completions`: completion scripts for shells.
 
-use std::io::Write as _;
-
 use clap_complete::{Shell, generate};
+
+use crate::output::print;
 
 /// Print a shell's completions of this command
 #[derive(clap::Args)]
@@ -17,8 +17,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    std::io::stdout().write_all(&of(arguments.shell))?;
-    Ok(())
+    Ok(print(&of(arguments.shell))?)
 }
 
 /// The script.

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use polyverbs::Device;
 
 use crate::interrupt::{self, Ending};
-use crate::output::{AlreadyReported, progress, width};
+use crate::output::{AlreadyReported, print, progress, width};
 use crate::transfer::files::Target;
 
 /// Show what each device can do, side by side
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     if arguments.output.is_empty() {
         let text = given.unwrap_or(Format::Text).of(&matrix, use_colours())?;
-        std::io::stdout().write_all(text.as_bytes())?;
+        print(text.as_bytes())?;
     }
     for path in &arguments.output {
         let text = given

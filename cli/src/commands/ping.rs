@@ -236,7 +236,6 @@ impl Pings {
                 None => format!("{address} does not answer within {}", seconds(self.timeout)),
             };
             say!("{line}")?;
-            std::io::stdout().flush()?;
         }
         let tally = locked(&tally).clone();
         Ok(tally)

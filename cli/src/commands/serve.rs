@@ -94,7 +94,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             listener.address()
         )?;
     }
-    std::io::stdout().flush()?;
     let stored = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&stored);
     interrupt::says(Ending::ByItself, move || {
@@ -172,6 +171,5 @@ fn tell(Stored { path, copied }: &Stored, is_json: bool) -> anyhow::Result<()> {
             hexadecimal(&copied.server_digest),
         )?;
     }
-    std::io::stdout().flush()?;
     Ok(())
 }

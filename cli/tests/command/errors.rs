@@ -1,5 +1,6 @@
 //! What goes wrong gets one line that says what, and a status that is not zero.
 
+use super::network::Server;
 use super::{DEVICES, Folder, complaint, run};
 
 #[test]
@@ -156,4 +157,54 @@ fn a_page_that_cannot_be_written_is_named() {
         complaint(&["matrix", "--format", "html", "--output", "/dev/full"])
             .contains("No space left")
     );
+}
+
+#[test]
+fn a_full_standard_output_ends_every_command_with_one_line() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    let (file, capture) = (
+        folder.file(1000).to_str().unwrap().to_owned(),
+        path("capture"),
+    );
+    let (to, prefix) = (path("to"), path("prefix"));
+    std::fs::create_dir(&prefix).unwrap();
+    let copy = ["copy", &file, "--device", "ib0", "--to", &to];
+    run(&[&["capture", &capture], &copy[..]].concat());
+    let listens = ["--device", "ib0"];
+    let server = Server::new("ib0", "127.0.26.1:0", &[]);
+    for arguments in [
+        &[][..],
+        &["--help"],
+        &["--version"],
+        &["capture", &path("other"), "devices"],
+        &["completions", "bash"],
+        &copy,
+        &["devices"],
+        &["devices", "--json"],
+        &["dissect", &capture],
+        &["install", "--dry-run", "--prefix", &prefix],
+        &["matrix", "--device", "ib0"],
+        &["perf", "write-latency", "--device", "ib0"],
+        &[&["ping", &*server.address], &listens[..]].concat(),
+        &["plan", "--device", "ib0", "read-and-invalidate"],
+        &[&["rds", "receive", "127.0.26.2:4000"], &listens[..]].concat(),
+        &["run", "--show"],
+        &[
+            &["serve", "--listen", "127.0.26.3:0", "--dir", &prefix],
+            &listens[..],
+        ]
+        .concat(),
+    ] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_polyverbs"));
+        let ended = command.args(arguments).stdout(full).output().unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {told}");
+        assert_eq!(
+            told,
+            "polyverbs: cannot write to standard output: No space left on device (os error 28)\n",
+            "{arguments:?}"
+        );
+    }
 }

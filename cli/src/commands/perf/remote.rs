@@ -376,7 +376,6 @@ pub(super) fn listen(
     } else {
         say!("{} listens at {}", device.name(), listener.address())?;
     }
-    std::io::stdout().flush()?;
     let taken = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&taken);
     interrupt::says(Ending::AtOnce, move || {

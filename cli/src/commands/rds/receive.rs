@@ -44,17 +44,21 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let socket = common.bind(own(&arguments.at, 0)?)?;
     let to = arguments.to.as_deref();
     let is_piped = to.is_some_and(|to| to.as_os_str() == "-");
+    let refused = || match to {
+        Some(to) if !is_piped => format!("cannot write {}", to.display()),
+        _ => "cannot write to standard output".to_owned(),
+    };
     let mut into: Box<dyn Write> = match to {
         _ if is_piped => Box::new(io::stdout()),
         None => Box::new(io::sink()),
         Some(to) => {
             let file = File::create(to);
-            Box::new(file.with_context(|| format!("cannot write {}", to.display()))?)
+            Box::new(file.with_context(refused)?)
         }
     };
     let tell = |line: &str| match is_piped {
         true => writeln!(anstream::stderr(), "{line}"),
-        false => say!("{line}").and_then(|()| io::stdout().flush()),
+        false => say!("{line}"),
     };
     let first = described(common, &socket);
     match common.json {
@@ -79,7 +83,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let received = socket.recv_from(&mut room)?;
         let Some(from) = received.from else { continue };
         began = began.or_else(|| Some(Instant::now()));
-        into.write_all(&room[..received.length])?;
+        into.write_all(&room[..received.length])
+            .with_context(refused)?;
         bytes += received.length as u64;
         messages.fetch_add(1, Ordering::Relaxed);
         match common.json {
@@ -87,7 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             false => tell(&format!("{from}  {}", format_bytes(received.length as u64)))?,
         }
     }
-    into.flush()?;
+    into.flush().with_context(refused)?;
     let elapsed = began.map_or(Duration::ZERO, |began| began.elapsed());
     let messages = messages.load(Ordering::Relaxed);
     let figures = json!({

@@ -96,7 +96,6 @@ fn listen(arguments: &Arguments) -> anyhow::Result<()> {
             at.as_str().unwrap_or_default()
         )?,
     }
-    std::io::stdout().flush()?;
     let answered = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&answered);
     interrupt::says(Ending::AtOnce, move || {
