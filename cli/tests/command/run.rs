@@ -405,3 +405,54 @@ fn a_program_that_is_not_there_costs_no_trace_and_no_capture() {
         assert_eq!(fs::read(file).unwrap(), b"");
     }
 }
+
+#[test]
+fn a_program_that_will_not_load_the_libraries_is_named() {
+    let installed = Installed::new();
+    let path = |name| installed.folder.path(name);
+    let (source, elsewhere) = (path("program.c"), path("elsewhere"));
+    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    fs::create_dir(&elsewhere).unwrap();
+    let cc = |to: &Path, arguments: &[&str]| {
+        let mut cc = Command::new("cc");
+        cc.arg(&source).arg("-o").arg(to).args(arguments);
+        let built = cc.current_dir(path("")).output().unwrap();
+        assert!(built.status.success(), "{built:?}");
+    };
+    let library = elsewhere.join("libibverbs.so.1");
+    cc(&library, &["-shared", "-Wl,-soname,libibverbs.so.1"]);
+    let rpath = format!("-Wl,-rpath,{}", elsewhere.display());
+    let linked = [
+        "-Wl,--no-as-needed",
+        "elsewhere/libibverbs.so.1",
+        "-Wl,-rpath,$ORIGIN/elsewhere",
+    ];
+    let old = [&linked[..], &["-Wl,--disable-new-dtags"]].concat();
+    let new = [
+        "-Wl,--no-as-needed",
+        "elsewhere/libibverbs.so.1",
+        &rpath,
+        "-Wl,--enable-new-dtags",
+    ];
+    let programs = [
+        ("static", &["-static"][..], Some("is linked statically")),
+        (
+            "rpath",
+            &old,
+            Some("elsewhere/libibverbs.so.1 before ours: remove its RPATH"),
+        ),
+        ("runpath", &new, None),
+    ];
+    for (name, arguments, why) in programs {
+        cc(&path(name), arguments);
+        let ran = installed.run(&[path(name).to_str().unwrap()]);
+        let told = String::from_utf8(ran.stderr).unwrap();
+        assert!(ran.status.success(), "{name}: {told}");
+        assert_eq!(
+            told.lines().count(),
+            usize::from(why.is_some()),
+            "{name}: {told}"
+        );
+        assert!(told.contains(why.unwrap_or("")), "{name}: {told}");
+    }
+}

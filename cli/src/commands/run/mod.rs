@@ -1,12 +1,13 @@
 //! `polyverbs run`: runs an unmodified program on our devices.
 
+mod preflight;
 mod root;
 mod sanitizers;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use polyverbs_configuration::{
 };
 
 use crate::libraries::Libraries;
-use crate::output::complain;
+use crate::output::{complain, print};
 
 /// Run an unmodified program on our devices
 ///
@@ -94,7 +95,7 @@ const NOT_RUN: u8 = 126;
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let configuration = configuration(arguments)?;
     if arguments.show {
-        io::stdout().write_all(configuration.to_text()?.as_bytes())?;
+        print(configuration.to_text()?.as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
     let [program, rest @ ..] = &*arguments.program else {
@@ -104,8 +105,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let root = root::make(&configuration)?;
     let prepared = libraries.named(&root).and_then(|named| {
         // Otherwise the system says what is wrong with it.
-        if is_found(program) {
+        if let Some(file) = find(program) {
             empty(&configuration)?;
+            if let Some(obstacle) = preflight::obstacle(&file) {
+                complain(&obstacle);
+            }
         }
         Ok((named, sanitizers::thread_options(&root)?))
     });
@@ -145,17 +149,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(NOT_RUN))
 }
 
-// Whether the system would find a program to run.
-fn is_found(program: &OsStr) -> bool {
-    let is_program = |file: PathBuf| {
+// The file that the system would find to run.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    let is_program = |file: &PathBuf| {
         let there = fs::metadata(file);
         there.is_ok_and(|there| there.is_file() && there.mode() & 0o111 != 0)
     };
     if Path::new(program).components().count() > 1 {
-        return is_program(program.into());
+        return Some(program.into()).filter(is_program);
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    env::split_paths(&path).any(|folder| is_program(folder.join(program)))
+    let mut files = env::split_paths(&path).map(|folder| folder.join(program));
+    files.find(is_program)
 }
 
 // Every process of the program appends to these files.
