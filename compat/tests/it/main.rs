@@ -7,3 +7,4 @@ mod looks;
 mod moments;
 mod program;
 mod symbols;
+mod unopened;

@@ -22,9 +22,9 @@ pub(crate) fn compile(name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program with these devices. It must succeed and print this and nothing else.
+/// Runs a program with these devices. It must succeed and print this and nothing else. Returns what it writes to standard error.
 #[track_caller]
-pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) {
+pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) -> String {
     let ran = Command::new(program)
         .args(arguments)
         .env("LD_LIBRARY_PATH", program.parent().unwrap())
@@ -35,4 +35,5 @@ pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text
         .unwrap();
     assert!(ran.status.success(), "{ran:?}");
     assert_eq!(String::from_utf8_lossy(&ran.stdout), text, "{ran:?}");
+    String::from_utf8(ran.stderr).unwrap()
 }
