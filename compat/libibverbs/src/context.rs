@@ -3,12 +3,14 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use verbs_api::errno_of;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::PerProcess;
 use verbs_api::{
@@ -22,6 +24,7 @@ use crate::errno::{Errno, minus_one};
 use crate::events::Events;
 use crate::lock::lock;
 use crate::object;
+use crate::setup;
 use crate::sinks::Sinks;
 
 /// The layout of an open device.
@@ -101,6 +104,14 @@ fn file_of(fd: c_int) -> Result<u64, Errno> {
     Ok(found.st_ino)
 }
 
+fn without_pipe(errno: Errno) -> Errno {
+    let error = io::Error::from_raw_os_error(errno.0);
+    setup::complain(format_args!(
+        "a device cannot be opened without two pipes, and the system refuses one: {error}"
+    ));
+    errno
+}
+
 const CONTEXT: usize = offset_of!(VerbsContext, context);
 
 impl State {
@@ -110,14 +121,11 @@ impl State {
     /// The device cannot be opened, or there is no file descriptor left.
     pub fn open(listed: &'static ListedDevice) -> Result<Self, Errno> {
         let (device, context) = listed.open()?;
-        // SAFETY: a new descriptor; the name is a literal.
-        let cmd_fd = unsafe { libc::memfd_create(c"polyverbs".as_ptr(), libc::MFD_CLOEXEC) };
-        if cmd_fd < 0 {
-            return Err(Errno::last());
-        }
-        // SAFETY: just made, and nobody else's.
-        let cmd_fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
-        let events = Arc::new(Events::new()?);
+        // A file that is no other's: the end of a pipe, because some sandboxes refuse memfd_create.
+        let pipe = io::pipe().map_err(|error| Errno(errno_of(&error)));
+        let (cmd_fd, _) = pipe.map_err(without_pipe)?;
+        let cmd_fd = OwnedFd::from(cmd_fd);
+        let events = Arc::new(Events::new().map_err(without_pipe)?);
         let told = Arc::clone(&events);
         context.on_event(move |event| told.push(event));
         let shared = Arc::new(Shared {

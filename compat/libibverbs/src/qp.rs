@@ -542,6 +542,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn attributes_are_dropped_as_by_linux() {
+        let (state, migration, beyond) = (QpAttrMask::STATE, 1 << 18, 1 << 21);
+        let initiator =
+            QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
+        let target = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+        let all = state | initiator | target;
+        for (kind, counted) in [
+            (qp_type::RC, all),
+            (qp_type::XRC_SEND, state | initiator),
+            (qp_type::XRC_RECV, state | target),
+        ] {
+            assert_eq!(honoured(kind, all.bits() | migration), Ok(counted));
+            let refused = honoured(kind, all.bits() | beyond);
+            assert_eq!(refused, Err(Errno::OPNOTSUPP));
+        }
+        let of_datagrams = honoured(qp_type::UD, state.bits() | migration);
+        assert_eq!(of_datagrams, Err(Errno::INVAL));
+    }
+
+    #[test]
     fn destroying_a_queue_pair_waits_for_a_verb_of_the_connection_manager() {
         let options = EmulatedOptions {
             command_latency: Duration::from_millis(500),

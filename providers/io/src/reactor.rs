@@ -35,6 +35,7 @@ use verbs_api::provider::start_thread;
 use self::policy::{Claims, POLLS, Pollers, WAY};
 use crate::exit::at_exit;
 use crate::lock;
+use crate::sockets::refusal::named;
 
 mod policy;
 
@@ -144,9 +145,10 @@ impl Reactor {
     /// The process has too many descriptors.
     pub fn new() -> io::Result<Self> {
         let mut reactor = Self {
-            all: epoll::create(CreateFlags::CLOEXEC)?,
-            data: epoll::create(CreateFlags::CLOEXEC)?,
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            all: epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?,
+            data: epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(named("eventfd2"))?,
             is_polled: AtomicBool::new(false),
             claimed: AtomicU32::new(0),
             polls: AtomicU32::new(0),

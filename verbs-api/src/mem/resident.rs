@@ -3,7 +3,6 @@
 
 use std::ffi::c_void;
 
-use rustix::io::Errno;
 use rustix::mm::{Advice, MsyncFlags, madvise, msync};
 use rustix::param::page_size;
 
@@ -21,8 +20,9 @@ pub fn make_resident(start: *const u8, length: usize, is_written: bool) -> bool 
     };
     // SAFETY: pages that exist keep their contents, and the call fails where there are none.
     match unsafe { madvise(start, length, advice) } {
-        // Linux before 5.14 does not know the advice, and answers as for protected pages: there only mappings are checked.
-        Err(Errno::INVAL) if !knows_advice() => {
+        // Linux before 5.14 does not know the advice and answers as for protected pages, and a sandbox may refuse the call: there
+        // only mappings are checked.
+        Err(_) if !knows_advice() => {
             // SAFETY: with this flag nothing is written; the addresses are only looked up.
             unsafe { msync(start, length, MsyncFlags::ASYNC) }.is_ok()
         }

@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use crate::fork::Unshared;
+use crate::sockets::refusal::named;
 use crate::sockets::sys;
 use crate::sockets::udp::is_passing;
 use crate::{count, lock, zeroed};
@@ -187,12 +188,8 @@ fn listening(name: &str) -> io::Result<OwnedFd> {
 
 fn unconnected() -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        flags,
-        None,
-    )?)
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(named("socket(AF_UNIX)"))
 }
 
 /// A name, and the messages that others send to it.
@@ -219,7 +216,7 @@ impl Inbox {
     /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
         let listener = Unshared::made(|| listening(name))?;
-        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        let ready = epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?;
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         let accepted = Accepted {
             connections: BTreeMap::new(),

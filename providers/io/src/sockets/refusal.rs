@@ -18,13 +18,28 @@ pub(crate) fn explained(error: io::Error, about: IpAddr) -> io::Error {
         Some(Errno::NFILE) => "the system has no file left: see /proc/sys/fs/file-max",
         _ => return error,
     };
+    with_cause(error, cause.to_owned())
+}
+
+/// Names a system call in the error of a sandbox that refuses it; other errors say enough.
+pub(crate) fn named(call: &'static str) -> impl Fn(Errno) -> io::Error {
+    move |errno| match errno {
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => with_cause(
+            errno.into(),
+            format!("the system refuses {call}: allow it in the sandbox (seccomp) of this process"),
+        ),
+        errno => errno.into(),
+    }
+}
+
+fn with_cause(error: io::Error, cause: String) -> io::Error {
     io::Error::new(error.kind(), Explained { cause, error })
 }
 
 #[derive(Debug, Error)]
 #[error("{cause} ({error})")]
 struct Explained {
-    cause: &'static str,
+    cause: String,
     #[source]
     error: io::Error,
 }
@@ -49,5 +64,16 @@ mod tests {
             assert_eq!(said(errno, "192.0.2.1"), io::Error::from(errno).to_string());
         }
         assert!(said(Errno::MFILE, "192.0.2.1").contains("ulimit -n"));
+    }
+
+    #[test]
+    fn a_call_that_a_sandbox_refuses_is_named() {
+        for errno in [Errno::PERM, Errno::NOSYS] {
+            let error = named("eventfd2")(errno);
+            assert_eq!(errno_of(&error), errno.raw_os_error());
+            assert!(error.to_string().contains("refuses eventfd2"), "{error}");
+        }
+        let full = named("eventfd2")(Errno::MFILE);
+        assert_eq!(full.to_string(), io::Error::from(Errno::MFILE).to_string());
     }
 }
