@@ -175,11 +175,11 @@ fn unsupported_arguments_fail_with_their_error_number() {
         libc::EPROTONOSUPPORT,
     );
     let id = new_id(channel, port_space::TCP);
-    // An address that no device has, and one of no family of the internet.
+    // An address that is not of this machine, and one of no family of the internet.
     let mut foreign = sockaddr("192.0.2.77:1");
     refused(
         call!(bind::bind_addr(id, (&raw mut foreign).cast())),
-        libc::ENODEV,
+        libc::EADDRNOTAVAIL,
     );
     let mut unix = address::none();
     unix.any.sa_family = libc::AF_UNIX as libc::sa_family_t;
