@@ -115,7 +115,7 @@ fn a_task_that_awaits_its_stream_is_woken() {
 }
 
 #[test]
-fn what_a_stream_has_not_handed_out_is_polled_after_its_end() {
+fn a_dropped_stream_leaves_its_completions_to_polls() {
     for device in DEVICES {
         let rig = rig(device);
         let mut stream = rig.servers[0].completions().unwrap();

@@ -79,7 +79,7 @@ fn a_receive_that_is_posted_in_time_ends_the_rnr_retries() {
 }
 
 #[test]
-fn retries_of_a_lost_message_take_as_long_as_they_take_and_no_real_time() {
+fn retries_of_a_lost_message_take_virtual_time() {
     let clock = VirtualClock::new();
     let options = EmulatedOptions {
         faults: "drop=100%".parse().unwrap(),

@@ -33,15 +33,15 @@ impl VirtualClock {
     /// Advances it by `time`. Everything that becomes due until then happens in this call, in the order of its time.
     ///
     /// # Errors
-    /// What is due never ends.
+    /// A million jobs became due before that.
     pub fn advance(&self, time: Duration) -> Result<(), SimulationError> {
         self.0.run_for(time)
     }
 
-    /// Advances it until nothing is due any more.
+    /// Advances it from job to job, until none is left.
     ///
     /// # Errors
-    /// What is due never ends, such as RNR retries without a limit.
+    /// A million jobs became due: RNR retries without a limit, for instance, have no end.
     pub fn advance_until_idle(&self) -> Result<(), SimulationError> {
         self.0.run_until_idle()
     }
