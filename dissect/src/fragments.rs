@@ -33,7 +33,7 @@ struct Key {
     identification: u32,
 }
 
-/// What has arrived of a packet.
+/// The fragments of a packet that have arrived.
 #[derive(Debug)]
 struct Parts {
     version: &'static str,
