@@ -119,6 +119,11 @@ macro_rules! branch {
     };
 }
 
+interpose! { "close" => descriptors::close }
+#[cfg(target_arch = "x86_64")]
+interpose! { "close_range", "GLIBC_2.34" => descriptors::close_range }
+#[cfg(target_arch = "x86_64")]
+interpose! { "closefrom", "GLIBC_2.34" => descriptors::closefrom }
 interpose! { "free" => kept::free }
 interpose! { "mmap" => kept::mmap }
 interpose! { "mmap64" => kept::mmap }

@@ -302,11 +302,13 @@ static void exchange(void)
 	MUST(rclose(client) == 0 && rclose(server) == 0);
 }
 
-// Other files get the numbers of descriptors that were closed, and the libraries neither read, nor write, nor close them.
+// Other files get the numbers of descriptors that are closed, and the libraries neither read, nor write, nor close them.
 static void leave_nothing(const char *file)
 {
-	int before, pipes[64][2];
+	int before, open, pipes[64][2];
+	void *bound;
 
+	closefrom(3);
 	before = descriptors(file);
 	keep_domain();
 	MUST(descriptors(file) == before);
@@ -314,18 +316,28 @@ static void leave_nothing(const char *file)
 	exchange();
 	end();
 	MUST(descriptors(file) == before);
+	// Those of an open device stay.
+	MUST(rdma_create_id(NULL, &bound, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(bound, (struct sockaddr *)&here) == 0);
+	open = descriptors(file);
+	MUST(open > before);
 	closefrom(3);
+	for (int fd = 3; fd < 1024; fd++)
+		MUST(close(fd) == -1 && errno == EBADF);
+	MUST(descriptors(file) == open);
 	for (int at = 0; at < 64; at++)
 		MUST(pipe2(pipes[at], O_NONBLOCK) == 0);
 	make();
 	exchange();
 	end_and_make();
+	MUST(rdma_destroy_id(bound) == 0);
 	for (int at = 0; at < 64; at++) {
 		char byte;
 
 		MUST(read(pipes[at][0], &byte, 1) == -1 && errno == EAGAIN);
 		MUST(close(pipes[at][0]) == 0 && close(pipes[at][1]) == 0);
 	}
+	MUST(descriptors(file) == before);
 }
 
 __attribute__((constructor)) static void before_main(int count, char **arguments)

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use polyverbs::emulated::Unshared;
 use verbs_api::errno_of;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::PerProcess;
@@ -40,7 +41,7 @@ pub struct State {
     pub context: Context,
     /// What it shares with its imports.
     pub shared: Arc<Shared>,
-    cmd_fd: OwnedFd,
+    cmd_fd: Unshared,
 }
 
 /// What an open device and its imports share.
@@ -122,9 +123,8 @@ impl State {
     pub fn open(listed: &'static ListedDevice) -> Result<Self, Errno> {
         let (device, context) = listed.open()?;
         // A file that is no other's: the end of a pipe, because some sandboxes refuse memfd_create.
-        let pipe = io::pipe().map_err(|error| Errno(errno_of(&error)));
-        let (cmd_fd, _) = pipe.map_err(without_pipe)?;
-        let cmd_fd = OwnedFd::from(cmd_fd);
+        let cmd_fd = Unshared::made(|| Ok(io::pipe()?.0.into()));
+        let cmd_fd = cmd_fd.map_err(|error| without_pipe(Errno(errno_of(&error))))?;
         let events = Arc::new(Events::new().map_err(without_pipe)?);
         let told = Arc::clone(&events);
         context.on_event(move |event| told.push(event));
@@ -133,7 +133,7 @@ impl State {
             context,
             _device: device,
             listed,
-            file: file_of(cmd_fd.as_raw_fd())?,
+            file: file_of(cmd_fd.as_fd().as_raw_fd())?,
             events,
             elements: Mutex::default(),
             unacknowledged: Mutex::default(),
@@ -162,11 +162,11 @@ impl State {
         drop(open);
         let shared = shared.ok_or(Errno(libc::EBADF))?;
         // SAFETY: the program gives the descriptor to the library.
-        let cmd_fd = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
-        Ok(Self::of(shared, cmd_fd))
+        let cmd_fd = Unshared::made(|| Ok(unsafe { OwnedFd::from_raw_fd(cmd_fd) }));
+        Ok(Self::of(shared, cmd_fd.map_err(|_| Errno::last())?))
     }
 
-    fn of(shared: Arc<Shared>, cmd_fd: OwnedFd) -> Self {
+    fn of(shared: Arc<Shared>, cmd_fd: Unshared) -> Self {
         Self {
             context: shared.context.clone(),
             shared,
@@ -236,7 +236,7 @@ pub fn create(own: State, tables: Tables) -> *mut IbvContext {
             context: IbvContext {
                 device: own.shared.listed.as_public(),
                 ops: tables.ops,
-                cmd_fd: own.cmd_fd.as_raw_fd(),
+                cmd_fd: own.cmd_fd.as_fd().as_raw_fd(),
                 async_fd: own.shared.events.fd(),
                 num_comp_vectors: c_int::try_from(limits.num_comp_vectors).unwrap_or(c_int::MAX),
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,

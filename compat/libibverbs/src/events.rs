@@ -4,8 +4,11 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Mutex;
+
+use polyverbs::emulated::Unshared;
 
 use crate::cancel::sleep_in;
 use crate::errno::Errno;
@@ -15,8 +18,12 @@ use crate::lock::lock;
 /// both (InfiniStore). It is the read end of a pipe with one byte for each event.
 pub struct Events<T> {
     queue: Mutex<Queue<T>>,
-    readable: OwnedFd,
-    writable: OwnedFd,
+    readable: Unshared,
+    writable: Unshared,
+}
+
+fn raw(descriptor: &Unshared) -> c_int {
+    descriptor.as_fd().as_raw_fd()
 }
 
 struct Queue<T> {
@@ -32,14 +39,19 @@ impl<T> Events<T> {
     /// There is no file descriptor left.
     pub fn new() -> Result<Self, Errno> {
         let mut ends = [-1; 2];
-        // SAFETY: room for two descriptors.
-        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
-            return Err(Errno::last());
-        }
-        // SAFETY: just made, and nobody else's.
-        let [readable, writable] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let made = Unshared::several(|| {
+            // SAFETY: room for two descriptors.
+            if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: just made, without another owner.
+            let ends = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+            Ok(((), ends.into()))
+        });
+        let (_, made) = made.map_err(|_| Errno::last())?;
+        let [readable, writable] = made.try_into().map_err(|_| Errno::NOMEM)?;
         // SAFETY: a flag of a descriptor that is our own.
-        if unsafe { libc::fcntl(writable.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+        if unsafe { libc::fcntl(raw(&writable), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return Err(Errno::last());
         }
         Ok(Self {
@@ -54,7 +66,7 @@ impl<T> Events<T> {
 
     /// The descriptor.
     pub fn fd(&self) -> c_int {
-        self.readable.as_raw_fd()
+        raw(&self.readable)
     }
 
     /// Adds an event.
@@ -95,14 +107,8 @@ impl<T> Events<T> {
         while queue.untold > 0 {
             // The function `write` of the C library could cancel the thread, which may be one that polls.
             // SAFETY: a byte. It does not wait.
-            let written = unsafe {
-                libc::syscall(
-                    libc::SYS_write,
-                    self.writable.as_raw_fd(),
-                    &raw const byte,
-                    1,
-                )
-            };
+            let written =
+                unsafe { libc::syscall(libc::SYS_write, raw(&self.writable), &raw const byte, 1) };
             if written < 1 {
                 return;
             }

@@ -10,6 +10,7 @@ pub mod builder;
 pub mod cancel;
 pub mod context;
 pub mod cq;
+pub mod descriptors;
 pub mod device;
 pub mod dm;
 pub mod entry;

@@ -7,7 +7,8 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use verbs_api::provider::ForkLock;
@@ -19,27 +20,25 @@ pub struct Unshared(ManuallyDrop<OwnedFd>);
 impl Unshared {
     /// Opens a descriptor with `make`, which must not block, and marks it under one lock: a child that is forked in between
     /// would keep it open.
-    pub(crate) fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn made(make: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Self> {
         let mut open = OPEN.lock();
         make().map(|descriptor| open.add(descriptor))
     }
 
     /// Opens several descriptors with `make`, which must not block, and marks them. Returns them with the value of `make`.
-    pub(crate) fn several<T>(
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn several<T>(
         make: impl FnOnce() -> io::Result<(T, Vec<OwnedFd>)>,
     ) -> io::Result<(T, Vec<Self>)> {
         let mut open = OPEN.lock();
         let (value, descriptors) = make()?;
         let marked = descriptors.into_iter().map(|one| open.add(one)).collect();
         Ok((value, marked))
-    }
-
-    /// Returns the descriptor, which children of later forks keep open.
-    pub(crate) fn into_shared(self) -> OwnedFd {
-        let mut this = ManuallyDrop::new(self);
-        OPEN.lock().unmark(&this.0);
-        // SAFETY: nothing uses the field after this, and nothing drops it.
-        unsafe { ManuallyDrop::take(&mut this.0) }
     }
 }
 
@@ -64,15 +63,25 @@ struct Open {
     /// The event descriptor that replaces them in a child; `None` if there are none, or if the system has no free file.
     nothing: Option<OwnedFd>,
     count: usize,
-    /// There is a bit for each number. A child keeps descriptors with greater numbers open.
-    numbers: [u64; 1024],
+}
+
+/// There is a bit for each number, set and cleared under the lock. A child keeps descriptors with greater numbers open.
+static NUMBERS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+/// Returns whether a descriptor belongs to this library. It takes no lock, so that signal handlers may call it.
+pub fn is_own_descriptor(descriptor: RawFd) -> bool {
+    place(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+fn place(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let number = usize::try_from(descriptor).ok()?;
+    Some((NUMBERS.get(number / 64)?, 1 << (number % 64)))
 }
 
 static OPEN: ForkLock<Open> = ForkLock::with_change(
     Open {
         nothing: None,
         count: 0,
-        numbers: [0; 1024],
     },
     replace_all,
 );
@@ -81,27 +90,31 @@ impl Open {
     fn add(&mut self, descriptor: OwnedFd) -> Unshared {
         if self.nothing.is_none() {
             self.nothing = eventfd(0, EventfdFlags::CLOEXEC).ok();
+            self.nothing.as_ref().map(mark);
         }
-        if let Some((word, bit)) = self.place(&descriptor) {
-            *word |= bit;
-        }
+        mark(&descriptor);
         self.count += 1;
         Unshared(ManuallyDrop::new(descriptor))
     }
 
     fn unmark(&mut self, descriptor: &OwnedFd) {
-        if let Some((word, bit)) = self.place(descriptor) {
-            *word &= !bit;
-        }
+        clear(descriptor);
         self.count -= 1;
         if self.count == 0 {
-            self.nothing = None;
+            drop(self.nothing.take().inspect(clear));
         }
     }
+}
 
-    fn place(&mut self, descriptor: &OwnedFd) -> Option<(&mut u64, u64)> {
-        let number = descriptor.as_raw_fd() as usize;
-        Some((self.numbers.get_mut(number / 64)?, 1 << (number % 64)))
+fn mark(descriptor: &OwnedFd) {
+    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
+fn clear(descriptor: &OwnedFd) {
+    if let Some((word, bit)) = place(descriptor.as_raw_fd()) {
+        word.fetch_and(!bit, Ordering::Relaxed);
     }
 }
 
@@ -110,8 +123,8 @@ fn replace_all(open: &mut Open) {
     let Some(nothing) = &open.nothing else {
         return;
     };
-    for (place, word) in open.numbers.iter().enumerate() {
-        let mut left = *word;
+    for (place, word) in NUMBERS.iter().enumerate() {
+        let mut left = word.load(Ordering::Relaxed);
         while left != 0 {
             let number = place * 64 + left.trailing_zeros() as usize;
             left &= left - 1;

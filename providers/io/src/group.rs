@@ -572,7 +572,7 @@ fn accept(descriptors: Vec<Unshared>, options: &GroupOptions) -> Option<Shared> 
     };
     let shm = match passed.next() {
         None => None,
-        Some(memory) => Some(Arc::new(Shm::of(memory.into_shared())?)),
+        Some(memory) => Some(Arc::new(Shm::of(memory)?)),
     };
     passed.next().is_none().then_some(Shared { sockets, shm })
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -15,9 +15,11 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 use verbs_api::memory::Span;
 
+use crate::fork::Unshared;
+
 /// Memory without a name, for each process that receives its descriptor. Untouched pages occupy no memory.
 #[derive(Debug)]
-pub(crate) struct SharedMemory(OwnedFd);
+pub(crate) struct SharedMemory(Unshared);
 
 /// The length is fixed, so a mapping never loses pages.
 const SEALS: SealFlags = SealFlags::SHRINK
@@ -37,15 +39,15 @@ impl SharedMemory {
         {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let descriptor =
-            memfd_create("polyverbs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let descriptor = Unshared::made(|| Ok(memfd_create("polyverbs", flags)?))?;
         ftruncate(&descriptor, bytes)?;
         fcntl_add_seals(&descriptor, SEALS)?;
         Ok(Self(descriptor))
     }
 
     /// Takes the descriptor that another process passed; `None` if it is something else.
-    pub(crate) fn of(descriptor: OwnedFd, bytes: u64) -> Option<Self> {
+    pub(crate) fn of(descriptor: Unshared, bytes: u64) -> Option<Self> {
         let is_sealed = fcntl_get_seals(&descriptor).is_ok_and(|seals| seals.contains(SEALS));
         let size = fstat(&descriptor).ok()?.st_size;
         (is_sealed && u64::try_from(size) == Ok(bytes)).then_some(Self(descriptor))
@@ -213,7 +215,8 @@ mod tests {
     fn only_sealed_memory_is_accepted_from_other_processes() {
         let memory = SharedMemory::new(PAGE as u64).unwrap();
         assert!(ftruncate(&memory, 0).is_err());
-        let passed = |memory: &dyn AsFd| memory.as_fd().try_clone_to_owned().unwrap();
+        let passed =
+            |memory: &dyn AsFd| Unshared::made(|| memory.as_fd().try_clone_to_owned()).unwrap();
         assert!(SharedMemory::of(passed(&memory), PAGE as u64).is_some());
         assert!(SharedMemory::of(passed(&memory), 2 * PAGE as u64).is_none());
         let open = memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();

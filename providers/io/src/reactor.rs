@@ -34,6 +34,7 @@ use verbs_api::provider::start_thread;
 
 use self::policy::{Claims, POLLS, Pollers, WAY};
 use crate::exit::at_exit;
+use crate::fork::Unshared;
 use crate::lock;
 use crate::sockets::refusal::named;
 
@@ -115,9 +116,9 @@ pub struct Ready {
 /// Watches the sockets of a device, and decides which thread reads them.
 pub struct Reactor {
     /// The thread sleeps in this: it has the rare sources, the bell, and `data` while the thread owns the input.
-    all: OwnedFd,
-    data: OwnedFd,
-    bell: OwnedFd,
+    all: Unshared,
+    data: Unshared,
+    bell: Unshared,
     is_polled: AtomicBool,
     /// The number of claims so far.
     claimed: AtomicU32,
@@ -145,10 +146,9 @@ impl Reactor {
     /// The process has too many descriptors.
     pub fn new() -> io::Result<Self> {
         let mut reactor = Self {
-            all: epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?,
-            data: epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?,
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(named("eventfd2"))?,
+            all: Unshared::made(new_epoll)?,
+            data: Unshared::made(new_epoll)?,
+            bell: Unshared::made(new_bell)?,
             is_polled: AtomicBool::new(false),
             claimed: AtomicU32::new(0),
             polls: AtomicU32::new(0),
@@ -199,7 +199,7 @@ impl Reactor {
         Ok(epoll::delete(self.epoll(kind), source)?)
     }
 
-    fn epoll(&self, kind: Source) -> &OwnedFd {
+    fn epoll(&self, kind: Source) -> &Unshared {
         match kind.is_data() {
             true => &self.data,
             false => &self.all,
@@ -453,7 +453,15 @@ fn guarded(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
 
-fn wait(epoll: &OwnedFd, events: &mut [Event], time: Option<Duration>) -> io::Result<usize> {
+fn new_epoll() -> io::Result<OwnedFd> {
+    epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))
+}
+
+fn new_bell() -> io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(named("eventfd2"))
+}
+
+fn wait(epoll: &Unshared, events: &mut [Event], time: Option<Duration>) -> io::Result<usize> {
     match epoll::wait(epoll, events, time.map(timespec).as_ref()) {
         Ok(count) => Ok(count),
         Err(Errno::INTR) => Ok(0),

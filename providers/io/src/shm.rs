@@ -19,13 +19,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use polyverbs_engine::link::Exchange;
 use verbs_api::memory::Span;
 
+use crate::fork::Unshared;
 use crate::group::{QpnRange, RANGES};
 use crate::lock;
 use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
@@ -51,7 +52,7 @@ impl Shm {
     }
 
     /// Takes the descriptor that another process passed; `None` if it is something else.
-    pub(crate) fn of(descriptor: OwnedFd) -> Option<Self> {
+    pub(crate) fn of(descriptor: Unshared) -> Option<Self> {
         Self::with(SharedMemory::of(descriptor, TOTAL)?).ok()
     }
 

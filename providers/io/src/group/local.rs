@@ -196,7 +196,7 @@ fn unconnected() -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     /// An epoll instance with the listener and the connections.
-    ready: OwnedFd,
+    ready: Unshared,
     listener: Unshared,
     accepted: Mutex<Accepted>,
 }
@@ -216,7 +216,8 @@ impl Inbox {
     /// Another process holds it ([`AddrInUse`](io::ErrorKind::AddrInUse)).
     pub(crate) fn named(name: &str) -> io::Result<Self> {
         let listener = Unshared::made(|| listening(name))?;
-        let ready = epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"))?;
+        let new_epoll = || epoll::create(CreateFlags::CLOEXEC).map_err(named("epoll_create1"));
+        let ready = Unshared::made(new_epoll)?;
         epoll::add(&ready, &listener, LISTENER, CONNECTING)?;
         let accepted = Accepted {
             connections: BTreeMap::new(),

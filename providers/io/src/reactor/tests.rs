@@ -168,7 +168,7 @@ impl Drop for Reader {
     }
 }
 
-fn is_ready(epoll: &OwnedFd) -> bool {
+fn is_ready(epoll: &Unshared) -> bool {
     let mut asked = [PollFd::new(epoll, PollFlags::IN)];
     poll(&mut asked, Some(&Timespec::default())).unwrap() > 0
 }

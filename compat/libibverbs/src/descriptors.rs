@@ -1,0 +1,58 @@
+//! Descriptors that a program closes without knowing whose they are, as `closefrom` does: those of the library stay open.
+//!
+//! The functions here interpose those of the C library in programs that are linked with the library. A descriptor of the library that
+//! was closed so could become another file of the program, from which the library would read, and to which it would write.
+// These are functions of C, of which each has the contract of the one with its name.
+#![allow(unsafe_code, clippy::missing_safety_doc)]
+
+use std::ffi::{c_int, c_uint};
+use std::mem;
+
+use polyverbs::emulated::is_own_descriptor;
+
+use crate::errno::Errno;
+use crate::kept::Next;
+
+/// `close`. To the program a descriptor of the library is none.
+pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
+    static NEXT: Next = Next::new(c"close");
+    if is_own_descriptor(descriptor) {
+        Errno(libc::EBADF).set();
+        return -1;
+    }
+    // SAFETY: the function of this name, which every C library has.
+    unsafe {
+        let next: unsafe extern "C" fn(c_int) -> c_int = mem::transmute(NEXT.find());
+        next(descriptor)
+    }
+}
+
+fn system_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: it takes numbers.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+}
+
+/// `close_range`: the stretches between the descriptors of the library.
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const HIGHEST: c_uint = 65_535;
+    let mut next = first;
+    for own in first..=last.min(HIGHEST) {
+        if !is_own_descriptor(own as c_int) {
+            continue;
+        }
+        if next < own && system_close_range(next, own - 1, flags) != 0 {
+            return -1;
+        }
+        next = own + 1;
+    }
+    match next <= last || last < first {
+        true => system_close_range(next, last, flags),
+        false => 0,
+    }
+}
+
+/// `closefrom`.
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: the same contract.
+    unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+}
