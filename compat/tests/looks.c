@@ -104,7 +104,7 @@ static void folders(void)
 
 static void answers(void)
 {
-	char text[PATH_MAX], link[64], *made;
+	char text[PATH_MAX], link[64];
 	int folder = open(CLASS "/ib0", O_RDONLY | O_DIRECTORY);
 
 	MUST(strcmp(realpath(NAME, text), NAME) == 0);

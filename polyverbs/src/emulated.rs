@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use polyverbs_io::{GroupOptions, source_of};
 use thiserror::Error;
-use verbs_api::{Device, errno_of};
+use verbs_api::{Device, provider::errno_of};
 
 pub use polyverbs_io::OctetCapture;
 pub use polyverbs_io::emulated::{

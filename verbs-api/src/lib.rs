@@ -54,7 +54,7 @@ pub use context::Context;
 pub use control::Started;
 pub use cq::{Cq, CqOptions};
 pub use device::{Device, OpenError};
-pub use error::{ArgumentReason, ErrorKind, VerbError, errno_of};
+pub use error::{ArgumentReason, ErrorKind, VerbError};
 pub use ids::RKey;
 pub use lifecycle::DestroyError::{self, Busy};
 pub use mem::{Buffer, BufferPool, Memory, PageList, Sge};

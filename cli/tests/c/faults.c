@@ -11,15 +11,9 @@
 
 #include "../../../compat/tests/libraries.h"
 
-int rconnect(int socket, const struct sockaddr *address, socklen_t length);
-ssize_t rsend(int socket, const void *buffer, size_t length, int flags);
-ssize_t rrecv(int socket, void *buffer, size_t length, int flags);
-off_t riomap(int socket, void *buffer, size_t length, int rights, int flags, off_t offset);
 int riounmap(int socket, void *buffer, size_t length);
-int rsetsockopt(int socket, int level, int name, const void *value, socklen_t length);
-size_t riowrite(int socket, const void *buffer, size_t length, off_t offset, int flags);
 
-enum { PAGE = 4096, SOL_RDMA = 0x10000, RDMA_IOMAPSIZE = 3 };
+enum { PAGE = 4096 };
 
 static struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = 0x4711 };
 static int near, far;

@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs::emulated::Unshared;
-use verbs_api::errno_of;
 use verbs_api::objects::ObjectId;
-use verbs_api::provider::PerProcess;
+use verbs_api::provider::{PerProcess, errno_of};
 use verbs_api::{
     Context, DestroyError, Device, Memory, Mr, Pd, Qp, Started,
     event::{AsyncEvent, EventSubject},

@@ -20,7 +20,7 @@ use polyverbs_libibverbs::open::{close_unused, open_device};
 use polyverbs_libibverbs::pd;
 use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
-use verbs_api::{Context, Transport, errno_of};
+use verbs_api::{Context, Transport, provider::errno_of};
 
 use crate::rsocket::datagram::udp_at;
 

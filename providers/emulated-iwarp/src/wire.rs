@@ -8,7 +8,8 @@ use polyverbs_engine::network::Progress;
 use polyverbs_io::RealHost;
 use polyverbs_io::TcpLink;
 use polyverbs_io::emulated::EmulatedError;
-use verbs_api::{errno_of, ids::LinkAddress};
+use verbs_api::ids::LinkAddress;
+use verbs_api::provider::errno_of;
 
 use crate::codec::MpaCodec;
 use crate::driver::Iwarp;

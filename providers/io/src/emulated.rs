@@ -10,9 +10,9 @@ use polyverbs_engine::driver::Driver;
 use polyverbs_engine::link::SharedLink;
 use polyverbs_engine::network::Network;
 use thiserror::Error;
-use verbs_api::provider::{DeviceList, DeviceOps, Provider};
+use verbs_api::provider::{DeviceList, DeviceOps, Provider, errno_of};
 use verbs_api::{
-    ArgumentReason, Features, Limit, VerbError, errno_of, extension::Extensions, ids::LinkAddress,
+    ArgumentReason, Features, Limit, VerbError, extension::Extensions, ids::LinkAddress,
 };
 
 use crate::{GroupOptions, JoinError, RealHost, WireTap};

@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use polyverbs_engine::link::Exchange;
 use rustix::io::Errno;
 use thiserror::Error;
-use verbs_api::errno_of;
 use verbs_api::provider::PerProcess;
+use verbs_api::provider::errno_of;
 
 use self::local::{Connection, Inbox};
 use self::store::SocketStore;

@@ -124,7 +124,8 @@ impl Chosen {
 }
 
 impl Pair {
-    /// Makes and connects an idle pair. With every second seed, frames are encoded as bytes on the link.
+    /// Makes and connects an idle pair. With every second seed, frames are encoded as bytes on the link if it cuts messages into
+    /// packets.
     pub fn new(chosen: Chosen, seed: u64, rng: &mut SmallRng) -> Self {
         let delay = Duration::from_micros(rng.random_range(0..150));
         let faults = FaultSpec {
@@ -135,7 +136,7 @@ impl Pair {
         let link = Arc::new(DatagramLink::new(chosen.mtu, faults));
         let simulation = Simulation::new();
         let mut framed = Arc::clone(&link) as SharedLink<Header>;
-        if seed.is_multiple_of(2) {
+        if seed.is_multiple_of(2) && chosen.mtu.is_some() {
             framed = through_datagrams(framed, RoceV2::new(), 4791, None);
         }
         let network = simulation.network::<InfiniBand>((!chosen.direct).then_some(framed));

@@ -23,8 +23,8 @@ use verbs_api::{
     Access, Ah, Completion, ConnectOptions, Cq, Memory, Mr, Qp, QpOptions, Transport,
     capability::PortAttributes,
     completion::Notify,
-    errno_of,
     ids::{LinkAddress, Qpn},
+    provider::errno_of,
     wr::{self, Data, ReceiveRequest, UdDestination},
 };
 

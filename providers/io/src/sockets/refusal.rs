@@ -46,7 +46,7 @@ struct Explained {
 
 #[cfg(test)]
 mod tests {
-    use verbs_api::errno_of;
+    use verbs_api::provider::errno_of;
 
     use super::*;
 
