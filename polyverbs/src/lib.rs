@@ -16,13 +16,13 @@
 //! let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
 //! connect_pair(&near, &far, Access::REMOTE_WRITE).wait()?;
 //!
-//! // A peer may write this memory at any time, so octets are copied in and out of it.
+//! // A peer may write this memory at any time, so bytes are copied in and out of it.
 //! let memory = Memory::zeroed(64)?;
 //! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
 //! let region = pd.register(&memory, rights).wait()?;
 //! memory.write(0, b"one write, any transport")?;
 //!
-//! // Post and poll are direct calls: this writes 24 octets into the peer's memory.
+//! // Post and poll are direct calls: this writes 24 bytes into the peer's memory.
 //! near.post_one(wr::Write::new(region.sge(0, 24)?, region.remote(32)).signaled(7))?;
 //! let done = cq.next().wait()?;
 //! assert!(done.status.is_success() && done.wr_id == 7);

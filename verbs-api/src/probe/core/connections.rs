@@ -122,7 +122,7 @@ fn whole_message(rig: &Rig, pair: Pair) -> Outcome {
     ensure_eq!(
         desk.bytes(0, length as usize)?,
         rig.scratch.bytes(5, length as usize)?,
-        "what a message of {length} octets carried"
+        "what a message of {length} bytes carried"
     );
     let remote = desk.remote(1 << 14);
     rig.succeeds(&pair.near, Write::new(rig.scratch.sge(7, length)?, remote))?;
@@ -198,7 +198,7 @@ pub(super) fn send_too_long(rig: &Rig) -> Outcome {
     ensure_eq!(
         found,
         WcStatus::RemInvReqErr,
-        "17 octets into a receive of 16"
+        "17 bytes into a receive of 16"
     );
     let done = rig.take(&pair.far.cq, 1)?.remove(0);
     ensure_eq!(done.status, WcStatus::LocLenErr, "that receive");
@@ -251,7 +251,7 @@ pub(super) fn write_nothing(rig: &Rig) -> Outcome {
     let pair = rig.rc()?;
     ensure!(
         rig.is_granted(&pair, Write::new((), nowhere))?,
-        "a write of no octets was refused for its key"
+        "a write of no bytes was refused for its key"
     );
     Ok(())
 }
@@ -349,7 +349,7 @@ pub(super) fn read_sees_writes(rig: &Rig) -> Outcome {
     ensure_eq!(
         rig.scratch.bytes(1024, 8)?,
         rig.scratch.bytes(0, 8)?,
-        "a read behind a write of the same octets"
+        "a read behind a write of the same bytes"
     );
     Ok(())
 }
@@ -374,7 +374,7 @@ pub(super) fn local_sink_refused(rig: &Rig) -> Outcome {
     rig.fails(&pair.near, read, &[WcStatus::LocProtErr])?;
     ensure_eq!(sink.bytes(0, 64)?, [0; 64], "the sink");
     let refused = rig.far.events().contains(&EventType::QpAccessErr);
-    ensure!(!refused, "the peer was asked for octets that have no place");
+    ensure!(!refused, "the peer was asked for bytes that have no place");
     Ok(())
 }
 
@@ -384,7 +384,7 @@ pub(super) fn inline(rig: &Rig) -> Outcome {
     let most = pair.near.cap().max_inline_data as usize;
     if most == 0 {
         return Err(Evidence::not_here(
-            "the queue pair has no room for inline octets",
+            "the queue pair has no room for inline bytes",
         ));
     }
     let mut bytes = vec![0x5a; most.min(64)];
@@ -397,7 +397,7 @@ pub(super) fn inline(rig: &Rig) -> Outcome {
     ensure_eq!(done.status, WcStatus::Success, "an inline write");
     let expected = vec![0x5a; bytes.len()];
     rig.until(
-        "a write of the octets as they were when it was posted",
+        "a write of the bytes as they were when it was posted",
         || {
             desk.bytes(0, expected.len())
                 .is_ok_and(|found| found == expected)
@@ -412,7 +412,7 @@ pub(super) fn inline_too_long(rig: &Rig) -> Outcome {
     let refused = pair
         .near
         .post_one(Write::new(Data::Inline(&bytes), desk.remote(0)));
-    ensure!(refused.is_err(), "{} inline octets were taken", bytes.len());
+    ensure!(refused.is_err(), "{} inline bytes were taken", bytes.len());
     rig.nothing_on(&pair.near.cq)?;
     ensure!(
         rig.can_write(&pair, desk.remote(0))?,

@@ -65,7 +65,7 @@ pub(super) fn arrives(rig: &Rig) -> Outcome {
     ensure_eq!(
         desk.bytes(ROUTING_HEADER, 100)?,
         rig.scratch.bytes(0, 100)?,
-        "the message, behind 40 octets of header"
+        "the message, behind 40 bytes of header"
     );
     Ok(())
 }

@@ -38,7 +38,7 @@ pub(super) fn bounds(rig: &Rig) -> Outcome {
         ensure_eq!(
             found,
             (granted, granted),
-            "whether a peer writes and reads 8 octets from octet {offset} of 4096"
+            "whether a peer writes and reads 8 bytes from byte {offset} of 4096"
         );
     }
     Ok(())
@@ -185,7 +185,7 @@ pub(super) fn rereg_memory(rig: &Rig) -> Outcome {
     ensure_eq!(
         rig.scratch.bytes(0, 8)?,
         b"the end.",
-        "the last octets of the new memory"
+        "the last bytes of the new memory"
     );
     Ok(())
 }
@@ -205,7 +205,7 @@ pub(super) fn fetch_add(rig: &Rig) -> Outcome {
     rig.succeeds(&pair.near, add)?;
     ensure_eq!(rig.scratch.word(0)?, u64::MAX - 1, "the original value");
     ensure_eq!(cell.word(0)?, 3, "the sum, which wraps");
-    ensure_eq!(cell.word(8)?, u64::MAX, "the octets behind it");
+    ensure_eq!(cell.word(8)?, u64::MAX, "the bytes behind it");
     Ok(())
 }
 
@@ -243,7 +243,7 @@ pub(super) fn atomic_alignment(rig: &Rig) -> Outcome {
         };
         ensure!(
             found != WcStatus::Success,
-            "an atomic was carried out at octet {offset}"
+            "an atomic was carried out at byte {offset}"
         );
         ensure_eq!(
             cell.bytes(0, 16)?,
@@ -283,8 +283,8 @@ pub(super) fn atomic_write(rig: &Rig) -> Outcome {
         &pair.near,
         AtomicWrite::new(rig.scratch.sge(0, 8)?, cell.remote(0)),
     )?;
-    ensure_eq!(cell.word(0)?, 0x0102_0304_0506_0708, "the eight octets");
-    ensure_eq!(cell.word(8)?, u64::MAX, "the octets behind them");
+    ensure_eq!(cell.word(0)?, 0x0102_0304_0506_0708, "the eight bytes");
+    ensure_eq!(cell.word(8)?, u64::MAX, "the bytes behind them");
     Ok(())
 }
 
@@ -296,7 +296,7 @@ pub(super) fn atomic_write_alignment(rig: &Rig) -> Outcome {
     let found = rig.verdict(&pair, write)?;
     ensure!(
         found != WcStatus::Success,
-        "eight octets were written at octet 4"
+        "eight bytes were written at byte 4"
     );
     ensure_eq!(
         cell.bytes(0, 16)?,
