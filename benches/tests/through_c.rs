@@ -9,7 +9,7 @@ use polyverbs_benches::rig::Rig;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const TURNS: u32 = 10_000;
+const TURNS: u32 = 2000;
 
 // covers 5.04
 #[test]
