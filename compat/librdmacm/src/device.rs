@@ -1,11 +1,10 @@
-//! The devices of connections: opened when the first identifier needs them, and closed when neither an identifier nor an object of
-//! the program is left on them.
+//! The devices of connections: opened once for the process, when the first identifier needs them. They stay open until the process
+//! ends, as rdma-core's do: programs go on to use the `verbs` of an identifier that they have destroyed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use polyverbs::connection::source_of;
@@ -15,8 +14,7 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
 use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::lock::lock;
-use polyverbs_libibverbs::object::AFTER_END;
-use polyverbs_libibverbs::open::{close_unused, open_device};
+use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
 use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
@@ -24,7 +22,7 @@ use verbs_api::{Context, Transport, provider::errno_of};
 
 use crate::rsocket::datagram::udp_at;
 
-/// An open device.
+/// An open device. It stays open until the process ends.
 pub struct CmDevice {
     listed: &'static ListedDevice,
     /// The program's pointer to it.
@@ -37,7 +35,7 @@ pub struct CmDevice {
     pd: Mutex<*mut IbvPd>,
 }
 
-// SAFETY: the pointers are to objects that live as long as the device is open, and are behind locks or never changed.
+// SAFETY: the pointers are to objects that live until the process ends, and are behind locks or never changed.
 unsafe impl Send for CmDevice {}
 // SAFETY: as above.
 unsafe impl Sync for CmDevice {}
@@ -48,7 +46,7 @@ impl CmDevice {
         if public.is_null() {
             return Err(Errno::last());
         }
-        // SAFETY: just opened.
+        // SAFETY: just opened, and never closed.
         let context = unsafe { context::own(public) }?.context.clone();
         let connector = Connector::of(&context)
             .map_err(|error| crate::errno::of(&error))?
@@ -88,7 +86,7 @@ impl CmDevice {
     pub fn pd(&self) -> Result<*mut IbvPd, Errno> {
         let mut pd = lock(&self.pd);
         if pd.is_null() {
-            // SAFETY: an identifier uses the device, so it is open.
+            // SAFETY: the device is never closed.
             *pd = unsafe { pd::alloc(self.public) };
         }
         if pd.is_null() {
@@ -96,61 +94,10 @@ impl CmDevice {
         }
         Ok(*pd)
     }
-
-    // Closes it if none of the program's objects is left on it; an object may be on its domain.
-    fn close(&self) -> bool {
-        let mut pd = lock(&self.pd);
-        // SAFETY: no identifier is left that has it, and neither is the device used after it is closed.
-        unsafe {
-            if !pd.is_null() && pd::dealloc(*pd) == 0 {
-                *pd = ptr::null_mut();
-            }
-            pd.is_null() && close_unused(self.public)
-        }
-    }
 }
 
 // The devices of this process: a child of a fork opens its own.
 static OPENED: PerProcess<Mutex<Vec<Arc<CmDevice>>>> = PerProcess::new(Mutex::default);
-// What keeps them open while it exists: identifiers of this process.
-static USERS: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
-
-/// Keeps the devices open.
-pub(crate) struct User(());
-
-impl User {
-    pub(crate) fn new() -> Self {
-        AFTER_END.get_or_init(|| end_unused);
-        USERS.fetch_add(1, Ordering::SeqCst);
-        Self(())
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        USERS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-// Closes the devices that have no objects, once there are no identifiers. The domains that end here call this again, and that call
-// finds the lock taken.
-fn end_unused() {
-    let (Some(opened), Some(users)) = (OPENED.made(), USERS.made()) else {
-        return;
-    };
-    let Ok(mut devices) = opened.try_lock() else {
-        return;
-    };
-    let before = devices.len();
-    if users.load(Ordering::SeqCst) == 0 {
-        devices.retain(|device| !device.close());
-    }
-    let has_closed = devices.len() < before;
-    drop(devices);
-    if has_closed {
-        device::closed();
-    }
-}
 
 fn open(listed: &'static ListedDevice) -> Result<Arc<CmDevice>, Errno> {
     let mut devices = lock(&OPENED);
@@ -266,13 +213,11 @@ pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno>
     }
 }
 
-/// `rdma_get_devices`: a null-terminated list of open devices; null where there is none. Its manual page promises that they stay
-/// open, so they do until the process ends.
+/// `rdma_get_devices`: a null-terminated list of open devices; null where there is none.
 ///
 /// # Safety
 /// `count` is null or writable.
 pub unsafe extern "C-unwind" fn get_devices(count: *mut c_int) -> *mut *mut IbvContext {
-    std::mem::forget(User::new());
     let listed = all(None, Service::Connections).and_then(|devices| {
         // SAFETY: room for the pointers and the null, zeroed.
         let list: *mut *mut IbvContext =

@@ -16,7 +16,7 @@ use crate::abi::{
     IbvSaPathRec, RdmaAddr, RdmaCmId, RdmaEventChannel, RdmaIbAddr, RdmaRoute, port_space,
 };
 use crate::channel;
-use crate::device::{CmDevice, Service, User};
+use crate::device::{CmDevice, Service};
 use crate::errno::done;
 use crate::state::{Inner, Part, Queued};
 use crate::{address, groups};
@@ -30,7 +30,6 @@ pub struct Own {
     pub inner: Arc<Inner>,
     // What the route points to.
     path: Mutex<Box<IbvSaPathRec>>,
-    _user: User,
 }
 
 /// An identifier behind a program's pointer: the structure and our part.
@@ -119,7 +118,6 @@ pub unsafe fn make(
     let own = Own {
         inner: Arc::clone(&inner),
         path: Mutex::new(Box::new(no_path())),
-        _user: User::new(),
     };
     let at = IdObject::create(public_part(channel, context, ps, qp_type), own);
     inner.place(at);

@@ -49,7 +49,7 @@ fn no_descriptor_of_a_call_or_of_the_trace_outlives_the_call() {
 }
 
 #[test]
-fn nothing_outlives_the_last_object_of_each_library() {
+fn no_descriptor_outlives_the_objects_of_a_program() {
     all_is_well("nothing");
 }
 
