@@ -12,7 +12,7 @@ const ABOUT: &[(&str, &str)] = &[
         "RC",
         "reliable connection: everything arrives once and in order",
     ),
-    ("UC", "unreliable connection: what is lost stays lost"),
+    ("UC", "unreliable connection: a lost message stays lost"),
     ("UD", "unreliable datagrams, to any peer and to groups"),
     // Operations.
     ("WRITE", "octets into remote memory"),

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::Mutex;
 
 use polyverbs::emulated::Unshared;
+use verbs_api::provider::errno_of;
 
 use crate::cancel::sleep_in;
 use crate::errno::Errno;
@@ -38,17 +39,11 @@ impl<T> Events<T> {
     /// # Errors
     /// There is no file descriptor left.
     pub fn new() -> Result<Self, Errno> {
-        let mut ends = [-1; 2];
         let made = Unshared::several(|| {
-            // SAFETY: room for two descriptors.
-            if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // SAFETY: just made, without another owner.
-            let ends = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-            Ok(((), ends.into()))
+            let (readable, writable) = io::pipe()?;
+            Ok(((), vec![readable.into(), writable.into()]))
         });
-        let (_, made) = made.map_err(|_| Errno::last())?;
+        let (_, made) = made.map_err(|error| Errno(errno_of(&error)))?;
         let [readable, writable] = made.try_into().map_err(|_| Errno::NOMEM)?;
         // SAFETY: a flag of a descriptor that is our own.
         if unsafe { libc::fcntl(raw(&writable), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {

@@ -255,7 +255,7 @@ requests! {
         pub destination: Option<&'a UdDestination>,
     } SEND => Send, read_or_atomic: false, check: checks::send;
 
-    /// A message into the peer's next receive, with four bytes beside it.
+    /// A message into the peer's next receive, with four bytes of immediate data.
     ///
     /// ```no_run
     /// # fn example(qp: &verbs_api::Qp, region: &verbs_api::Mr) -> Result<(), Box<dyn std::error::Error>> {

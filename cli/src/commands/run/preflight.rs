@@ -1,7 +1,7 @@
 //! Programs that will not load our libraries: what the dynamic linker does with a file, seen before it runs.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,21 +10,29 @@ use nix::unistd::{Gid, Uid};
 use object::Endianness;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, FileHeader64};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::read::{ReadCache, ReadRef as _};
 
 use crate::libraries::{CM, VERBS};
 
 /// Why a program will not load our libraries, with a remedy. `None` where it will, and where nothing is known about it.
 pub(super) fn obstacle(program: &Path) -> Option<String> {
-    // A script can name a script, as often as the kernel follows it.
+    // A script can name a script, as often as the kernel follows it, in a first line of this length at most.
     const SCRIPTS: usize = 5;
+    const LINE: u64 = 256;
     let mut file = program.to_owned();
     for _ in 0..SCRIPTS {
-        let bytes = fs::read(&file).ok()?;
-        if let Some(interpreter) = interpreter_of_script(&bytes) {
+        // A user may be allowed to run a program and not to read it.
+        let contents = File::open(&file).ok().map(ReadCache::new);
+        let head = contents.as_ref().and_then(|all| {
+            let length = all.len().ok()?.min(LINE);
+            all.read_bytes_at(0, length).ok()
+        });
+        if let Some(interpreter) = head.and_then(interpreter_of_script) {
             file = interpreter;
             continue;
         }
-        let why = privileges(&file).or_else(|| format(&bytes, &file))?;
+        let format = || format(contents.as_ref()?, head?, &file);
+        let why = privileges(&file).or_else(format)?;
         return Some(format!("{} {why}", file.display()));
     }
     None
@@ -64,19 +72,19 @@ fn privileges(file: &Path) -> Option<String> {
     ))
 }
 
-fn format(bytes: &[u8], file: &Path) -> Option<String> {
+fn format(contents: &ReadCache<File>, head: &[u8], file: &Path) -> Option<String> {
     const CLASS_32: u8 = 1;
-    if bytes.starts_with(b"\x7fELF") && bytes.get(4) == Some(&CLASS_32) {
+    if head.starts_with(b"\x7fELF") && head.get(4) == Some(&CLASS_32) {
         return Some(
             "is a program of 32 bits, and our libraries have 64: build it for 64 bits".into(),
         );
     }
-    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+    let header = FileHeader64::<Endianness>::parse(contents).ok()?;
     let endian = header.endian().ok()?;
-    let segments = header.program_headers(endian, bytes).ok()?;
+    let segments = header.program_headers(endian, contents).ok()?;
     let interpreter = segments
         .iter()
-        .find_map(|one| one.interpreter(endian, bytes).ok()?);
+        .find_map(|one| one.interpreter(endian, contents).ok()?);
     let Some(interpreter) = interpreter else {
         return Some("is linked statically and loads no libraries: link it with the shared libibverbs and librdmacm".into());
     };
@@ -87,7 +95,7 @@ fn format(bytes: &[u8], file: &Path) -> Option<String> {
             Path::new(OsStr::from_bytes(interpreter)).display()
         ));
     }
-    let found = first_elsewhere(bytes, file)?;
+    let found = first_elsewhere(contents, file)?;
     Some(format!(
         "finds {} before ours: remove its RPATH (chrpath -d), or link it with -Wl,--enable-new-dtags and without a path to the library",
         found.display()
@@ -96,11 +104,11 @@ fn format(bytes: &[u8], file: &Path) -> Option<String> {
 
 /// The library of one of our names that a program finds before `LD_LIBRARY_PATH` is searched: needed by its path, or in a folder
 /// of an `RPATH`, which has no effect next to a `RUNPATH`.
-fn first_elsewhere(bytes: &[u8], file: &Path) -> Option<PathBuf> {
-    let header = FileHeader64::<Endianness>::parse(bytes).ok()?;
+fn first_elsewhere(contents: &ReadCache<File>, file: &Path) -> Option<PathBuf> {
+    let header = FileHeader64::<Endianness>::parse(contents).ok()?;
     let endian = header.endian().ok()?;
-    let sections = header.sections(endian, bytes).ok()?;
-    let table = sections.dynamic_table(endian, bytes).ok()?;
+    let sections = header.sections(endian, contents).ok()?;
+    let table = sections.dynamic_table(endian, contents).ok()?;
     let texts = |tag| {
         let entries = table.iter().filter(move |one| one.tag == tag);
         entries.filter_map(|one| table.string(one).ok())

@@ -26,10 +26,10 @@ macro_rules! features {
 
 features! {
     RC = Baseline::RC, "reliable connection: everything arrives once and in order";
-    UC = Baseline::UC, "unreliable connection: what is lost stays lost";
+    UC = Baseline::UC, "unreliable connection: a lost message stays lost";
     UD = Baseline::UD, "unreliable datagrams, to any peer";
     SEND = Baseline::SEND, "a message into the peer's next receive";
-    SEND_WITH_IMM = Baseline::SEND_WITH_IMM, "a message with four bytes beside it";
+    SEND_WITH_IMM = Baseline::SEND_WITH_IMM, "a message with four bytes of immediate data";
     WRITE = Baseline::WRITE, "bytes into remote memory";
     WRITE_WITH_IMM = Baseline::WRITE_WITH_IMM, "a write, then four bytes that complete a receive";
     READ = Baseline::READ, "bytes from remote memory";
