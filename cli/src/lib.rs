@@ -22,7 +22,6 @@ mod libraries;
 mod output;
 
 // The portable program, as a user of the library would write it: the example and this command share one source.
-#[path = "../../examples/copy/transfer.rs"]
 mod transfer;
 
 use std::process::ExitCode;

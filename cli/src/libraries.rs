@@ -22,7 +22,7 @@ pub(crate) const REDIRECT: &str = "libpolyverbs_redirect.so";
 pub(crate) const RDS: &str = "libpolyverbs_rds_sockets.so";
 
 // The names that cargo gives to these files.
-const BUILT: &str = "libpolyverbs_compat.so";
+const BUILT: &str = "libpolyverbs_c_libraries.so";
 
 /// The libraries found.
 pub(crate) struct Libraries {
@@ -137,7 +137,7 @@ fn build() -> anyhow::Result<Libraries> {
         "the libraries of `run` are built, this once, in {CLONE}"
     ));
     Ok(Libraries {
-        verbs: build_library("polyverbs-compat", BUILT)?,
+        verbs: build_library("polyverbs-c-libraries", BUILT)?,
         folder: None,
         redirect: build_library("polyverbs-redirect", REDIRECT)?,
         rds: build_library("polyverbs-rds-sockets", RDS)?,

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use polyverbs_rds_wire::{ConnectData, Extension};
 use polyverbs_wire::iwarp::rdmap::{AtomicRequest, AtomicResponse, ExtensionHeader, ReadRequest};
 use polyverbs_wire::iwarp::terminate::{TerminateControl, TerminatedRequest};
 use polyverbs_wire::iwarp::{Enhanced, SegmentHeader, StartHeader};
@@ -15,6 +14,7 @@ use polyverbs_wire::net::{
     Erspan2, Erspan3, Ethernet, Geneve, Gre, Ipv4, Ipv6, Loopback, Mpls, Pppoe, Sll, Sll2, Snap,
     Tcp, Udp, Vlan, Vxlan,
 };
+use polyverbs_wire::rds::{ConnectData, Extension};
 use polyverbs_wire::roce::{Grh, Headers};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -291,7 +291,7 @@ pub struct RdsHeader {
     pub source_port: u16,
     /// The socket that it is for.
     pub destination_port: u16,
-    /// Its flags, as [`Flags`](polyverbs_rds_wire::Flags) names them.
+    /// Its flags, as [`Flags`](polyverbs_wire::rds::Flags) names them.
     pub flags: u8,
     /// Receives that the sender has posted since it said so last.
     pub credit: u8,

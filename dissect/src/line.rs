@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use polyverbs_rds_wire::{ConnectData, Flags};
 use polyverbs_wire::iwarp::SegmentHeader;
 use polyverbs_wire::iwarp::start::Kind;
 use polyverbs_wire::mad::cm::{Message, reason};
 use polyverbs_wire::net::{Tcp, protocol};
+use polyverbs_wire::rds::{ConnectData, Flags};
 use polyverbs_wire::roce::Headers;
 
 use crate::form::{

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
-use polyverbs_rds_wire::{
-    CONGESTION_MAP_BYTES, CongestionMap, ConnectData, Extensions, FRAGMENT, Flags, HEADER, Header,
-    PORT, PORT_V6, checksum,
-};
 use polyverbs_wire::layout::Octets;
 use polyverbs_wire::mad::cm::Message;
 use polyverbs_wire::mad::rdma_cm::{self, RdmaCm, port_space};
+use polyverbs_wire::rds::{
+    CONGESTION_MAP_BYTES, CongestionMap, ConnectData, Extensions, FRAGMENT, Flags, HEADER, Header,
+    PORT, PORT_V6, checksum,
+};
 use polyverbs_wire::roce::{Operation, Packet, Reth, Service};
 
 use crate::form::{Checksum, Rds, RdsHeader, RdsMessage, Verdict};

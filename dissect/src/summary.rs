@@ -1,6 +1,6 @@
 //! Counts of a capture.
 
-use polyverbs_rds_wire::{CONGESTION_MAP_BYTES, HEADER};
+use polyverbs_wire::rds::{CONGESTION_MAP_BYTES, HEADER};
 use serde::{Deserialize, Serialize};
 
 use crate::form::{

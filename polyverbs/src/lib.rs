@@ -94,6 +94,12 @@ pub mod extensions {
 
 pub use verbs_api::*;
 
+/// Conformance probes, and those of the core.
+pub mod probe {
+    pub use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
+    pub use verbs_api::probe::*;
+}
+
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.
@@ -101,9 +107,9 @@ use ::bmme as _;
 use block_loopback as _;
 use emulated_ib as _;
 use emulated_iwarp as _;
-use libibverbs_provider as _;
 use low_latency_qp as _;
 use masked_atomics as _;
+use rdma_core_provider as _;
 use xrc as _;
 
 /// The program of the README is compiled and run as a test, and so are the recipes.

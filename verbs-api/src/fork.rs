@@ -312,7 +312,7 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use waiting::{forked_beside, in_a_child};
+    use test_kit::waiting::{forked_beside, in_a_child};
 
     use super::*;
 

@@ -66,7 +66,7 @@ fn seen(browser: &Path, page: &str) -> Value {
         .spawn();
     let mut running =
         Running(started.unwrap_or_else(|error| panic!("{}: {error}", browser.display())));
-    waiting::until(|| running.0.try_wait().unwrap().is_some());
+    test_kit::waiting::until(|| running.0.try_wait().unwrap().is_some());
     let dom = std::fs::read_to_string(path("dom")).unwrap();
     let said = std::fs::read_to_string(path("said")).unwrap_or_default();
     let told = dom

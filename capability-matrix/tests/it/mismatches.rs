@@ -21,7 +21,7 @@ fn in_text_it_stands_at_the_end_with_its_evidence() {
     assert!(line("✗ ib0 SRQ: ").contains(HIDDEN), "{text}");
     assert!(line("✗ iw0 UD: claimed; core.ud: ").len() > 30, "{text}");
     assert!(
-        text.contains("verbs-api/src/probe/core/datagrams.rs:"),
+        text.contains("probes/src/datagrams.rs:"),
         "where it was found: {text}"
     );
     assert!(text.trim_end().ends_with("mismatches."), "{text}");

@@ -20,7 +20,7 @@ use crate::transfer::{self, Copied, CopyOptions, Digest, WINDOW};
 ///
 /// A client lends the file to a server, a stretch at a time and each under a fresh key; the server fetches it in
 /// pieces and gives the keys back. Both are threads of this process, each with the device opened for itself. The
-/// program is one source for every transport: examples/copy/transfer.rs.
+/// program is one source for every transport: examples/copy.rs is its short form.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Faults, separated by commas:

@@ -81,7 +81,7 @@ fn next(one: &str, other: &str) -> anyhow::Result<()> {
         }
     }
     let last = "From a clone, `cargo run --release --` stands for `polyverbs`. The program that ran is \
-                examples/copy/transfer.rs; the README has a smaller one to begin with.";
+                cli/src/transfer, examples/copy.rs its short form; the README has a smaller one to begin with.";
     say!("\n{}", wrapped(last.split(' '), " ", 0, width()))?;
     Ok(())
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "../../../compat/tests/libraries.h"
+#include "../../../c-libraries/tests/libraries.h"
 
 int riounmap(int socket, void *buffer, size_t length);
 

@@ -20,7 +20,7 @@ use polyverbs::{
     Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
 };
 use sha2::{Digest as _, Sha256};
-use waiting::{PATIENCE, until, until_some};
+use test_kit::waiting::{PATIENCE, until, until_some};
 
 use super::network::{DEVICES, Running, Server, arrives, names, next, path};
 use super::stored::failing;

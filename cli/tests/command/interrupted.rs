@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use waiting::until;
+use test_kit::waiting::until;
 
 use super::Folder;
 use super::network::{Running, Server, names, path};
@@ -117,7 +117,7 @@ fn an_interrupt_ends_measurements_and_probes_at_once() {
     let page = folder.path("page");
     std::fs::write(&page, "old").unwrap();
     // The probes of devices of a library take seconds: each of these waits a while for what must not happen.
-    let library = built_library::built();
+    let library = test_kit::libraries::built();
     let library = [("POLYVERBS_RDMA_CORE", path(&library))];
     let verify = ["matrix", "--verify", "--provider", "libibverbs"];
     let endless = ["--device", "ib0", "--iters", "1000000000"];

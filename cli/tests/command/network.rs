@@ -39,7 +39,7 @@ impl Running {
 
     /// How the process ends, and its standard error.
     pub(super) fn status(mut self) -> (ExitStatus, String) {
-        let status = waiting::until_some(|| self.0.try_wait().unwrap());
+        let status = test_kit::waiting::until_some(|| self.0.try_wait().unwrap());
         let stderr = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
         (status, stderr)
     }
@@ -195,7 +195,7 @@ fn a_client_fails_clearly_and_soon_when_its_server_is_killed() {
         let file = folder.endless();
         let server = Server::new(device, "127.0.33.1:0", &[]);
         let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
-        waiting::until(|| !server.stored().is_empty());
+        test_kit::waiting::until(|| !server.stored().is_empty());
         drop(server);
         let (succeeded, complaint) = put.end();
         assert!(!succeeded);
@@ -211,7 +211,7 @@ fn a_killed_client_leaves_no_file_and_others_are_served() {
         let file = folder.endless();
         let mut server = Server::new(device, "127.0.34.1:0", &["--files", "2"]);
         let put = Running::new(&["put", path(&file), &server.address, "--device", device]);
-        waiting::until(|| !server.stored().is_empty());
+        test_kit::waiting::until(|| !server.stored().is_empty());
         drop(put);
         arrives(&mut server, device, 5000, &[]);
         let stored = server.folder.path("stored");
@@ -264,7 +264,7 @@ fn a_device_answers_within_one_round_trip() {
     for device in DEVICES {
         let server = Server::new(device, "127.0.43.1:0", &[]);
         // On a busy machine a request may be sent again before the device can answer the first one.
-        waiting::until(|| a_first_request_is_answered(&server.address, device));
+        test_kit::waiting::until(|| a_first_request_is_answered(&server.address, device));
     }
 }
 
@@ -439,7 +439,7 @@ fn a_server_removes_what_a_killed_one_left() {
     let file = folder.endless();
     let mut server = Server::new("ib0", "127.0.38.1:0", &[]);
     let _put = Running::new(&["put", path(&file), &server.address, "--device", "ib0"]);
-    waiting::until(|| !server.stored().is_empty());
+    test_kit::waiting::until(|| !server.stored().is_empty());
     server.process.0.kill().unwrap();
     server.process.0.wait().unwrap();
     let left = server.stored();
@@ -447,7 +447,7 @@ fn a_server_removes_what_a_killed_one_left() {
     let stored = server.folder.path("stored");
     let arguments = ["serve", "--device", "ib0", "--listen", "127.0.38.2:0"];
     let next_one = Running::new(&[&arguments[..], &["--dir", path(&stored), "--json"]].concat());
-    waiting::until(|| server.stored().is_empty());
+    test_kit::waiting::until(|| server.stored().is_empty());
     drop(next_one);
 }
 
@@ -525,7 +525,7 @@ fn a_measurement_fails_clearly_when_its_listener_is_killed() {
     });
     let killed = running.map(|(listening, measuring)| {
         // To connect takes less.
-        waiting::until(|| measuring.processor_time() > Duration::from_millis(100));
+        test_kit::waiting::until(|| measuring.processor_time() > Duration::from_millis(100));
         drop(listening);
         measuring
     });

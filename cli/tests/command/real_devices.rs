@@ -22,7 +22,7 @@ fn run(device: &str, library: &Path, lies: &str, arguments: &[&str]) -> Output {
 
 /// A library that answers for the one of this workspace, and lies as `LIES` says.
 fn liar(folder: &Path) -> PathBuf {
-    let honest = built_library::built();
+    let honest = test_kit::libraries::built();
     std::os::unix::fs::symlink(&honest, folder.join("libibverbs.so")).unwrap();
     let liar = folder.join("libliar.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/lies.c");
@@ -89,7 +89,7 @@ fn claims_of_a_device_without_an_address_are_not_verifiable() {
     // Both devices are at 127.0.0.1, where librdmacm finds the first.
     let mut verify = Command::new(POLYVERBS);
     verify.args(VERIFY).args(["--device", IW0]);
-    verify.env("POLYVERBS_RDMA_CORE", built_library::built());
+    verify.env("POLYVERBS_RDMA_CORE", test_kit::libraries::built());
     let verified = verify.output().unwrap();
     assert!(verified.status.success(), "{verified:?}");
     assert_eq!(cells(&verified, IW0, "mismatch"), BTreeMap::new());

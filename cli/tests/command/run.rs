@@ -234,7 +234,9 @@ fn missing_libraries_are_reported_with_a_remedy() {
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(
-        told.contains("libpolyverbs_compat.so: build the libraries with `cargo build --release`"),
+        told.contains(
+            "libpolyverbs_c_libraries.so: build the libraries with `cargo build --release`"
+        ),
         "{told}"
     );
 }

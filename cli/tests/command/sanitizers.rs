@@ -13,7 +13,7 @@ const POLYVERBS: &str = env!("CARGO_BIN_EXE_polyverbs");
 fn compile(folder: &Folder, name: &str, flags: &[&str]) -> PathBuf {
     let (library, program) = (folder.path("libibverbs.so.1"), folder.path(name));
     if !library.exists() {
-        symlink(built_library::built(), &library).unwrap();
+        symlink(test_kit::libraries::built(), &library).unwrap();
     }
     let source = format!("{}/tests/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");

@@ -215,7 +215,7 @@ fn names_of_files_are_no_commands_to_a_terminal() {
     ] {
         is_plain(&complaint(failing));
     }
-    built_library::built();
+    test_kit::libraries::built();
     let prefix = folder.path(CLEARS).join("prefix");
     is_plain(&text(&["install", "--prefix", path(&prefix), "--dry-run"]));
 }

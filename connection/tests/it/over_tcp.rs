@@ -345,7 +345,7 @@ fn a_peer_that_has_revision_1_only_is_asked_again() {
     let len = start.encode(&mut reply).unwrap();
     // The reply arrives in two pieces.
     second.write_all(&reply[..9]).unwrap();
-    waiting::until(|| manager.gate.heard() == 9);
+    test_kit::waiting::until(|| manager.gate.heard() == 9);
     second.write_all(&reply[9..len]).unwrap();
     let accepted = asked.wait().unwrap();
     assert!(accepted.private_data().starts_with(b"old\0"));
@@ -414,7 +414,8 @@ impl SaidFirst {
         let _connection = accepted.wait().unwrap();
         let first = wr::Send::new(&b"first"[..]).signaled(1);
         far.qp.post_one(first).unwrap();
-        peer.set_read_timeout(Some(waiting::PATIENCE)).unwrap();
+        peer.set_read_timeout(Some(test_kit::waiting::PATIENCE))
+            .unwrap();
         let mut said = Self {
             peer,
             bytes: Vec::new(),

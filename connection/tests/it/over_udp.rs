@@ -297,13 +297,13 @@ fn each_event_is_reported_once_and_in_order() {
         *keep.lock().unwrap() = Some(connection.unwrap());
     });
     let at_near = pending.complete().wait().unwrap();
-    let at_far = waiting::until_some(|| at_far.lock().unwrap().take());
+    let at_far = test_kit::waiting::until_some(|| at_far.lock().unwrap().take());
     let (first, second) = (note("ended"), note("ended"));
     at_far.disconnected().on_done(move |_| first());
     at_near.disconnected().on_done(move |_| second());
     at_near.disconnect(&near.context, &near.qp).wait().unwrap();
     at_far.disconnected().wait().unwrap();
-    waiting::until(|| told.lock().unwrap().len() >= 5);
+    test_kit::waiting::until(|| told.lock().unwrap().len() >= 5);
     // All messages that either side has sent arrive before this answer.
     near.connector
         .ping(&near.context, far.at(0))

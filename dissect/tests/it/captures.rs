@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use polyverbs_dissect::form::{Ip, Payload, RdsMessage, Roce};
 use polyverbs_dissect::summary::Protocol;
 use polyverbs_dissect::{Capture, CaptureFile, Packet, Summary, dissect, encode, line};
-use polyverbs_rds_wire::{CONGESTION_MAP_BYTES, Extension, MINOR_MASK, Version};
 use polyverbs_wire::net::Udp;
+use polyverbs_wire::rds::{CONGESTION_MAP_BYTES, Extension, MINOR_MASK, Version};
 use polyverbs_wire::roce::icrc::Recovery;
 use polyverbs_wire::roce::{self, Envelope, Operation, Service};
 

@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use libibverbs_provider::OpenDevice;
-use libibverbs_provider::binding::{Binding, BindingPart, Described, Gains};
-use libibverbs_provider::xrc::{OpenFlags, XrcQp, Xrcd};
+use rdma_core_provider::OpenDevice;
+use rdma_core_provider::binding::{Binding, BindingPart, Described, Gains};
+use rdma_core_provider::xrc::{OpenFlags, XrcQp, Xrcd};
 use verbs_api::objects::{DeviceId, Holder};
 use verbs_api::provider::{PerProcess, Reply};
 use verbs_api::{ErrorKind, Features, VerbError, extension::Held, ids::Qpn};

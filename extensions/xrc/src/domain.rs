@@ -8,11 +8,11 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use libibverbs_provider::xrc::OpenFlags;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use polyverbs_engine::emulation::{Target, Targets};
 use polyverbs_engine::rules::{self, Rule};
+use rdma_core_provider::xrc::OpenFlags;
 use verbs_api::objects::{Holder, ObjectId, ObjectKind};
 use verbs_api::provider::PerProcess;
 use verbs_api::{VerbError, objects::DeviceId};

@@ -6,8 +6,8 @@ use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use libibverbs_provider::OpenDevice;
-use libibverbs_provider::xrc::{OpenFlags, XrcQp};
+use rdma_core_provider::OpenDevice;
+use rdma_core_provider::xrc::{OpenFlags, XrcQp};
 use verbs_api::objects::Holder;
 use verbs_api::provider::Reply;
 use verbs_api::{

@@ -122,7 +122,7 @@ fn a_server_refuses_more_connections_than_it_may_have_and_says_why() {
         assert!(complaint(&format!("try {address} {name} tokio")).contains("as many as it may"));
         // A place that is free is given again.
         first.1.disconnect(&context, &first.0).wait().unwrap();
-        waiting::until(|| connect().is_ok());
+        test_kit::waiting::until(|| connect().is_ok());
     }
     for wrong in ["--max-connections", "--max-keys 0", "--max 7"] {
         complaint(&format!("serve 127.0.24.134:0 ib0 {wrong}"));

@@ -103,7 +103,7 @@ impl Running {
     }
 
     fn ends_well(&mut self, who: &str) {
-        let status = waiting::until_some(|| self.process.try_wait().unwrap());
+        let status = test_kit::waiting::until_some(|| self.process.try_wait().unwrap());
         assert!(status.success(), "{who}: {status}");
     }
 }

@@ -41,7 +41,7 @@ struct Running(Child);
 
 impl Running {
     fn end(mut self) -> (bool, String) {
-        let status = waiting::until_some(|| self.0.try_wait().unwrap());
+        let status = test_kit::waiting::until_some(|| self.0.try_wait().unwrap());
         let text = self.0.stdout.take().map(std::io::read_to_string);
         let text = text.transpose().unwrap().unwrap_or_default();
         let error = std::io::read_to_string(self.0.stderr.take().unwrap()).unwrap();
@@ -58,7 +58,7 @@ impl Drop for Running {
 
 // A client may come before the server listens: it is refused, and comes again.
 fn ping(arguments: &str) -> String {
-    waiting::until_some(|| {
+    test_kit::waiting::until_some(|| {
         let (succeeded, text) = start(arguments).end();
         assert!(succeeded || text.contains("Refused"), "{text}");
         succeeded.then_some(text)
@@ -111,7 +111,7 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
     let answer = ReceiveRequest::new(0, mr.sge(512, 16).unwrap());
     qp.post_receive(answer).unwrap();
     let connector = Connector::of(&context).unwrap();
-    let connection = waiting::until_some(|| {
+    let connection = test_kit::waiting::until_some(|| {
         let options = ConnectionOptions::new().qp(ConnectOptions::new().access(access));
         let asked = connector.connect(&context, &qp, server, options.reads(1, 1));
         let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
@@ -125,7 +125,11 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
     let length = (text.len() as u32).to_be_bytes();
     let message = [&mr.remote(0).to_bytes()[..], &length].concat();
     qp.post_one(wr::Send::new(&message[..])).unwrap();
-    let done = cq.next().wait_for(waiting::PATIENCE).unwrap().unwrap();
+    let done = cq
+        .next()
+        .wait_for(test_kit::waiting::PATIENCE)
+        .unwrap()
+        .unwrap();
     assert!(done.status.is_success() && done.opcode.is_receive());
     connection.disconnect(&context, &qp).wait().unwrap();
 }
@@ -193,7 +197,7 @@ impl Couple {
     /// Waits for more pings than the client's pipe and the peers' buffers hold: the last ones came after this call.
     fn goes_on(&self) {
         let seen = self.seen.load(Ordering::Relaxed);
-        waiting::until(|| self.seen.load(Ordering::Relaxed) > seen + 100);
+        test_kit::waiting::until(|| self.seen.load(Ordering::Relaxed) > seen + 100);
     }
 }
 

@@ -115,7 +115,7 @@ impl End {
 
     fn take(&self) -> Completion {
         let mut slot = [Completion::default()];
-        waiting::until(|| !self.cq.poll(&mut slot).unwrap().is_empty());
+        test_kit::waiting::until(|| !self.cq.poll(&mut slot).unwrap().is_empty());
         let [done] = slot;
         done
     }
@@ -174,7 +174,7 @@ fn reliable(near: &End, far: &End) {
     (0..4).for_each(|_| near.done());
     // Of a receive that comes late, and of a key that there is not.
     qp.post_one(wr::Send::new(word).signaled(5)).unwrap();
-    waiting::until(|| qp.counters().rnr_naks > 0);
+    test_kit::waiting::until(|| qp.counters().rnr_naks > 0);
     far.receive(&there);
     near.done();
     far.done();

@@ -147,7 +147,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
 
-    use waiting::until;
+    use test_kit::waiting::until;
 
     use super::*;
     use crate::pool::Pool;

@@ -384,7 +384,7 @@ mod tests {
     use std::sync::{Arc, mpsc};
     use std::thread;
 
-    use waiting::until;
+    use test_kit::waiting::until;
 
     use super::*;
     use crate::sync::Mutex;

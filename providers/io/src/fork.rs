@@ -140,7 +140,7 @@ pub(crate) mod tests {
 
     use rustix::fs::{MemfdFlags, fstat, memfd_create};
     use rustix::net::getsockname;
-    use waiting::forked_beside;
+    use test_kit::waiting::forked_beside;
 
     use super::*;
     use crate::exit::tests::a_child_starts;
@@ -150,7 +150,7 @@ pub(crate) mod tests {
     /// Forks while no child of another test starts. Returns whether the child returned `true` before an alarm ended it.
     pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
         let _starting = a_child_starts();
-        waiting::in_a_child(body)
+        test_kit::waiting::in_a_child(body)
     }
 
     /// Forks many times while another thread calls `busy` repeatedly. Returns whether every child returned `true`.

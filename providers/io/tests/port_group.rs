@@ -30,7 +30,7 @@ use rustix::net::{
     socket_with,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use waiting::{PATIENCE, until, until_some};
+use test_kit::waiting::{PATIENCE, until, until_some};
 
 // ---- a member
 

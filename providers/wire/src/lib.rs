@@ -1,11 +1,12 @@
-//! RoCEv2 and iWARP on the wire: each header in two forms, one table of opcodes for each protocol, and the checksums.
+//! RoCEv2, iWARP and RDS on the wire: each header in two forms, one table of opcodes for each protocol, and the checksums.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`roce`] | packets of the InfiniBand transport, and their invariant CRC |
 //! | [`mad`] | management datagrams; the messages of the connection manager |
 //! | [`iwarp`] | MPA, DDP and RDMAP: the layers that iWARP puts on a TCP stream |
-//! | [`net`] | the headers below both protocols: Ethernet, IP, UDP, TCP |
+//! | [`rds`] | what RDS, a protocol over verbs, puts into SENDs and into the private data of connections |
+//! | [`net`] | the headers below RoCEv2 and iWARP: Ethernet, IP, UDP, TCP |
 //! | [`layout`] | how a header is declared, read in place, and written |
 //!
 //! A *view* is the bytes themselves, read in place; an *owned form* is a struct of plain numbers. This crate does not allocate,
@@ -21,4 +22,5 @@ pub mod iwarp;
 pub mod layout;
 pub mod mad;
 pub mod net;
+pub mod rds;
 pub mod roce;

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod fast;
+pub mod faults;
 mod flavour;
 mod needs;
 mod pair;
@@ -24,7 +25,7 @@ pub use needs::{ANY_DEVICE, Needs, needs, one_of};
 pub use pair::{Pair, Side, open};
 pub use probing::{examined, probe_rig};
 pub use rig::{End, Region, Rig};
-pub use waiting;
+pub use test_kit::waiting;
 
 /// Runs `body` on a device of this flavour, or checks that the device refuses the features that it lacks.
 pub fn run(flavour: Flavour, needs: Needs, body: fn(&Rig)) {

@@ -191,7 +191,7 @@ impl Rig {
         // However busy the machine is, this waits until the links have carried nothing for a while, although both
         // devices were polled.
         let (mut seen, mut since) = (carried(), Instant::now());
-        waiting::until(|| {
+        test_kit::waiting::until(|| {
             self.near.steer().progress();
             self.far.steer().progress();
             let now = carried();
@@ -219,7 +219,7 @@ impl Rig {
         };
         self.time.run_until(ended).expect("a network that goes on");
         // Another thread may be accessing the memory right now; the memory is released when that access ends.
-        let later = || receiver.recv_timeout(waiting::PATIENCE).ok();
+        let later = || receiver.recv_timeout(test_kit::waiting::PATIENCE).ok();
         outcome.or_else(later).expect("a verb that ends")
     }
 

@@ -50,7 +50,7 @@ impl Time {
                 .run_until(done)
                 .map_err(|error| error.to_string()),
             Self::Real => {
-                waiting::until(done);
+                test_kit::waiting::until(done);
                 Ok(())
             }
         }

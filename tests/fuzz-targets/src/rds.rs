@@ -1,4 +1,4 @@
-use polyverbs_rds_wire::{
+use polyverbs_wire::rds::{
     CONGESTION_MAP_BYTES, CongestionMap, ConnectData, Extension, Extensions, HEADER, Header,
     Version,
 };

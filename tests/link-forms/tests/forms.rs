@@ -128,13 +128,18 @@ struct Built {
 }
 
 impl Built {
-    // This test depends on the package of the library, so cargo has built all its forms.
+    // The library is an example of this package, because cargo builds examples before tests.
     fn new() -> Self {
         let test = std::env::current_exe().unwrap();
         let form = |name| {
-            // target/debug/deps/forms-…
-            let file = test.with_file_name(name);
-            assert!(file.exists(), "there is no {}", file.display());
+            // target/debug/deps/forms-…, and target/debug/examples
+            let built = test.ancestors().nth(2).unwrap();
+            let file = built.join("examples").join(name);
+            assert!(
+                file.exists(),
+                "there is no {}: `cargo test -p link-forms` builds it",
+                file.display()
+            );
             file
         };
         Self {
@@ -147,7 +152,7 @@ impl Built {
     /// The C program, linked with these arguments.
     fn program(&self, name: &str, arguments: &[&str]) -> PathBuf {
         let program = self.folder.path().join(name);
-        let source = format!("{}/c-library/main.c", env!("CARGO_MANIFEST_DIR"));
+        let source = format!("{}/examples/link_forms.c", env!("CARGO_MANIFEST_DIR"));
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Werror", "-o"])
             .arg(&program)

@@ -12,7 +12,7 @@ use polyverbs::{
     Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
     Requirements, wr,
 };
-use waiting::until;
+use test_kit::waiting::until;
 
 /// Turns of a game; `POLYVERBS_RUNS` times as many where it is set.
 fn turns() -> u64 {

@@ -4,7 +4,8 @@ use acme_fabric::AcmeFabric;
 use conformance::{Fabric, Flavour, OtherFlavour, examined};
 use polyverbs_engine::device::DeviceOptions;
 use verbs_api::extension::Extensions;
-use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict};
+use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
+use verbs_api::probe::Verdict;
 
 const ACME: Flavour = Flavour::Other(&OtherFlavour {
     name: "acme",

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use waiting::{WatchedThread, until};
+use test_kit::waiting::{WatchedThread, until};
 
 use super::*;
 use crate::error::ErrorKind;

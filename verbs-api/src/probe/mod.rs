@@ -4,7 +4,6 @@
 //! or on two, in real or in virtual time. It makes what it needs, does what the rule is about, and answers `Ok`, or the
 //! [`Evidence`] of what went otherwise. [`verify()`] runs the probes of a feature and draws the conclusion.
 
-mod core;
 mod evidence;
 mod pair;
 mod rig;
@@ -14,7 +13,6 @@ use std::fmt;
 
 #[doc(inline)]
 pub use crate::{__ensure as ensure, __ensure_eq as ensure_eq};
-pub use core::{CORE_FEATURES, CORE_PROBES};
 pub use evidence::{Evidence, EvidenceKind};
 pub use pair::{Pair, Side, open};
 pub use rig::{Clock, End, Fast, Pace, Region, Rig};

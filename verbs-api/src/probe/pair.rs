@@ -12,7 +12,7 @@ use crate::pd::Pd;
 use crate::qp::{ConnectOptions, Qp, QpOptions};
 use crate::qp_attributes::QpState;
 use crate::service::{Operations, QpType};
-use crate::wc::WcStatus;
+use crate::wc::{Completion, WcStatus};
 use crate::wr::requests::Operation;
 use crate::wr::{FetchAdd, Read, ReceiveRequest, RemoteAddress, WorkRequest, Write};
 
@@ -56,6 +56,15 @@ impl Side {
     #[track_caller]
     pub fn state(&self) -> Result<QpState, Evidence> {
         Ok(self.qp.query()?.state)
+    }
+
+    /// The completions that wait in its queue.
+    ///
+    /// # Errors
+    /// The queue was destroyed, or has overrun.
+    #[track_caller]
+    pub fn poll(&self) -> Result<Vec<Completion>, Evidence> {
+        poll_all(&self.cq)
     }
 
     /// Posts a receive into a stretch of `region`, with its offset as identity.
@@ -343,7 +352,7 @@ impl Rig {
             )));
         }
         let events = self.far.events();
-        poll_all(&pair.near.cq)?;
+        pair.near.poll()?;
         if status.is_success() {
             // Without an answer a write has completed before it was refused: the peer's event tells.
             return Ok(match events[..] {

@@ -336,7 +336,7 @@ impl Rig {
 
 /// Everything that waits in a queue.
 #[track_caller]
-pub(crate) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
+pub(super) fn poll_all(cq: &Cq) -> Result<Vec<Completion>, Evidence> {
     let mut all = Vec::new();
     loop {
         let mut slot = [Completion::default()];

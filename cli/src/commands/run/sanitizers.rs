@@ -1,4 +1,4 @@
-//! Options for programs that are built with a sanitizer: `compat/redirect/src/sanitizers.rs` says why they need them.
+//! Options for programs that are built with a sanitizer: `c-libraries/redirect/src/sanitizers.rs` says why they need them.
 //!
 //! The library there gives the options too, to programs that replace these variables. Only the variables reach a program that
 //! contains its sanitizer's runtime.
@@ -13,7 +13,7 @@ use anyhow::Context as _;
 /// For AddressSanitizer.
 pub(super) const ADDRESS: &str = "verify_asan_link_order=0";
 
-const THREAD: &str = include_str!("../../../../compat/redirect/thread-sanitizer.supp");
+const THREAD: &str = include_str!("../../../../c-libraries/redirect/thread-sanitizer.supp");
 
 /// The user's options for ThreadSanitizer, with a file of suppressions that has the user's and ours.
 pub(super) fn thread_options(root: &Path) -> anyhow::Result<OsString> {

@@ -93,7 +93,7 @@ fn a_client_connects_while_forged_requests_arrive_all_the_time() {
         let has_answered = |count| answered.load(Ordering::Relaxed) >= count;
         scope.spawn(move || {
             for number in 0_u32.. {
-                waiting::until(|| {
+                test_kit::waiting::until(|| {
                     has_answered(number.saturating_sub(WAITING)) || serving.is_finished()
                 });
                 // The server ends when it receives a request.
@@ -107,7 +107,7 @@ fn a_client_connects_while_forged_requests_arrive_all_the_time() {
             }
         });
         let _over = Over(&is_over);
-        waiting::until(|| has_answered(BEFORE));
+        test_kit::waiting::until(|| has_answered(BEFORE));
         let mut connections = Vec::new();
         for _ in 0..CLIENTS {
             let qp = own.qp();

@@ -70,7 +70,9 @@ impl Target {
 
     pub(crate) fn stream(&self) -> TcpStream {
         let stream = TcpStream::connect(self.listener.address()).unwrap();
-        stream.set_read_timeout(Some(waiting::PATIENCE)).unwrap();
+        stream
+            .set_read_timeout(Some(test_kit::waiting::PATIENCE))
+            .unwrap();
         stream.set_nodelay(true).unwrap();
         stream
     }
@@ -80,7 +82,7 @@ impl Target {
     fn wait_until_heard(&self, streams: usize, bytes: usize, ends: usize) {
         let gate = &self.manager.gate;
         let heard = || (gate.accepted(), gate.heard(), gate.ends_heard());
-        waiting::until(|| heard() == (streams, bytes, ends));
+        test_kit::waiting::until(|| heard() == (streams, bytes, ends));
     }
 
     /// Checks that an honest peer is served before any time passes.
@@ -281,7 +283,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     let incoming = target.listener.next().wait().unwrap();
     let ends = target.manager.gate.ends_heard();
     reset(stream);
-    waiting::until(|| target.manager.gate.ends_heard() > ends);
+    test_kit::waiting::until(|| target.manager.gate.ends_heard() > ends);
     let qp = target.qp();
     let accepted = incoming.accept(&target.context, &qp, ConnectionOptions::new());
     assert!(accepted.wait().is_err());
@@ -297,7 +299,7 @@ fn tcp_resets_at_each_step_disturb_no_other_connection() {
     stream.read_exact(&mut reply).unwrap();
     reset(stream);
     connection.disconnected().wait().unwrap();
-    waiting::until(|| qp.query().unwrap().state == QpState::Err);
+    test_kit::waiting::until(|| qp.query().unwrap().state == QpState::Err);
     target.serves();
 }
 

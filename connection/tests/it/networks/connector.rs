@@ -75,7 +75,7 @@ fn a_panicking_handler_does_not_prevent_other_connections() {
         // The panic reaches the thread that runs the handler: the thread that accepts in one process, or the thread that
         // polls.
         let accepted = catch_unwind(AssertUnwindSafe(|| ends.accept(incoming, &far)));
-        waiting::until(|| {
+        test_kit::waiting::until(|| {
             let _ = catch_unwind(AssertUnwindSafe(|| {
                 ends.rig.step();
                 ends.rig.near.steer().progress();

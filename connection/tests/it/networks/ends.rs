@@ -190,7 +190,7 @@ impl Ends {
     /// Waits until the manager of the near end has handled this many rejections and ends of streams.
     pub(crate) fn wait_for_ends_heard(&self, count: usize) {
         if let Network::Sockets { managers, .. } = &self.network {
-            waiting::until(|| managers[0].gate.ends_heard() >= count);
+            test_kit::waiting::until(|| managers[0].gate.ends_heard() >= count);
         }
     }
 

@@ -4,10 +4,6 @@ use polyverbs_dissect::file::Captured;
 use polyverbs_dissect::form::{Payload, Rds, RdsMessage, SegmentBody, Unit, Verdict};
 use polyverbs_dissect::summary::Protocol;
 use polyverbs_dissect::{Capture, Packet, line};
-use polyverbs_rds_wire::{
-    CongestionMap, ConnectData, Extension, Extensions, FRAGMENT, Flags, HEADER, Header, MINOR_MASK,
-    PORT, Version,
-};
 use polyverbs_wire::iwarp::ddp::queue;
 use polyverbs_wire::iwarp::start::{Kind, Start};
 use polyverbs_wire::iwarp::{self, Direction, Framing, Untagged};
@@ -15,6 +11,10 @@ use polyverbs_wire::layout::{Header as _, Octets};
 use polyverbs_wire::mad::cm::{Message, Rep, Req, header_of};
 use polyverbs_wire::mad::rdma_cm::{RdmaCm, port_space, service_id};
 use polyverbs_wire::mad::{self, GSI_Q_KEY, GSI_QP};
+use polyverbs_wire::rds::{
+    CongestionMap, ConnectData, Extension, Extensions, FRAGMENT, Flags, HEADER, Header, MINOR_MASK,
+    PORT, Version,
+};
 use polyverbs_wire::roce::{
     Bth, Deth, Headers, Opcode, Operation, Position, Reth, SendExtra, Service,
 };
@@ -409,7 +409,7 @@ fn padding_and_a_header_without_a_checksum_are_kept() {
     octets[30..32].fill(0);
     octets[27] = 5;
     made.send(0, &octets);
-    let sum = polyverbs_rds_wire::checksum(&octets);
+    let sum = polyverbs_wire::rds::checksum(&octets);
     octets[30..32].copy_from_slice(&sum.to_be_bytes());
     made.send(0, &octets);
     let capture = dissected(&made.packets);

@@ -11,6 +11,7 @@ use polyverbs_engine::device::DeviceOptions;
 use polyverbs_engine::link::Link;
 use polyverbs_io::UdpCounts;
 use polyverbs_sim::{FaultSpec, Rate};
+use test_kit::waiting::until;
 use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
@@ -20,7 +21,6 @@ use verbs_api::{
     completion::WcFlags,
     wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
-use waiting::until;
 
 const SIZE: usize = 4 << 20;
 const QKEY: u32 = 7;

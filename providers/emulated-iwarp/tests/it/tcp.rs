@@ -10,6 +10,7 @@ use emulated_iwarp::terminate::TerminateCode;
 use emulated_iwarp::{Iwarp, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
 use polyverbs_sim::{FaultSpec, Rate};
+use test_kit::waiting::{until, until_some};
 use verbs_api::provider::DeviceOps;
 use verbs_api::provider::carrier::{Carrier, StreamListener, StreamSink};
 use verbs_api::qp::{QpAttributes, QpState};
@@ -19,7 +20,6 @@ use verbs_api::{
     ids::Qpn,
     wr::{self, ReceiveRequest},
 };
-use waiting::{until, until_some};
 
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)

@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc;
 
-use waiting::{PATIENCE, until};
+use test_kit::waiting::{PATIENCE, until};
 
 use super::*;
 use crate::sockets::{ReceiveBatch, Transmit, UdpOptions, UdpSocket};

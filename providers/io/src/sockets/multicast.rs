@@ -48,7 +48,7 @@ pub fn join_group(
 
 #[cfg(test)]
 mod tests {
-    use waiting::until_some;
+    use test_kit::waiting::until_some;
 
     use super::*;
     use crate::sockets::{FlowSockets, ReceiveBatch, Transmit};

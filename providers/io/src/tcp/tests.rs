@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::sockets::TcpListener;
 use polyverbs_engine::link::OwnedFrame;
 use rustix::net::sockopt;
-use waiting::{PATIENCE, until, until_some};
+use test_kit::waiting::{PATIENCE, until, until_some};
 
 use super::*;
 use polyverbs_sim::fault::{Between, Rate, Stall};

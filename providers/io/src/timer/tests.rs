@@ -1,7 +1,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use waiting::{PATIENCE, WatchedThread, until};
+use test_kit::waiting::{PATIENCE, WatchedThread, until};
 
 use super::*;
 use crate::fork::tests::in_a_child;

@@ -3,7 +3,7 @@ use std::thread;
 use crate::GroupOptions;
 use crate::sockets::Offload;
 use polyverbs_engine::link::OwnedFrame;
-use waiting::{PATIENCE, until};
+use test_kit::waiting::{PATIENCE, until};
 
 use super::*;
 use crate::{Opened, TxMeta};

@@ -2,8 +2,9 @@
 //! is refused.
 
 use conformance::{Flavour, examined};
+use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
 use verbs_api::extension::{ExtensionDescriptor, Extensions};
-use verbs_api::probe::{CORE_FEATURES, CORE_PROBES, Verdict, Verified};
+use verbs_api::probe::{Verdict, Verified};
 
 fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
     let extensions = Extensions::linked().expect("extensions that fit together");

@@ -41,7 +41,7 @@ impl Tools {
         for name in of("cargo:") {
             cargo(name, &crates)?;
         }
-        let with = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../with"));
+        let with = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/with"));
         let mut path = vec![with, environment.join("bin"), crates.join("bin")];
         path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
         Ok(Self {

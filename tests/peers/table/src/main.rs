@@ -40,7 +40,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
     /// The folder with the rows
-    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/rows"))]
+    #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/table/rows"))]
     rows: PathBuf,
     /// Where tools, logs and results are kept
     #[arg(long, value_name = "DIR", default_value = "/var/tmp/verbs-peers")]

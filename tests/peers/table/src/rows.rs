@@ -161,7 +161,11 @@ mod tests {
 
     #[test]
     fn the_rows_of_the_table_are_read() {
-        let groups = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rows"))).unwrap();
+        let groups = read(Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/table/rows"
+        )))
+        .unwrap();
         assert!(groups.iter().flat_map(Group::trials).count() > 0);
     }
 

@@ -233,7 +233,7 @@ mod tests {
 
     /// A program that stands in for `polyverbs`. It is a file of the sources: a file that a test writes cannot be
     /// executed while a process that another test has just started still holds it open for writing.
-    const STAND_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/stand-in");
+    const STAND_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/table/src/stand-in");
 
     fn failure(row: &str) -> Option<String> {
         failure_within(PATIENCE, row)

@@ -145,7 +145,7 @@ impl Witness {
 
 #[cfg(test)]
 mod tests {
-    use waiting::PATIENCE;
+    use test_kit::waiting::PATIENCE;
 
     use super::*;
     use crate::fork::tests::in_children_beside;

@@ -2,7 +2,7 @@ use std::io::ErrorKind;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use waiting::{until, until_some};
+use test_kit::waiting::{until, until_some};
 
 use super::*;
 

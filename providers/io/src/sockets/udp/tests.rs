@@ -2,7 +2,7 @@ use std::io::ErrorKind;
 use std::process::Command;
 
 use rustix::net::{RecvFlags, recv};
-use waiting::until;
+use test_kit::waiting::until;
 
 use super::*;
 use crate::sockets::receive::Message;

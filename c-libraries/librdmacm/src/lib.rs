@@ -1,0 +1,26 @@
+//! rdma-core's connection manager in C over Polyverbs' connections.
+//!
+//! Each function implements a symbol. `polyverbs-connection` implements the protocols, `polyverbs-libibverbs` queue pairs and
+//! the objects around them. The crate `polyverbs-c-libraries` maps symbols to functions.
+
+pub mod address;
+pub mod bind;
+pub mod channel;
+pub mod connect;
+pub mod device;
+pub mod endpoint;
+pub mod errno;
+pub mod events;
+pub mod groups;
+pub mod id;
+pub mod info;
+pub mod multicast;
+pub mod names;
+pub mod options;
+mod ports;
+pub mod qp;
+pub mod resolve;
+pub mod rsocket;
+pub mod state;
+
+pub use polyverbs_abi::rdmacm as abi;

@@ -1,0 +1,39 @@
+//! C programs that are linked with the library.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// Compiles `tests/NAME.c`. The program is in a folder of its own, with the library that it is linked with.
+pub(crate) fn compile(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libibverbs.so.1");
+    fs::copy(test_kit::libraries::built(), &library).unwrap();
+    let program = folder.join(name);
+    let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let compiled = Command::new("cc")
+        .args(["-O0", "-w", "-pthread", &source, "-o"])
+        .args([&program, &library])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
+    program
+}
+
+/// Runs a program with these devices. It must succeed and print this and nothing else. Returns what it writes to standard error.
+#[track_caller]
+pub(crate) fn must_print(program: &Path, arguments: &[&str], devices: &str, text: &str) -> String {
+    let ran = Command::new(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", program.parent().unwrap())
+        .env("POLYVERBS_CONFIG", devices)
+        // Programs count the bytes that are allocated. Freed memory in the cache of a thread would count as allocated.
+        .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), text, "{ran:?}");
+    String::from_utf8(ran.stderr).unwrap()
+}

@@ -1,0 +1,77 @@
+//! The symbols of the library, each with its version, are those of Debian's two libraries, and what libraries of providers
+//! that perftest of Debian 13 is linked with ask for beside them.
+
+use std::collections::BTreeSet;
+
+use object::Endianness;
+use object::elf::{FileHeader64, SHN_ABS, SHN_UNDEF, SHT_DYNSYM};
+use object::read::elf::{FileHeader as _, Sym as _};
+
+/// What the library exports, each symbol with its version as a linker writes it: `@@` before the one that programs get.
+fn exported(library: &[u8]) -> BTreeSet<String> {
+    let header = FileHeader64::<Endianness>::parse(library).unwrap();
+    let endian = header.endian().unwrap();
+    let sections = header.sections(endian, library).unwrap();
+    let versions = sections.versions(endian, library).unwrap();
+    let versions = versions.expect("a library whose symbols have versions");
+    let symbols = sections.symbols(endian, library, SHT_DYNSYM).unwrap();
+    let exported = symbols.enumerate().filter_map(|(index, symbol)| {
+        // The versions themselves are listed as absolute.
+        let shndx = symbol.st_shndx(endian);
+        if shndx == SHN_UNDEF || shndx == SHN_ABS {
+            return None;
+        }
+        let name = symbols.symbol_name(endian, symbol).unwrap();
+        let version = versions.version_index(endian, index);
+        let at = if version.is_hidden() { "@" } else { "@@" };
+        let version = versions
+            .version(version.into())
+            .unwrap()
+            .expect("a version");
+        let text = |bytes| std::str::from_utf8(bytes).unwrap();
+        Some(format!("{}{at}{}", text(name), text(version.name())))
+    });
+    exported.collect()
+}
+
+/// The symbols of both libraries, one a line.
+pub(crate) fn every_symbol() -> String {
+    [
+        include_str!("../../symbols/libibverbs.txt"),
+        include_str!("../../symbols/librdmacm.txt"),
+        include_str!("../../symbols/later.txt"),
+    ]
+    .concat()
+}
+
+#[test]
+fn every_symbol_has_the_version_that_programs_ask_for() {
+    let exported = exported(&std::fs::read(test_kit::libraries::built()).unwrap());
+    let mut wanted: BTreeSet<String> = every_symbol().lines().map(str::to_owned).collect();
+    assert_eq!(wanted.len(), 249);
+    // Of the C library, for programs that are linked already; and two of them for the library that `polyverbs run` preloads.
+    let interposed = [
+        "close",
+        "free",
+        "mmap",
+        "mmap64",
+        "mremap",
+        "munmap",
+        "polyverbs_sigaction",
+        "polyverbs_signal",
+        "pthread_sigmask",
+        "realloc",
+        "shmdt",
+        "sigaction",
+        "signal",
+        "sigprocmask",
+    ];
+    wanted.extend(interposed.map(|name| format!("{name}@GLIBC_2.2.5")));
+    let later = [
+        "pthread_sigmask@GLIBC_2.32",
+        "close_range@GLIBC_2.34",
+        "closefrom@GLIBC_2.34",
+    ];
+    wanted.extend(later.map(str::to_owned));
+    assert_eq!(exported, wanted);
+}

@@ -1,0 +1,348 @@
+//! Regions, atomics, and what writes become.
+
+use verbs_api::memory::MrReregister;
+use verbs_api::probe::{Evidence, Outcome, Pair, Region, Rig, ensure, ensure_eq};
+use verbs_api::wr::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read, Write};
+use verbs_api::{Access, ErrorKind, Memory, MrOptions, RKey, RemoteAddress, WcStatus};
+
+use crate::{filled, fresh};
+
+/// Everything that a peer can do with plain requests.
+const OPEN: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_WRITE);
+
+// covers 2.06
+pub(crate) fn bounds(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(4096, OPEN)?;
+    let first = desk.mr.iova();
+    for (addr, granted) in [
+        (first, true),
+        (first + 4088, true),
+        (first - 1, false),
+        (first + 4089, false),
+        (first + 4096, false),
+        (u64::MAX - 3, false),
+        (0, false),
+    ] {
+        let remote = RemoteAddress::new(addr, desk.mr.rkey());
+        let found = (
+            rig.can_write(&rig.rc()?, remote)?,
+            rig.can_read(&rig.rc()?, remote)?,
+        );
+        let offset = addr.wrapping_sub(first) as i64;
+        ensure_eq!(
+            found,
+            (granted, granted),
+            "whether a peer writes and reads 8 bytes from byte {offset} of 4096"
+        );
+    }
+    Ok(())
+}
+
+// covers 2.05
+pub(crate) fn rights(rig: &Rig) -> Outcome {
+    for (access, write, read) in [
+        (Access::LOCAL_WRITE, false, false),
+        (Access::REMOTE_READ, false, true),
+        (Access::LOCAL_WRITE | Access::REMOTE_WRITE, true, false),
+        (OPEN, true, true),
+    ] {
+        let desk = rig.far.region(64, access)?;
+        let found = (
+            rig.can_write(&rig.rc()?, desk.remote(0))?,
+            rig.can_read(&rig.rc()?, desk.remote(0))?,
+        );
+        ensure_eq!(
+            found,
+            (write, read),
+            "whether {access:?} lets a peer write and read"
+        );
+    }
+    Ok(())
+}
+
+// covers 2.04
+pub(crate) fn legal_rights(rig: &Rig) -> Outcome {
+    let memory = Memory::zeroed(64)?;
+    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let made = rig.outcome(rig.far.pd.register_with(&memory, MrOptions::new(access)))?;
+        ensure!(made.is_err(), "a region was made with {access:?} alone");
+    }
+    Ok(())
+}
+
+// covers 2.07
+pub(crate) fn domain(rig: &Rig) -> Outcome {
+    let other = rig.far.other_pd()?;
+    let desk = rig.far.region_with(&other, 64, MrOptions::new(OPEN))?;
+    ensure!(
+        !rig.can_write(&rig.rc()?, desk.remote(0))?,
+        "a peer wrote memory of another domain"
+    );
+    ensure!(
+        !rig.can_read(&rig.rc()?, desk.remote(0))?,
+        "a peer read memory of another domain"
+    );
+    ensure!(
+        rig.can_write(&rig.rc_in(&other)?, desk.remote(0))?,
+        "a peer cannot write memory of its own domain"
+    );
+    Ok(())
+}
+
+// covers 2.03
+pub(crate) fn dead_key(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(64, OPEN)?;
+    let was = desk.remote(0);
+    let Region { memory, mr } = desk;
+    rig.finish_destroy(mr.deregister())?;
+    for _ in 0..8 {
+        let again = rig.finish(rig.far.pd.register_with(&memory, MrOptions::new(OPEN)))?;
+        ensure!(
+            !rig.can_write(&rig.rc()?, was)?,
+            "the key of a region that is gone opens memory"
+        );
+        rig.finish_destroy(again.deregister())?;
+    }
+    Ok(())
+}
+
+// covers 2.02
+pub(crate) fn no_key(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(64, Access::LOCAL_WRITE)?;
+    for key in [RKey::new(0), desk.mr.rkey()] {
+        ensure!(
+            !rig.can_read(&rig.rc()?, RemoteAddress::new(desk.mr.iova(), key))?,
+            "key {key:?} opens memory without rights for peers"
+        );
+    }
+    Ok(())
+}
+
+// covers 2.15
+pub(crate) fn rereg_rights(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(4096, OPEN)?;
+    rig.finish(
+        desk.mr
+            .rereg(MrReregister::new().access(Access::REMOTE_READ)),
+    )?;
+    ensure!(
+        rig.can_read(&rig.rc()?, desk.remote(0))?,
+        "a region does not have its new right"
+    );
+    ensure!(
+        !rig.can_write(&rig.rc()?, desk.remote(0))?,
+        "a region has a right that was taken from it"
+    );
+    let refused = rig.outcome(
+        desk.mr
+            .rereg(MrReregister::new().access(Access::REMOTE_WRITE)),
+    )?;
+    ensure!(
+        refused.is_err(),
+        "a region was given rights that no region may have"
+    );
+    ensure!(
+        rig.can_read(&rig.rc()?, desk.remote(0))?,
+        "a refused change has harmed the region"
+    );
+    Ok(())
+}
+
+// covers 2.15
+pub(crate) fn rereg_domain(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(4096, OPEN)?;
+    let other = rig.far.other_pd()?;
+    rig.finish(desk.mr.rereg(MrReregister::new().pd(&other)))?;
+    ensure!(
+        !rig.can_read(&rig.rc()?, desk.remote(0))?,
+        "a region answers the domain that it has left"
+    );
+    ensure!(
+        rig.can_read(&rig.rc_in(&other)?, desk.remote(0))?,
+        "a region does not answer its new domain"
+    );
+    Ok(())
+}
+
+// covers 2.15
+pub(crate) fn rereg_memory(rig: &Rig) -> Outcome {
+    let desk = rig.far.region(4096, OPEN)?;
+    let memory = Memory::zeroed(8192)?;
+    memory.write(8184, b"the end.")?;
+    rig.finish(desk.mr.rereg(MrReregister::new().memory(&memory)))?;
+    ensure_eq!(desk.mr.len(), 8192, "the region's length");
+    let pair = rig.rc()?;
+    rig.succeeds(
+        &pair.near,
+        Read::new(rig.scratch.sge(0, 8)?, desk.remote(8184)),
+    )?;
+    ensure_eq!(
+        rig.scratch.bytes(0, 8)?,
+        b"the end.",
+        "the last bytes of the new memory"
+    );
+    Ok(())
+}
+
+/// Eight bytes that peers may operate on, the value in them, and a pair.
+fn counter(rig: &Rig, value: u64) -> Result<(Pair, Region), Evidence> {
+    let cell = rig.far.region(64, OPEN | Access::REMOTE_ATOMIC)?;
+    cell.set_word(0, value)?;
+    cell.set_word(8, u64::MAX)?;
+    Ok((rig.rc()?, cell))
+}
+
+// covers 3.31
+pub(crate) fn fetch_add(rig: &Rig) -> Outcome {
+    let (pair, cell) = counter(rig, u64::MAX - 1)?;
+    let add = FetchAdd::new(rig.scratch.sge(0, 8)?, cell.remote(0), 5);
+    rig.succeeds(&pair.near, add)?;
+    ensure_eq!(rig.scratch.word(0)?, u64::MAX - 1, "the original value");
+    ensure_eq!(cell.word(0)?, 3, "the sum, which wraps");
+    ensure_eq!(cell.word(8)?, u64::MAX, "the bytes behind it");
+    Ok(())
+}
+
+// covers 3.31
+pub(crate) fn compare_swap(rig: &Rig) -> Outcome {
+    let (pair, cell) = counter(rig, 0x1122_3344_5566_7788)?;
+    for (compare, after) in [(7, 0x1122_3344_5566_7788), (0x1122_3344_5566_7788, 9)] {
+        let swap = CompareSwap::new(rig.scratch.sge(0, 8)?, cell.remote(0), compare, 9);
+        rig.succeeds(&pair.near, swap)?;
+        ensure_eq!(
+            rig.scratch.word(0)?,
+            0x1122_3344_5566_7788,
+            "the original value, compared with {compare:#x}"
+        );
+        ensure_eq!(
+            cell.word(0)?,
+            after,
+            "the value, compared with {compare:#x}"
+        );
+    }
+    Ok(())
+}
+
+// covers 3.31
+pub(crate) fn atomic_alignment(rig: &Rig) -> Outcome {
+    for offset in [1, 4, 7] {
+        let (pair, cell) = counter(rig, 0)?;
+        let before = cell.bytes(0, 16)?;
+        let add = FetchAdd::new(rig.scratch.sge(0, 8)?, cell.remote(offset), 1).signaled(1);
+        // Some devices look at the address while posting, the others leave it to the peer.
+        let found = match pair.near.post_one(add) {
+            Err(refused) if refused.kind() == ErrorKind::InvalidArgument => WcStatus::RemInvReqErr,
+            Err(refused) => return Err(refused.into()),
+            Ok(()) => rig.take(&pair.near.cq, 1)?[0].status,
+        };
+        ensure!(
+            found != WcStatus::Success,
+            "an atomic was carried out at byte {offset}"
+        );
+        ensure_eq!(
+            cell.bytes(0, 16)?,
+            before,
+            "the memory after it was refused"
+        );
+    }
+    Ok(())
+}
+
+// covers 2.05
+pub(crate) fn atomic_rights(rig: &Rig) -> Outcome {
+    let plain = rig.far.region(64, OPEN)?;
+    ensure!(
+        !rig.can_add(&rig.rc()?, plain.remote(0))?,
+        "a peer added to memory that lets it read and write"
+    );
+    let atomic = rig
+        .far
+        .region(64, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+    ensure!(
+        rig.can_add(&rig.rc()?, atomic.remote(0))?,
+        "a peer cannot add to memory that lets it"
+    );
+    ensure!(
+        !rig.can_write(&rig.rc()?, atomic.remote(0))?,
+        "a peer wrote memory that lets it add only"
+    );
+    Ok(())
+}
+
+pub(crate) fn atomic_write(rig: &Rig) -> Outcome {
+    let (pair, cell) = counter(rig, 1)?;
+    rig.scratch
+        .put(0, &0x0102_0304_0506_0708_u64.to_ne_bytes())?;
+    rig.succeeds(
+        &pair.near,
+        AtomicWrite::new(rig.scratch.sge(0, 8)?, cell.remote(0)),
+    )?;
+    ensure_eq!(cell.word(0)?, 0x0102_0304_0506_0708, "the eight bytes");
+    ensure_eq!(cell.word(8)?, u64::MAX, "the bytes behind them");
+    Ok(())
+}
+
+pub(crate) fn atomic_write_alignment(rig: &Rig) -> Outcome {
+    let (pair, cell) = counter(rig, 0)?;
+    let before = cell.bytes(0, 16)?;
+    filled(rig)?;
+    let write = AtomicWrite::new(rig.scratch.sge(0, 8)?, cell.remote(4));
+    let found = rig.verdict(&pair, write)?;
+    ensure!(
+        found != WcStatus::Success,
+        "eight bytes were written at byte 4"
+    );
+    ensure_eq!(
+        cell.bytes(0, 16)?,
+        before,
+        "the memory after it was refused"
+    );
+    Ok(())
+}
+
+/// A pair whose far end lets peers flush as well.
+fn flushing(rig: &Rig) -> Result<Pair, Evidence> {
+    let access = Access::REMOTE_READ
+        | Access::REMOTE_WRITE
+        | Access::FLUSH_GLOBAL
+        | Access::FLUSH_PERSISTENT;
+    fresh(rig, access)
+}
+
+pub(crate) fn flush(rig: &Rig) -> Outcome {
+    let pair = flushing(rig)?;
+    let desk = rig.far.region(64, OPEN | Access::FLUSH_GLOBAL)?;
+    filled(rig)?;
+    pair.near
+        .post_one(Write::new(rig.scratch.sge(0, 8)?, desk.remote(0)))?;
+    rig.succeeds(
+        &pair.near,
+        Flush::new(desk.remote(0), 8, Access::FLUSH_GLOBAL),
+    )?;
+    ensure_eq!(
+        desk.bytes(0, 8)?,
+        rig.scratch.bytes(0, 8)?,
+        "what was written, once it is flushed"
+    );
+    Ok(())
+}
+
+// covers 2.05
+pub(crate) fn flush_rights(rig: &Rig) -> Outcome {
+    for (rights, asked, granted) in [
+        (Access::FLUSH_GLOBAL, Access::FLUSH_GLOBAL, true),
+        (Access::FLUSH_GLOBAL, Access::FLUSH_PERSISTENT, false),
+        (Access::empty(), Access::FLUSH_GLOBAL, false),
+    ] {
+        let desk = rig.far.region(64, OPEN | rights)?;
+        let found = rig.is_granted(&flushing(rig)?, Flush::new(desk.remote(0), 8, asked))?;
+        ensure_eq!(
+            found,
+            granted,
+            "whether {rights:?} lets a peer ask for {asked:?}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,1114 @@
+//! The host of one local address in this process: its device, a queue pair for each path, and the thread that drives them while
+//! no thread of the program does.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::{Future, pending};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::task::{Context as TaskContext, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant, SystemTime};
+
+use async_executor::{Executor, Task};
+use polyverbs::completion::{Notify, WcStatus};
+use polyverbs::connection::{Connection, Connector, Listener, devices_at};
+use polyverbs::emulated::{EmulatedDeviceError, EmulatedOptions, Presence, device_at};
+use polyverbs::ids::Qpn;
+use polyverbs::provider::{MadeOnce, PerProcess, start_thread};
+use polyverbs::wr::{self, ReceiveRequest};
+use polyverbs::{
+    Batch, Completion, Context, Cq, Device, Pd, Qp, Requirements, Transport, VerbError, registry,
+};
+use polyverbs_wire::rds::{ConnectData, FRAGMENT, HEADER};
+use rustc_hash::FxHashMap;
+
+use crate::connect;
+use crate::error::{DeviceError, RdsError};
+use crate::pool::{Pool, Slot};
+use crate::ports::{self, Followed, PortLock};
+use crate::protocol::{
+    Action, ArrivalId, Counters, FlowControl, Host, HostLimits, OperationStatus, PathId, Payload,
+    Role, SocketId, Transmit,
+};
+use crate::rdma::Posted;
+use crate::shared::Shared;
+use crate::socket::RdsTransport;
+use crate::spin::SPIN_TIME;
+
+/// The bit that marks the `wr_id` of a receive; the `wr_id` of a send is the number of its request.
+const RECEIVE: u64 = 1 << 62;
+
+/// The most completions that one poll takes.
+const POLLED: usize = 32;
+
+/// The node posts receives again when this many are missing, or a quarter of the wanted number if that is less.
+const REFILLED: usize = 16;
+
+/// Unread bytes from which on further messages are copied into shorter slots, which saves memory.
+const UNREAD: usize = 1 << 20;
+
+/// While programs poll, the thread checks after this time whether they still do.
+const POLL_CHECK: Duration = Duration::from_millis(1);
+
+/// How long a node that closes waits for each peer to confirm the disconnect.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// Entries of the completion queue while there are no paths.
+const FIRST_ENTRIES: u32 = 4096;
+
+pub(crate) type NodeHost = Host<Slot, Posted>;
+
+/// A path and the attempt to connect it.
+pub(crate) type Made = (PathId, u32);
+
+/// The connection that a queue pair is created for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Purpose {
+    /// An attempt to connect a path.
+    Attempt(Made),
+    /// A peer's request that was accepted.
+    Arrival(ArrivalId),
+}
+
+/// The owner of a queue pair.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Path(PathId),
+    Arrival(ArrivalId),
+}
+
+/// A node: see the [module](self).
+pub(crate) struct Node {
+    pub(crate) at: IpAddr,
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) connector: Connector,
+    pub(crate) pool: Arc<Pool>,
+    state: Mutex<State>,
+    sockets: Mutex<FxHashMap<SocketId, Arc<Shared>>>,
+    listener: Mutex<Option<Listener>>,
+    /// Set while this process is the leader; the inner value is `None` if the leader's name could not be taken.
+    presence: Mutex<Option<Option<Presence>>>,
+    /// Set while this process is a member: the leader, whose end a thread waits for.
+    followed: Mutex<Option<(u16, Followed)>>,
+    tasks: Arc<Executor<'static>>,
+    thread: OnceLock<Thread>,
+    /// Counts the polls of programs. `armed_after` is its value when a program last armed the completion queue.
+    polls: AtomicU64,
+    armed_after: AtomicU64,
+    /// The thread leaves the completion queue to programs that poll.
+    is_left_to_polls: AtomicBool,
+    /// A completion notification was consumed by a thread that polled, so that the queue is no longer armed.
+    is_notified: AtomicBool,
+    began: Instant,
+}
+
+/// The poller of the completion queue.
+enum Poller {
+    /// A program polls.
+    Program,
+    /// The thread polls for a program that has polled and sleeps now.
+    ForProgram,
+    /// The thread polls.
+    Thread,
+}
+
+/// The data that a node's lock protects.
+pub(crate) struct State {
+    pub(crate) host: NodeHost,
+    /// Indexed by the number of the path.
+    links: Vec<Option<Link>>,
+    /// Accepted requests whose connections do not belong to a path yet.
+    arrivals: FxHashMap<ArrivalId, Arrival>,
+    owners: FxHashMap<Qpn, Owner>,
+    /// Paths that need further receives.
+    short: Vec<PathId>,
+    slots: [Completion; POLLED],
+    batch: Batch<'static>,
+}
+
+/// An accepted request whose connection does not belong to a path yet. Dropping it stops the task that accepts.
+struct Arrival {
+    link: Option<Link>,
+    _accepting: Task<()>,
+}
+
+/// The queue pair of a path.
+pub(crate) struct Link {
+    pub(crate) qp: Qp,
+    connection: Option<Connection>,
+    /// The number of receives that the node keeps posted.
+    wanted: usize,
+    /// In the order in which they were posted.
+    receives: VecDeque<Slot>,
+    /// Fragments that arrived before the connection was known to be established.
+    early: Vec<(Slot, usize)>,
+    /// Headers of messages without payload, kept until their requests are complete.
+    headers: VecDeque<(u64, Slot)>,
+}
+
+thread_local! {
+    /// The node whose completion queue this thread is polling.
+    static POLLED_NODE: Cell<*const Node> = const { Cell::new(ptr::null()) };
+}
+
+/// The nodes of a process, each with its number of sockets.
+#[derive(Default)]
+struct Nodes {
+    all: Vec<(Arc<Node>, usize)>,
+}
+
+/// Empty in a child of a fork, because the threads and connections of its parent do not exist there.
+static NODES: PerProcess<Mutex<Nodes>> = PerProcess::new(Mutex::default);
+
+fn nodes() -> MutexGuard<'static, Nodes> {
+    let nodes = NODES.lock();
+    nodes.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of threads of the program that sleep.
+static SLEEPING: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that sleeps, or is about to sleep, until something changes at a socket, in a call of its own such as `poll`.
+///
+/// While programs poll, the threads of nodes leave the completion queues to them and check only occasionally whether they still
+/// do. As long as there is a `Sleeping`, each change is reported at once ([`RdsSocket::on_change`](crate::RdsSocket::on_change)).
+/// Creating one takes no lock, so that a signal handler may do it.
+#[derive(Debug)]
+#[must_use = "changes are reported at once only while it exists"]
+pub struct Sleeping(());
+
+impl Sleeping {
+    /// To be called before the last check of the socket: each later change is reported.
+    #[expect(clippy::new_without_default, reason = "creating one has an effect")]
+    pub fn new() -> Self {
+        SLEEPING.fetch_add(1, Ordering::SeqCst);
+        reclaim_polling();
+        Self(())
+    }
+
+    /// Ends one `Sleeping` that was forgotten ([`std::mem::forget`]), for callers that cannot store it.
+    pub fn forgotten_is_over() {
+        drop(Self(()));
+    }
+
+    /// Whether a thread of this process sleeps.
+    pub(crate) fn is_any() -> bool {
+        SLEEPING.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for Sleeping {
+    fn drop(&mut self) {
+        SLEEPING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Wakes the threads of nodes that have left the completion queue to programs. A node that is being created or closed at this
+/// moment polls soon in any case.
+fn reclaim_polling() {
+    let Some(nodes) = NODES.made() else {
+        return;
+    };
+    let nodes = match nodes.try_lock() {
+        Ok(nodes) => nodes,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    for (node, _) in &nodes.all {
+        if node.is_left_to_polls.load(Ordering::SeqCst) {
+            node.kick();
+        }
+    }
+}
+
+impl Node {
+    /// The node of an address, for one further socket: the one that this process has, or a new one over this device.
+    pub(crate) fn acquire(
+        at: SocketAddr,
+        device: impl FnOnce() -> Result<Device, DeviceError>,
+    ) -> Result<Arc<Self>, RdsError> {
+        let mut nodes = nodes();
+        if let Some((node, sockets)) = nodes.all.iter_mut().find(|(node, _)| node.at == at.ip()) {
+            *sockets += 1;
+            return Ok(Arc::clone(node));
+        }
+        let device = device().map_err(|error| RdsError::no_device(at, error))?;
+        let node = Self::start(at, &device)?;
+        nodes.all.push((Arc::clone(&node), 1));
+        Ok(node)
+    }
+
+    /// Releases the node for one socket. After the last socket a node ends its connections, and is gone when this returns.
+    pub(crate) fn release(self: &Arc<Self>) {
+        let mut nodes = nodes();
+        let Some(place) = nodes
+            .all
+            .iter()
+            .position(|(node, _)| Arc::ptr_eq(node, self))
+        else {
+            return;
+        };
+        let sockets = &mut nodes.all[place].1;
+        *sockets -= 1;
+        if *sockets == 0 {
+            nodes.all.swap_remove(place);
+            self.close();
+        }
+    }
+
+    fn close(self: &Arc<Self>) {
+        drop(self.listener().take());
+        drop(
+            self.presence
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+        drop(
+            self.followed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+        // Peers keep each message until it is acknowledged.
+        self.poll_with(|state| state.host.acknowledge_all());
+        let links = self.lock().take_links();
+        let ends = links.iter().filter_map(|link| {
+            let connection = link.connection.as_ref()?;
+            Some(connection.disconnect(&self.context, &link.qp))
+        });
+        for mut end in ends.collect::<Vec<_>>() {
+            // A peer that does not answer detects the end by itself.
+            let _ = end.wait_for(FAREWELL);
+        }
+        self.kick();
+    }
+
+    fn start(at: SocketAddr, device: &Device) -> Result<Arc<Self>, RdsError> {
+        let context = device.open(&Requirements::everything_of(&device.attributes()));
+        let context = context.map_err(|error| RdsError::no_device(at, error))?;
+        let flow_control = match context.attributes().transport {
+            // On iWARP a message that finds no receive ends the connection.
+            Transport::Iwarp => FlowControl::Required,
+            _ => FlowControl::Accepted,
+        };
+        let limits = HostLimits {
+            flow_control,
+            ..HostLimits::default()
+        };
+        let pd = context.alloc_pd().wait()?;
+        let connector = Connector::of(&context).map_err(|error| RdsError::no_device(at, error))?;
+        let mut host = Host::new(at.ip(), limits, polyverbs::provider::random());
+        // Sequence numbers begin above those of earlier processes at this address.
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        host.number_from(since.as_micros() as u64 + 1);
+        let node = Arc::new(Self {
+            at: at.ip(),
+            cq: context.create_cq(FIRST_ENTRIES).wait()?,
+            pool: Pool::new(&pd),
+            state: Mutex::new(State {
+                host,
+                links: Vec::new(),
+                arrivals: FxHashMap::default(),
+                owners: FxHashMap::default(),
+                short: Vec::new(),
+                slots: Default::default(),
+                batch: Batch::new(),
+            }),
+            sockets: Mutex::default(),
+            listener: Mutex::new(None),
+            presence: Mutex::new(None),
+            followed: Mutex::new(None),
+            tasks: Arc::new(Executor::new()),
+            thread: OnceLock::new(),
+            polls: AtomicU64::new(0),
+            armed_after: AtomicU64::new(0),
+            is_left_to_polls: AtomicBool::new(false),
+            is_notified: AtomicBool::new(false),
+            began: Instant::now(),
+            context,
+            pd,
+            connector,
+        });
+        // The thread runs before this process can become the leader: a leader without a thread would serve no request.
+        let (weak, tasks) = (Arc::downgrade(&node), Arc::clone(&node.tasks));
+        let thread = start_thread("rds", move || drive(&weak, &tasks))
+            .map_err(|error| RdsError::no_device(at, VerbError::os("thread", error)))?;
+        let thread = thread.thread().clone();
+        let (weak, waker) = (Arc::downgrade(&node), thread.clone());
+        let _ = node.thread.set(thread);
+        node.cq
+            .on_completion(move |_| match POLLED_NODE.get() == weak.as_ptr() {
+                // This thread polls and has the lock, for which the node's thread would only wait.
+                true => {
+                    if let Some(node) = weak.upgrade() {
+                        node.is_notified.store(true, Ordering::Relaxed);
+                    }
+                }
+                false => waker.unpark(),
+            });
+        if !node.lead() {
+            let listener = connect::listen_as_member(&node.connector, at);
+            let listener = listener.map_err(|error| RdsError::no_device(at, error))?;
+            let role = Role::Member(listener.address().port());
+            node.with(|state| state.host.set_role(role));
+            *node.listener() = Some(listener);
+            node.spawn(connect::accept_all(Arc::downgrade(&node)));
+        }
+        Ok(node)
+    }
+
+    /// Makes this process the leader, which peers connect to, unless another process is.
+    pub(crate) fn lead(self: &Arc<Self>) -> bool {
+        let presence = self.presence.lock();
+        let mut presence = presence.unwrap_or_else(PoisonError::into_inner);
+        if presence.is_some() {
+            return true;
+        }
+        let at = SocketAddr::new(self.at, 0);
+        let Ok(listener) = connect::listen(&self.connector, at) else {
+            return false;
+        };
+        let incarnation = self.lock().host.incarnation();
+        *presence = Some(ports::present(self.at, incarnation));
+        self.lock().host.set_role(Role::Leader);
+        *self.listener() = Some(listener);
+        drop(presence);
+        // The actions of the host call programs, which may close the node: they run without the lock of `presence`.
+        self.with(|_| ());
+        self.spawn(connect::accept_all(Arc::downgrade(self)));
+        true
+    }
+
+    /// Starts a thread that waits for the end of the leader that sent `told`, unless there is one already.
+    pub(crate) fn follow(self: &Arc<Self>, told: &ConnectData) {
+        let leader = told.member;
+        let followed = self.followed.lock();
+        let mut followed = followed.unwrap_or_else(PoisonError::into_inner);
+        if followed.as_ref().is_some_and(|(known, _)| *known == leader) {
+            return;
+        }
+        // Without the thread, liveness probes find the end later.
+        let Ok((ours, waits)) = Followed::leader(self.at, told.incarnation) else {
+            return;
+        };
+        *followed = Some((leader, ours));
+        let node = Arc::downgrade(self);
+        let _ = start_thread("rds-leader", move || {
+            waits.wait();
+            if let Some(node) = node.upgrade() {
+                node.with(|state| state.host.handle_leader_gone(leader));
+            }
+        });
+    }
+
+    /// Whether peers connect to this process.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.lock().host.role() == Role::Leader
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task).detach();
+        self.kick();
+    }
+
+    /// Starts the task that accepts a request, unless the host has given the request up.
+    pub(crate) fn spawn_accepting(
+        &self,
+        arrival: ArrivalId,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let mut state = self.lock();
+        if state.host.is_awaited(arrival) {
+            // The task needs the lock to find its entry, which is inserted before the lock is released.
+            let (link, _accepting) = (None, self.tasks.spawn(task));
+            state.arrivals.insert(arrival, Arrival { link, _accepting });
+            self.kick();
+        }
+    }
+
+    fn kick(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    pub(crate) fn listener(&self) -> MutexGuard<'_, Option<Listener>> {
+        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reports changes to this socket from now on.
+    pub(crate) fn attach(&self, socket: SocketId, shared: &Arc<Shared>) {
+        self.sockets().insert(socket, Arc::clone(shared));
+    }
+
+    pub(crate) fn detach(&self, socket: SocketId) {
+        self.sockets().remove(&socket);
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, FxHashMap<SocketId, Arc<Shared>>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` under the lock, posts what the host wants to send, and runs the actions that follow from both.
+    pub(crate) fn with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let outcome = work(&mut state);
+        state.transmit(self);
+        self.finish(state);
+        outcome
+    }
+
+    /// Does what [`with`](Self::with) does, after it has polled the completion queue.
+    pub(crate) fn poll_with<R>(self: &Arc<Self>, work: impl FnOnce(&mut State) -> R) -> R {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.poll(self);
+        let outcome = work(&mut state);
+        self.finish_poll(state);
+        outcome
+    }
+
+    /// Does what [`poll_with`](Self::poll_with) does, but polls after `work`, so that a message need not wait for the poll. If
+    /// `work` would block and the poll finds completions, `work` runs again.
+    pub(crate) fn attempt<R>(
+        self: &Arc<Self>,
+        mut work: impl FnMut(&mut State) -> Result<R, RdsError>,
+    ) -> Result<R, RdsError> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.lock();
+        let mut outcome = work(&mut state);
+        state.transmit(self);
+        let blocks = matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested));
+        if state.poll(self) && blocks {
+            outcome = work(&mut state);
+        }
+        self.finish_poll(state);
+        outcome
+    }
+
+    fn finish_poll<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) {
+        state.transmit(self);
+        self.finish(state);
+        // The notification that this thread consumed has disarmed the completion queue: the node's thread arms it again.
+        if self.is_notified.load(Ordering::Relaxed)
+            && self.is_notified.swap(false, Ordering::Relaxed)
+            && !self.is_left_to_polls.load(Ordering::SeqCst)
+        {
+            self.kick();
+        }
+    }
+
+    /// Releases the lock and runs the actions of the host. Returns whether a socket was notified.
+    fn finish<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> bool {
+        let mut has_told = false;
+        while let Some(action) = state.host.poll_action() {
+            if let Action::Wake(socket) = action {
+                has_told = true;
+                // If no thread or task waits for the socket, the lock need not be released.
+                let sockets = self.sockets();
+                let is_watched = sockets
+                    .get(&socket)
+                    .is_some_and(|shared| shared.watch.is_watched());
+                if !is_watched {
+                    continue;
+                }
+            }
+            drop(state);
+            self.act(action);
+            state = self.lock();
+        }
+        has_told
+    }
+
+    /// Arms the completion queue, so that the thread takes over: to be called before a program stops polling. Returns whether
+    /// something has completed already.
+    pub(crate) fn arm(&self) -> bool {
+        self.armed_after
+            .store(self.polls.load(Ordering::SeqCst), Ordering::SeqCst);
+        // A device that has gone sends no completions to wait for.
+        self.cq.arm(Notify::Next).unwrap_or(false)
+    }
+
+    fn act(self: &Arc<Self>, action: Action) {
+        let this = Arc::downgrade(self);
+        match action {
+            Action::Wake(socket) => {
+                let shared = self.sockets().get(&socket).cloned();
+                if let Some(shared) = shared {
+                    shared.watch.wake();
+                }
+            }
+            Action::Connect { path, to, data } => {
+                let attempt = self.lock().host.attempt(path);
+                if let Some(attempt) = attempt {
+                    self.spawn(connect::connect(this, (path, attempt), to, data));
+                }
+            }
+            Action::End(path) => self.end(path),
+            Action::Withdraw(arrival) => self.withdraw(arrival),
+            Action::Adopt {
+                path,
+                arrival,
+                told,
+            } => {
+                let is_wanted = self.with(|state| {
+                    let is_wanted = state.host.attempt(path).is_some();
+                    if is_wanted {
+                        state.host.handle_connected(path, &told);
+                        state.adopt(self, path, arrival);
+                    }
+                    is_wanted
+                });
+                if !is_wanted {
+                    self.withdraw(arrival);
+                }
+            }
+            Action::FindOwner(port) => {
+                if !PortLock::is_taken(SocketAddr::new(self.at, port)) {
+                    self.with(|state| state.host.handle_port_free(port));
+                }
+            }
+            Action::Used { socket, rkey } => {
+                let shared = self.sockets().get(&socket).cloned();
+                if let Some(shared) = shared {
+                    shared.keys.used(rkey);
+                }
+            }
+        }
+    }
+
+    /// Abandons an accepted request and destroys its queue pair.
+    pub(crate) fn withdraw(self: &Arc<Self>, arrival: ArrivalId) {
+        let mut state = self.lock();
+        state.host.handle_withdrawn(arrival);
+        let gone = state.arrivals.remove(&arrival);
+        drop(state);
+        if let Some(link) = gone.and_then(|gone| gone.link) {
+            self.spawn(connect::discard(Arc::downgrade(self), link));
+        }
+    }
+
+    fn end(self: &Arc<Self>, path: PathId) {
+        let mut state = self.lock();
+        match state.take_link(path) {
+            Some(link) => {
+                drop(state);
+                self.spawn(connect::end(Arc::downgrade(self), path, link));
+            }
+            // No queue pair was made for the path yet: the task that makes one finds no link and drops it.
+            None => {
+                let now = self.now();
+                state.host.handle_gone(now, path);
+                self.finish(state);
+            }
+        }
+    }
+
+    /// Waits until these requests are complete. The host ends a connection whose peer takes longer than the patience of the
+    /// socket.
+    pub(crate) fn wait_completed(self: &Arc<Self>, pending: &[(PathId, u64)]) {
+        for &(path, request) in pending {
+            let is_completed = |state: &mut State| {
+                state.host.handle_timeout(self.now());
+                state.host.is_completed(path, request)
+            };
+            while !self.poll_with(is_completed) {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// One turn of the thread. Returns how long it may sleep; `None` if until it is woken.
+    fn turn(self: &Arc<Self>, polls: &mut u64, busy_until: &mut Duration) -> Option<Duration> {
+        let mut state = self.lock();
+        let now = self.now();
+        state.host.handle_timeout(now);
+        let has_found = state.poll(self);
+        state.transmit(self);
+        let due = state.host.next_due();
+        let has_told = self.finish(state);
+        let due = due.map(|due| due.saturating_sub(now));
+        match self.next_poller(polls) {
+            Poller::Program => return Some(due.map_or(POLL_CHECK, |due| due.min(POLL_CHECK))),
+            // The answer may arrive in less time than it takes to wake the thread.
+            Poller::ForProgram => *busy_until = now + *SPIN_TIME,
+            Poller::Thread => {}
+        }
+        // More fragments follow a part of a message, and polling finds them in less time than it takes to wake the thread.
+        if has_told {
+            *busy_until = now;
+        } else if has_found {
+            *busy_until = now + *SPIN_TIME;
+        }
+        if now < *busy_until {
+            return Some(Duration::ZERO);
+        }
+        match self.cq.arm(Notify::Next).unwrap_or(false) {
+            false => due,
+            true => Some(Duration::ZERO),
+        }
+    }
+
+    /// Decides who polls the completion queue next, by whether programs have polled since the last turn.
+    fn next_poller(&self, polls: &mut u64) -> Poller {
+        let found = self.polls.load(Ordering::SeqCst);
+        let have_polled = std::mem::replace(polls, found) != found;
+        let is_armed = self.armed_after.load(Ordering::SeqCst) == found;
+        let is_left = have_polled && !is_armed;
+        self.is_left_to_polls.store(is_left, Ordering::SeqCst);
+        // A program that begins to sleep after this store sees that the queue is left to programs, and wakes the thread.
+        match is_left {
+            true if Sleeping::is_any() => {
+                self.is_left_to_polls.store(false, Ordering::SeqCst);
+                Poller::ForProgram
+            }
+            true => Poller::Program,
+            false => Poller::Thread,
+        }
+    }
+
+    /// The transport of the node's device.
+    pub(crate) fn transport(&self) -> Transport {
+        self.context.attributes().transport
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.lock().host.counters()
+    }
+}
+
+impl Drop for Node {
+    /// Wakes the thread, which then sees that the node is gone.
+    fn drop(&mut self) {
+        self.kick();
+    }
+}
+
+/// The main loop of a node's thread. It ends with the node.
+fn drive(node: &Weak<Node>, tasks: &Executor<'static>) {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut cx = TaskContext::from_waker(&waker);
+    let mut run = pin!(tasks.run(pending::<()>()));
+    let (mut polls, mut busy_until) = (0, Duration::ZERO);
+    loop {
+        let _ = run.as_mut().poll(&mut cx);
+        let Some(node) = node.upgrade() else {
+            return;
+        };
+        let sleep = node.turn(&mut polls, &mut busy_until);
+        drop(node);
+        match sleep {
+            Some(time) if time.is_zero() => thread::yield_now(),
+            Some(time) => thread::park_timeout(time),
+            None => thread::park(),
+        }
+    }
+}
+
+/// A function that nodes ask for the device of an address first. It returns `None` if it is not responsible for the address.
+pub type DeviceSource = fn(IpAddr) -> Option<Result<Device, EmulatedDeviceError>>;
+
+static SOURCE: MadeOnce<DeviceSource> = MadeOnce::new();
+
+/// Sets the source that the sockets of this process ask for devices first. Only the first call has an effect.
+pub fn look_first_at(source: DeviceSource) {
+    SOURCE.get_or_make(|| source);
+}
+
+/// The device at an address. It comes from the source; else from the registry, of the wanted transport if possible; else an
+/// emulated device is made there.
+pub(crate) fn device_of(at: IpAddr, wanted: Option<RdsTransport>) -> Result<Device, DeviceError> {
+    if let Some(found) = SOURCE.made().and_then(|source| source(at)) {
+        return Ok(found?);
+    }
+    let registered = registry().ok();
+    let mut found = registered.map_or_else(Vec::new, |registry| devices_at(&registry, at));
+    let is_other = |device: &Device| {
+        let has = RdsTransport::of(device.attributes().transport);
+        wanted.is_some_and(|wanted| wanted != has)
+    };
+    found.sort_by_key(is_other);
+    let kind = match wanted {
+        Some(RdsTransport::Iwarp) => "iw0",
+        _ => "ib0",
+    };
+    match found.into_iter().next() {
+        Some(device) => Ok(device),
+        None => Ok(device_at(kind, at, &EmulatedOptions::default())?),
+    }
+}
+
+impl State {
+    /// Adds the queue pair of a connection that is being established. Returns whether that connection is still wanted.
+    pub(crate) fn add_link(&mut self, purpose: Purpose, qp: &Qp, receives: VecDeque<Slot>) -> bool {
+        let link = Link {
+            qp: qp.clone(),
+            connection: None,
+            wanted: receives.len(),
+            receives,
+            early: Vec::new(),
+            headers: VecDeque::new(),
+        };
+        let (owner, place) = match purpose {
+            Purpose::Attempt(made) if self.is_wanted(made, None) => {
+                (Owner::Path(made.0), self.place(made.0))
+            }
+            Purpose::Attempt(_) => return false,
+            Purpose::Arrival(arrival) => match self.arrivals.get_mut(&arrival) {
+                Some(of) => (Owner::Arrival(arrival), &mut of.link),
+                None => return false,
+            },
+        };
+        if place.is_some() {
+            return false;
+        }
+        *place = Some(link);
+        self.owners.insert(qp.qp_num(), owner);
+        true
+    }
+
+    fn place(&mut self, path: PathId) -> &mut Option<Link> {
+        if self.links.len() <= path.index() {
+            self.links.resize_with(path.index() + 1, || None);
+        }
+        &mut self.links[path.index()]
+    }
+
+    /// The peer has completed the connection that it requested: gives the connection to the path, unless the path already has
+    /// one.
+    pub(crate) fn accepted(
+        &mut self,
+        node: &Node,
+        arrival: ArrivalId,
+        connection: Connection,
+        told: &ConnectData,
+    ) {
+        let of = self.arrivals.get_mut(&arrival);
+        let Some(link) = of.and_then(|of| of.link.as_mut()) else {
+            return;
+        };
+        link.connection = Some(connection);
+        if let Some(path) = self.host.handle_accepted(arrival, told) {
+            self.adopt(node, path, arrival);
+        }
+    }
+
+    /// Gives the queue pair of an accepted request to a path that has none.
+    fn adopt(&mut self, node: &Node, path: PathId, arrival: ArrivalId) {
+        let of = self.arrivals.remove(&arrival);
+        let Some(link) = of.and_then(|of| of.link) else {
+            // The peer has gone in the meantime.
+            return self.host.handle_lost(path);
+        };
+        self.owners.insert(link.qp.qp_num(), Owner::Path(path));
+        *self.place(path) = Some(link);
+        self.take_early(node, path);
+    }
+
+    /// The connection of a queue pair has ended. Returns the accepted request that it belongs to, if it belongs to no path.
+    pub(crate) fn lost(&mut self, qp: &Qp) -> Option<ArrivalId> {
+        match self.owners.get(&qp.qp_num()) {
+            Some(&Owner::Path(path)) if self.has_link(path, qp) => self.host.handle_lost(path),
+            Some(&Owner::Arrival(arrival)) => return Some(arrival),
+            _ => {}
+        }
+        None
+    }
+
+    /// Whether the attempt is still wanted and, if `qp` is given, the path still has that queue pair.
+    pub(crate) fn is_wanted(&self, (path, attempt): Made, qp: Option<&Qp>) -> bool {
+        self.host.attempt(path) == Some(attempt) && qp.is_none_or(|qp| self.has_link(path, qp))
+    }
+
+    /// The number of queue pairs.
+    pub(crate) fn links(&self) -> usize {
+        self.owners.len()
+    }
+
+    pub(crate) fn has_link(&self, path: PathId, qp: &Qp) -> bool {
+        let link = self.links.get(path.index());
+        link.is_some_and(|link| link.as_ref().is_some_and(|link| link.qp == *qp))
+    }
+
+    fn take_links(&mut self) -> Vec<Link> {
+        self.owners.clear();
+        let arrivals = self.arrivals.drain().filter_map(|(_, of)| of.link);
+        self.links.drain(..).flatten().chain(arrivals).collect()
+    }
+
+    pub(crate) fn take_link(&mut self, path: PathId) -> Option<Link> {
+        self.links.get_mut(path.index())?.take()
+    }
+
+    /// Forgets the owner of a queue pair, on which nothing completes from now on.
+    pub(crate) fn forget(&mut self, qp: &Qp) {
+        self.owners.remove(&qp.qp_num());
+    }
+
+    /// The connection of a path is established: takes in the fragments that arrived before and posts receives in their place.
+    pub(crate) fn connected(&mut self, node: &Node, path: PathId, connection: Connection) {
+        if let Some(Some(link)) = self.links.get_mut(path.index()) {
+            link.connection = Some(connection);
+            self.take_early(node, path);
+        }
+    }
+
+    fn take_early(&mut self, node: &Node, path: PathId) {
+        let early = self
+            .place(path)
+            .as_mut()
+            .map(|link| std::mem::take(&mut link.early));
+        for (slot, length) in early.unwrap_or_default() {
+            handle_fragment(&mut self.host, path, slot, length);
+        }
+        self.short.push(path);
+        self.refill(node);
+    }
+
+    /// Takes in all completions. Returns whether there was one.
+    fn poll(&mut self, node: &Node) -> bool {
+        let mut found = false;
+        loop {
+            POLLED_NODE.set(node);
+            let done = node.cq.poll(&mut self.slots);
+            POLLED_NODE.set(ptr::null());
+            let Ok(done) = done else { return found };
+            let count = done.len();
+            found |= count > 0;
+            for number in 0..count {
+                let (wr_id, status) = (self.slots[number].wr_id, self.slots[number].status);
+                let (qpn, length) = (self.slots[number].qp_num, self.slots[number].byte_len);
+                match self.owners.get(&qpn) {
+                    Some(&Owner::Path(path)) => {
+                        self.completed(path, wr_id, status, length as usize);
+                    }
+                    Some(&Owner::Arrival(arrival)) => {
+                        self.completed_early(arrival, status, length as usize);
+                    }
+                    None => {}
+                }
+            }
+            self.refill(node);
+            if count < POLLED {
+                return found;
+            }
+        }
+    }
+
+    /// Keeps the fragments that the peer sends before its RTU arrives.
+    fn completed_early(&mut self, arrival: ArrivalId, status: WcStatus, length: usize) {
+        let of = self.arrivals.get_mut(&arrival);
+        let Some(link) = of.and_then(|of| of.link.as_mut()) else {
+            return;
+        };
+        let slot = link.receives.pop_front();
+        link.early.extend(
+            slot.filter(|_| status.is_success())
+                .map(|slot| (slot, length)),
+        );
+    }
+
+    fn completed(&mut self, path: PathId, wr_id: u64, status: WcStatus, length: usize) {
+        // `None` if the connection of the path has ended: these completions only report the outcome of its requests.
+        let link = self.links.get_mut(path.index()).and_then(Option::as_mut);
+        if wr_id & RECEIVE != 0 {
+            let Some(link) = link else { return };
+            let slot = link.receives.pop_front();
+            if link.receives.len() + REFILLED.min(link.wanted / 4) <= link.wanted {
+                self.short.push(path);
+            }
+            match slot {
+                Some(slot) if status.is_success() && link.connection.is_none() => {
+                    link.early.push((slot, length));
+                }
+                Some(slot) if status.is_success() => {
+                    handle_fragment(&mut self.host, path, slot, length);
+                }
+                _ => self.host.handle_lost(path),
+            }
+            return;
+        }
+        match status {
+            WcStatus::Success => {
+                if let Some(link) = link {
+                    while link.headers.front().is_some_and(|(last, _)| *last <= wr_id) {
+                        link.headers.pop_front();
+                    }
+                }
+                self.host.handle_completion(path, wr_id);
+            }
+            WcStatus::WrFlushErr => self.host.handle_lost(path),
+            WcStatus::RemAccessErr => {
+                self.host
+                    .handle_failure(path, wr_id, OperationStatus::RemoteError);
+            }
+            _ => self
+                .host
+                .handle_failure(path, wr_id, OperationStatus::OtherError),
+        }
+    }
+
+    /// Posts receives in place of those that were used.
+    fn refill(&mut self, node: &Node) {
+        let most = self.host.limits().receives as usize;
+        while let Some(path) = self.short.pop() {
+            let Some(Some(link)) = self.links.get_mut(path.index()) else {
+                continue;
+            };
+            // Receives of a queue pair in ERR would complete at once, and a host advertises receives to a peer only after it is
+            // connected.
+            if link.connection.is_none() || !self.host.is_connected(path) {
+                continue;
+            }
+            // A peer that uses more than half of the receives between two polls gets twice as many.
+            if link.receives.len() < link.wanted / 2 {
+                link.wanted = (2 * link.wanted).min(most);
+            }
+            let missing = link.wanted.saturating_sub(link.receives.len());
+            let posted = post_receives(node, &link.qp, &mut link.receives, missing);
+            self.host.handle_posted_receives(path, posted);
+        }
+    }
+
+    /// Posts the requests that the host wants to send.
+    fn transmit(&mut self, node: &Node) {
+        while let Some(path) = self.host.next_ready() {
+            if let Some(Some(link)) = self.links.get_mut(path.index())
+                && link.connection.is_some()
+                && post_all(node, &mut self.host, path, link, &mut self.batch).is_err()
+            {
+                self.batch.clear();
+                self.host.handle_lost(path);
+            }
+            self.host.settle(path);
+        }
+    }
+}
+
+impl Link {
+    pub(crate) fn take_connection(&mut self) -> Option<Connection> {
+        self.connection.take()
+    }
+
+    /// Destroys the queue pair; only then is the memory of its requests free.
+    pub(crate) async fn destroy(self) {
+        // The device destroys a busy queue pair later, when nothing uses it.
+        let _ = self.qp.destroy().await;
+    }
+}
+
+fn handle_fragment(host: &mut NodeHost, path: PathId, slot: Slot, length: usize) {
+    let header = slot.header();
+    let header = &header[..length.min(HEADER)];
+    let length = length.saturating_sub(HEADER);
+    let slot = match host.held() > UNREAD {
+        true => slot.shortened(length),
+        false => slot,
+    };
+    // A malformed fragment ends the connection, and the peer sees only that.
+    let _ = host.handle_fragment(path, header, length, slot);
+}
+
+/// Posts up to this number of receives. Returns how many were posted.
+pub(crate) fn post_receives(
+    node: &Node,
+    qp: &Qp,
+    receives: &mut VecDeque<Slot>,
+    count: usize,
+) -> u32 {
+    let mut posted = 0;
+    for _ in 0..count {
+        let Ok(slot) = node.pool.take(FRAGMENT) else {
+            break;
+        };
+        if qp
+            .post_receive(ReceiveRequest::new(RECEIVE, slot.room()))
+            .is_err()
+        {
+            break;
+        }
+        receives.push_back(slot);
+        posted += 1;
+    }
+    posted
+}
+
+/// Posts all requests of a path, with one doorbell for each run of requests without an operation in between.
+fn post_all(
+    node: &Node,
+    host: &mut NodeHost,
+    path: PathId,
+    link: &mut Link,
+    batch: &mut Batch<'static>,
+) -> Result<(), ()> {
+    while let Some(transmit) = host.poll_transmit(path) {
+        match transmit {
+            Transmit::Send {
+                request,
+                header,
+                payload,
+                fence,
+                signaled,
+            } => {
+                let sge = match payload {
+                    Payload::Fragment { fragment, length } => {
+                        fragment.write_header(&header.to_bytes());
+                        fragment.sge(length)
+                    }
+                    Payload::None | Payload::Map(_) => {
+                        let bytes = match payload {
+                            Payload::Map(bytes) => bytes,
+                            _ => &[],
+                        };
+                        let slot = node.pool.take(bytes.len()).map_err(|_| ())?;
+                        slot.write_header(&header.to_bytes());
+                        slot.write(0, bytes);
+                        let sge = slot.sge(bytes.len());
+                        link.headers.push_back((request, slot));
+                        sge
+                    }
+                };
+                let mut send = wr::Send::new(sge);
+                send = match signaled {
+                    true => send.signaled(request),
+                    false => send.wr_id(request),
+                };
+                if fence {
+                    send = send.fence();
+                }
+                batch.push(send.solicited());
+            }
+            Transmit::Operation {
+                request, operation, ..
+            } => {
+                link.qp.post(batch).map_err(|_| batch.clear())?;
+                operation.post(&link.qp, request).map_err(|_| ())?;
+            }
+        }
+    }
+    match batch.is_empty() {
+        true => Ok(()),
+        false => link.qp.post(batch).map_err(|_| batch.clear()),
+    }
+}

@@ -1,0 +1,874 @@
+//! One peer: messages to it that are not acknowledged yet, messages from it, and the state of the connection.
+
+use std::cmp::min;
+use std::collections::VecDeque;
+use std::mem;
+use std::time::Duration;
+
+use polyverbs_wire::rds::{CongestionMap, Extension, FRAGMENT, Flags, Header, MAX_MESSAGE};
+use rand::Rng;
+use thiserror::Error;
+
+use super::credits::Credits;
+use super::message::{
+    Arrived, Fragment, Fragments, Message, NO_PORT, Notify, Operation, OperationStatus, Origin,
+    PROBE_PORT, SocketId,
+};
+
+/// A message asks for an acknowledge after this many messages, or bytes.
+const UNACKNOWLEDGED_MESSAGES: u32 = 8;
+const UNACKNOWLEDGED_BYTES: u32 = 16 << 20;
+
+/// One request of this many is signaled, so that the path learns how many slots of the send queue are free.
+const UNSIGNALED: u64 = 16;
+
+/// The most answers to pings that the peer has not acknowledged; further pings are not answered.
+const MOST_PONGS: usize = 256;
+
+/// The shortest and the longest window for the random wait before the next attempt to connect.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// Length of a congestion map, in bytes.
+const MAP: u32 = 8192;
+
+/// Why a message of the peer ends the connection.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// Messages that sockets have not received fill the memory for them.
+    #[error("messages that wait to be received take all memory that there is for them")]
+    Memory,
+    /// The bytes are too few for a header, or its checksum is wrong.
+    #[error("a message begins with no valid header")]
+    Header,
+    /// A message is longer than [`MAX_MESSAGE`], or a congestion map has the wrong length.
+    #[error("a message of {length} bytes: there are none of this size")]
+    Length {
+        /// The length in the header.
+        length: u32,
+    },
+    /// The fragment does not belong to the message that is being reassembled.
+    #[error("a fragment is of another message than the one before it, which is not complete")]
+    Mismatch,
+    /// The fragment does not have the length that follows from the header and from its position.
+    #[error("a fragment has {found} bytes instead of {expected}")]
+    FragmentLength {
+        /// The expected length, in bytes.
+        expected: usize,
+        /// The actual length, in bytes.
+        found: usize,
+    },
+}
+
+/// An event that a path reports to its host.
+#[derive(Debug)]
+pub(crate) enum Event<F> {
+    /// A message for a socket has arrived.
+    Arrived(Arrived<F>),
+    /// The leader reports that the peer's host has restarted and now has this number.
+    Generation(u32),
+    /// The peer's congestion map has arrived, in two fragments.
+    Map(Fragments<F>),
+    /// A message of this socket to this port, with so many bytes, is no longer kept.
+    Freed {
+        socket: SocketId,
+        port: u16,
+        bytes: u32,
+    },
+    /// A forwarded message is no longer kept.
+    Settled(Origin),
+    /// A message of this socket is given up; it may or may not have arrived.
+    Undelivered(SocketId),
+    /// An operation of this socket has ended.
+    Ended {
+        socket: SocketId,
+        user_token: u64,
+        status: OperationStatus,
+    },
+}
+
+/// One request or one operation to post on the queue pair of a path.
+#[derive(Debug)]
+pub enum Transmit<'a, F, O> {
+    /// A send of a header and its payload.
+    Send {
+        /// The number of the request, which increases by one for each request.
+        request: u64,
+        /// The header, without its checksum.
+        header: Header,
+        /// The payload.
+        payload: Payload<'a, F>,
+        /// The send waits for earlier reads and atomics.
+        fence: bool,
+        /// The send is signaled.
+        signaled: bool,
+    },
+    /// An operation on the peer's memory.
+    Operation {
+        /// The number of the operation's last request.
+        request: u64,
+        /// The operation to post.
+        operation: &'a mut O,
+        /// The last request is signaled.
+        signaled: bool,
+    },
+}
+
+/// The payload of a send.
+#[derive(Debug)]
+pub enum Payload<'a, F> {
+    /// The message has no payload.
+    None,
+    /// A fragment of a message.
+    Fragment {
+        /// The fragment.
+        fragment: &'a F,
+        /// The number of its bytes to send.
+        length: usize,
+    },
+    /// A part of the congestion map.
+    Map(&'a [u8]),
+}
+
+/// The state of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathState {
+    /// There is no connection.
+    Down {
+        /// When the next attempt begins, counted from the start of the host; `None` if there will be none.
+        due: Option<Duration>,
+    },
+    /// The connection is requested, or is being accepted.
+    Connecting,
+    /// The connection carries messages.
+    Up,
+    /// The connection has ended, and its queue pair is being destroyed.
+    Ending,
+}
+
+#[derive(Debug)]
+enum Current {
+    /// The last message of `unacknowledged`.
+    Message {
+        is_operation_sent: bool,
+        sent: usize,
+    },
+    Map {
+        sent: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Reassembly<F> {
+    header: Header,
+    remaining: usize,
+    fragments: Fragments<F>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Path<F, O> {
+    pub(crate) state: PathState,
+    pub(crate) events: VecDeque<Event<F>>,
+    pub(crate) next_transmit: u64,
+    pub(crate) next_receive: u64,
+    queue: VecDeque<Message<F, O>>,
+    /// Messages that were sent at least in part and are not acknowledged.
+    unacknowledged: VecDeque<Message<F, O>>,
+    /// Messages that were acknowledged before their requests completed, each with its last request: the requests need their
+    /// memory.
+    lingering: VecDeque<(u64, Message<F, O>)>,
+    current: Option<Current>,
+    pub(crate) is_map_due: bool,
+    messages_until_ack: u32,
+    bytes_until_ack: u32,
+    pongs: usize,
+    credits: Option<Credits>,
+    capacity: u64,
+    posted: u64,
+    completed: u64,
+    signaled: u64,
+    /// The sequence number of the peer's last message that has arrived whole.
+    acknowledges: u64,
+    /// The peer has every message up to this one over this connection.
+    acknowledged: u64,
+    /// Sequence numbers of messages that were forwarded and that the next process has not acknowledged yet.
+    held: VecDeque<u64>,
+    /// The sequence number of the last message that demands an acknowledge: by its flag, or because it is a ping.
+    asked: u64,
+    /// The number of the current attempt to connect.
+    pub(crate) epoch: u32,
+    /// A connection was established before, which proves the peer's address.
+    has_been_up: bool,
+    /// The random number that the peer's host chose at its start; 0 if it sends none.
+    pub(crate) incarnation: u32,
+    /// Counts the restarts of the peer's host, each of which starts a new sequence.
+    pub(crate) numbering: u32,
+    /// This host answers pings and does not forward them.
+    pub(crate) answers_pings: bool,
+    /// A fragment was refused: further fragments of this connection are ignored.
+    pub(crate) has_refused: bool,
+    is_ack_due: bool,
+    reassembly: Option<Reassembly<F>>,
+    /// The window for the next random wait; `None` if the next attempt begins at once.
+    window: Option<Duration>,
+}
+
+impl<F: Fragment, O: Operation> Path<F, O> {
+    /// `capacity` is the number of requests that the send queue holds, `first` the sequence number of the first message, `epoch`
+    /// the number of the first attempt to connect.
+    pub(crate) fn new(capacity: u32, first: u64, epoch: u32) -> Self {
+        Self {
+            state: PathState::Down { due: None },
+            events: VecDeque::new(),
+            next_transmit: first,
+            next_receive: 0,
+            queue: VecDeque::new(),
+            unacknowledged: VecDeque::new(),
+            lingering: VecDeque::new(),
+            current: None,
+            is_map_due: false,
+            messages_until_ack: UNACKNOWLEDGED_MESSAGES,
+            bytes_until_ack: UNACKNOWLEDGED_BYTES,
+            pongs: 0,
+            credits: None,
+            capacity: u64::from(capacity),
+            posted: 0,
+            completed: 0,
+            signaled: 0,
+            acknowledges: 0,
+            acknowledged: 0,
+            held: VecDeque::new(),
+            asked: 0,
+            epoch,
+            has_been_up: false,
+            incarnation: 0,
+            numbering: 0,
+            answers_pings: true,
+            has_refused: false,
+            is_ack_due: false,
+            reassembly: None,
+            window: None,
+        }
+    }
+
+    /// The messages that wait to be sent, then those that are not acknowledged.
+    pub(crate) fn messages(&self) -> [&VecDeque<Message<F, O>>; 2] {
+        [&self.queue, &self.unacknowledged]
+    }
+
+    /// Whether a message of this socket is not acknowledged yet.
+    pub(crate) fn owes(&self, socket: SocketId) -> bool {
+        let mut messages = self.queue.iter().chain(&self.unacknowledged);
+        messages.any(|message| message.socket == Some(socket))
+    }
+
+    /// Whether the last message that is not acknowledged yet did not ask for an acknowledge.
+    pub(crate) fn waits_unasked(&self) -> bool {
+        let last = self.queue.back().or(self.unacknowledged.back());
+        last.is_some_and(|last| !last.is_ack_required)
+    }
+
+    /// Acknowledges everything that has arrived, with the next message or in a message of its own.
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.is_ack_due |= self.acknowledges > 0;
+    }
+
+    /// The last request that is known to be complete.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Queues a message for the peer and gives it the next sequence number of the path.
+    pub(crate) fn enqueue(&mut self, mut message: Message<F, O>) {
+        message.sequence = self.next_transmit;
+        self.next_transmit += 1;
+        self.queue.push_back(message);
+    }
+
+    /// Whether the path holds no message in either direction and has no connection.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_down = self.state == (PathState::Down { due: None });
+        is_down && self.queue.is_empty() && self.held.is_empty()
+    }
+
+    /// Whether this number differs from the one that the peer's host had before.
+    pub(crate) fn is_restart(&self, incarnation: u32) -> bool {
+        self.incarnation != 0 && self.incarnation != incarnation
+    }
+
+    /// Notes the number of the peer's host. If the host has restarted, its sequence numbers start anew.
+    pub(crate) fn meet(&mut self, incarnation: u32) {
+        let has_restarted = self.is_restart(incarnation);
+        self.incarnation = incarnation;
+        if has_restarted {
+            self.next_receive = 0;
+            self.asked = 0;
+            self.held.clear();
+            self.numbering += 1;
+        }
+    }
+
+    fn pong(&mut self, port: u16) {
+        if self.pongs < MOST_PONGS {
+            self.pongs += 1;
+            self.enqueue(Message::header_only(NO_PORT, port));
+        }
+    }
+
+    /// The next request to post; `None` if there is none, or no room for it. The caller has to post the request, or to end the
+    /// connection.
+    pub(crate) fn poll_transmit<'a>(
+        &'a mut self,
+        map: &'a CongestionMap,
+    ) -> Option<Transmit<'a, F, O>> {
+        if self.state != PathState::Up || self.room() == 0 {
+            return None;
+        }
+        if self.current.is_none() {
+            self.begin_next();
+        }
+        match self.current {
+            Some(Current::Message {
+                is_operation_sent: false,
+                ..
+            }) => self.transmit_operation(),
+            Some(Current::Message { sent, .. }) if self.can_send() => {
+                Some(self.transmit_message(sent))
+            }
+            Some(Current::Map { sent }) if self.can_send() => Some(self.transmit_map(sent, map)),
+            None if self.owes_message() && self.can_send() => Some(self.transmit_ack()),
+            _ => None,
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.capacity - (self.posted - self.completed)
+    }
+
+    fn can_send(&self) -> bool {
+        self.credits.as_ref().is_none_or(Credits::can_send)
+    }
+
+    fn owes_message(&self) -> bool {
+        self.is_ack_due || self.credits.as_ref().is_some_and(Credits::is_update_due)
+    }
+
+    /// Chooses the next message or map to send.
+    fn begin_next(&mut self) {
+        if mem::take(&mut self.is_map_due) {
+            self.current = Some(Current::Map { sent: 0 });
+            return;
+        }
+        while let Some(mut message) = self.queue.pop_front() {
+            let is_operation_due = message.attached.is_some() && !message.is_operation_done;
+            // It is unknown whether the operation was carried out before the connection ended. It is not repeated.
+            if message.is_retransmitted && is_operation_due {
+                self.finish(message, OperationStatus::Dropped);
+                continue;
+            }
+            self.demand_ack(&mut message);
+            self.current = Some(Current::Message {
+                is_operation_sent: !is_operation_due,
+                sent: 0,
+            });
+            self.unacknowledged.push_back(message);
+            return;
+        }
+    }
+
+    fn demand_ack(&mut self, message: &mut Message<F, O>) {
+        if self.messages_until_ack == 0 || self.bytes_until_ack < message.length {
+            message.is_ack_required = true;
+            self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
+            self.bytes_until_ack = UNACKNOWLEDGED_BYTES;
+        } else {
+            self.messages_until_ack -= 1;
+            self.bytes_until_ack -= message.length;
+        }
+    }
+
+    fn transmit_operation(&mut self) -> Option<Transmit<'_, F, O>> {
+        let room = self.room();
+        let message = self.unacknowledged.back_mut()?;
+        let data_requests = message.data_requests();
+        let attached = message.attached.as_mut()?;
+        let requests = u64::from(attached.operation.requests());
+        if requests > room {
+            return None;
+        }
+        self.posted += requests;
+        message.operation_request = self.posted;
+        message.last_request = self.posted;
+        self.current = (data_requests > 0).then_some(Current::Message {
+            is_operation_sent: true,
+            sent: 0,
+        });
+        self.signaled = self.posted;
+        Some(Transmit::Operation {
+            request: self.posted,
+            operation: &mut attached.operation,
+            signaled: true,
+        })
+    }
+
+    fn transmit_message(&mut self, sent: usize) -> Transmit<'_, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        let message = self
+            .unacknowledged
+            .back_mut()
+            .expect("the current message is the last unacknowledged one");
+        message.last_request = request;
+        let is_last = sent + 1 == message.data_requests();
+        let mut flags = Flags::empty();
+        flags.set(Flags::ACK_REQUIRED, message.is_ack_required);
+        flags.set(Flags::RETRANSMITTED, message.is_retransmitted);
+        let attached = message.attached.as_ref();
+        let used = attached.and_then(|attached| attached.rkey);
+        let extension = used.map(|rkey| Extension::Rdma { rkey });
+        let extension = extension.or(message.extension);
+        let header = Header {
+            sequence: message.sequence,
+            ack,
+            length: message.length,
+            source_port: message.source_port,
+            destination_port: message.destination_port,
+            flags,
+            credit,
+            extensions: extension.into_iter().chain(message.passed).collect(),
+        };
+        self.current = (!is_last).then_some(Current::Message {
+            is_operation_sent: true,
+            sent: sent + 1,
+        });
+        let fence = attached.is_some_and(|attached| attached.fence);
+        let length = min(message.length as usize - sent * FRAGMENT, FRAGMENT);
+        Transmit::Send {
+            request,
+            header,
+            payload: message
+                .fragments
+                .get(sent)
+                .map_or(Payload::None, |fragment| Payload::Fragment {
+                    fragment,
+                    length,
+                }),
+            fence,
+            signaled,
+        }
+    }
+
+    fn transmit_map<'a>(&'a mut self, sent: usize, map: &'a CongestionMap) -> Transmit<'a, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        let bytes = map.bytes();
+        let end = (sent + 1) * FRAGMENT;
+        self.current = (end < bytes.len()).then_some(Current::Map { sent: sent + 1 });
+        Transmit::Send {
+            request,
+            header: Header {
+                ack,
+                length: MAP,
+                flags: Flags::CONG_BITMAP,
+                credit,
+                ..Header::default()
+            },
+            payload: Payload::Map(&bytes[sent * FRAGMENT..end]),
+            fence: false,
+            signaled,
+        }
+    }
+
+    fn transmit_ack(&mut self) -> Transmit<'_, F, O> {
+        let (ack, credit) = self.acknowledge();
+        let (request, signaled) = self.next_request();
+        Transmit::Send {
+            request,
+            header: Header {
+                ack,
+                credit,
+                ..Header::default()
+            },
+            payload: Payload::None,
+            fence: false,
+            signaled,
+        }
+    }
+
+    /// Takes the acknowledge and the credits that the next header carries.
+    fn acknowledge(&mut self) -> (u64, u8) {
+        self.is_ack_due = false;
+        let credit = self.credits.as_mut().and_then(Credits::take);
+        let held = self.held.front().map(|first| first.saturating_sub(1));
+        let ack = held.unwrap_or(self.acknowledges);
+        (ack, credit.unwrap_or_default())
+    }
+
+    fn next_request(&mut self) -> (u64, bool) {
+        self.posted += 1;
+        let is_due = self.posted - self.signaled >= min(UNSIGNALED, self.capacity / 2);
+        if is_due {
+            self.signaled = self.posted;
+        }
+        (self.posted, is_due)
+    }
+
+    /// All requests up to this one are complete.
+    pub(crate) fn handle_completion(&mut self, request: u64) {
+        self.completed = self.completed.max(min(request, self.posted));
+        let completed = self.completed;
+        while self
+            .lingering
+            .front()
+            .is_some_and(|(last, _)| *last <= completed)
+        {
+            self.lingering.pop_front();
+        }
+        let events = &mut self.events;
+        self.unacknowledged.retain_mut(|message| {
+            let is_complete = (1..=completed).contains(&message.operation_request);
+            if is_complete {
+                let attached = message.attached.as_ref();
+                message.is_operation_done =
+                    attached.is_some_and(|attached| attached.operation.is_shown_by_completion());
+                ended(events, message, OperationStatus::Success);
+            }
+            // An operation without a message is over, because the peer has nothing to acknowledge.
+            let is_over = is_complete && message.data_requests() == 0;
+            if is_over {
+                freed(events, message);
+            }
+            !is_over
+        });
+        self.handle_ack(self.acknowledged);
+    }
+
+    /// This request has failed, and not because of an earlier one: the connection has to end.
+    pub(crate) fn handle_failure(&mut self, request: u64, status: OperationStatus) {
+        let failed = self.unacknowledged.iter_mut().find(|message| {
+            let last = message.operation_request;
+            let requests = message.attached.as_ref();
+            let requests = requests.map_or(0, |one| u64::from(one.operation.requests()));
+            last >= request && last < request + requests
+        });
+        if let Some(message) = failed {
+            ended(&mut self.events, message, status);
+        }
+    }
+
+    /// Handles a fragment with this many bytes after its header.
+    pub(crate) fn handle_fragment(
+        &mut self,
+        header: &Header,
+        length: usize,
+        fragment: F,
+    ) -> Result<(), ProtocolError> {
+        // The connection works: if it ends now, the next attempt begins at once.
+        self.window = None;
+        self.handle_ack(header.ack);
+        if let Some(credits) = &mut self.credits {
+            credits.add(header.credit);
+        }
+        if header.is_ack_only(length) {
+            return Ok(());
+        }
+        let mut reassembly = match self.reassembly.take() {
+            Some(begun) if begun.is_of(header) => begun,
+            Some(_) => return Err(ProtocolError::Mismatch),
+            None => Reassembly::new(header)?,
+        };
+        let expected = min(reassembly.remaining, FRAGMENT);
+        if length != expected {
+            return Err(ProtocolError::FragmentLength {
+                expected,
+                found: length,
+            });
+        }
+        reassembly.remaining -= length;
+        if length > 0 {
+            reassembly.fragments.push(fragment);
+        }
+        match reassembly.remaining {
+            0 => self.handle_message(reassembly),
+            _ => self.reassembly = Some(reassembly),
+        }
+        Ok(())
+    }
+
+    fn handle_message(&mut self, whole: Reassembly<F>) {
+        let header = whole.header;
+        self.is_ack_due |= header.flags.contains(Flags::ACK_REQUIRED);
+        if header.is_map() {
+            self.events.push_back(Event::Map(whole.fragments));
+            return;
+        }
+        self.acknowledges = header.sequence;
+        if header.sequence < self.next_receive && header.flags.contains(Flags::RETRANSMITTED) {
+            return;
+        }
+        self.next_receive = header.sequence.saturating_add(1);
+        if header.flags.contains(Flags::ACK_REQUIRED) || header.destination_port == NO_PORT {
+            self.asked = header.sequence;
+        }
+        match (header.source_port, header.destination_port) {
+            (NO_PORT, NO_PORT | PROBE_PORT) => {
+                for extension in header.extensions.iter() {
+                    if let Extension::Generation(generation) = extension {
+                        self.events.push_back(Event::Generation(generation));
+                    }
+                }
+            }
+            (port, NO_PORT) if self.answers_pings => self.pong(port),
+            (source_port, destination_port) => self.events.push_back(Event::Arrived(Arrived {
+                source_port,
+                destination_port,
+                length: header.length,
+                fragments: whole.fragments,
+                extensions: header.extensions,
+                sequence: header.sequence,
+                is_ack_required: header.flags.contains(Flags::ACK_REQUIRED),
+                is_retransmitted: header.flags.contains(Flags::RETRANSMITTED),
+            })),
+        }
+    }
+
+    /// Delays the acknowledge of a message that has arrived until [`settled`](Self::settled).
+    pub(crate) fn hold(&mut self, sequence: u64) {
+        self.held.push_back(sequence);
+    }
+
+    pub(crate) fn settled(&mut self, origin: Origin) {
+        if origin.numbering != self.numbering {
+            return;
+        }
+        let place = self.held.iter().position(|held| *held == origin.sequence);
+        if let Some(place) = place {
+            self.held.remove(place);
+            // The peer may have asked for an acknowledge while the message was held.
+            self.is_ack_due |= origin.sequence <= self.asked;
+        }
+    }
+
+    /// Gives up the messages that were sent over an earlier connection.
+    pub(crate) fn forget_sent(&mut self) {
+        while self
+            .queue
+            .front()
+            .is_some_and(|first| first.is_retransmitted)
+        {
+            if let Some(message) = self.queue.pop_front() {
+                self.finish(message, OperationStatus::Dropped);
+            }
+        }
+    }
+
+    /// Gives up all messages, because the peer will not connect again.
+    pub(crate) fn abandon(&mut self) {
+        self.current = None;
+        while let Some(message) = self.unacknowledged.pop_front() {
+            self.finish(message, OperationStatus::Dropped);
+        }
+        while let Some(message) = self.queue.pop_front() {
+            self.finish(message, OperationStatus::Dropped);
+        }
+        self.lingering.clear();
+    }
+
+    /// The peer has every message up to this one.
+    pub(crate) fn handle_ack(&mut self, ack: u64) {
+        // A peer may acknowledge a number that an earlier host at this address has sent, and this one has not.
+        let sent = self.unacknowledged.back().map_or(0, |last| last.sequence);
+        self.acknowledged = self.acknowledged.max(min(ack, sent));
+        while let Some(message) = self.unacknowledged.front() {
+            let is_current = self.unacknowledged.len() == 1
+                && matches!(self.current, Some(Current::Message { .. }));
+            // The message may have overtaken a read that was posted before it.
+            let is_under_way = message.operation_request > self.completed;
+            if message.sequence > self.acknowledged || is_current || is_under_way {
+                return;
+            }
+            if let Some(message) = self.unacknowledged.pop_front() {
+                self.finish(message, OperationStatus::Success);
+            }
+        }
+    }
+
+    fn finish(&mut self, mut message: Message<F, O>, status: OperationStatus) {
+        self.pongs -= usize::from(message.is_pong());
+        let is_data = message.destination_port != PROBE_PORT && message.attached.is_none();
+        if let Some(socket) = message.socket
+            && status == OperationStatus::Dropped
+            && is_data
+        {
+            self.events.push_back(Event::Undelivered(socket));
+        }
+        ended(&mut self.events, &mut message, status);
+        freed(&mut self.events, &mut message);
+        if message.last_request > self.completed {
+            self.lingering.push_back((message.last_request, message));
+        }
+    }
+
+    /// Gives up messages of a socket, to one destination port or to all. Returns the request that has to complete before the
+    /// memory of their operations is free.
+    pub(crate) fn cancel(&mut self, socket: SocketId, port: Option<u16>) -> u64 {
+        let is_meant = |message: &Message<F, O>| {
+            let is_there = port.is_none_or(|port| message.destination_port == port);
+            message.socket == Some(socket) && is_there
+        };
+        let mut wait_for = 0;
+        for message in self.unacknowledged.iter_mut().filter(|one| is_meant(one)) {
+            wait_for = wait_for.max(message.operation_request);
+            ended(&mut self.events, message, OperationStatus::Canceled);
+            freed(&mut self.events, message);
+            message.is_canceled = true;
+        }
+        // No request of the current message was posted, and none will be.
+        if let Some(Current::Message {
+            is_operation_sent: false,
+            ..
+        }) = self.current
+            && self
+                .unacknowledged
+                .back()
+                .is_some_and(|one| one.is_canceled)
+        {
+            self.unacknowledged.pop_back();
+            self.current = None;
+        }
+        let events = &mut self.events;
+        self.queue.retain_mut(|message| {
+            let is_canceled = is_meant(message);
+            if is_canceled {
+                ended(events, message, OperationStatus::Canceled);
+                freed(events, message);
+            }
+            !is_canceled
+        });
+        wait_for
+    }
+
+    /// The path is connected. There are `credits` if both sides agreed on flow control.
+    pub(crate) fn connected(&mut self, ack: u64, credits: Option<Credits>) {
+        self.state = PathState::Up;
+        self.has_been_up = true;
+        self.credits = credits;
+        self.is_map_due = true;
+        self.handle_ack(ack);
+    }
+
+    /// Notes that this many further receives were posted.
+    pub(crate) fn posted_receives(&mut self, receives: u32) {
+        if let Some(credits) = &mut self.credits {
+            credits.post(receives);
+        }
+    }
+
+    /// The queue pair is gone: unacknowledged messages are sent again on the next connection.
+    pub(crate) fn reset(&mut self) {
+        self.current = None;
+        self.credits = None;
+        self.reassembly = None;
+        self.is_ack_due = false;
+        self.has_refused = false;
+        self.acknowledges = 0;
+        self.acknowledged = 0;
+        self.epoch += 1;
+        self.completed = self.posted;
+        self.messages_until_ack = UNACKNOWLEDGED_MESSAGES;
+        self.bytes_until_ack = UNACKNOWLEDGED_BYTES;
+        self.lingering.clear();
+        while let Some(mut message) = self.unacknowledged.pop_back() {
+            if message.is_canceled {
+                continue;
+            }
+            message.is_ack_required = true;
+            // The peer cannot know a message of which nothing was posted.
+            message.is_retransmitted |= message.last_request > 0;
+            message.last_request = 0;
+            self.queue.push_front(message);
+        }
+    }
+
+    /// Whether the wait between attempts has reached its maximum.
+    pub(crate) fn has_been_tried_long(&self) -> bool {
+        self.window == Some(LONGEST_WAIT)
+    }
+
+    /// When to connect again: at once the first time, then after a random part of a window that doubles. `None` if the queue is
+    /// empty, no socket waits for a report of the peer (`is_asked`), and the peer was never connected or has not answered for
+    /// long.
+    pub(crate) fn next_attempt(
+        &mut self,
+        now: Duration,
+        random: &mut impl Rng,
+        is_asked: bool,
+    ) -> Option<Duration> {
+        let window = self.window.unwrap_or(Duration::ZERO);
+        self.window = Some((window * 2).clamp(SHORTEST_WAIT, LONGEST_WAIT));
+        let may_come_again = self.has_been_up && window < LONGEST_WAIT;
+        let is_wanted = !self.queue.is_empty() || is_asked || may_come_again;
+        is_wanted.then(|| now + window.mul_f64(random.random()))
+    }
+}
+
+impl<F> Reassembly<F> {
+    fn new(header: &Header) -> Result<Self, ProtocolError> {
+        let is_map = header.is_map();
+        let length = header.length;
+        if length as usize > MAX_MESSAGE || (is_map && length != MAP) {
+            return Err(ProtocolError::Length { length });
+        }
+        Ok(Self {
+            header: *header,
+            remaining: length as usize,
+            fragments: Fragments::new(),
+        })
+    }
+
+    // Acknowledges, credits and flags may differ from fragment to fragment.
+    fn is_of(&self, header: &Header) -> bool {
+        let identity = |header: &Header| {
+            let ports = (header.source_port, header.destination_port);
+            (header.sequence, header.length, ports)
+        };
+        identity(&self.header) == identity(header)
+    }
+}
+
+fn freed<F, O>(events: &mut VecDeque<Event<F>>, message: &mut Message<F, O>) {
+    if let Some(socket) = message.socket.take() {
+        let (port, bytes) = (message.destination_port, message.length);
+        events.push_back(Event::Freed {
+            socket,
+            port,
+            bytes,
+        });
+    }
+    if let Some(origin) = message.origin.take() {
+        events.push_back(Event::Settled(origin));
+    }
+}
+
+/// Reports the end of a message's operation, once.
+fn ended<F, O>(
+    events: &mut VecDeque<Event<F>>,
+    message: &mut Message<F, O>,
+    status: OperationStatus,
+) {
+    let (Some(socket), Some(attached)) = (message.socket, &mut message.attached) else {
+        return;
+    };
+    let is_told = match (attached.notify, status) {
+        (Notify::Never, _) | (Notify::OnError, OperationStatus::Success) => false,
+        (Notify::OnError | Notify::Always, _) => true,
+    };
+    attached.notify = Notify::Never;
+    if is_told {
+        events.push_back(Event::Ended {
+            socket,
+            user_token: attached.user_token,
+            status,
+        });
+    }
+}

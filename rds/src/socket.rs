@@ -1,0 +1,924 @@
+//! Sockets: the API of this crate for programs.
+
+use std::future::poll_fn;
+use std::hint;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use polyverbs::{Device, Transport};
+use polyverbs_wire::rds::{FRAGMENT, MAX_MESSAGE};
+
+use crate::error::{DeviceError, RdsError};
+use crate::memory::LocalMemory;
+use crate::node::{Node, Sleeping, State, device_of};
+use crate::pool::{Pool, Slot};
+use crate::ports::PortLock;
+use crate::protocol::{
+    Counters, Fragments, Inbound, Outbound, PathInfo, PortError, Queued, RdmaStatus, Readiness,
+    Refused, SocketId, SocketOptions,
+};
+use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
+use crate::shared::Shared;
+
+/// How long the leader, which peers connect to, may take to learn of a socket.
+const ANNOUNCED: Duration = Duration::from_secs(10);
+
+/// How long a child of a fork may take to close the descriptors that it inherits.
+const CHILD_CLOSES: Duration = Duration::from_secs(1);
+
+/// How many ports are tried before the bind fails.
+const CHOICES: usize = 1000;
+
+/// How long a call may block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The call does not block.
+    No,
+    /// The call polls for about as long as a sleep and a wake-up would take, and does not sleep.
+    Briefly,
+    /// The call blocks until this time.
+    Until(Instant),
+    /// The call blocks until it succeeds.
+    Forever,
+}
+
+/// The transport of a socket's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdsTransport {
+    /// InfiniBand or RoCE.
+    InfiniBand,
+    /// iWARP.
+    Iwarp,
+    /// RDS over TCP, another protocol, which this crate does not implement.
+    Tcp,
+}
+
+impl RdsTransport {
+    pub(crate) fn of(transport: Transport) -> Self {
+        match transport {
+            Transport::Iwarp => Self::Iwarp,
+            _ => Self::InfiniBand,
+        }
+    }
+}
+
+/// A message to send.
+#[derive(Clone, Debug, Default)]
+pub struct Outgoing<'a> {
+    /// The payload.
+    pub data: &'a [IoSlice<'a>],
+    /// The destination; `None` for the destination that the socket is connected to.
+    pub to: Option<SocketAddr>,
+    /// The operation or memory that goes with the message.
+    pub control: Control,
+}
+
+/// The result of a receive call: either a message, or the outcome of operations, or the ports that became free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes copied to the caller.
+    pub length: usize,
+    /// Length of the message in bytes; the bytes beyond `length` are lost.
+    pub full_length: usize,
+    /// The sender.
+    pub from: Option<SocketAddr>,
+    /// The cookie of memory of the sender.
+    pub cookie: Option<Cookie>,
+    /// The outcome of operations.
+    pub statuses: Vec<RdmaStatus>,
+    /// Groups of ports (port modulo 64) that were congested and became free; only for a socket with a congestion monitor.
+    pub congestion: Option<u64>,
+}
+
+impl Received {
+    /// Whether the message was longer than the buffer of the caller.
+    pub const fn is_truncated(&self) -> bool {
+        self.length < self.full_length
+    }
+}
+
+/// A reliable datagram socket. All clones are the same socket, which is closed when the last of them is dropped.
+///
+/// ```no_run
+/// use polyverbs_rds::RdsSocket;
+/// let socket = RdsSocket::bind("192.0.2.1:4000".parse()?)?;
+/// socket.send_to(b"whole, once, in order", "192.0.2.2:4000".parse()?)?;
+/// let mut room = [0; 4096];
+/// let received = socket.recv_from(&mut room)?;
+/// println!("{:?} says {:?}", received.from, &room[..received.length]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct RdsSocket {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    before: Mutex<Before>,
+    bound: OnceLock<Bound>,
+    shared: Arc<Shared>,
+}
+
+/// The state of a socket that does not depend on a node, so that it exists before the bind.
+struct Before {
+    options: SocketOptions,
+    peer: Option<SocketAddr>,
+    transport: Option<RdsTransport>,
+}
+
+struct Bound {
+    node: Arc<Node>,
+    id: SocketId,
+    at: SocketAddr,
+    _port: PortLock,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.node.detach(self.id);
+        let now = self.node.now();
+        let pending = self.node.with(|state| state.host.close(now, self.id));
+        self.node.wait_completed(&pending);
+        self.node.release();
+    }
+}
+
+impl Default for RdsSocket {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RdsSocket {
+    /// A socket without an address. It opens no device yet.
+    pub fn new() -> Self {
+        let before = Before {
+            options: SocketOptions::default(),
+            peer: None,
+            transport: None,
+        };
+        Self {
+            inner: Arc::new(Inner {
+                before: Mutex::new(before),
+                bound: OnceLock::new(),
+                shared: Arc::default(),
+            }),
+        }
+    }
+
+    /// A socket at this address. For port 0 a free port is chosen.
+    ///
+    /// # Errors
+    /// Those of [`bind_to`](Self::bind_to).
+    pub fn bind(at: SocketAddr) -> Result<Self, RdsError> {
+        let socket = Self::new();
+        socket.bind_to(at)?;
+        Ok(socket)
+    }
+
+    /// Gives the socket its address. For port 0 a free port is chosen.
+    ///
+    /// # Errors
+    /// The address is not that of one host, there is no device for it, or the port is in use or reserved; or the socket already
+    /// has an address.
+    pub fn bind_to(&self, at: SocketAddr) -> Result<(), RdsError> {
+        let transport = self.before().transport;
+        self.bind_over(at, || device_of(at.ip(), transport))
+    }
+
+    /// A socket at this address over this device. If this process already has sockets at the address, their device is used
+    /// instead. For port 0 a free port is chosen.
+    ///
+    /// # Errors
+    /// Those of [`bind_to`](Self::bind_to).
+    pub fn bind_on(device: &Device, at: SocketAddr) -> Result<Self, RdsError> {
+        let socket = Self::new();
+        socket.bind_over(at, || Ok(device.clone()))?;
+        Ok(socket)
+    }
+
+    fn bind_over(
+        &self,
+        at: SocketAddr,
+        device: impl FnOnce() -> Result<Device, DeviceError>,
+    ) -> Result<(), RdsError> {
+        if !is_unicast(at) {
+            return Err(RdsError::Address(at));
+        }
+        let before = self.before();
+        if let Some(bound) = self.inner.bound.get() {
+            return Err(RdsError::Bound(bound.at));
+        }
+        let node = Node::acquire(at, device)?;
+        let has = RdsTransport::of(node.transport());
+        let taken = match before.transport {
+            Some(wanted) if wanted != has => Err(RdsError::WrongTransport(at)),
+            _ => take_port(&node, at, before.options),
+        };
+        let (id, at, port) = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                node.release();
+                return Err(error);
+            }
+        };
+        node.attach(id, &self.inner.shared);
+        let bound = Bound {
+            node,
+            id,
+            at,
+            _port: port,
+        };
+        bound.wait_for(
+            &self.inner.shared,
+            Wait::Until(Instant::now() + ANNOUNCED),
+            |state| match state.host.is_announced(id) {
+                true => Ok(()),
+                false => Err(RdsError::WouldBlock),
+            },
+        )?;
+        // The lock of `before` keeps other threads from binding the socket at the same time.
+        let _ = self.inner.bound.set(bound);
+        Ok(())
+    }
+
+    fn before(&self) -> MutexGuard<'_, Before> {
+        let before = self.inner.before.lock();
+        before.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bound(&self) -> Result<&Bound, RdsError> {
+        let bound = self.inner.bound.get();
+        bound.ok_or(RdsError::NotConnected("the socket has no address"))
+    }
+
+    /// Sets the destination of messages that name none. Nothing is sent.
+    ///
+    /// # Errors
+    /// The address is not that of one host.
+    pub fn connect(&self, to: SocketAddr) -> Result<(), RdsError> {
+        if to.ip().is_unspecified() {
+            return Err(RdsError::Destination(to));
+        }
+        if !is_unicast(to) {
+            return Err(RdsError::Address(to));
+        }
+        self.before().peer = Some(to);
+        Ok(())
+    }
+
+    /// The socket's address.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        Some(self.inner.bound.get()?.at)
+    }
+
+    /// The destination of messages that name none.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.before().peer
+    }
+
+    /// The transport of the socket's messages: that of its address, or the chosen one.
+    pub fn transport(&self) -> Option<RdsTransport> {
+        let bound = self.inner.bound.get();
+        let has = bound.map(|bound| RdsTransport::of(bound.node.transport()));
+        has.or_else(|| self.before().transport)
+    }
+
+    /// Chooses the transport of the socket's messages before the socket has an address. If no device is at the address, an
+    /// emulated one of this transport is made there.
+    ///
+    /// # Errors
+    /// There is no such transport, or the socket already has one.
+    pub fn set_transport(&self, transport: RdsTransport) -> Result<(), RdsError> {
+        if self.transport().is_some() {
+            return Err(RdsError::TransportChosen);
+        }
+        if transport == RdsTransport::Tcp {
+            return Err(RdsError::NoTransport);
+        }
+        self.before().transport = Some(transport);
+        Ok(())
+    }
+
+    /// The options of the socket.
+    pub fn options(&self) -> SocketOptions {
+        self.before().options
+    }
+
+    /// Changes the options of the socket.
+    pub fn set_options(&self, change: impl FnOnce(&mut SocketOptions)) {
+        let mut before = self.before();
+        change(&mut before.options);
+        let options = before.options;
+        if let Some(bound) = self.inner.bound.get() {
+            bound.node.with(|state| {
+                if let Some(now) = state.host.options_mut(bound.id) {
+                    *now = options;
+                }
+            });
+        }
+    }
+
+    /// Sends a message. Blocks while the send buffer is full or the destination is congested.
+    ///
+    /// # Errors
+    /// Those of [`send_message`](Self::send_message).
+    pub fn send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
+        self.send_for(data, to, Wait::Forever)
+    }
+
+    /// Sends a message if that is possible without blocking.
+    ///
+    /// # Errors
+    /// Those of [`send_message`](Self::send_message).
+    pub fn try_send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
+        self.send_for(data, to, Wait::No)
+    }
+
+    /// Sends a message. Blocks until `deadline` at most.
+    ///
+    /// # Errors
+    /// Those of [`send_message`](Self::send_message).
+    pub fn send_to_until(
+        &self,
+        data: &[u8],
+        to: SocketAddr,
+        deadline: Instant,
+    ) -> Result<usize, RdsError> {
+        self.send_for(data, to, Wait::Until(deadline))
+    }
+
+    fn send_for(&self, data: &[u8], to: SocketAddr, wait: Wait) -> Result<usize, RdsError> {
+        let data = [IoSlice::new(data)];
+        let message = Outgoing {
+            data: &data,
+            to: Some(to),
+            ..Outgoing::default()
+        };
+        self.send_message(message, wait)
+    }
+
+    /// Sends a whole message. The peer acknowledges it later: a socket that is closed earlier gives up the messages that it has
+    /// sent, see [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// The socket has no address or the message no destination, the message is too long, or the call would have to block longer
+    /// than `wait` allows. If earlier messages were given up, one call returns [`Undelivered`](RdsError::Undelivered) and does
+    /// not send its message.
+    pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
+        let (bound, to, length) = self.check(&message)?;
+        let mut outbound = Some(self.outbound(bound, &message, to, length)?);
+        let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
+            try_send(state, bound.id, &mut outbound)
+        });
+        // The peer does not know the memory that was registered for a message that is not sent.
+        if let Control::Map(..) = message.control
+            && let Some(cookie) = outbound.and_then(|outbound| outbound.cookie)
+        {
+            self.inner.shared.keys.free(Cookie(cookie))?;
+        }
+        outcome.map(|()| length)
+    }
+
+    /// Sends a message as [`send_to`](Self::send_to) does, without blocking the thread.
+    ///
+    /// # Errors
+    /// Those of [`send_message`](Self::send_message).
+    pub async fn send_to_async(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
+        let data = [IoSlice::new(data)];
+        let message = Outgoing {
+            data: &data,
+            to: Some(to),
+            ..Outgoing::default()
+        };
+        let (bound, to, length) = self.check(&message)?;
+        let mut outbound = Some(self.outbound(bound, &message, to, length)?);
+        self.until(bound, |state| try_send(state, bound.id, &mut outbound))
+            .await?;
+        Ok(length)
+    }
+
+    fn outbound(
+        &self,
+        bound: &Bound,
+        message: &Outgoing<'_>,
+        to: SocketAddr,
+        length: usize,
+    ) -> Result<Outbound<Slot, Posted>, RdsError> {
+        let (context, pd) = (&bound.node.context, &bound.node.pd);
+        let keys = &self.inner.shared.keys;
+        let recverr = || self.options().recverr;
+        let is_remote = matches!(message.control, Control::Rdma(_) | Control::Atomic(_));
+        if !matches!(message.control, Control::None) && !bound.node.is_leader() {
+            return Err(RdsError::Rdma {
+                what: "another process at this address is the one that peers reach",
+                errno: libc::EOPNOTSUPP,
+            });
+        }
+        if is_remote && to.ip() == bound.at.ip() {
+            return Err(RdsError::Rdma {
+                what: "memory at the own address is reached without RDS",
+                errno: libc::EOPNOTSUPP,
+            });
+        }
+        let (mut attach, mut cookie) = (None, None);
+        match &message.control {
+            Control::None => {}
+            Control::Destination(told) if keys.has(*told) => cookie = Some(told.0),
+            Control::Destination(_) => {
+                return Err(RdsError::Rdma {
+                    what: "no memory has this cookie",
+                    errno: libc::EINVAL,
+                });
+            }
+            Control::Map(memory, flags) => {
+                cookie = Some(keys.map(context, pd, memory, *flags)?.0);
+            }
+            Control::Rdma(_) | Control::Atomic(_) if to.ip() == bound.at.ip() => {
+                return Err(RdsError::Rdma {
+                    what: "memory of one's own address is reached without RDMA",
+                    errno: libc::EOPNOTSUPP,
+                });
+            }
+            Control::Rdma(asked) => {
+                let rkey = Some(asked.cookie.rkey());
+                let operation = asked.prepare(context, pd)?;
+                let (flags, token) = (asked.flags, asked.user_token);
+                attach = Some(attached(operation, rkey, flags, token, recverr()));
+            }
+            Control::Atomic(asked) => {
+                let operation = asked.prepare(context, pd)?;
+                let (flags, token) = (asked.flags, asked.user_token);
+                attach = Some(attached(operation, None, flags, token, recverr()));
+            }
+        }
+        Ok(Outbound {
+            to,
+            length: length as u32,
+            fragments: fragments(&bound.node.pool, message.data, length)?,
+            attached: attach,
+            cookie,
+        })
+    }
+
+    /// Registers memory for peers, which use it by the returned cookie.
+    ///
+    /// # Errors
+    /// The socket has no address, or the memory is empty or too long.
+    pub fn get_mr(
+        &self,
+        memory: impl Into<LocalMemory>,
+        flags: RdmaFlags,
+    ) -> Result<Cookie, RdsError> {
+        let node = &self.bound()?.node;
+        let keys = &self.inner.shared.keys;
+        keys.map(&node.context, &node.pd, &memory.into(), flags)
+    }
+
+    /// Frees memory that was registered. From now on peers cannot access it.
+    ///
+    /// # Errors
+    /// No memory has this cookie. Cookie 0 means all memory that peers no longer use; it is accepted without effect, because such
+    /// memory is freed in any case.
+    pub fn free_mr(&self, cookie: Cookie) -> Result<(), RdsError> {
+        self.bound()?;
+        match cookie {
+            Cookie(0) => Ok(()),
+            cookie => self.inner.shared.keys.free(cookie),
+        }
+    }
+
+    fn check(&self, message: &Outgoing<'_>) -> Result<(&Bound, SocketAddr, usize), RdsError> {
+        if let Some(to) = message.to
+            && !is_unicast(to)
+        {
+            return Err(RdsError::Address(to));
+        }
+        let before = self.before();
+        let to = message.to.or(before.peer);
+        let bound = self.bound()?;
+        let to = to.ok_or(RdsError::NotConnected("the message has no destination"))?;
+        if bound.at.is_ipv4() != to.is_ipv4() {
+            return Err(RdsError::Family { from: bound.at, to });
+        }
+        let length = message.data.iter().map(|part| part.len()).sum();
+        let send_buffer = before.options.send_buffer;
+        if length > send_buffer.min(MAX_MESSAGE) {
+            return Err(RdsError::too_long(length, send_buffer));
+        }
+        Ok((bound, to, length))
+    }
+
+    /// Receives a message. Blocks until there is one.
+    ///
+    /// # Errors
+    /// Those of [`receive_message`](Self::receive_message).
+    pub fn recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
+        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Forever, false)
+    }
+
+    /// Receives a message if there is one.
+    ///
+    /// # Errors
+    /// Those of [`receive_message`](Self::receive_message).
+    pub fn try_recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
+        self.receive_message(&mut [IoSliceMut::new(room)], Wait::No, false)
+    }
+
+    /// Receives a message. Blocks until `deadline` at most.
+    ///
+    /// # Errors
+    /// Those of [`receive_message`](Self::receive_message).
+    pub fn recv_from_until(
+        &self,
+        room: &mut [u8],
+        deadline: Instant,
+    ) -> Result<Received, RdsError> {
+        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Until(deadline), false)
+    }
+
+    /// Receives a message, the outcome of operations, or the ports that became free; messages come last. Bytes that do not fit
+    /// into `room` are lost. With `peek` only messages are returned, and they stay in the queue.
+    ///
+    /// # Errors
+    /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait` allows. If
+    /// messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
+    pub fn receive_message(
+        &self,
+        room: &mut [IoSliceMut<'_>],
+        wait: Wait,
+        peek: bool,
+    ) -> Result<Received, RdsError> {
+        let bound = self.bound()?;
+        if peek {
+            return bound.wait_for(&self.inner.shared, wait, |state| {
+                let message = state.host.peek(bound.id);
+                message
+                    .map(|message| taken(message, room))
+                    .ok_or(RdsError::WouldBlock)
+            });
+        }
+        let inbound = bound.wait_for(&self.inner.shared, wait, |state| {
+            try_receive(state, bound.id)
+        })?;
+        Ok(received(inbound, room))
+    }
+
+    /// Receives a message as [`recv_from`](Self::recv_from) does, without blocking the thread.
+    ///
+    /// # Errors
+    /// Those of [`receive_message`](Self::receive_message).
+    pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
+        let bound = self.bound()?;
+        let inbound = self.until(bound, |state| try_receive(state, bound.id));
+        Ok(received(inbound.await?, &mut [IoSliceMut::new(room)]))
+    }
+
+    /// Runs `attempt` at each wake-up until it succeeds.
+    async fn until<R>(
+        &self,
+        bound: &Bound,
+        mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
+    ) -> Result<R, RdsError> {
+        poll_fn(|cx| {
+            self.inner.shared.watch.register(cx.waker());
+            loop {
+                match bound.node.poll_with(&mut attempt) {
+                    Err(RdsError::WouldBlock | RdsError::Congested) if bound.node.arm() => {}
+                    Err(RdsError::WouldBlock | RdsError::Congested) => return Poll::Pending,
+                    outcome => return Poll::Ready(outcome),
+                }
+            }
+        })
+        .await
+    }
+
+    /// The length of the next message in bytes; `None` if there is none.
+    pub fn next_length(&self) -> Option<usize> {
+        let bound = self.inner.bound.get()?;
+        let length = bound
+            .node
+            .poll_with(|state| state.host.next_length(bound.id));
+        length.map(|length| length as usize)
+    }
+
+    /// A descriptor for `poll` and `epoll`, the same at each call. It is readable at first, and whenever
+    /// [`readiness`](Self::readiness) may have changed, until `readiness` is called.
+    ///
+    /// ```no_run
+    /// # fn example(socket: &polyverbs_rds::RdsSocket) -> Result<(), Box<dyn std::error::Error>> {
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// let fd = socket.fd()?;
+    /// while !socket.readiness().readable {
+    ///     poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+    /// }
+    /// let received = socket.try_recv_from(&mut [0; 4096])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The process cannot open further files.
+    pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.inner.shared.watch.fd()
+    }
+
+    /// The state that `poll` reports for the socket, as far as its node has taken in completions. Each later change is reported:
+    /// at once through the descriptor ([`fd`](Self::fd)) if the socket has one, else as [`on_change`](Self::on_change) says.
+    pub fn readiness(&self) -> Readiness {
+        let has_descriptor = self.inner.shared.watch.clear();
+        let Some(bound) = self.inner.bound.get() else {
+            return Readiness {
+                writable: true,
+                ..Readiness::default()
+            };
+        };
+        if !has_descriptor {
+            return bound.node.lock().host.readiness(bound.id);
+        }
+        let look = || bound.node.poll_with(|state| state.host.readiness(bound.id));
+        let mut now = look();
+        if bound.node.arm() {
+            let has_changed = now.congestion_changed;
+            now = look();
+            now.congestion_changed |= has_changed;
+        }
+        now
+    }
+
+    /// Calls `told` whenever the readiness may have changed, on the thread that notices the change, with no lock held: at once
+    /// while a thread is [`Sleeping`], and otherwise within a millisecond.
+    pub fn on_change(&self, told: Option<Arc<dyn Fn() + Send + Sync>>) {
+        self.inner.shared.watch.tell(told);
+    }
+
+    /// Gives up all messages to this destination, or to all destinations, that the peer has not acknowledged.
+    ///
+    /// # Errors
+    /// The socket has no address.
+    pub fn cancel_sent_to(&self, to: Option<SocketAddr>) -> Result<(), RdsError> {
+        let bound = self.bound()?;
+        let now = bound.node.now();
+        let pending = bound
+            .node
+            .with(|state| state.host.cancel(now, bound.id, to));
+        bound.node.wait_completed(&pending);
+        Ok(())
+    }
+
+    /// Waits until peers have acknowledged all messages of the socket. A program that closes the socket then gives up none.
+    ///
+    /// # Errors
+    /// The socket has no address, the deadline has passed, or, in one call, [`Undelivered`](RdsError::Undelivered).
+    pub fn flush(&self, wait: Wait) -> Result<(), RdsError> {
+        let bound = self.bound()?;
+        let owing = bound.node.poll_with(|state| {
+            tell_undelivered(state, bound.id)?;
+            Ok::<_, RdsError>(state.host.unacknowledged(bound.id).collect::<Vec<_>>())
+        })?;
+        if owing.is_empty() {
+            return Ok(());
+        }
+        // A peer acknowledges with the messages that it sends, and it may send none. So another socket pings the peer, whose
+        // answer acknowledges all earlier messages.
+        let pings = Self::new();
+        let mut address = bound.at;
+        address.set_port(0);
+        pings.bind_to(address)?;
+        for peer in owing {
+            address.set_ip(peer);
+            pings.send_for(&[], address, wait)?;
+        }
+        bound.wait_for(&self.inner.shared, wait, |state| {
+            tell_undelivered(state, bound.id)?;
+            match state.host.unacknowledged(bound.id).next() {
+                None => Ok(()),
+                Some(_) => Err(RdsError::WouldBlock),
+            }
+        })
+    }
+
+    /// The paths of the socket's host.
+    ///
+    /// # Errors
+    /// The socket has no address.
+    pub fn paths(&self) -> Result<Vec<PathInfo>, RdsError> {
+        let bound = self.bound()?;
+        Ok(bound.node.with(|state| state.host.paths().collect()))
+    }
+
+    /// The event counters of the socket's host.
+    ///
+    /// # Errors
+    /// The socket has no address.
+    pub fn counters(&self) -> Result<Counters, RdsError> {
+        Ok(self.bound()?.node.counters())
+    }
+}
+
+impl Bound {
+    /// Runs `attempt` at once, then while it polls for a limited time, then at each wake-up, until it succeeds.
+    fn wait_for<R>(
+        &self,
+        shared: &Shared,
+        wait: Wait,
+        mut attempt: impl FnMut(&mut State) -> Result<R, RdsError>,
+    ) -> Result<R, RdsError> {
+        let mut outcome = self.node.attempt(&mut attempt);
+        let blocks = |outcome: &Result<R, RdsError>| {
+            matches!(outcome, Err(RdsError::WouldBlock | RdsError::Congested))
+        };
+        if !blocks(&outcome) {
+            shared.spin.is_awake(|| self.node.now());
+            return outcome;
+        }
+        let deadline = match wait {
+            Wait::No => return outcome,
+            Wait::Until(deadline) => Some(deadline),
+            Wait::Briefly | Wait::Forever => None,
+        };
+        let began = Instant::now();
+        let until = began + shared.spin.time();
+        let until = deadline.map_or(until, |deadline| deadline.min(until));
+        let mut polls = 0_u32;
+        // On some machines reading the clock costs more than a poll.
+        while blocks(&outcome) && (polls % 8 != 7 || Instant::now() < until) {
+            polls += 1;
+            hint::spin_loop();
+            outcome = self.node.poll_with(&mut attempt);
+        }
+        if !blocks(&outcome) {
+            return outcome;
+        }
+        shared
+            .spin
+            .sleeps(self.node.now().saturating_sub(began.elapsed()));
+        if wait == Wait::Briefly {
+            return outcome;
+        }
+        let (waiter, _sleeping) = (shared.watch.waiter(), Sleeping::new());
+        while blocks(&outcome) {
+            let generation = waiter.generation();
+            outcome = self.node.poll_with(&mut attempt);
+            if !blocks(&outcome) || self.node.arm() {
+                continue;
+            }
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if is_over || !waiter.wait(generation, deadline) {
+                return Err(RdsError::TimedOut);
+            }
+        }
+        shared.spin.is_awake(|| self.node.now());
+        outcome
+    }
+}
+
+/// Takes a port of a node, exclusively on this machine.
+fn take_port(
+    node: &Arc<Node>,
+    at: SocketAddr,
+    options: SocketOptions,
+) -> Result<(SocketId, SocketAddr, PortLock), RdsError> {
+    // If the host may choose, it chooses another port instead of waiting for one that may become free.
+    let patience = match at.port() {
+        0 => Duration::ZERO,
+        _ => CHILD_CLOSES,
+    };
+    for _ in 0..CHOICES {
+        let bound = node.with(|state| state.host.choose(at.port()));
+        let port = bound.map_err(|error| RdsError::Port { at, error })?;
+        let mut chosen = at;
+        chosen.set_port(port);
+        let lock = match PortLock::take(chosen, patience) {
+            Ok(lock) => lock,
+            Err(_) if at.port() == 0 => continue,
+            Err(_) => {
+                let error = PortError::InUse(port);
+                return Err(RdsError::Port { at, error });
+            }
+        };
+        let bound = node.with(|state| state.host.bind(port, options));
+        return match bound {
+            Ok((id, _)) => Ok((id, chosen, lock)),
+            Err(error) => Err(RdsError::Port { at, error }),
+        };
+    }
+    let error = PortError::Exhausted;
+    Err(RdsError::Port { at, error })
+}
+
+/// Reports once that messages of the socket were given up.
+fn tell_undelivered(state: &mut State, id: SocketId) -> Result<(), RdsError> {
+    match state.host.take_undelivered(id) {
+        0 => Ok(()),
+        messages => Err(RdsError::Undelivered(messages)),
+    }
+}
+
+fn try_receive(state: &mut State, id: SocketId) -> Result<Inbound<Slot>, RdsError> {
+    tell_undelivered(state, id)?;
+    let inbound = state.host.receive(id, usize::MAX);
+    inbound.ok_or(RdsError::WouldBlock)
+}
+
+fn try_send(
+    state: &mut State,
+    id: SocketId,
+    outbound: &mut Option<Outbound<Slot, Posted>>,
+) -> Result<(), RdsError> {
+    tell_undelivered(state, id)?;
+    let Some(message) = outbound.take() else {
+        return Ok(());
+    };
+    let Err((refused, message)) = state.host.send(id, message) else {
+        return Ok(());
+    };
+    *outbound = Some(message);
+    Err(match refused {
+        Refused::NoRoom => RdsError::WouldBlock,
+        Refused::Congested => RdsError::Congested,
+    })
+}
+
+/// Copies the bytes of a message into slots.
+fn fragments(
+    pool: &Arc<Pool>,
+    data: &[IoSlice<'_>],
+    length: usize,
+) -> Result<Fragments<Slot>, RdsError> {
+    let mut fragments = Fragments::with_capacity(length.div_ceil(FRAGMENT));
+    let (mut filled, mut left) = (FRAGMENT, length);
+    for part in data {
+        let mut part: &[u8] = part;
+        while !part.is_empty() {
+            if filled == FRAGMENT {
+                fragments.push(pool.take(left.min(FRAGMENT))?);
+                filled = 0;
+            }
+            let count = part.len().min(FRAGMENT - filled);
+            let (now, later) = part.split_at(count);
+            if let Some(last) = fragments.last() {
+                last.write(filled, now);
+            }
+            filled += count;
+            left -= count;
+            part = later;
+        }
+    }
+    Ok(fragments)
+}
+
+fn received(inbound: Inbound<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
+    match inbound {
+        Inbound::Message(message) => taken(&message, room),
+        Inbound::Statuses(statuses) => Received {
+            statuses,
+            ..Received::default()
+        },
+        Inbound::Congestion(freed) => Received {
+            congestion: Some(freed),
+            ..Received::default()
+        },
+    }
+}
+
+/// Copies the bytes of a message out of their slots.
+fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
+    let full_length = message.length as usize;
+    let mut length = 0;
+    for part in room {
+        let mut part: &mut [u8] = part;
+        while !part.is_empty() && length < full_length {
+            let (slot, offset) = (&message.fragments[length / FRAGMENT], length % FRAGMENT);
+            let left = (full_length - length).min(FRAGMENT - offset);
+            let (now, later) = part.split_at_mut(part.len().min(left));
+            slot.read(offset, now);
+            length += now.len();
+            part = later;
+        }
+    }
+    Received {
+        length,
+        full_length,
+        from: Some(message.from),
+        cookie: message.cookie.map(Cookie),
+        ..Received::default()
+    }
+}
+
+/// Whether an address is that of one host. A link-local address needs the scope that names its link.
+fn is_unicast(address: SocketAddr) -> bool {
+    let is_one = match address.ip() {
+        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),
+        IpAddr::V6(ip) => !ip.is_multicast(),
+    };
+    let has_link = match address {
+        SocketAddr::V6(v6) => !v6.ip().is_unicast_link_local() || v6.scope_id() != 0,
+        SocketAddr::V4(_) => true,
+    };
+    is_one && has_link && !address.ip().is_unspecified()
+}

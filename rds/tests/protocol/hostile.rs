@@ -1,0 +1,853 @@
+//! Peers that break the protocol: the host refuses the message or the connection, and other peers notice nothing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use polyverbs_rds::protocol::{
+    Action, Answer, Host, HostLimits, Inbound, PathId, PathState, Process, ProtocolError, Role,
+    Transmit,
+};
+use polyverbs_wire::rds::{ConnectData, Extension, Extensions, Flags, HEADER, Header, Version};
+use proptest::prelude::*;
+
+use crate::net::{Bytes, Net, Op, TestHost, address, at, content};
+
+/// Memory for about 250 messages of one fragment, and for some thousand messages without payload.
+fn little_memory() -> HostLimits {
+    HostLimits {
+        max_memory: 1 << 20,
+        ..HostLimits::default()
+    }
+}
+
+/// More messages than fit into that memory.
+const MANY: u64 = 20_000;
+
+/// Asserts that a host with little memory is full: of messages of equal size, the last one was taken when there was still room,
+/// and no other after it.
+fn assert_full(held: usize, messages: usize) {
+    let each = held / messages;
+    assert_eq!(messages, little_memory().max_memory / each + 1, "{held}");
+}
+
+/// A network in which host 0 is connected to an honest host and to a hostile one.
+fn between(seed: u64) -> Net {
+    between_with(seed, HostLimits::default())
+}
+
+fn between_with(seed: u64, limits: HostLimits) -> Net {
+    let mut net = Net::new(3, limits, seed);
+    net.connect_hosts(HONEST, 0);
+    net.connect_hosts(HOSTILE, 0);
+    net
+}
+
+const HONEST: usize = 1;
+const HOSTILE: usize = 2;
+
+fn header(length: u32) -> Header {
+    Header {
+        sequence: 1000,
+        length,
+        source_port: 300,
+        destination_port: 100,
+        ..Header::default()
+    }
+}
+
+/// Asserts that messages to and from the honest host arrive.
+fn others_go_on(net: &mut Net) {
+    let near = net.bind(0, 4000);
+    let far = net.bind(HONEST, 4000);
+    for (from, to, socket) in [(0, HONEST, near), (HONEST, 0, far)] {
+        net.send(from, socket, at(to, 4000), &content(7, 9000))
+            .unwrap();
+    }
+    net.settle();
+    for (host, socket) in [(0, near), (HONEST, far)] {
+        assert_eq!(net.receive_all(host, socket).len(), 1);
+    }
+    assert!(net.common(0, HONEST).is_some());
+}
+
+/// Asserts that this fragment ends the connection, and that there is another one later.
+fn ends_the_connection(net: &mut Net, bytes: &[u8], payload: &[u8], error: ProtocolError) {
+    assert_eq!(net.inject(0, HOSTILE, bytes, payload), Err(error));
+    assert_eq!(net.state(0, HOSTILE), PathState::Ending);
+    net.settle();
+    assert!(net.common(0, HOSTILE).is_some());
+}
+
+// covers 8.26
+#[test]
+fn a_malformed_header_ends_the_connection() {
+    let mut net = between(1);
+    let socket = net.bind(0, 100);
+    let bytes = header(1).to_bytes();
+    for place in 0..HEADER {
+        let mut wrong = bytes;
+        wrong[place] ^= 0x10;
+        ends_the_connection(&mut net, &wrong, &[1], ProtocolError::Header);
+    }
+    for length in [0, 1, HEADER - 1] {
+        ends_the_connection(&mut net, &bytes[..length], &[], ProtocolError::Header);
+    }
+    assert_eq!(net.host(0).counters().recv_drop_bad_checksum, 51);
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn an_impossible_length_ends_the_connection() {
+    let mut net = between(2);
+    for length in [(1 << 20) + 1, 1 << 31, u32::MAX] {
+        let error = ProtocolError::Length { length };
+        let bytes = header(length).to_bytes();
+        ends_the_connection(&mut net, &bytes, &[1; 4096], error);
+    }
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn a_fragment_of_the_wrong_length_ends_the_connection() {
+    let mut net = between(3);
+    let socket = net.bind(0, 100);
+    for (length, expected, found) in [
+        (0, 0, 1),
+        (1, 1, 0),
+        (1, 1, 2),
+        (5000, 4096, 4095),
+        (5000, 4096, 0),
+        (5000, 4096, 5000),
+    ] {
+        let error = ProtocolError::FragmentLength { expected, found };
+        let bytes = header(length).to_bytes();
+        ends_the_connection(&mut net, &bytes, &vec![1; found], error);
+    }
+    // The last fragment is shorter than the others.
+    for found in [0, 903, 905, 4096] {
+        let bytes = header(5000).to_bytes();
+        net.inject(0, HOSTILE, &bytes, &[1; 4096]).unwrap();
+        let error = ProtocolError::FragmentLength {
+            expected: 904,
+            found,
+        };
+        ends_the_connection(&mut net, &bytes, &vec![1; found], error);
+    }
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+// covers 8.28
+#[test]
+fn interleaved_messages_end_the_connection() {
+    let mut net = between(4);
+    let socket = net.bind(0, 100);
+    let begun = header(5000);
+    let others = [
+        Header {
+            sequence: 1001,
+            ..begun
+        },
+        Header {
+            length: 5001,
+            ..begun
+        },
+        Header {
+            source_port: 301,
+            ..begun
+        },
+        Header {
+            destination_port: 101,
+            ..begun
+        },
+        Header {
+            length: 8192,
+            flags: Flags::CONG_BITMAP,
+            ..Header::default()
+        },
+    ];
+    for other in others {
+        net.inject(0, HOSTILE, &begun.to_bytes(), &[1; 4096])
+            .unwrap();
+        let bytes = other.to_bytes();
+        ends_the_connection(&mut net, &bytes, &[1; 904], ProtocolError::Mismatch);
+    }
+    assert_eq!(net.receive_all(0, socket), []);
+    others_go_on(&mut net);
+}
+
+#[test]
+fn an_acknowledge_may_come_between_fragments() {
+    let mut net = between(5);
+    let socket = net.bind(0, 100);
+    let begun = header(5000).to_bytes();
+    net.inject(0, HOSTILE, &begun, &[1; 4096]).unwrap();
+    net.inject(0, HOSTILE, &Header::default().to_bytes(), &[])
+        .unwrap();
+    net.inject(0, HOSTILE, &begun, &[1; 904]).unwrap();
+    assert_eq!(
+        net.receive_all(0, socket),
+        [(at(HOSTILE, 300), vec![1; 5000])]
+    );
+}
+
+// covers 8.31
+#[test]
+fn a_partial_message_is_dropped_with_its_connection() {
+    let mut net = between(6);
+    let socket = net.bind(0, 100);
+    net.inject(0, HOSTILE, &header(5000).to_bytes(), &[1; 4096])
+        .unwrap();
+    net.cut(0, HOSTILE);
+    net.settle();
+    let bytes = header(904).to_bytes();
+    net.inject(0, HOSTILE, &bytes, &[2; 904]).unwrap();
+    assert_eq!(
+        net.receive_all(0, socket),
+        [(at(HOSTILE, 300), vec![2; 904])]
+    );
+}
+
+// covers 8.33
+#[test]
+fn a_congestion_map_of_another_size_ends_the_connection() {
+    let mut net = between(7);
+    for length in [0, 1, 4096, 8191, 8193, 1 << 20] {
+        let map = Header {
+            length,
+            flags: Flags::CONG_BITMAP,
+            source_port: 1,
+            ..Header::default()
+        };
+        let error = ProtocolError::Length { length };
+        let payload = vec![0xff; length.min(4096) as usize];
+        ends_the_connection(&mut net, &map.to_bytes(), &payload, error);
+    }
+    let socket = net.bind(0, 100);
+    net.send(0, socket, at(HOSTILE, 200), b"free").unwrap();
+    others_go_on(&mut net);
+}
+
+// covers 8.33
+#[test]
+fn a_full_congestion_map_affects_only_its_sender() {
+    let mut net = between(8);
+    let map = Header {
+        length: 8192,
+        flags: Flags::CONG_BITMAP,
+        ..Header::default()
+    };
+    for _ in 0..2 {
+        net.inject(0, HOSTILE, &map.to_bytes(), &[0xff; 4096])
+            .unwrap();
+    }
+    let socket = net.bind(0, 100);
+    for port in [0, 1, 2, 3999, u16::MAX] {
+        net.send(0, socket, at(HOSTILE, port), &[]).unwrap_err();
+        net.send(0, socket, at(HONEST, port), &[]).unwrap();
+    }
+    others_go_on(&mut net);
+}
+
+// covers 8.29 8.30
+#[test]
+fn wrong_sequence_numbers_and_acknowledges_do_no_harm() {
+    let mut net = between(9);
+    let socket = net.bind(0, 100);
+    let mut arrived = 0;
+    for sequence in [0, u64::MAX, 1, u64::MAX - 1, 1 << 63, 5, u64::MAX] {
+        for ack in [u64::MAX, 0, 1 << 63] {
+            let strange = Header {
+                sequence,
+                ack,
+                flags: Flags::ACK_REQUIRED,
+                ..header(1)
+            };
+            net.send(0, socket, at(HOSTILE, 200), &[1; 9000]).unwrap();
+            net.inject(0, HOSTILE, &strange.to_bytes(), &[1]).unwrap();
+            net.settle();
+            arrived += net.receive_all(0, socket).len();
+        }
+    }
+    assert_eq!(arrived, 21);
+    assert!(net.host(0).readiness(socket).writable);
+    others_go_on(&mut net);
+}
+
+// covers 8.30
+#[test]
+fn an_early_acknowledge_counts_after_the_message_was_sent() {
+    let limits = HostLimits {
+        send_requests: 8,
+        ..HostLimits::default()
+    };
+    let mut net = between_with(10, limits);
+    let socket = net.bind(0, 100);
+    let bytes = content(1, 100_000);
+    let to = net.bind(HOSTILE, 200);
+    net.send(0, socket, at(HOSTILE, 200), &bytes).unwrap();
+    let ack = Header {
+        ack: u64::MAX,
+        ..Header::default()
+    };
+    net.inject(0, HOSTILE, &ack.to_bytes(), &[]).unwrap();
+    net.settle();
+    assert_eq!(net.receive_all(HOSTILE, to), [(at(0, 100), bytes)]);
+}
+
+// covers 8.30
+#[test]
+fn an_acknowledge_of_unsent_messages_is_ignored() {
+    let mut net = between(16);
+    let socket = net.bind(0, 100);
+    let ack = Header {
+        ack: u64::MAX,
+        ..Header::default()
+    };
+    net.inject(0, HOSTILE, &ack.to_bytes(), &[]).unwrap();
+    net.send(0, socket, at(HOSTILE, 200), &[1]).unwrap();
+    let path = net.path(0, HOSTILE).unwrap();
+    net.host(0).handle_completion(path, u64::MAX);
+    let mut paths = net.host(0).paths();
+    let path = paths.find(|path| path.peer == address(HOSTILE)).unwrap();
+    assert_eq!(path.unacknowledged, 1);
+}
+
+// covers 8.27
+#[test]
+fn arbitrary_extension_headers_are_read_up_to_unknown_ones() {
+    let mut net = between(11);
+    let socket = net.bind(0, 100);
+    for kind in 0..=255 {
+        let mut bytes = [0xff; 16];
+        bytes[0] = kind;
+        let strange = Header {
+            extensions: Extensions::from_bytes(bytes),
+            ..header(1)
+        };
+        net.inject(0, HOSTILE, &strange.to_bytes(), &[1]).unwrap();
+    }
+    assert_eq!(net.receive_all(0, socket).len(), 256);
+    others_go_on(&mut net);
+}
+
+// covers 8.40
+#[test]
+fn a_used_key_belongs_to_the_receiving_socket() {
+    let mut net = between(12);
+    let [socket, other] = [net.bind(0, 100), net.bind(0, 101)];
+    let extensions = Extensions::of(Extension::Rdma { rkey: 9 });
+    for destination_port in [100, 102] {
+        let used = Header {
+            extensions,
+            destination_port,
+            ..header(0)
+        };
+        net.inject(0, HOSTILE, &used.to_bytes(), &[]).unwrap();
+    }
+    assert_eq!(net.sides[0].used, [(socket, 9)]);
+    assert_ne!(socket, other);
+}
+
+/// Sends as a peer that ignores congestion. Returns the most fragments that the network held.
+fn flood(net: &mut Net, length: usize, count: u64) -> usize {
+    let mut most = 0;
+    for number in 0..count {
+        let Some(sequence) = net.path(0, HOSTILE).map(|_| 1000 + number) else {
+            net.step();
+            continue;
+        };
+        let message = Header {
+            sequence,
+            ..header(length as u32)
+        };
+        // The host may have ended the connection.
+        let _ = net.inject(0, HOSTILE, &message.to_bytes(), &vec![1; length]);
+        most = most.max(net.fragments_held());
+    }
+    most
+}
+
+// covers 8.33
+#[test]
+fn a_flood_to_a_congested_socket_stops_at_the_memory_limit() {
+    let mut net = between_with(13, little_memory());
+    net.delay = Duration::from_micros(1);
+    let socket = net.bind(0, 100);
+    let most = flood(&mut net, 4096, 2000);
+    assert!(net.host(0).counters().conn_reset > 0);
+    // The host has no memory for other peers either until the socket receives.
+    let held = net.host(0).held();
+    let kept = net.receive_all(0, socket).len();
+    assert_full(held, kept);
+    assert!((kept..300).contains(&most), "{most}");
+    others_go_on(&mut net);
+}
+
+// covers 8.33
+#[test]
+fn messages_after_a_refused_one_wait_for_a_new_connection() {
+    let mut net = between_with(23, little_memory());
+    let socket = net.bind(0, 100);
+    let message = |sequence, flags| Header {
+        sequence,
+        flags,
+        ..header(0)
+    };
+    let none = Flags::empty();
+    // One message finds no memory. Before the connection is ended, there is some again.
+    let path = net.path(0, HOSTILE).unwrap();
+    let (fragment, host) = (net.fragment(&[]), net.host(0));
+    let arrives = |host: &mut TestHost, sequence| {
+        let bytes = message(sequence, none).to_bytes();
+        host.handle_fragment(path, &bytes, 0, fragment.clone())
+    };
+    let refused =
+        (1000..MANY).find(|&sequence| arrives(host, sequence) == Err(ProtocolError::Memory));
+    let refused = refused.expect("there is little memory");
+    assert_full(host.held(), refused as usize - 1000);
+    assert!(host.receive(socket, usize::MAX).is_some());
+    arrives(host, refused + 1).unwrap();
+    net.pump(0);
+    assert_eq!(net.receive_all(0, socket).len() as u64, refused - 1001);
+    net.settle();
+    for sequence in [refused, refused + 1] {
+        let again = message(sequence, Flags::RETRANSMITTED).to_bytes();
+        net.inject(0, HOSTILE, &again, &[]).unwrap();
+    }
+    assert_eq!(net.receive_all(0, socket).len(), 2);
+}
+
+// covers 8.33
+#[test]
+fn empty_messages_count_towards_the_memory_limit() {
+    let mut net = between_with(14, little_memory());
+    net.delay = Duration::from_micros(1);
+    let socket = net.bind(0, 100);
+    flood(&mut net, 0, MANY);
+    assert!(net.host(0).counters().conn_reset > 0);
+    let held = net.host(0).held();
+    assert_full(held, net.receive_all(0, socket).len());
+    others_go_on(&mut net);
+}
+
+// covers 8.45
+#[test]
+fn at_most_256_pings_without_acknowledge_are_answered() {
+    let mut net = between(15);
+    let before = net.seen.len();
+    for number in 0..10_000 {
+        let ping = Header {
+            sequence: 1000 + number,
+            destination_port: 0,
+            ..header(0)
+        };
+        net.inject(0, HOSTILE, &ping.to_bytes(), &[]).unwrap();
+        // The answers that were posted are complete, as the queue pair reports it.
+        let path = net.path(0, HOSTILE).unwrap();
+        net.host(0).handle_completion(path, u64::MAX);
+        net.pump(0);
+    }
+    assert_eq!(net.seen.len() - before, 256);
+    let path = net
+        .host(0)
+        .paths()
+        .find(|path| path.peer == address(HOSTILE));
+    let path = path.unwrap();
+    assert_eq!(path.queued + path.unacknowledged, 256);
+    others_go_on(&mut net);
+}
+
+/// The private data of a connection request to host 0.
+fn asking(source: usize, member: u16) -> ConnectData {
+    ConnectData {
+        source: address(source),
+        destination: address(0),
+        version: Version::V4_1,
+        minor_mask: 3,
+        tos: 0,
+        member,
+        ack_sequence: 0,
+        credit: 0,
+        incarnation: 0,
+    }
+}
+
+fn accepted(host: &mut TestHost, asked: &ConnectData) -> PathId {
+    let answer = match asked.member {
+        0 => host.handle_request(asked),
+        _ => host.handle_request_of_process(asked),
+    };
+    let Answer::Accept { arrival, .. } = answer else {
+        panic!("the host refuses the request");
+    };
+    host.handle_accepted(arrival, asked)
+        .expect("the path has no other connection")
+}
+
+/// The path that the host connects next, and the process that it connects to.
+fn asked(host: &mut TestHost) -> (PathId, Process) {
+    let asked = std::iter::from_fn(|| host.poll_action()).find_map(|action| match action {
+        Action::Connect { path, to, .. } => Some((path, to)),
+        _ => None,
+    });
+    asked.unwrap()
+}
+
+/// Adds another process at the address, which announces port 100.
+fn with_member(host: &mut TestHost, net: &Net) -> PathId {
+    let member = accepted(host, &asking(0, 7));
+    let announced = Header {
+        sequence: 1,
+        source_port: 100,
+        destination_port: 1,
+        extensions: Extensions::of(Extension::Paths(1)),
+        ..Header::default()
+    };
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(member, &announced.to_bytes(), 0, nothing)
+        .unwrap();
+    member
+}
+
+// covers 8.20
+#[test]
+fn a_partly_sent_message_to_an_ended_process_is_given_up() {
+    let limits = HostLimits {
+        send_requests: 1,
+        ..HostLimits::default()
+    };
+    let net = Net::new(0, limits, 1);
+    let mut host = TestHost::new(address(0), limits, 1);
+    let member = with_member(&mut host, &net);
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    for _ in 0..2 {
+        let half = net.fragment(&[1; 4096]);
+        let message = header(8192).to_bytes();
+        host.handle_fragment(peer, &message, 4096, half).unwrap();
+    }
+    let (passed, _) = asked(&mut host);
+    host.handle_connected(passed, &asking(HONEST, 7));
+    // The congestion map takes two requests.
+    for request in 1..=3 {
+        host.handle_completion(passed, request - 1);
+        assert!(host.poll_transmit(passed).is_some());
+    }
+    host.handle_lost(member);
+    host.handle_absent(member);
+    host.handle_gone(Duration::ZERO, member);
+    host.handle_completion(passed, 3);
+    assert!(host.poll_transmit(passed).is_none());
+    assert_eq!(net.fragments_held(), 0);
+}
+
+// covers 8.20
+#[test]
+fn a_process_refused_for_memory_keeps_its_port() {
+    let net = Net::new(0, little_memory(), 1);
+    let mut host = TestHost::new(address(0), little_memory(), 1);
+    let (socket, _) = host.bind(200, Default::default()).unwrap();
+    let member = with_member(&mut host, &net);
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    let sent = |sequence, destination_port| {
+        let message = Header {
+            sequence,
+            destination_port,
+            ..header(0)
+        };
+        message.to_bytes()
+    };
+    let refused = (2..MANY).find(|&sequence| {
+        let nothing = net.fragment(&[]);
+        host.handle_fragment(member, &sent(sequence, 200), 0, nothing) == Err(ProtocolError::Memory)
+    });
+    let refused = refused.expect("there is little memory");
+    assert_full(host.held(), refused as usize - 2);
+    host.handle_gone(Duration::ZERO, member);
+    while host.receive(socket, usize::MAX).is_some() {}
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(peer, &sent(1, 100), 0, nothing)
+        .unwrap();
+    assert_eq!(host.counters().recv_drop_no_sock, 0);
+}
+
+// covers 8.20
+#[test]
+fn a_port_belongs_to_the_socket_that_was_bound_last() {
+    let net = Net::new(0, HostLimits::default(), 1);
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    with_member(&mut host, &net);
+    // The other process has given the port up; its announcement may still be on its way.
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let peer = accepted(&mut host, &asking(HONEST, 0));
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(peer, &header(0).to_bytes(), 0, nothing)
+        .unwrap();
+    assert!(host.receive(socket, usize::MAX).is_some());
+}
+
+// covers 8.33
+#[test]
+fn messages_for_a_stalled_process_stop_at_the_memory_limit() {
+    let net = Net::new(0, little_memory(), 1);
+    let mut host = TestHost::new(address(0), little_memory(), 1);
+    host.set_role(Role::Leader);
+    with_member(&mut host, &net);
+    let flood = |host: &mut TestHost, path| {
+        (0..2000).find(|number| {
+            let message = Header {
+                sequence: 1000 + number,
+                ..header(4096)
+            };
+            let payload = net.fragment(&[1; 4096]);
+            host.handle_fragment(path, &message.to_bytes(), 4096, payload)
+                == Err(ProtocolError::Memory)
+        })
+    };
+    let hostile = accepted(&mut host, &asking(HOSTILE, 0));
+    let taken = flood(&mut host, hostile).expect("there is little memory");
+    assert_eq!(net.fragments_held() as u64, taken);
+    assert_full(host.held(), taken as usize);
+
+    // The member takes the waiting messages. Its acknowledge is handled although there is no memory, and frees some.
+    let (path, to) = asked(&mut host);
+    assert_eq!(to, Process::Member(7));
+    host.handle_connected(path, &asking(HOSTILE, 7));
+    let mut last = 0;
+    while let Some(transmit) = host.poll_transmit(path) {
+        if let Transmit::Send {
+            request, header, ..
+        } = transmit
+        {
+            host.handle_completion(path, request);
+            last = last.max(header.sequence);
+        }
+    }
+    assert_eq!(last, taken);
+    let acknowledged = Header {
+        ack: last,
+        ..Header::default()
+    };
+    let nothing = net.fragment(&[]);
+    host.handle_fragment(path, &acknowledged.to_bytes(), 0, nothing)
+        .unwrap();
+    host.settle(path);
+    assert_eq!(net.fragments_held(), 0);
+    // This host requests a new connection in place of the one that ended for lack of memory.
+    host.handle_gone(Duration::ZERO, hostile);
+    host.handle_connected(hostile, &asking(HOSTILE, 0));
+    assert_eq!(flood(&mut host, hostile), Some(taken));
+}
+
+// covers 8.48
+#[test]
+fn without_advertisements_sends_stop_at_the_last_credit() {
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let (socket, _) = host.bind(100, Default::default()).unwrap();
+    let asked = ConnectData {
+        credit: 10,
+        ..asking(1, 0)
+    };
+    let path = accepted(&mut host, &asked);
+    let net = Net::new(0, HostLimits::default(), 1);
+    for _ in 0..100 {
+        host.send(socket, net.message(at(1, 200), &[1])).unwrap();
+    }
+    let mut sent = 0;
+    while host.poll_transmit(path).is_some() {
+        sent += 1;
+    }
+    // The last credit is reserved for advertising new receives.
+    assert_eq!(sent, 9);
+}
+
+// covers 8.46
+#[test]
+fn endless_connection_requests_of_a_peer_share_one_path() {
+    let mut host = TestHost::new(address(0), HostLimits::default(), 1);
+    let mut accepted = 0;
+    for number in 0..10_000_u64 {
+        let asked = ConnectData {
+            source: address(1),
+            destination: address(0),
+            version: Version {
+                major: number as u8,
+                minor: (number >> 8) as u8,
+            },
+            minor_mask: number as u16,
+            tos: number as u8,
+            member: 0,
+            ack_sequence: number << 48,
+            credit: number as u32,
+            incarnation: number as u32,
+        };
+        if let Answer::Accept { arrival, .. } = host.handle_request(&asked) {
+            accepted += 1;
+            if number % 3 == 0
+                && let Some(path) = host.handle_accepted(arrival, &asked)
+            {
+                host.handle_lost(path);
+                host.handle_gone(Duration::from_secs(number), path);
+            }
+        }
+        while let Some(action) = host.poll_action() {
+            if let Action::Connect { path, .. } = action {
+                host.handle_lost(path);
+                host.handle_gone(Duration::from_secs(number), path);
+            }
+        }
+    }
+    assert!(accepted > 0);
+    assert_eq!(host.paths().count(), 1);
+}
+
+/// An action of a peer, its connection, or a program.
+#[derive(Clone, Debug)]
+enum Input {
+    Fragment(Vec<u8>, usize),
+    Header(Header, usize),
+    Completion(u64),
+    Failure(u64),
+    Lost,
+    Posted(u32),
+    Send(usize),
+    Receive,
+    Cancel,
+}
+
+fn any_header() -> impl Strategy<Value = Header> {
+    let number = prop_oneof![0..20_u64, any::<u64>()];
+    let length = prop_oneof![0..10_u32, Just(4096), Just(5000), Just(8192), any::<u32>()];
+    let port = prop_oneof![0..3_u16, Just(100), any::<u16>()];
+    let ports = (port.clone(), port);
+    let flags = prop_oneof![0..8_u8, any::<u8>()];
+    let rest = (flags, any::<u8>(), any::<[u8; 16]>());
+    (number.clone(), number, length, ports, rest).prop_map(
+        |(sequence, ack, length, ports, (flags, credit, extensions))| Header {
+            sequence,
+            ack,
+            length,
+            source_port: ports.0,
+            destination_port: ports.1,
+            flags: Flags::from_bits_retain(flags),
+            credit,
+            extensions: Extensions::from_bytes(extensions),
+        },
+    )
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let bytes = proptest::collection::vec(any::<u8>(), 0..=HEADER);
+    let length = || prop_oneof![0..10_usize, Just(4096), Just(904), 0..=4096_usize];
+    prop_oneof![
+        (bytes, length()).prop_map(|(bytes, length)| Input::Fragment(bytes, length)),
+        (any_header(), length()).prop_map(|(header, length)| Input::Header(header, length)),
+        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Completion),
+        prop_oneof![0..50_u64, any::<u64>()].prop_map(Input::Failure),
+        Just(Input::Lost),
+        (0..1000_u32).prop_map(Input::Posted),
+        prop_oneof![0..10_usize, 0..10_000_usize].prop_map(Input::Send),
+        Just(Input::Receive),
+        Just(Input::Cancel),
+    ]
+}
+
+/// Connects the path again, in any state that it is in.
+fn connect(host: &mut Host<Bytes, Op>, asked: &ConnectData) -> PathId {
+    let mut paths = BTreeMap::new();
+    let mut now = Duration::ZERO;
+    loop {
+        while let Some(action) = host.poll_action() {
+            match action {
+                Action::End(path) => host.handle_gone(now, path),
+                Action::Connect { path, data, .. } => {
+                    paths.insert(path, data);
+                }
+                Action::Adopt { path, told, .. } => host.handle_connected(path, &told),
+                Action::FindOwner(port) => host.handle_port_free(port),
+                Action::Wake(_) | Action::Used { .. } | Action::Withdraw(_) => {}
+            }
+        }
+        if let Some((path, _)) = paths.pop_first() {
+            host.handle_connected(path, asked);
+            return path;
+        }
+        match host.handle_request(asked) {
+            Answer::Accept { arrival, .. } => {
+                if let Some(path) = host.handle_accepted(arrival, asked) {
+                    return path;
+                }
+            }
+            Answer::Refuse => now += Duration::from_secs(1),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 200 } else { 5000 }))]
+
+    // covers 8.26 8.27
+    #[test]
+    fn no_input_makes_a_host_panic_or_exceed_its_memory(
+        inputs in proptest::collection::vec(any_input(), 1..200),
+        credit in prop_oneof![Just(0), 0..100_u32, any::<u32>()],
+        send_requests in 1..300_u32,
+    ) {
+        let limits = HostLimits { max_memory: 100_000, send_requests, ..HostLimits::default() };
+        let net = Net::new(0, limits, 1);
+        let mut host = TestHost::new(address(0), limits, 1);
+        let (socket, _) = host.bind(100, Default::default()).unwrap();
+        let asked = ConnectData {
+            source: address(1),
+            destination: address(0),
+            version: Version::V4_1,
+            minor_mask: 3,
+            tos: 0,
+            member: 0,
+            ack_sequence: 7,
+            credit,
+            incarnation: 0,
+        };
+        let mut path = connect(&mut host, &asked);
+        for input in inputs {
+            if host.paths().next().unwrap().state != PathState::Up {
+                path = connect(&mut host, &asked);
+            }
+            match input {
+                Input::Fragment(bytes, length) => {
+                    let _ = host.handle_fragment(path, &bytes, length, net.fragment(&vec![1; length]));
+                }
+                Input::Header(header, length) => {
+                    let payload = net.fragment(&vec![1; length]);
+                    let _ = host.handle_fragment(path, &header.to_bytes(), length, payload);
+                }
+                Input::Completion(request) => host.handle_completion(path, request),
+                Input::Failure(request) => {
+                    host.handle_failure(path, request, polyverbs_rds::OperationStatus::OtherError);
+                }
+                Input::Lost => host.handle_lost(path),
+                Input::Posted(receives) => host.handle_posted_receives(path, receives),
+                Input::Send(length) => {
+                    let _ = host.send(socket, net.message(at(1, 200), &content(1, length)));
+                }
+                Input::Receive => {
+                    let inbound = host.receive(socket, usize::MAX);
+                    prop_assert!(matches!(inbound, None | Some(Inbound::Message(_))));
+                }
+                Input::Cancel => {
+                    host.cancel(Duration::ZERO, socket, None);
+                }
+            }
+            while let Some(ready) = host.next_ready() {
+                while host.poll_transmit(ready).is_some() {}
+                host.settle(ready);
+            }
+        }
+        host.close(Duration::ZERO, socket);
+        // The host may hold one partial message and its own unacknowledged messages.
+        prop_assert!(net.fragments_held() <= 256 + 300 + 30);
+    }
+}

@@ -1,0 +1,7 @@
+//! What tests of several crates need.
+#![deny(unsafe_code)]
+
+mod children;
+#[cfg(feature = "libraries")]
+pub mod libraries;
+pub mod waiting;

@@ -1,0 +1,12 @@
+//! Rules that the workspace itself keeps.
+
+mod circles;
+mod dependencies;
+mod features_page;
+mod ignored;
+mod links;
+mod no_os_calls;
+mod overflow_checks;
+mod root_examples;
+mod root_names;
+mod untested_targets;
