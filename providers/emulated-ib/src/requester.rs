@@ -362,7 +362,7 @@ fn exchange(
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
         Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::NoPeer,
     };
-    let taken = if matches!(request.op, Op::Flush(..)) {
+    let taken = if matches!(request.op, Op::Flush { .. }) {
         0
     } else {
         request.length
@@ -511,13 +511,16 @@ fn header_of(
         Op::CompareSwap(remote, compare, swap) => Body::CompareSwap(remote, compare, swap),
         Op::FetchAdd(remote, add) => Body::FetchAdd(remote, add),
         Op::AtomicWrite(remote) => Body::AtomicWrite(remote),
-        Op::Flush(remote, length, placement, whole) => {
-            Body::Flush(remote, length, placement, whole)
-        }
+        Op::Flush {
+            remote,
+            length,
+            placement,
+            whole_region,
+        } => Body::Flush(remote, length, placement, whole_region),
         Op::Extension(operation) => {
             Body::ExtensionRequest(operation.extension_id(), operation.number())
         }
-        Op::FastRegister(..) | Op::LocalInvalidate(_) | Op::Bind(..) => {
+        Op::FastRegister { .. } | Op::LocalInvalidate(_) | Op::Bind { .. } => {
             Body::Write(position, RemoteAddress::default(), 0, None)
         }
     };
@@ -877,7 +880,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
 
 fn message_length(wqe: &Wqe) -> u64 {
     match wqe.kept.op {
-        Op::Flush(..) | Op::CompareSwap(..) | Op::FetchAdd(..) | Op::Extension(_) => 0,
+        Op::Flush { .. } | Op::CompareSwap(..) | Op::FetchAdd(..) | Op::Extension(_) => 0,
         _ => wqe.kept.length,
     }
 }
@@ -1259,7 +1262,7 @@ fn read_response(
     }
     let shift = half.driver.mtu_shift;
     let wqe = &half.queue[0];
-    if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
+    if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush { .. }) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let expected = psn_at(wqe, wqe.received, shift);

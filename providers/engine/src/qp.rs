@@ -862,7 +862,7 @@ impl<D: Driver> Qp<D> {
         };
         let status = match result {
             Ok(()) => WcStatus::Success,
-            Err(_) if matches!(request.op, Op::Bind(..)) => WcStatus::MwBindErr,
+            Err(_) if matches!(request.op, Op::Bind { .. }) => WcStatus::MwBindErr,
             // A failed memory management operation has no status of its own in verbs: docs/decisions.md, 4.
             Err(_) => WcStatus::LocQpOpErr,
         };
@@ -880,33 +880,44 @@ impl<D: Driver> Qp<D> {
         let keys = self.device.memory_management().ok_or(Fault::Operation)?;
         let mut used = Features::empty();
         match request.op {
-            Op::FastRegister(key, access, iova, length) => {
+            Op::FastRegister {
+                key,
+                access,
+                iova,
+                length,
+            } => {
                 let pages = request.pages.ok_or(Fault::Operation)?;
                 used.set(Features::BLOCK_LIST, pages.is_block_list());
                 used.set(Features::SG_GAPS, pages.has_gaps());
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
                 self.check_claimed(used)?;
-                keys.fast_register(key, self.pd, pages, access, iova, length)
+                keys.fast_register(key.value(), self.pd, pages, access, iova, length)
             }
             Op::LocalInvalidate(key) => {
                 let fenced = request.flags.contains(SendFlags::FENCE);
                 used.set(Features::LOCAL_INVALIDATE_FENCE, fenced);
                 self.check_claimed(used)?;
-                keys.invalidate_local(key, self.pd, self.qpn)
+                keys.invalidate_local(key.value(), self.pd, self.qpn)
             }
-            Op::Bind(window, region, addr, length, access) => {
+            Op::Bind {
+                window,
+                region,
+                addr,
+                length,
+                access,
+            } => {
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
                 self.check_claimed(used)?;
                 let binding = Binding {
-                    region,
+                    region: region.value(),
                     addr,
                     length,
                     access,
                     pd: self.pd,
                     qpn: self.qpn,
                 };
-                keys.bind(window, &binding)?;
-                requester.note_window(window);
+                keys.bind(window.value(), &binding)?;
+                requester.note_window(window.value());
                 Ok(())
             }
             _ => Err(Fault::Operation),
@@ -1566,16 +1577,16 @@ impl<D: Driver> Requester<D> {
         let counter = match op {
             Op::Send(SendExtra::Invalidate(_)) => &mut self.rare().counters.sends_with_invalidate,
             Op::Send(_) => &mut self.counters.sends,
-            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
+            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush { .. } => &mut self.counters.writes,
             Op::Read(_, invalidate) => {
                 let others = &mut self.rare().counters;
                 others.local_invalidates += u64::from(invalidate.is_some());
                 &mut others.reads
             }
             Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.rare().counters.atomics,
-            Op::FastRegister(..) => &mut self.rare().counters.fast_registers,
+            Op::FastRegister { .. } => &mut self.rare().counters.fast_registers,
             Op::LocalInvalidate(_) => &mut self.rare().counters.local_invalidates,
-            Op::Bind(..) => &mut self.rare().counters.binds,
+            Op::Bind { .. } => &mut self.rare().counters.binds,
             Op::Extension(_) => &mut self.rare().counters.extensions,
         };
         *counter += 1;
