@@ -128,6 +128,23 @@ struct Before {
     options: SocketOptions,
     peer: Option<SocketAddr>,
     transport: Option<RdsTransport>,
+    nonblocking: bool,
+    read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+}
+
+impl Before {
+    /// How long a call with this timeout may block from now on.
+    fn wait(&self, timeout: Option<Duration>) -> Wait {
+        match timeout {
+            _ if self.nonblocking => Wait::No,
+            // A time that the clock cannot name is for ever.
+            Some(timeout) => {
+                (Instant::now().checked_add(timeout)).map_or(Wait::Forever, Wait::Until)
+            }
+            None => Wait::Forever,
+        }
+    }
 }
 
 struct Bound {
@@ -160,6 +177,9 @@ impl RdsSocket {
             options: SocketOptions::default(),
             peer: None,
             transport: None,
+            nonblocking: false,
+            read_timeout: None,
+            write_timeout: None,
         };
         Self {
             inner: Arc::new(Inner {
@@ -323,43 +343,35 @@ impl RdsSocket {
         }
     }
 
-    /// Sends a message. Blocks while the send buffer is full or the destination is congested.
+    /// Whether calls return [`WouldBlock`](RdsError::WouldBlock) or [`Congested`](RdsError::Congested) instead of blocking.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.before().nonblocking = nonblocking;
+    }
+
+    /// How long a receive call blocks at most; `None`, as at first, for as long as it takes.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) {
+        self.before().read_timeout = timeout;
+    }
+
+    /// How long a send call blocks at most; `None`, as at first, for as long as it takes.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) {
+        self.before().write_timeout = timeout;
+    }
+
+    /// Sends a message. Blocks while the send buffer is full or the destination is congested, as the socket's settings allow.
     ///
     /// # Errors
-    /// Those of [`send_message`](Self::send_message).
+    /// Those of [`send_msg`](Self::send_msg).
     pub fn send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::Forever)
-    }
-
-    /// Sends a message if that is possible without blocking.
-    ///
-    /// # Errors
-    /// Those of [`send_message`](Self::send_message).
-    pub fn try_send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::No)
-    }
-
-    /// Sends a message. Blocks until `deadline` at most.
-    ///
-    /// # Errors
-    /// Those of [`send_message`](Self::send_message).
-    pub fn send_to_until(
-        &self,
-        data: &[u8],
-        to: SocketAddr,
-        deadline: Instant,
-    ) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::Until(deadline))
-    }
-
-    fn send_for(&self, data: &[u8], to: SocketAddr, wait: Wait) -> Result<usize, RdsError> {
-        let data = [IoSlice::new(data)];
+        let before = self.before();
+        let wait = before.wait(before.write_timeout);
+        drop(before);
         let message = Outgoing {
-            data: &data,
+            data: &[IoSlice::new(data)],
             to: Some(to),
             ..Outgoing::default()
         };
-        self.send_message(message, wait)
+        self.send_msg(message, wait)
     }
 
     /// Sends a whole message. The peer acknowledges it later: a socket that is closed earlier gives up the messages that it has
@@ -369,7 +381,7 @@ impl RdsSocket {
     /// The socket has no address or the message no destination, the message is too long, or the call would have to block longer
     /// than `wait` allows. If earlier messages were given up, one call returns [`Undelivered`](RdsError::Undelivered) and does
     /// not send its message.
-    pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
+    pub fn send_msg(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
         let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
@@ -387,7 +399,7 @@ impl RdsSocket {
     /// Sends a message as [`send_to`](Self::send_to) does, without blocking the thread.
     ///
     /// # Errors
-    /// Those of [`send_message`](Self::send_message).
+    /// Those of [`send_msg`](Self::send_msg).
     pub async fn send_to_async(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
         let data = [IoSlice::new(data)];
         let message = Outgoing {
@@ -513,32 +525,15 @@ impl RdsSocket {
         Ok((bound, to, length))
     }
 
-    /// Receives a message. Blocks until there is one.
+    /// Receives a message. Blocks until there is one, as the socket's settings allow.
     ///
     /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
+    /// Those of [`recv_msg`](Self::recv_msg).
     pub fn recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Forever, false)
-    }
-
-    /// Receives a message if there is one.
-    ///
-    /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
-    pub fn try_recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::No, false)
-    }
-
-    /// Receives a message. Blocks until `deadline` at most.
-    ///
-    /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
-    pub fn recv_from_until(
-        &self,
-        room: &mut [u8],
-        deadline: Instant,
-    ) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Until(deadline), false)
+        let before = self.before();
+        let wait = before.wait(before.read_timeout);
+        drop(before);
+        self.recv_msg(&mut [IoSliceMut::new(room)], wait, false)
     }
 
     /// Receives a message, the outcome of operations, or the ports that became free; messages come last. Bytes that do not fit
@@ -547,7 +542,7 @@ impl RdsSocket {
     /// # Errors
     /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait` allows. If
     /// messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
-    pub fn receive_message(
+    pub fn recv_msg(
         &self,
         room: &mut [IoSliceMut<'_>],
         wait: Wait,
@@ -571,7 +566,7 @@ impl RdsSocket {
     /// Receives a message as [`recv_from`](Self::recv_from) does, without blocking the thread.
     ///
     /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
+    /// Those of [`recv_msg`](Self::recv_msg).
     pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         let bound = self.bound()?;
         let inbound = self.until(bound, |state| try_receive(state, bound.id));
@@ -616,7 +611,7 @@ impl RdsSocket {
     /// while !socket.readiness().readable {
     ///     poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
     /// }
-    /// let received = socket.try_recv_from(&mut [0; 4096])?;
+    /// let received = socket.recv_from(&mut [0; 4096])?;
     /// # Ok(())
     /// # }
     /// ```
@@ -691,7 +686,11 @@ impl RdsSocket {
         pings.bind_to(address)?;
         for peer in owing {
             address.set_ip(peer);
-            pings.send_for(&[], address, wait)?;
+            let ping = Outgoing {
+                to: Some(address),
+                ..Outgoing::default()
+            };
+            pings.send_msg(ping, wait)?;
         }
         bound.wait_for(&self.inner.shared, wait, |state| {
             tell_undelivered(state, bound.id)?;
