@@ -48,7 +48,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs",
         &[
             "verbs-api",
-            "polyverbs-probes",
             "polyverbs-engine",
             "polyverbs-io",
             "polyverbs-sim",
@@ -69,7 +68,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &["polyverbs", "masked-atomics", "polyverbs-wire"],
     ),
     // These are programs on the facade.
-    ("capability-matrix", &["verbs-api", "polyverbs"]),
+    (
+        "capability-matrix",
+        &["verbs-api", "polyverbs", "polyverbs-probes"],
+    ),
     // The dissector reads captures: it knows formats and no device.
     ("polyverbs-dissect", &["polyverbs-wire"]),
     // The configuration of a program: the command writes it, the libraries read it.
@@ -124,7 +126,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     // The crates of tests.
-    ("polyverbs-benches", TEST),
     // Tests depend on it to have the libraries for C built.
     (
         "test-kit",
@@ -134,6 +135,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-rds-sockets",
         ],
     ),
+    ("polyverbs-benches", TEST),
     ("conformance", TEST),
     ("seeded-runs", TEST),
     ("fuzz-targets", FUZZED),
@@ -163,6 +165,7 @@ const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
 
 const TEST: &[&str] = &[
     "verbs-api",
+    "polyverbs-probes",
     "polyverbs-engine",
     "polyverbs-io",
     "polyverbs-sim",

@@ -5,7 +5,7 @@ use std::fs;
 use toml::Table;
 
 /// The crates that parse the input of peers.
-const PARSERS: [&str; 4] = [
+const PARSERS: [&str; 3] = [
     "polyverbs-wire",
     "polyverbs-connection",
     "polyverbs-librdmacm",
