@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use polyverbs::{Device, Transport};
+use polyverbs::Device;
 use polyverbs_wire::rds::{FRAGMENT, MAX_MESSAGE};
 
 use crate::error::{DeviceError, RdsError};
@@ -23,6 +23,7 @@ use crate::protocol::{
 };
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
+use crate::transport::RdsTransport;
 
 /// How long the leader, which peers connect to, may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
@@ -44,26 +45,6 @@ pub enum Wait {
     Until(Instant),
     /// The call blocks until it succeeds.
     Forever,
-}
-
-/// The transport of a socket's messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RdsTransport {
-    /// InfiniBand or RoCE.
-    InfiniBand,
-    /// iWARP.
-    Iwarp,
-    /// RDS over TCP, another protocol, which this crate does not implement.
-    Tcp,
-}
-
-impl RdsTransport {
-    pub(crate) fn of(transport: Transport) -> Self {
-        match transport {
-            Transport::Iwarp => Self::Iwarp,
-            _ => Self::InfiniBand,
-        }
-    }
 }
 
 /// A message to send.
