@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::AsAny;
+use crate::as_any::AsAny;
 use crate::contract::backend::Backend;
 use crate::ids::Qpn;
 
