@@ -14,7 +14,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 use super::admission::{Admission, UNPROVEN};
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
-use super::liveness::Liveness;
+use super::probed::Probed;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
@@ -42,7 +42,7 @@ pub struct Manager {
     pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
     pub(super) admission: Admission,
     pub(super) counts: Counts,
-    pub(super) liveness: Liveness,
+    pub(super) liveness: Probed,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
@@ -73,7 +73,7 @@ impl Manager {
             questions: BTreeMap::new(),
             admission: Admission::default(),
             counts: Counts::default(),
-            liveness: Liveness::default(),
+            liveness: Probed::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
