@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
@@ -16,11 +16,11 @@ use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport, provider::errno_of};
-
-use crate::rsocket::datagram::udp_at;
 
 /// An open device. It stays open until the process ends.
 pub struct CmDevice {
@@ -149,6 +149,20 @@ fn without_device(address: IpAddr) -> Errno {
         Ok(_) => Errno(libc::ENODEV),
         Err(error) => Errno(error.raw_os_error()),
     }
+}
+
+/// A non-blocking socket of the system. A system call makes it, because librspreload replaces the function of C by one that
+/// makes an rsocket, which needs such a socket itself.
+pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
+    let family = match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    set_socket_reuseaddr(&socket, reuses)?;
+    bind(&socket, &at)?;
+    Ok(socket.into())
 }
 
 /// All devices at an address, or at any.
