@@ -19,8 +19,8 @@ use verbs_api::{
 
 use crate::commands::out_of_range;
 use crate::cq::Cq;
+use crate::device::driver::Driver;
 use crate::device::{Device, Quota};
-use crate::driver::Driver;
 use crate::emulation::{QpHandle, SrqParts, unsupported};
 use crate::key_table::KeyKind;
 use crate::network::Polled;

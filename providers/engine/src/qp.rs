@@ -25,8 +25,8 @@ use verbs_api::{
 
 use crate::commands::out_of_range;
 use crate::cq::{Cq, Done, Plain};
+use crate::device::driver::{Change, Driver, Executed};
 use crate::device::{Cx, Device};
-use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
 use crate::emulation::{QpExtensions, Target};
 use crate::fault::Fault;
