@@ -5,12 +5,14 @@
 //! | [`packages()`], [`files()`] | the packages of a workspace, with their dependencies, and the files of a folder |
 //! | [`source`] | the paths, the public names, the tests and the documentation of Rust source |
 //! | [`circles`] | modules of a library that depend on each other |
+//! | [`order`] | the order of the folders, and the dependencies that go against it |
 //! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the page of both |
 
 #![forbid(unsafe_code)]
 
 pub mod circles;
 pub mod index;
+pub mod order;
 pub mod rows;
 pub mod scan;
 pub mod source;
@@ -22,6 +24,7 @@ use serde_json::Value;
 use walkdir::{DirEntry, WalkDir};
 
 pub use index::Index;
+pub use order::Order;
 
 /// The root folder of the workspace that this crate was built in.
 pub fn workspace_root() -> PathBuf {
