@@ -6,6 +6,7 @@
 //! | [`source`] | the paths, the public names, the tests and the documentation of Rust source |
 //! | [`circles`] | modules of a library that depend on each other |
 //! | [`order`] | the order of the folders, and the dependencies that go against it |
+//! | [`size`] | the figures that the program `size` prints |
 //! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the page of both |
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod index;
 pub mod order;
 pub mod rows;
 pub mod scan;
+pub mod size;
 pub mod source;
 
 use std::path::{Path, PathBuf};
@@ -25,6 +27,7 @@ use walkdir::{DirEntry, WalkDir};
 
 pub use index::Index;
 pub use order::Order;
+pub use size::Size;
 
 /// The root folder of the workspace that this crate was built in.
 pub fn workspace_root() -> PathBuf {
