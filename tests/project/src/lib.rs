@@ -7,7 +7,7 @@
 //! | [`circles`] | modules of a library that depend on each other |
 //! | [`order`] | the order of the folders, and the dependencies that go against it |
 //! | [`size`] | the figures that the program `size` prints |
-//! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the page of both |
+//! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the pages of both |
 
 #![forbid(unsafe_code)]
 
@@ -33,11 +33,6 @@ pub use size::Size;
 pub fn workspace_root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
-}
-
-/// The place of the page that is generated from the index of features.
-pub fn page_path() -> PathBuf {
-    workspace_root().join("docs/features.md")
 }
 
 /// The packages of the workspace in a folder, as `cargo metadata` reports them.
