@@ -56,7 +56,7 @@ pub enum BadModify {
     Value {
         /// The attribute.
         attribute: &'static str,
-        /// What was given.
+        /// The caller's value.
         value: u64,
         /// Largest allowed.
         max: u64,
@@ -139,7 +139,7 @@ pub fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<Transit
 /// `attributes.qp_state` absent means no change of state. A provider calls this under its lock, with the actual state.
 ///
 /// # Errors
-/// What is missing, forbidden or out of range; nothing has been changed.
+/// The attributes that are missing, forbidden or out of range; the queue pair is unchanged.
 pub fn check_modify(
     qp_type: QpType,
     current: QpState,
@@ -152,11 +152,11 @@ pub fn check_modify(
     check_modify_of(qp_type, None, current, attributes, limits)
 }
 
-/// The same for a queue pair of which an extension made a variant. The limits are those of `max_rd_atomic` and
-/// `max_dest_rd_atomic`, and the number of ports.
+/// Checks a modify as [`check_modify`] does, of a queue pair of which an extension may have made a variant. The limits are those
+/// of `max_rd_atomic` and `max_dest_rd_atomic`, and the number of ports.
 ///
 /// # Errors
-/// What is missing, forbidden or out of range; nothing has been changed.
+/// The attributes that are missing, forbidden or out of range; the queue pair is unchanged.
 pub fn check_modify_of(
     qp_type: QpType,
     variant: Option<&QpVariant>,
