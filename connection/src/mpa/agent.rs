@@ -411,8 +411,9 @@ impl StreamSink for End {
             (Phase::Negotiating, StreamEnd::Refused) => {
                 CmEvent::Rejected(Refusal::NoListener, Vec::new())
             }
-            (_, StreamEnd::TimedOut | StreamEnd::Unreachable) if state.phase != Phase::Open => {
-                CmEvent::TimedOut
+            (_, StreamEnd::TimedOut) if state.phase != Phase::Open => CmEvent::TimedOut,
+            (_, StreamEnd::Unreachable(errno)) if state.phase != Phase::Open => {
+                CmEvent::Failed(ConnectError::Unsent(errno))
             }
             (Phase::Negotiating | Phase::Agreed, _) => CmEvent::Aborted,
             (Phase::Closing, _) => CmEvent::DisconnectConfirmed,

@@ -104,6 +104,8 @@ pub struct SendCounters {
 pub struct Rare {
     /// The counters of the other operations.
     pub counters: QpCounters,
+    /// The `vendor_err` of the next request that fails: the system's error number for the cause.
+    pub vendor_err: u32,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
@@ -758,6 +760,10 @@ impl<D: Driver> Qp<D> {
         cx: &mut Cx<'_, D>,
     ) {
         let loan = std::mem::take(&mut requester.loans);
+        let vendor_err = match (status.is_success(), &mut requester.rare) {
+            (false, Some(rare)) => std::mem::take(&mut rare.vendor_err),
+            _ => 0,
+        };
         let done = Done {
             wr_id: request.wr_id,
             status,
@@ -766,6 +772,7 @@ impl<D: Driver> Qp<D> {
             qpn: self.qpn,
             // The request's own buffers come first, then those of the requests that it retires.
             loan: loans::join(request.loan, loan),
+            vendor_err,
             ..Done::default()
         };
         self.free_slot(request, true);

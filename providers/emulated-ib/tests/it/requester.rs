@@ -63,6 +63,72 @@ fn a_requester_waits_as_long_as_its_timeout_code_says() {
     assert_eq!(rig.requests().len(), 1);
 }
 
+// Error numbers of Linux.
+const EPERM: i32 = 1;
+const ENETUNREACH: i32 = 101;
+
+fn fails_with_cause(rig: &Rig, number: u64, errno: i32) {
+    let mut slots = [Completion::default()];
+    let failed = &rig.a.cq.poll(&mut slots).unwrap()[0];
+    assert_eq!(
+        (failed.wr_id, failed.status),
+        (number, WcStatus::RetryExcErr)
+    );
+    assert_eq!(failed.vendor_err, errno as u32);
+}
+
+#[test]
+fn an_unsent_request_fails_at_once_with_the_cause() {
+    for errno in [EPERM, ENETUNREACH] {
+        let rig = Rig::rc();
+        rig.wire.rule(move |_| Fate::Refuse(errno));
+        post_write(&rig, 1);
+        fails_with_cause(&rig, 1, errno);
+        assert_eq!(rig.requests().len(), 8);
+        assert_eq!(rig.now(), Duration::ZERO);
+    }
+}
+
+#[test]
+fn a_frame_that_is_refused_once_is_retransmitted_at_once() {
+    let rig = Rig::rc();
+    let mut is_first = true;
+    rig.wire.rule(move |_| match std::mem::take(&mut is_first) {
+        true => Fate::Refuse(EPERM),
+        false => Fate::Pass,
+    });
+    post_write(&rig, 1);
+    assert_eq!(rig.a.done(), ok([1]));
+    assert_eq!(rig.a.counters().retransmissions, 1);
+    assert_eq!(rig.now(), Duration::ZERO);
+    // A later timeout has nothing to do with the refusal.
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 2);
+    rig.run();
+    fails_with_cause(&rig, 2, 0);
+}
+
+#[test]
+fn a_route_to_a_peer_that_has_answered_may_come_back() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 1,
+        ..Setup::default()
+    });
+    post_write(&rig, 1);
+    rig.wire.rule(|_| Fate::Refuse(ENETUNREACH));
+    post_write(&rig, 2);
+    assert_eq!(rig.a.done(), ok([1]));
+    rig.wire.pass();
+    rig.run_for(ack_timeout(14).unwrap());
+    assert_eq!(rig.a.done(), ok([2]));
+    rig.wire.rule(|_| Fate::Refuse(ENETUNREACH));
+    post_write(&rig, 3);
+    assert_eq!(rig.a.done(), []);
+    rig.run();
+    fails_with_cause(&rig, 3, ENETUNREACH);
+}
+
 // covers 3.60
 #[test]
 fn a_slow_peer_gets_up_to_four_times_the_timeout() {
