@@ -162,11 +162,18 @@ impl Requester {
 
 impl RequesterRest {
     // Returns how long the requester waits for an answer: at least as long as the code says, and at most four times that
-    // (IBTA 9.7.6.1.3). It is longer than the minimum if answers of this peer have taken that long: a software device may
-    // wait for a processor at either end, and retries are for lost frames.
+    // (IBTA 9.7.6.1.3). A software device may wait for a processor at either end, and retries are for lost frames. So the
+    // wait is the longest one for a peer whose answers have not been measured; otherwise it is twice as long as recent
+    // answers took, and doubles with each retry.
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
-        Some((self.slowest * 2).clamp(least, least * 4))
+        let most = least * 4;
+        if self.usual.is_none() {
+            return Some(most);
+        }
+        let retries = self.retry_cnt.saturating_sub(self.retries_left);
+        let doubled = least * (1 << retries.min(2));
+        Some((self.slowest * 2).clamp(doubled, most))
     }
 
     // Returns how long the requester waits for an answer before it retransmits the frame, on a lossy path whose peer has
@@ -582,7 +589,12 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if half.driver.rest.ack_until.is_some() {
         return;
     }
-    if let Some(patience) = half.driver.rest.patience() {
+    let patience = match qp.device.network().link() {
+        Some(_) => half.driver.rest.patience(),
+        // On a direct network no answer is late.
+        None => ack_timeout(half.driver.rest.timeout),
+    };
+    if let Some(patience) = patience {
         let now = cx.soon();
         let until = now.after(patience);
         half.driver.rest.ack_until = Some(until);
