@@ -128,6 +128,35 @@ pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_i
 // How many other ports are tried if an assigned one is in use.
 const MORE_PORTS: usize = 8;
 
+/// Carries out `attempt` with the identifier's port. If the port is in use, for instance by another process, and the program
+/// has not chosen it, the identifier gets other ones and `attempt` is repeated.
+pub(crate) fn at_free_port<T>(
+    public: &mut RdmaCmId,
+    own: &Own,
+    mut attempt: impl FnMut(u16) -> Result<T, ConnectError>,
+) -> Result<T, ConnectError> {
+    let port = |local: Option<SocketAddr>| local.map_or(0, |local| local.port());
+    let mut tried = attempt(port(own.inner.lock().local));
+    for _ in 0..MORE_PORTS {
+        let state = own.inner.lock();
+        let (local, sharing) = (state.local, state.options.sharing);
+        let may_change = state.has_assigned_port;
+        drop(state);
+        let (Some(local), Err(ConnectError::AddressInUse { .. }), true) =
+            (local, &tried, may_change)
+        else {
+            break;
+        };
+        let Ok(other) = Port::assign(id::service(public), local, sharing) else {
+            break;
+        };
+        show_local(public, own, other.at());
+        tried = attempt(other.at().port());
+        own.inner.lock().port = Some(other);
+    }
+    tried
+}
+
 /// Listens on each device at the identifier's address. An assigned port may change.
 ///
 /// # Errors
@@ -145,19 +174,9 @@ fn listeners_at(
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
-    let mut listeners = self::listeners(&devices, service, local.port(), backlog);
-    // An assigned port may be in use by another process.
-    for _ in 0..MORE_PORTS {
-        let in_use = matches!(listeners, Err(ConnectError::AddressInUse { .. }));
-        if !in_use || !own.inner.lock().has_assigned_port {
-            break;
-        }
-        let sharing = own.inner.lock().options.sharing;
-        let other = Port::assign(service, local, sharing)?;
-        show_local(public, own, other.at());
-        listeners = self::listeners(&devices, service, other.at().port(), backlog);
-        own.inner.lock().port = Some(other);
-    }
+    let listeners = at_free_port(public, own, |port| {
+        self::listeners(&devices, service, port, backlog)
+    });
     let listeners = listeners.map_err(|error| errno::of(&error))?;
     // If no device has the family, listening at any address succeeds without effect, as with the kernel.
     if listeners.is_empty() && at.is_some() {

@@ -1,6 +1,7 @@
 //! Connections of one device by MPA: a [`Negotiation`] on each stream, between a program's connectors and the device's streams.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -546,7 +547,13 @@ impl Backend for Agent {
             Ok(stream) => end.begun_as(stream),
             Err(error) => {
                 end.remove_from_agent();
-                return Err(VerbError::os("connect", error).into());
+                return Err(match error.kind() {
+                    io::ErrorKind::AddrInUse => ConnectError::AddressInUse {
+                        address: SocketAddr::new(port.address(), from),
+                        holder: None,
+                    },
+                    _ => VerbError::os("connect", error).into(),
+                });
             }
         }
         Ok(end.token)
