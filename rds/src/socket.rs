@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::hint;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
@@ -207,9 +207,7 @@ impl RdsSocket {
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<(), RdsError> {
-        if !is_unicast(at) {
-            return Err(RdsError::Address(at));
-        }
+        check_unicast(at)?;
         let before = self.before();
         if let Some(bound) = self.inner.bound.get() {
             return Err(RdsError::Bound(bound.at));
@@ -265,9 +263,7 @@ impl RdsSocket {
         if to.ip().is_unspecified() {
             return Err(RdsError::Destination(to));
         }
-        if !is_unicast(to) {
-            return Err(RdsError::Address(to));
-        }
+        check_unicast(to)?;
         self.before().peer = Some(to);
         Ok(())
     }
@@ -486,10 +482,8 @@ impl RdsSocket {
     }
 
     fn check(&self, message: &Outgoing<'_>) -> Result<(&Bound, SocketAddr, usize), RdsError> {
-        if let Some(to) = message.to
-            && !is_unicast(to)
-        {
-            return Err(RdsError::Address(to));
+        if let Some(to) = message.to {
+            check_unicast(to)?;
         }
         let before = self.before();
         let to = message.to.or(before.peer);
@@ -890,15 +884,18 @@ fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// Whether an address is that of one host. A link-local address needs the scope that names its link.
-fn is_unicast(address: SocketAddr) -> bool {
-    let is_one = match address.ip() {
-        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),
-        IpAddr::V6(ip) => !ip.is_multicast(),
+/// Checks that an address is that of one host. A link-local one is that of a host on each link; with a scope it names one,
+/// which is not supported.
+fn check_unicast(address: SocketAddr) -> Result<(), RdsError> {
+    let is_one = match address {
+        SocketAddr::V4(v4) => !v4.ip().is_multicast() && !v4.ip().is_broadcast(),
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() != 0 => {
+            return Err(RdsError::Scope(address));
+        }
+        SocketAddr::V6(v6) => !v6.ip().is_multicast() && !v6.ip().is_unicast_link_local(),
     };
-    let has_link = match address {
-        SocketAddr::V6(v6) => !v6.ip().is_unicast_link_local() || v6.scope_id() != 0,
-        SocketAddr::V4(_) => true,
-    };
-    is_one && has_link && !address.ip().is_unspecified()
+    match is_one && !address.ip().is_unspecified() {
+        true => Ok(()),
+        false => Err(RdsError::Address(address)),
+    }
 }

@@ -62,7 +62,7 @@ fn bind_at(
         }
         return Ok(());
     }
-    let device = device::at(local.ip(), id::service(public))?;
+    let device = device::at(local, id::service(public))?;
     id::bound(public, own, &device, local)
 }
 

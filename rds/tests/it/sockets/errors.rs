@@ -29,6 +29,27 @@ fn an_address_that_is_not_of_one_host_is_refused() {
 
 // covers 8.21
 #[test]
+fn a_scope_is_refused_by_name() {
+    let scoped = "[fe80::1%7]:4000".parse().unwrap();
+    let socket = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
+    let sent = socket.send_to(b"x", scoped).map(drop);
+    for refused in [
+        RdsSocket::bind(scoped).map(drop),
+        socket.connect(scoped),
+        sent,
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("[fe80::1%7]:4000 has a scope")
+        );
+        assert_eq!(error.errno(), libc::EADDRNOTAVAIL);
+    }
+}
+
+// covers 8.21
+#[test]
 fn an_address_that_no_device_has_is_refused() {
     let elsewhere = bind("192.0.2.1:4000");
     assert_eq!(errno(elsewhere), Some(libc::EADDRNOTAVAIL));
