@@ -215,6 +215,7 @@ pub struct Mr {
 #[derive(Clone, Debug, Default)]
 pub struct MrReregister {
     translation: Option<(RegionMemory, Option<MemoryRange>)>,
+    keeps_keys: bool,
     iova: Option<u64>,
     pd: Option<Pd>,
     access: Option<Access>,
@@ -244,6 +245,14 @@ impl MrReregister {
         // SAFETY: the caller's.
         let memory = unsafe { RegionMemory::borrowed(address, length) };
         self.translation = Some((memory, None));
+        self
+    }
+
+    /// The keys stay as they are, so that peers reach the other memory by the keys that they have. Emulated devices do this;
+    /// on other devices the keys may change.
+    #[must_use]
+    pub fn keep_keys(mut self) -> Self {
+        self.keeps_keys = true;
         self
     }
 
@@ -517,6 +526,7 @@ impl Mr {
         let ticket = self.object.begin_request()?;
         let MrReregister {
             translation,
+            keeps_keys,
             iova,
             pd,
             access,
@@ -557,6 +567,7 @@ impl Mr {
             translation: translation
                 .as_ref()
                 .map(|(memory, shape, _)| (memory.clone(), shape.iova)),
+            keeps_keys,
             pd: pd.map(|pd| Arc::clone(&pd.object.ops)),
             access,
         };

@@ -166,6 +166,8 @@ pub struct MrInit {
 pub struct MrChange {
     /// Memory and the address of its first byte.
     pub translation: Option<(RegionMemory, u64)>,
+    /// Whether the keys stay as they are with other memory, if the device can do that.
+    pub keeps_keys: bool,
     /// Protection domain.
     pub pd: Option<Arc<dyn PdOps>>,
     /// Rights.
