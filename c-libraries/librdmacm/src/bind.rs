@@ -204,10 +204,32 @@ fn listeners(
             }
         }
     };
-    devices
-        .iter()
-        .map(|device| Ok((Arc::clone(device), listener(device)?)))
-        .collect()
+    let each = devices.iter().map(|device| {
+        let listener = listener(device).inspect_err(|error| device.report(error));
+        Ok((Arc::clone(device), listener?))
+    });
+    those_that_listen(each)
+}
+
+// The listeners of the devices that listen, for instance because the process had descriptors for them.
+//
+// # Errors
+// No device listens, or the port is in use at one of them.
+fn those_that_listen<T>(
+    each: impl Iterator<Item = Result<T, ConnectError>>,
+) -> Result<Vec<T>, ConnectError> {
+    let (mut listeners, mut refused) = (Vec::new(), None);
+    for listener in each {
+        match listener {
+            Ok(listener) => listeners.push(listener),
+            Err(error @ ConnectError::AddressInUse { .. }) => return Err(error),
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if listeners.is_empty() => Err(error),
+        _ => Ok(listeners),
+    }
 }
 
 // Reports the listener's requests, one after the other.
@@ -237,4 +259,23 @@ fn hear_questions(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Data
         this.post(event::CONNECT_REQUEST, 0, request);
         hear_questions(asker, device, &listener);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_cannot_listen_are_left_out() {
+        let listen = |each: Vec<Result<u8, ConnectError>>| those_that_listen(each.into_iter());
+        let failed = || Err(ConnectError::Unsent(libc::EMFILE));
+        let in_use = ConnectError::AddressInUse {
+            address: "127.0.0.1:7".parse().unwrap(),
+            holder: None,
+        };
+        assert_eq!(listen(vec![Ok(1), failed(), Ok(3)]), Ok(vec![1, 3]));
+        assert_eq!(listen(vec![failed()]), failed().map(|_: u8| vec![]));
+        assert_eq!(listen(vec![Ok(1), Err(in_use.clone())]), Err(in_use));
+        assert_eq!(listen(vec![]), Ok(vec![]));
+    }
 }

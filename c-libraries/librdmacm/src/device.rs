@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use polyverbs::connection::source_of;
-use polyverbs_connection::Connector;
+use polyverbs_connection::{ConnectError, Connector};
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
 use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
@@ -72,6 +72,15 @@ impl CmDevice {
             sgid_index: port.map_or(0, |port| port.default_gid_index()),
             ..*path
         })
+    }
+
+    /// Reports on standard error, once, that it does not listen.
+    pub(crate) fn report(&self, error: &ConnectError) {
+        if !matches!(error, ConnectError::AddressInUse { .. }) {
+            let name = self.listed.name().to_string_lossy();
+            self.listed
+                .report(format_args!("{name} does not listen: {error}"));
+        }
     }
 
     /// Its transport.
