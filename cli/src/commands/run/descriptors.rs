@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_many_devices_raise_the_limit_and_not_beyond_the_hard_one() {
+    fn many_devices_raise_the_limit_up_to_the_hard_one() {
         let limit = |current, maximum| Rlimit { current, maximum };
         let usual = limit(Some(1024), Some(4096));
         let currents = [2, 25, 80, 1000].map(|devices| raised(devices, usual)?.current);
