@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs_rds::{RdsError, RdsSocket, Wait};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use test_kit::process::ChildProcess;
 
-use crate::child::ChildProcess;
 use crate::{receive_for, send_for};
 
 /// The environment variable with the address of a process that the test starts.
@@ -160,7 +160,7 @@ const WAYS: [Option<Signal>; 4] = [
 
 fn end(process: &mut ChildProcess, way: Option<Signal>) {
     match way {
-        Some(signal) => process.signal(signal),
+        Some(signal) => kill_process(Pid::from_child(&process.child), signal).unwrap(),
         None => process.say("exit"),
     }
 }

@@ -4,8 +4,8 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 
 use polyverbs_rds::{RdsSocket, Wait};
+use test_kit::process::ChildProcess;
 
-use crate::child::ChildProcess;
 use crate::send_for;
 
 /// The environment variable that marks a process which a test has started.
