@@ -1,4 +1,5 @@
-//! The probes on every kind of software device: with whole messages, segmented, encoded as bytes, and through sockets.
+//! The probes on every kind of software device: with whole messages, segmented, encoded as bytes, through sockets, and through
+//! shared memory.
 
 use acme_checksum::EXTENSION;
 use conformance::{Flavour, examined};
@@ -37,6 +38,7 @@ flavours! {
     infiniband_in_frames IbFramed Verified;
     infiniband_in_octets IbWire Verified;
     infiniband_over_udp IbUdp Verified;
+    infiniband_in_shared_memory IbMemory Verified;
     infiniband_without_extensions IbPlain Refused;
     iwarp Iwarp Verified;
     iwarp_in_segments IwarpFramed Verified;
