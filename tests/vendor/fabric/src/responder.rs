@@ -1,11 +1,13 @@
-//! The receiving half: requests become operations on the engine, on the thread of the requester.
+//! The receiving half: requests become operations on the engine, on the thread that brings them.
 
 use polyverbs_engine::cq::Done;
+use polyverbs_engine::device::Cx;
 use polyverbs_engine::fault::Fault;
 use polyverbs_engine::key_table::{Region, RemoteUse};
 use polyverbs_engine::operation::{self, Aligned, Octets, TargetMemory};
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::request::{Op, Request, SendExtra};
+use polyverbs_engine::qp::{Qp, Responder};
+use polyverbs_engine::request::{Op, SendExtra};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, RemoteAddress, WcStatus,
@@ -15,15 +17,15 @@ use verbs_api::{
     wr::SendFlags,
 };
 
-use crate::{Cx, Qp, Responder};
+use crate::Form;
 
 /// The state of a responder.
 #[derive(Debug, Default)]
 pub struct Receiving {
     peer: Option<(LinkAddress, u32)>,
-    access: Access,
+    pub(crate) access: Access,
     min_rnr_timer: u8,
-    max_dest_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
 }
 
 impl Receiving {
@@ -37,8 +39,7 @@ impl Receiving {
         }
     }
 
-    #[cfg(feature = "all")]
-    pub(crate) fn peer(&self) -> Option<(LinkAddress, u32)> {
+    pub(crate) const fn peer(&self) -> Option<(LinkAddress, u32)> {
         self.peer
     }
 
@@ -50,9 +51,34 @@ impl Receiving {
     }
 }
 
+/// The queue pair that asks.
+pub(crate) struct Asker<'a, D: Form> {
+    /// Its device's address, and its number.
+    pub(crate) from: (LinkAddress, u32),
+    /// The queue pair itself, which a request may keep waiting; `None` for a request that came in a frame.
+    pub(crate) qp: Option<&'a Qp<D>>,
+}
+
+impl<'a, D: Form> Asker<'a, D> {
+    pub(crate) fn on(qp: &'a Qp<D>) -> Self {
+        Self {
+            from: (qp.device.address(), qp.qpn),
+            qp: Some(qp),
+        }
+    }
+
+    /// Whether the locked responder is connected to it, and its port is active.
+    pub(crate) fn is_at_other_end_of(&self, peer: &Receiving) -> bool {
+        let is_active = self.qp.is_none_or(|qp| qp.device.is_port_active());
+        peer.peer == Some(self.from) && is_active
+    }
+}
+
 /// A request and its payload.
 pub(crate) struct Asked<'a> {
-    pub(crate) request: &'a Request<'a>,
+    pub(crate) op: Op,
+    pub(crate) flags: SendFlags,
+    pub(crate) length: u64,
     pub(crate) payload: Payload<'a>,
 }
 
@@ -112,30 +138,25 @@ impl From<Fault> for Refusal {
     }
 }
 
-// Whether the locked responder `peer` is connected to `qp`, and the port of `qp` is active.
-pub(crate) fn is_at_other_end(qp: &Qp, peer: &Receiving) -> bool {
-    peer.peer == Some((qp.device.address(), qp.qpn)) && qp.device.is_port_active()
-}
-
-fn takes(qp: &Qp, peer: &Qp, half: &Responder) -> bool {
+fn takes<D: Form>(asker: &Asker<'_, D>, peer: &Qp<D>, half: &Responder<D>) -> bool {
     let receives = matches!(
         peer.state(),
         QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
     );
-    receives && is_at_other_end(qp, &half.driver) && peer.device.is_port_active()
+    receives && asker.is_at_other_end_of(&half.driver) && peer.device.is_port_active()
 }
 
 /// Executes a request at the peer.
-pub(crate) fn respond<'p>(
-    qp: &Qp,
-    peer: &Qp,
+pub(crate) fn respond<'p, D: Form>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
     asked: &Asked<'_>,
-    cx: &mut Cx<'p>,
+    cx: &mut Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
-    with_peer(qp, peer, cx, |half, cx| match asked.request.op {
-        Op::Send(beside) => send(qp, peer, half, asked, beside, cx),
-        Op::Write(remote, imm) => write(qp, peer, half, asked, remote, imm, cx),
-        Op::Read(remote, _) => read(peer, half, remote, asked.request.length, cx),
+    with_peer(asker, peer, cx, |half, cx| match asked.op {
+        Op::Send(beside) => send(asker, peer, half, asked, beside, cx),
+        Op::Write(remote, imm) => write(asker, peer, half, asked, remote, imm, cx),
+        Op::Read(remote, _) => read(peer, half, remote, asked.length, cx),
         Op::CompareSwap(remote, compare, swap) => {
             let change = |now| (now == compare).then_some(swap);
             atomic(peer, half, remote, change, cx)
@@ -149,14 +170,14 @@ pub(crate) fn respond<'p>(
 }
 
 /// Executes an operation of an extension at the peer.
-pub(crate) fn extension(
-    qp: &Qp,
-    peer: &Qp,
+pub(crate) fn extension<D: Form>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
     (extension, operation): (u32, u16),
     message: &[u8],
-    cx: &mut Cx<'_>,
+    cx: &mut Cx<'_, D>,
 ) -> Result<Octets, Refusal> {
-    with_peer(qp, peer, cx, |half, cx| {
+    with_peer(asker, peer, cx, |half, cx| {
         let emulation = peer.device.operation_numbered(extension, operation);
         let emulation = emulation.ok_or(Refusal::INVALID)?;
         let (users, access) = ((half.pd, peer.qpn), half.driver.access);
@@ -168,14 +189,14 @@ pub(crate) fn extension(
     })
 }
 
-fn with_peer<'p, T>(
-    qp: &Qp,
-    peer: &Qp,
-    cx: &mut Cx<'p>,
-    work: impl FnOnce(&mut Responder, &mut Cx<'p>) -> Result<T, Refusal>,
+fn with_peer<'p, D: Form, T>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
+    cx: &mut Cx<'p, D>,
+    work: impl FnOnce(&mut Responder<D>, &mut Cx<'p, D>) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
     let mut half = peer.responder();
-    if !takes(qp, peer, &half) {
+    if !takes(asker, peer, &half) {
         return Err(Refusal::Absent);
     }
     peer.note_arrival(&mut half, cx);
@@ -189,13 +210,13 @@ fn with_peer<'p, T>(
     answer
 }
 
-fn check<'p>(
-    peer: &Qp,
-    half: &Responder,
+fn check<'p, D: Form>(
+    peer: &Qp<D>,
+    half: &Responder<D>,
     remote: RemoteAddress,
     length: u64,
     access: Access,
-    cx: &Cx<'p>,
+    cx: &Cx<'p, D>,
 ) -> Result<Region<'p>, Fault> {
     let user = RemoteUse {
         pd: half.pd,
@@ -206,9 +227,14 @@ fn check<'p>(
     keys.check_remote(cx.pin, remote.rkey.value(), remote.addr, length, user)
 }
 
-fn take_receive(qp: &Qp, peer: &Qp, half: &mut Responder, cx: &mut Cx<'_>) -> Result<(), Refusal> {
+fn take_receive<D: Form>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
+    half: &mut Responder<D>,
+    cx: &mut Cx<'_, D>,
+) -> Result<(), Refusal> {
     if half.current.is_none() {
-        half.current = peer.take_receive(half, Some(qp), &mut cx.effects);
+        half.current = peer.take_receive(half, asker.qp, &mut cx.effects);
     }
     match half.current {
         Some(_) => Ok(()),
@@ -216,15 +242,15 @@ fn take_receive(qp: &Qp, peer: &Qp, half: &mut Responder, cx: &mut Cx<'_>) -> Re
     }
 }
 
-fn send<'p>(
-    qp: &Qp,
-    peer: &Qp,
-    half: &mut Responder,
+fn send<'p, D: Form>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
+    half: &mut Responder<D>,
     asked: &Asked<'_>,
     beside: SendExtra,
-    cx: &mut Cx<'p>,
+    cx: &mut Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
-    take_receive(qp, peer, half, cx)?;
+    take_receive(asker, peer, half, cx)?;
     let Some(receive) = half.current.take() else {
         return Err(Refusal::INVALID);
     };
@@ -261,27 +287,27 @@ fn send<'p>(
         flags,
         imm,
         byte_len: asked.payload.len() as u32,
-        solicited: asked.request.flags.contains(SendFlags::SOLICITED),
+        solicited: asked.flags.contains(SendFlags::SOLICITED),
         ..Done::default()
     };
     peer.complete_receive(&receive, done, cx);
     Ok(Answer::Taken)
 }
 
-fn invalidate(peer: &Qp, key: u32) -> Result<(), Fault> {
+fn invalidate<D: Form>(peer: &Qp<D>, key: u32) -> Result<(), Fault> {
     let management = peer.device.memory_management();
     let management = management.ok_or(Fault::CannotInvalidate)?;
     management.invalidate_remote(key, peer.pd, peer.qpn)
 }
 
-fn write<'p>(
-    qp: &Qp,
-    peer: &Qp,
-    half: &mut Responder,
+fn write<'p, D: Form>(
+    asker: &Asker<'_, D>,
+    peer: &Qp<D>,
+    half: &mut Responder<D>,
     asked: &Asked<'_>,
     remote: RemoteAddress,
     imm: Option<[u8; 4]>,
-    cx: &mut Cx<'p>,
+    cx: &mut Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
     half.driver.permit(Access::REMOTE_WRITE)?;
     let length = asked.payload.len();
@@ -298,7 +324,7 @@ fn write<'p>(
         )?),
     };
     if imm.is_some() {
-        take_receive(qp, peer, half, cx)?;
+        take_receive(asker, peer, half, cx)?;
     }
     if let Some(region) = region {
         let mut spans = Spans::new();
@@ -314,7 +340,7 @@ fn write<'p>(
             flags: WcFlags::WITH_IMM,
             imm,
             byte_len: length as u32,
-            solicited: asked.request.flags.contains(SendFlags::SOLICITED),
+            solicited: asked.flags.contains(SendFlags::SOLICITED),
             ..Done::default()
         };
         peer.complete_receive(&receive, done, cx);
@@ -322,12 +348,12 @@ fn write<'p>(
     Ok(Answer::Taken)
 }
 
-fn read<'p>(
-    peer: &Qp,
-    half: &Responder,
+fn read<'p, D: Form>(
+    peer: &Qp<D>,
+    half: &Responder<D>,
     remote: RemoteAddress,
     length: u64,
-    cx: &Cx<'p>,
+    cx: &Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
     half.driver.permit(Access::REMOTE_READ)?;
     has_budget(half)?;
@@ -339,12 +365,12 @@ fn read<'p>(
     Ok(Answer::Octets(spans))
 }
 
-fn atomic<'p>(
-    peer: &Qp,
-    half: &Responder,
+fn atomic<'p, D: Form>(
+    peer: &Qp<D>,
+    half: &Responder<D>,
     remote: RemoteAddress,
     change: impl Fn(u64) -> Option<u64>,
-    cx: &Cx<'p>,
+    cx: &Cx<'p, D>,
 ) -> Result<Answer<'p>, Refusal> {
     if !remote.addr.is_multiple_of(8) {
         return Err(Refusal::INVALID);
@@ -357,36 +383,9 @@ fn atomic<'p>(
 }
 
 // Requests are served one at a time, which any budget except 0 permits.
-fn has_budget(half: &Responder) -> Result<(), Refusal> {
+fn has_budget<D: Form>(half: &Responder<D>) -> Result<(), Refusal> {
     match half.driver.max_dest_rd_atomic {
         0 => Err(Refusal::INVALID),
         _ => Ok(()),
-    }
-}
-
-#[cfg(feature = "all")]
-mod express {
-    use polyverbs_engine::express::Express;
-    use verbs_api::Access;
-
-    use super::{Receiving, is_at_other_end};
-    use crate::{AcmeFabric, Qp, Responder, Sending};
-
-    impl Express for AcmeFabric {
-        const READ_SINK: Access = Access::LOCAL_WRITE;
-
-        fn is_ready(qp: &Qp, _: &Sending, responder: &Responder) -> bool {
-            responder.takes_express()
-                && is_at_other_end(qp, &responder.driver)
-                && responder.device.is_port_active()
-        }
-
-        fn permits(receiving: &Receiving) -> Access {
-            receiving.access
-        }
-
-        fn has_read_budget(_: &Sending, receiving: &Receiving) -> bool {
-            receiving.max_dest_rd_atomic > 0
-        }
     }
 }

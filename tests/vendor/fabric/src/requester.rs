@@ -1,16 +1,17 @@
 //! The sending half: a request is executed at the peer at once, and waits in the queue if the peer cannot take it.
 
+use polyverbs_engine::device::Cx;
 use polyverbs_engine::driver::Executed;
 use polyverbs_engine::operation;
 use polyverbs_engine::payload::{Payload, Spans, scatter_at};
-use polyverbs_engine::qp::{Phase, Wqe};
+use polyverbs_engine::qp::{Phase, Qp, QpRef, Requester, Wqe};
 use polyverbs_engine::request::{Op, Request};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{WcStatus, extension::ExtensionOperation, ids::LinkAddress};
 
-use crate::responder::{Answer, Asked, Refusal, extension, respond};
-use crate::{Cx, Qp, QpRef, Requester};
+use crate::responder::{Answer, Asked, Asker, Refusal, extension, respond};
+use crate::{Form, frames};
 
 /// The `rnr_retry` that means to retry for ever.
 const FOREVER: u8 = 7;
@@ -28,6 +29,8 @@ pub struct Sending {
     rnr_until: Option<Time>,
     // The peer does not exist yet; the request is tried again at this time.
     ack_until: Option<Time>,
+    // The number of the last frame.
+    last_frame: u32,
 }
 
 impl Sending {
@@ -39,6 +42,15 @@ impl Sending {
         if let (Some(path), Some(number)) = (all.ah_attr, all.dest_qp_num) {
             self.peer = Some((path.address, number.value()));
         }
+    }
+
+    pub(crate) const fn peer(&self) -> Option<(LinkAddress, u32)> {
+        self.peer
+    }
+
+    pub(crate) const fn number_frame(&mut self) -> u32 {
+        self.last_frame += 1;
+        self.last_frame
     }
 
     pub(crate) fn begin(&mut self) {
@@ -60,15 +72,19 @@ impl Sending {
     }
 }
 
-/// Tries a request at once.
-pub(crate) fn execute(
-    qp: &Qp,
-    half: &mut Requester,
+/// Tries a request at once; where the network has a link it is sent by [`pump`].
+pub fn execute<D: Form>(
+    qp: &Qp<D>,
+    half: &mut Requester<D>,
     request: &Request<'_>,
-    cx: &mut Cx<'_>,
+    cx: &mut Cx<'_, D>,
 ) -> Executed {
+    qp.device.driver().common().hooks.note("execute");
     if request.op.is_local() {
         return Executed::Done(qp.local_operation(half, request, cx), 0);
+    }
+    if qp.device.network().link().is_some() {
+        return Executed::Keep;
     }
     match attempt(qp, half, request, cx) {
         Attempt::Done(octets) => {
@@ -101,7 +117,7 @@ enum Attempt {
     Lost,
 }
 
-fn wait_for_peer(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+fn wait_for_peer<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
     if half.driver.ack_until.is_some() {
         return;
     }
@@ -112,13 +128,18 @@ fn wait_for_peer(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     }
 }
 
-fn find_peer(qp: &Qp, half: &Requester) -> Option<QpRef> {
+fn find_peer<D: Form>(qp: &Qp<D>, half: &Requester<D>) -> Option<QpRef<D>> {
     let (address, number) = half.driver.peer?;
     let peer = qp.device.network().device(address)?.qp(number)?;
     Some(peer)
 }
 
-fn attempt(qp: &Qp, half: &mut Requester, request: &Request<'_>, cx: &mut Cx<'_>) -> Attempt {
+fn attempt<D: Form>(
+    qp: &Qp<D>,
+    half: &mut Requester<D>,
+    request: &Request<'_>,
+    cx: &mut Cx<'_, D>,
+) -> Attempt {
     let Some(peer) = half.direct.take().or_else(|| find_peer(qp, half)) else {
         return Attempt::Lost;
     };
@@ -132,7 +153,12 @@ fn attempt(qp: &Qp, half: &mut Requester, request: &Request<'_>, cx: &mut Cx<'_>
     attempt
 }
 
-fn exchange(qp: &Qp, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attempt {
+fn exchange<D: Form>(
+    qp: &Qp<D>,
+    request: &Request<'_>,
+    peer: &Qp<D>,
+    cx: &mut Cx<'_, D>,
+) -> Attempt {
     let mut spans = Spans::new();
     let prepared = if request.op.is_read_or_atomic() {
         let sink = qp.gather_sink(request, cx, &mut spans);
@@ -144,7 +170,13 @@ fn exchange(qp: &Qp, request: &Request<'_>, peer: &Qp, cx: &mut Cx<'_>) -> Attem
         Ok(payload) => payload,
         Err(fault) => return Attempt::Failed(fault.local_status()),
     };
-    match respond(qp, peer, &Asked { request, payload }, cx) {
+    let asked = Asked {
+        op: request.op,
+        flags: request.flags,
+        length: request.length,
+        payload,
+    };
+    match respond(&Asker::on(qp), peer, &asked, cx) {
         Ok(Answer::Taken) => Attempt::Done(0),
         Ok(Answer::Octets(found)) => {
             let found = Payload::of_spans(&found);
@@ -171,12 +203,12 @@ fn refused(refusal: Refusal) -> Attempt {
 }
 
 // Executes an operation of an extension: passes its message to the peer and places the answer.
-fn ask(
-    qp: &Qp,
+fn ask<D: Form>(
+    qp: &Qp<D>,
     request: &Request<'_>,
     operation: &'static ExtensionOperation,
-    peer: &Qp,
-    cx: &mut Cx<'_>,
+    peer: &Qp<D>,
+    cx: &mut Cx<'_, D>,
 ) -> Attempt {
     let message = qp.gather_message(request, operation, cx);
     let sink = qp.gather_answer(request, operation, cx);
@@ -185,7 +217,7 @@ fn ask(
         (Err(fault), _) | (_, Err(fault)) => return Attempt::Failed(fault.local_status()),
     };
     let numbers = (operation.extension_id(), operation.number());
-    match extension(qp, peer, numbers, &message, cx) {
+    match extension(&Asker::on(qp), peer, numbers, &message, cx) {
         Ok(answer) => match qp.device.operation(operation) {
             Some(emulation) => Attempt::Done(operation::place(emulation, answer, &sink)),
             None => Attempt::Failed(WcStatus::LocQpOpErr),
@@ -195,7 +227,11 @@ fn ask(
 }
 
 /// Continues with the queue, unless the first request still waits for a timer or a receive of the peer.
-pub(crate) fn pump(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+pub fn pump<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
+    qp.device.driver().common().hooks.note("pump");
+    if let Some(link) = qp.device.network().link() {
+        return frames::transmit(link, qp, half, cx);
+    }
     let waits = half.driver.rnr_until.is_some() || half.driver.ack_until.is_some();
     let worth_trying = half.direct.as_ref().is_none_or(|peer| peer.has_receive());
     if !waits || worth_trying {
@@ -204,7 +240,8 @@ pub(crate) fn pump(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
 }
 
 /// A timer has expired.
-pub(crate) fn handle_timeout(qp: &Qp, half: &mut Requester, now: Time, cx: &mut Cx<'_>) {
+pub fn handle_timeout<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, now: Time, cx: &mut Cx<'_, D>) {
+    qp.device.driver().common().hooks.note("handle_timeout");
     let due = |until: &mut Option<Time>| until.take_if(|until| *until <= now).is_some();
     due(&mut half.driver.rnr_until);
     let waits = half
@@ -228,7 +265,7 @@ pub(crate) fn handle_timeout(qp: &Qp, half: &mut Requester, now: Time, cx: &mut 
 }
 
 // Executes request after request, until one has to wait.
-fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
+fn drain<D: Form>(qp: &Qp<D>, half: &mut Requester<D>, cx: &mut Cx<'_, D>) {
     while let Some(front) = half.queue.front_mut() {
         if qp.state() == QpState::Sqd && front.phase == Phase::Waiting {
             return;
@@ -249,32 +286,8 @@ fn drain(qp: &Qp, half: &mut Requester, cx: &mut Cx<'_>) {
     }
 }
 
-/// Refuses requests that the device does not support, before they are queued.
-#[cfg(feature = "some")]
-pub(crate) fn check_post(request: &Request<'_>) -> Result<(), verbs_api::wr::PostReason> {
-    match request.op {
-        Op::Read(_, Some(_)) => Err(verbs_api::wr::PostReason::Unsupported {
-            missing: verbs_api::Features::READ_WITH_INVALIDATE,
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses paths out of this process, because all peers are in it.
-#[cfg(feature = "all")]
-pub(crate) fn check_path(path: &verbs_api::qp::AddressVector) -> Result<(), verbs_api::VerbError> {
-    match path.address {
-        LinkAddress::InProcess(_) => Ok(()),
-        other => Err(verbs_api::VerbError::argument(
-            "ah_attr.address",
-            verbs_api::ArgumentReason::NotOnNetwork(other),
-        )),
-    }
-}
-
 /// Resumes the peer, which may wait for this queue pair, so that it need not wait for its timer.
-#[cfg(feature = "all")]
-pub(crate) fn peer_ready(qp: &QpRef, cx: &mut Cx<'_>) {
+pub(crate) fn peer_ready<D: Form>(qp: &QpRef<D>, cx: &mut Cx<'_, D>) {
     let named = qp.responder().driver.peer();
     let peer = named.and_then(|(address, number)| {
         let device = qp.device.network().device(address)?;

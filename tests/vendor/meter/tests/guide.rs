@@ -3,7 +3,7 @@
 #[path = "../../guide.rs"]
 mod guide;
 
-const GUIDE: &str = include_str!("../../../docs/writing-a-provider.md");
+const GUIDE: &str = include_str!("../../../../docs/writing-a-provider.md");
 
 #[test]
 fn the_guide_shows_every_file_as_it_is() {

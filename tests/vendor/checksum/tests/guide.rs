@@ -3,13 +3,13 @@
 #[path = "../../guide.rs"]
 mod guide;
 
-const GUIDE: &str = include_str!("../../../docs/writing-an-extension.md");
+const GUIDE: &str = include_str!("../../../../docs/writing-an-extension.md");
 
 #[test]
 fn the_guide_shows_every_file_as_it_is() {
     guide::shows(
         GUIDE,
         env!("CARGO_MANIFEST_DIR"),
-        &["examples/polyverbs-without.rs"],
+        &["examples/without-checksums.rs"],
     );
 }

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use polyverbs_engine::device::{Device, DeviceOptions};
+use polyverbs_engine::device::Device;
 use polyverbs_io::emulated::{
     EmulatedError, EmulatedKind, EmulatedOptions, EmulatedProvider, FIRST_ADDRESS, LinkedKind,
 };
-use verbs_api::{VerbError, inventory};
 use verbs_api::provider::DeviceOps;
+use verbs_api::{VerbError, inventory};
 
-use crate::AcmeFabric;
+use crate::{Common, Full};
 
 /// The kind of device, by which more of them can be made.
 pub struct Kind;
 
-/// The range of queue pair numbers of a driver that assigns them itself.
+/// The range of the queue pair numbers.
 const NUMBERS: (u32, u32) = (0x4000, 0x8000);
 
 /// The device that is registered.
@@ -39,18 +39,8 @@ impl EmulatedKind for Kind {
         }
         let name = options.name.clone();
         let name = name.unwrap_or_else(|| self.name().to_owned());
-        let engine_options = DeviceOptions {
-            command_latency: options.command_latency,
-            without: options.without,
-            limits: options.limits.clone(),
-            extensions: options.extensions.clone(),
-            ..DeviceOptions::default()
-        };
-        let driver = AcmeFabric::new(name, FIRST_ADDRESS, NUMBERS);
-        Ok(Device::new(
-            driver,
-            &options.network(None),
-            engine_options,
-        )?)
+        let driver = Full::from(Common::new(name, FIRST_ADDRESS, NUMBERS, Arc::default()));
+        let network = options.network(None);
+        Ok(Device::new(driver, &network, options.engine())?)
     }
 }

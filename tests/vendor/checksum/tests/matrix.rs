@@ -44,31 +44,31 @@ fn source(example: &str) -> String {
 // covers 1.17
 #[test]
 fn one_line_adds_the_row_and_removing_it_removes_the_row() {
-    let (with, without) = (source("polyverbs"), source("polyverbs-without"));
+    let (with, without) = (source("with-checksums"), source("without-checksums"));
     assert_eq!(with.replacen(LINE, "", 1), without);
     assert_ne!(with, without);
-    let cells_with = cells("polyverbs").expect("a row of the extension");
+    let cells_with = cells("with-checksums").expect("a row of the extension");
     for device in ["ib0", "iw0"] {
         let cell = &cells_with[device];
         assert_eq!(cell["verdict"], "verified", "{device}: {cell}");
         assert_eq!(cell["probes_passed"], 7, "{device}: {cell}");
     }
-    assert_eq!(cells("polyverbs-without"), None);
+    assert_eq!(cells("without-checksums"), None);
 }
 
 #[test]
 fn every_command_shows_it_and_calls_itself_polyverbs() {
-    let devices = output("polyverbs", &["devices", "--json"]);
+    let devices = output("with-checksums", &["devices", "--json"]);
     assert_eq!(devices.matches(ROW).count(), 2, "both devices: {devices}");
-    let without = output("polyverbs-without", &["devices", "--json"]);
+    let without = output("without-checksums", &["devices", "--json"]);
     assert!(!without.contains(ROW), "{without}");
-    let usage = output("polyverbs-without", &["matrix", "--help"]);
+    let usage = output("without-checksums", &["matrix", "--help"]);
     assert!(usage.contains("Usage: polyverbs matrix"), "{usage}");
 }
 
 #[test]
 fn nothing_of_the_project_knows_of_it() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let mut folders: Vec<_> = ["verbs-api", "providers", "extensions", "polyverbs"]
         .into_iter()
         .chain(["capability-matrix", "cli", "tests/conformance"])

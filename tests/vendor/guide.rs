@@ -31,7 +31,7 @@ pub fn shows(guide: &str, folder: &str, left_out: &[&str]) {
     for (path, pieces) in &shown {
         let text = std::fs::read_to_string(folder.join(path)).unwrap();
         // In the guide the project is next to the crate, here it contains the crate.
-        let text = text.replace("\"../../", "\"../polyverbs/");
+        let text = text.replace("\"../../../", "\"../polyverbs/");
         assert_eq!(pieces.join("\n\n") + "\n", text, "{path}");
     }
     let sources = ["src", "examples"].map(|sub| std::fs::read_dir(folder.join(sub)).unwrap());
