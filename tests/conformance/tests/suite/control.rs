@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::{cases, steered_cases};
-use conformance::{ANY_DEVICE, Pair, Rig, Side};
+use conformance::{ANY_DEVICE, Pair, Rig, Side, waiting};
 use verbs_api::qp::{QpAttributes, QpState, QpType};
 use verbs_api::{
     Access, Completion, ConnectOptions, Cq, DestroyError, Device, ErrorKind, Memory, Pd, Qp,

@@ -4,7 +4,7 @@ use std::thread;
 
 use crate::cases;
 use bmme::{FmrError, FmrMapping, FmrPool, FmrPoolOptions};
-use conformance::{Pair, Rig, needs};
+use conformance::{Pair, Rig, needs, waiting};
 use verbs_api::{Access, ErrorKind, Features, Memory, PageList, RKey, RemoteAddress, VerbError};
 
 cases! {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{cases, steered_cases};
 use bmme::{FmrPool, FmrPoolOptions};
-use conformance::{ANY_DEVICE, Rig};
+use conformance::{ANY_DEVICE, Rig, waiting};
 use polyverbs_io::emulated::{EmulatedKind, EmulatedOptions};
 use verbs_api::qp::{AddressVector, QpAttributes, QpState, QpType};
 use verbs_api::{
