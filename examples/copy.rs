@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use polyverbs::portable::{self, ReadAndInvalidate, ReadSink, RemoteAccess, SendAndInvalidate};
 use polyverbs::{
     Access, Batch, BufferPool, Completion, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions,
-    RemoteAddress, Requirements, connect_pair_with, open, wr,
+    RemoteAddress, Requirements, open, qp::connect_pair_with, wr,
 };
 
 /// Bytes that are lent under one key.
@@ -143,7 +143,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let mut wanted = Requirements::new().prefers(portable::FEATURES);
     if let Some(device) = arguments.next() {
-        wanted = wanted.device(&device.to_string_lossy());
+        wanted = wanted.device(device.to_string_lossy());
     }
     let context = open(wanted)?;
     let to = File::create(to)?;

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, raise};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
 
-use crate::PATIENCE;
+use crate::waiting::PATIENCE;
 
 /// Forks, and returns whether the child ended with `true` before an alarm ended it.
 ///

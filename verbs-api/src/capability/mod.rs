@@ -8,7 +8,6 @@ mod gaps;
 mod limits;
 mod requirements;
 
-pub(crate) use crate::__feature as feature;
 pub use crate::transport::Transport;
 pub use baseline::*;
 pub use device::*;
