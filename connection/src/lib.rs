@@ -10,7 +10,6 @@ mod opaque;
 mod panics;
 
 mod backlog;
-mod channel;
 mod connector;
 mod datagrams;
 pub mod ib;
@@ -20,7 +19,6 @@ pub mod network_direct;
 mod notice;
 mod ping;
 
-pub use channel::{ChannelEvent, ChannelEventKind, EventChannel, Identifier};
 pub use connector::{
     Accepted, Connection, ConnectionOptions, Connector, Incoming, Listener, ReadLimits, flush,
 };

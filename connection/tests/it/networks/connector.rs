@@ -1,8 +1,8 @@
 //! The behaviour of a connector, whatever carries its messages.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conformance::Flavour;
@@ -10,7 +10,7 @@ use polyverbs::qp::QpState;
 use polyverbs::{Completion, ConnectOptions, WcStatus, wr};
 use polyverbs_connection::{ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, flush};
 
-use crate::networks::ends::{Ends, on, on_each, on_sockets, state};
+use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual, state};
 
 /// Attribute id of an RTU.
 const RTU: u16 = 0x14;
@@ -430,6 +430,40 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
         let mut slots = [Completion::default()];
         let done = ends.near.cq.poll(&mut slots).unwrap();
         assert_eq!(done[0].status, WcStatus::Success);
+    });
+}
+
+// covers 7.60
+#[test]
+fn an_accepted_connection_precedes_the_next_request() {
+    // Over sockets the order of the two messages is not deterministic.
+    on_virtual(|ends| {
+        let (near, far, next_qp) = (ends.near_qp(), ends.far_qp(), ends.near_qp());
+        let (asked, incoming) = ends.ask(&near);
+        let (connector, to) = (ends.near.connector.clone(), ends.listener.address());
+        let context = ends.rig.near.context.clone();
+        asked.on_done(move |accepted| {
+            accepted.unwrap().complete().on_done(move |connection| {
+                std::mem::forget(connection);
+                let options = ConnectionOptions::new();
+                connector
+                    .connect(&context, &next_qp, to, options)
+                    .on_done(|_| {});
+            });
+        });
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (first, second) = (Arc::clone(&order), Arc::clone(&order));
+        let next = ends.listener.next();
+        next.on_done(move |_| second.lock().unwrap().push("the next request"));
+        let context = &ends.rig.far.context;
+        incoming
+            .accept_then(context, &far, ConnectionOptions::new(), move |_| {
+                first.lock().unwrap().push("established");
+            })
+            .unwrap();
+        ends.settle();
+        let order = order.lock().unwrap();
+        assert_eq!(*order, ["established", "the next request"]);
     });
 }
 
