@@ -15,7 +15,6 @@ mod datagrams;
 pub mod ib;
 mod in_process;
 pub mod mpa;
-pub mod network_direct;
 mod notice;
 mod ping;
 

@@ -256,7 +256,7 @@ fn a_port_reports_its_protocols(rig: &Rig) {
     }
 }
 
-// covers 1.09
+// covers 1.09 7.88
 fn an_unknown_bit_is_refused(rig: &Rig) {
     let keys = rig.far.keys_in_use();
     let pd = rig.far.other_pd();

@@ -54,7 +54,7 @@ const OPEN: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE);
 const NO_KEY: RKey = RKey::new(0xdead_beef);
 
-// covers 2.02
+// covers 2.02 7.88
 fn a_region_without_remote_rights_has_key_0(rig: &Rig) {
     let region = rig.far.region(4096, Access::LOCAL_WRITE);
     assert_eq!(region.mr.rkey(), RKey::new(0));
