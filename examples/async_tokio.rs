@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 
 use polyverbs::connection::{ConnectionOptions, Connector, Incoming};
-use polyverbs::{Buffer, ConnectOptions, Context, Cq, Pd, Qp, QpOptions, Requirements, open, wr};
+use polyverbs::{Buffer, Context, Cq, PathOptions, Pd, Qp, QpOptions, Requirements, open, wr};
 use tokio::task::JoinSet;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -64,7 +64,7 @@ type End = (Qp, Buffer);
 async fn end(pd: &Pd, cq: &Cq) -> Result<End> {
     let options = QpOptions::rc(cq).max_inline_data(64);
     let qp = pd.create_qp(options).await?;
-    qp.init(ConnectOptions::new()).await?;
+    qp.init(PathOptions::new()).await?;
     let pool = pd.register_buffers(1, 64).await?;
     Ok((qp, pool.take().ok_or("no buffer")?))
 }

@@ -20,8 +20,8 @@ use polyverbs::connection::{ConnectError, ConnectionOptions, Connector, Incoming
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::portable::read_sink_access;
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RemoteAddress,
-    Requirements, wr,
+    Access, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements,
+    wr,
 };
 use tokio::task::JoinSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -129,7 +129,7 @@ async fn serve(at: SocketAddr, device: &str, limits: Limits) -> Result<()> {
         slots,
     };
     let options = ConnectionOptions::new()
-        .qp(ConnectOptions::new().access(remote))
+        .path(PathOptions::new().access(remote))
         .private_data(&table.to_bytes());
     let listener = Connector::of(&context)?.listen(at, CLIENTS)?;
     println!("serving at {}", listener.address());

@@ -21,7 +21,7 @@ use polyverbs::connection::{Connection, ConnectionOptions, Connector, devices_at
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Device, Memory, Mr, Qp, QpOptions, RKey,
+    Access, Completion, Context, Cq, Device, Memory, Mr, PathOptions, Qp, QpOptions, RKey,
     RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
@@ -223,7 +223,7 @@ const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 fn one_read() -> ConnectionOptions {
     ConnectionOptions::new()
-        .qp(ConnectOptions::new().access(RIGHTS))
+        .path(PathOptions::new().access(RIGHTS))
         .reads(1, 1)
 }
 
@@ -283,7 +283,7 @@ impl End {
             ended: Arc::default(),
         };
         // A receive is posted before connecting, because the first message may come with the connection.
-        end.qp.init(ConnectOptions::new()).wait()?;
+        end.qp.init(PathOptions::new()).wait()?;
         end.post_receive()?;
         Ok(end)
     }

@@ -184,7 +184,7 @@ impl Connector {
         let (started, request) = begin(context);
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
-        let qp_options = with_path_mtu(options.qp, &offer);
+        let qp_options = with_path_mtu(options.path, &offer);
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
         let target = Target::new(context, qp);

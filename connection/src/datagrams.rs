@@ -70,13 +70,13 @@ impl Connector {
     /// ```
     /// use polyverbs::wr::{self, UdDestination};
     /// # use polyverbs::connection::Connector;
-    /// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+    /// # use polyverbs::{PathOptions, QpOptions, Requirements, emulated};
     /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
     /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
     /// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
     /// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-    /// # near.activate(ConnectOptions::new()).wait()?;
-    /// # far.activate(ConnectOptions::new()).wait()?;
+    /// # near.activate(PathOptions::new()).wait()?;
+    /// # far.activate(PathOptions::new()).wait()?;
     /// # let connector = Connector::of(&device)?;
     /// # let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 1)?;
     /// # let answerer = far.clone();
@@ -123,13 +123,13 @@ impl AnswerSink for Asking {
 ///
 /// ```
 /// # use polyverbs::connection::Connector;
-/// # use polyverbs::{ConnectOptions, QpOptions, Requirements, emulated};
+/// # use polyverbs::{PathOptions, QpOptions, Requirements, emulated};
 /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
 /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
 /// # let near = pd.create_qp(QpOptions::ud(&cq)).wait()?;
 /// # let far = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-/// # near.activate(ConnectOptions::new()).wait()?;
-/// # far.activate(ConnectOptions::new()).wait()?;
+/// # near.activate(PathOptions::new()).wait()?;
+/// # far.activate(PathOptions::new()).wait()?;
 /// # let connector = Connector::of(&device)?;
 /// let listener = connector.listen_datagrams("192.0.2.1:7471".parse()?, 8)?;
 /// # let asked = connector.resolve(&device, listener.address(), b"");

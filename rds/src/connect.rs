@@ -10,7 +10,7 @@ use polyverbs::connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener, Refusal,
     flush,
 };
-use polyverbs::{Access, ConnectOptions, Qp, QpOptions, Started, VerbError};
+use polyverbs::{Access, PathOptions, Qp, QpOptions, Started, VerbError};
 use polyverbs_wire::rds::{ConnectData, PORT, PORT_V6};
 
 use crate::node::{Link, Made, Node, Purpose, post_receives};
@@ -190,14 +190,14 @@ async fn make_link(node: &Arc<Node>, purpose: Purpose) -> Result<Qp, VerbError> 
     }
 }
 
-fn qp_options() -> ConnectOptions {
+fn qp_options() -> PathOptions {
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    ConnectOptions::new().access(remote)
+    PathOptions::new().access(remote)
 }
 
 fn options(data: &ConnectData) -> ConnectionOptions {
     ConnectionOptions::new()
-        .qp(qp_options())
+        .path(qp_options())
         .private_data(&data.to_bytes())
 }
 

@@ -15,7 +15,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
+    Access, Completion, Context, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements, wr,
 };
 use polyverbs_benches::{Outcome, command, cpu};
@@ -112,7 +112,7 @@ impl End {
     /// The options with which the peer may write to this end.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
-            .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
+            .path(PathOptions::new().access(Access::REMOTE_WRITE))
             .private_data(&self.mr.remote(0).to_bytes())
     }
 }

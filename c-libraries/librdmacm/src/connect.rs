@@ -13,7 +13,7 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, ConnectOptions, Context, Qp, Transport};
+use verbs_api::{Access, Context, PathOptions, Qp, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::device::{CmDevice, Service};
@@ -89,7 +89,7 @@ impl ConnParams {
             qp_options = qp_options.access(now.attributes.qp_access_flags.unwrap_or_default());
         }
         let options = ConnectionOptions::new()
-            .qp(qp_options)
+            .path(qp_options)
             .reads(self.reads.inbound, self.reads.outbound)
             .private_data(&self.private_data)
             .source_port(state.local.map_or(0, |local| local.port()));
@@ -108,8 +108,8 @@ const RIGHTS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-fn qp_options(state: &State) -> ConnectOptions {
-    ConnectOptions::new()
+fn qp_options(state: &State) -> PathOptions {
+    PathOptions::new()
         .access(RIGHTS)
         .traffic_class(state.options.tos)
         .timeout(state.options.ack_timeout.unwrap_or(ACK_TIMEOUT))
@@ -644,7 +644,7 @@ fn steps(state: &State, device: &CmDevice) -> Result<[QpAttributes; 3], Errno> {
         return Err(Errno::INVAL);
     };
     let options = ConnectionOptions::new()
-        .qp(qp_options(state))
+        .path(qp_options(state))
         .brought_up_by_program(state.psn);
     let steps = incoming.steps(&device.context, &options);
     steps.map_err(|error| errno::of(&error))

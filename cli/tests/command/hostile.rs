@@ -17,7 +17,7 @@ use std::time::Duration;
 use polyverbs::connection::{Accepted, ConnectError, Connection, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
+    Access, Context, Cq, Memory, PathOptions, Pd, Qp, QpOptions, RemoteAddress, Requirements, wr,
 };
 use sha2::{Digest as _, Sha256};
 use test_kit::waiting::{PATIENCE, until, until_some};
@@ -69,8 +69,8 @@ impl Client {
         let options = QpOptions::rc(&self.cq).max_send_wr(4).max_recv_wr(4);
         let qp = self.pd.create_qp(options.max_inline_data(64)).wait()?;
         // The server looks by a write of nothing whether its peer is there.
-        let rights = ConnectOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
-        let options = ConnectionOptions::new().qp(rights);
+        let rights = PathOptions::new().access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let options = ConnectionOptions::new().path(rights);
         let asked = self
             .connector
             .connect(&self.context, &qp, to, options.private_data(says));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use verbs_api::provider::backend::{CmEvent, ConnectError, Offer, Refusal, Sink};
-use verbs_api::{ConnectOptions, QpEndpoint, VerbError};
+use verbs_api::{PathOptions, QpEndpoint, VerbError};
 
 use super::connection::{Connection, settle};
 use super::offer::refusal;
@@ -31,7 +31,7 @@ impl Accept {
     pub(super) fn begin(
         self,
         peer: &QpEndpoint,
-        options: ConnectOptions,
+        options: PathOptions,
         own: Offer,
         is_stream: bool,
     ) {

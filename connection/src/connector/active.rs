@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use verbs_api::provider::backend::{ConnectError, Offer, Refusal};
 use verbs_api::qp::QpAttributes;
-use verbs_api::{ConnectOptions, Started, ids::Qpn};
+use verbs_api::{PathOptions, Started, ids::Qpn};
 
 use super::connection::{Connection, settle};
 use super::offer::{agreed, copied, with_reads};
@@ -35,7 +35,7 @@ use super::target::Target;
 pub struct Accepted {
     side: Option<Arc<Side>>,
     target: Target,
-    options: ConnectOptions,
+    options: PathOptions,
     reads: ReadLimits,
     peer: Offer,
     pub(super) brings_up: bool,
@@ -45,7 +45,7 @@ impl Accepted {
     pub(super) fn new(
         side: Arc<Side>,
         target: Target,
-        options: ConnectOptions,
+        options: PathOptions,
         own: ReadLimits,
         peer: Offer,
     ) -> Self {

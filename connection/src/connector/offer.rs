@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use verbs_api::provider::backend::{CmEvent, ConnectError, Offer};
 use verbs_api::qp::{Half, QpState, QpType};
 use verbs_api::{
-    ArgumentReason, ConnectOptions, Context, Qp, QpEndpoint, Transport, VerbError, capability::Mtu,
+    ArgumentReason, Context, PathOptions, Qp, QpEndpoint, Transport, VerbError, capability::Mtu,
     ids::Psn,
 };
 
@@ -47,9 +47,9 @@ pub(super) fn offer(
         takes_psn: None,
         inbound_reads: reads.inbound,
         outbound_reads: reads.outbound,
-        path_mtu: path_mtu(context, &options.qp)?,
-        retry_cnt: is_reliable.then(|| options.qp.chosen_retry_cnt()),
-        rnr_retry: is_reliable.then(|| options.qp.chosen_rnr_retry()),
+        path_mtu: path_mtu(context, &options.path)?,
+        retry_cnt: is_reliable.then(|| options.path.chosen_retry_cnt()),
+        rnr_retry: is_reliable.then(|| options.path.chosen_rnr_retry()),
         private_data: options.private_data.clone(),
     })
 }
@@ -100,7 +100,7 @@ pub(super) fn meets(own: &Offer, peer: &Offer) -> Result<(), ConnectError> {
 // iWARP has no path MTU.
 pub(super) fn path_mtu(
     context: &Context,
-    options: &ConnectOptions,
+    options: &PathOptions,
 ) -> Result<Option<Mtu>, ConnectError> {
     if context.attributes().transport == Transport::Iwarp {
         return Ok(None);
@@ -110,17 +110,17 @@ pub(super) fn path_mtu(
     Ok(Some(chosen.map_or(active, |mtu| mtu.min(active))))
 }
 
-pub(super) fn with_path_mtu(options: ConnectOptions, offer: &Offer) -> ConnectOptions {
+pub(super) fn with_path_mtu(options: PathOptions, offer: &Offer) -> PathOptions {
     offer.path_mtu.map_or(options, |mtu| options.path_mtu(mtu))
 }
 
 /// The PSNs with which the queue pair is brought up. On some backends each side names the PSN that it expects, on others the
 /// one that it sends.
 pub(super) fn numbered(
-    options: ConnectOptions,
+    options: PathOptions,
     own_psn: Psn,
     peer: &Offer,
-) -> (QpEndpoint, ConnectOptions) {
+) -> (QpEndpoint, PathOptions) {
     let Some(psn) = peer.takes_psn else {
         return (peer.endpoint, options.sq_psn(own_psn));
     };
@@ -173,7 +173,7 @@ pub(super) fn refusal(event: CmEvent) -> ConnectError {
     }
 }
 
-pub(super) fn with_reads(options: ConnectOptions, reads: ReadLimits) -> ConnectOptions {
+pub(super) fn with_reads(options: PathOptions, reads: ReadLimits) -> PathOptions {
     options
         .max_rd_atomic(reads.outbound)
         .max_dest_rd_atomic(reads.inbound)

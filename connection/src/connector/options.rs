@@ -1,6 +1,6 @@
 //! What a program asks of a connection.
 
-use verbs_api::{ConnectOptions, ids::Psn};
+use verbs_api::{PathOptions, ids::Psn};
 
 /// How many RDMA Reads and atomics one side has at one time, from its own point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,16 +14,16 @@ pub struct ReadLimits {
 /// Options of one side of a connection.
 ///
 /// ```
-/// use polyverbs::{Access, ConnectOptions, connection::ConnectionOptions};
+/// use polyverbs::{Access, PathOptions, connection::ConnectionOptions};
 /// let options = ConnectionOptions::new()
-///     .qp(ConnectOptions::new().access(Access::REMOTE_WRITE).rnr_retry(3))
+///     .path(PathOptions::new().access(Access::REMOTE_WRITE).rnr_retry(3))
 ///     .reads(4, 4)
 ///     .private_data(b"chat");
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ConnectionOptions {
-    pub(super) qp: ConnectOptions,
+    pub(super) path: PathOptions,
     pub(super) reads: ReadLimits,
     pub(super) private_data: Vec<u8>,
     pub(super) source_port: u16,
@@ -38,7 +38,7 @@ impl Default for ConnectionOptions {
             outbound: 16,
         };
         Self {
-            qp: ConnectOptions::new(),
+            path: PathOptions::new(),
             reads,
             private_data: Vec::new(),
             source_port: 0,
@@ -53,9 +53,9 @@ impl ConnectionOptions {
         Self::default()
     }
 
-    /// Attributes of the queue pair, such as the [access](ConnectOptions::access) that the peer has.
-    pub fn qp(mut self, qp: ConnectOptions) -> Self {
-        self.qp = qp;
+    /// How the queue pair is brought up, such as with the [access](PathOptions::access) that the peer has.
+    pub fn path(mut self, path: PathOptions) -> Self {
+        self.path = path;
         self
     }
 

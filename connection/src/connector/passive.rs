@@ -175,7 +175,7 @@ impl Incoming {
     ) -> Result<[QpAttributes; 3], ConnectError> {
         let own = clamped(options.reads, context, QpType::Rc, Half::Both);
         let reads = agreed(own, &self.peer);
-        let with_reads = with_path_mtu(with_reads(options.qp, reads), &self.peer);
+        let with_reads = with_path_mtu(with_reads(options.path, reads), &self.peer);
         let own_psn = options.takes_psn.unwrap_or_default();
         let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
         let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
@@ -270,7 +270,7 @@ impl Incoming {
         };
         // A stream needs both sides: the queue pair comes up while the peer's does.
         let is_stream = context.attributes().transport == Transport::Iwarp;
-        let options = with_path_mtu(with_reads(options.qp, reads), &self.peer);
+        let options = with_path_mtu(with_reads(options.path, reads), &self.peer);
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
         accept.begin(&endpoint, options, own, is_stream);
         started

@@ -4,7 +4,7 @@ use verbs_api::objects::{ObjectId, ObjectKind};
 use verbs_api::provider::backend::{BringUp, ConnectError};
 use verbs_api::provider::carrier::Carrier;
 use verbs_api::qp::{QpAttributes, QpState};
-use verbs_api::{ConnectOptions, Context, Qp, QpEndpoint, Started, Transport, VerbError};
+use verbs_api::{Context, PathOptions, Qp, QpEndpoint, Started, Transport, VerbError};
 
 use super::side::Side;
 
@@ -35,7 +35,7 @@ impl Target {
         &self,
         side: &Side,
         peer: &QpEndpoint,
-        options: ConnectOptions,
+        options: PathOptions,
     ) -> Result<Started<()>, ConnectError> {
         let qp = self.find()?;
         qp.keep_receives();

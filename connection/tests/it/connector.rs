@@ -6,7 +6,7 @@ use std::sync::Arc;
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::{QpAttributes, QpState};
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey,
+    Access, Completion, Context, Cq, Memory, Mr, PathOptions, Pd, Qp, QpOptions, RKey,
     RemoteAddress, Requirements, Started, VerbError, WcStatus,
     wr::{self, ReceiveRequest},
 };
@@ -495,8 +495,8 @@ fn a_failed_accept_refuses_the_peer_and_reports_no_event() {
 fn each_failure_has_its_status() {
     let far_side = |rig: &Rig, request: &dyn Fn(&Qp), receives: bool| {
         let (near, far) = (rig.qp(), rig.qp());
-        let qp = ConnectOptions::new().rnr_retry(0);
-        let options = ConnectionOptions::new().qp(qp.access(Access::REMOTE_WRITE));
+        let qp = PathOptions::new().rnr_retry(0);
+        let options = ConnectionOptions::new().path(qp.access(Access::REMOTE_WRITE));
         let asked = rig.connect(&near, options.clone());
         let incoming = rig.listener.next().wait().unwrap();
         let accepted = incoming.accept(&rig.context, &far, options);

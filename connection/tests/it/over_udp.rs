@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use polyverbs::qp::QpState;
 use polyverbs::{
-    ConnectOptions, WcStatus,
+    PathOptions, WcStatus,
     ids::LinkAddress,
     wr::{self, ReceiveRequest},
 };
@@ -92,15 +92,15 @@ fn a_device_without_a_manager_refuses_connections() {
 fn each_side_transmits_its_retry_counts() {
     let (near, far) = (End::new("127.0.20.4:4791"), End::new("127.0.20.5:4791"));
     let listener = far.connector.listen(far.at(0), 0).unwrap();
-    let retries = |count, rnr| ConnectOptions::new().retry_cnt(count).rnr_retry(rnr);
+    let retries = |count, rnr| PathOptions::new().retry_cnt(count).rnr_retry(rnr);
     let asked = near.connect(
         listener.address(),
-        ConnectionOptions::new().qp(retries(3, 5)),
+        ConnectionOptions::new().path(retries(3, 5)),
     );
     let incoming = listener.next().wait().unwrap();
     assert_eq!(incoming.offered_retry_cnt(), Some(3));
     assert_eq!(incoming.offered_rnr_retry(), Some(5));
-    let accepted = far.accept(incoming, ConnectionOptions::new().qp(retries(1, 0)));
+    let accepted = far.accept(incoming, ConnectionOptions::new().path(retries(1, 0)));
     let pending = asked.wait().unwrap();
     assert_eq!(pending.offered_rnr_retry(), Some(0));
     let _both = (pending.complete().wait().unwrap(), accepted.wait().unwrap());

@@ -3,7 +3,7 @@
 use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ArgumentReason, ConnectOptions, Context, Qp, QpOptions, Requirements, Transport,
+    Access, ArgumentReason, Context, PathOptions, Qp, QpOptions, Requirements, Transport,
     VerbError, connect_pair, qp::QpState,
 };
 
@@ -75,9 +75,7 @@ fn rights_from_init_stay_unless_an_option_sets_others() {
         let context = opened(kind);
         let [near, far] = [(); 2].map(|()| qp(&context));
         for end in [&near, &far] {
-            end.init(ConnectOptions::new().access(rights))
-                .wait()
-                .unwrap();
+            end.init(PathOptions::new().access(rights)).wait().unwrap();
         }
         let connector = Connector::of(&context).unwrap();
         let listener = connector.listen("192.0.2.1:0".parse().unwrap(), 1).unwrap();
@@ -99,9 +97,9 @@ fn rights_from_init_stay_unless_an_option_sets_others() {
 fn an_option_that_is_set_replaces_what_was_set_in_init() {
     let context = opened("ib0");
     let [near, far] = [(); 2].map(|()| qp(&context));
-    let rights = ConnectOptions::new().access(Access::REMOTE_WRITE);
+    let rights = PathOptions::new().access(Access::REMOTE_WRITE);
     near.init(rights).wait().unwrap();
-    let options = ConnectOptions::new().access(Access::empty());
+    let options = PathOptions::new().access(Access::empty());
     near.connect(&far.endpoint().unwrap(), options)
         .wait()
         .unwrap();

@@ -7,7 +7,7 @@ use polyverbs::connection::{ConnectError, ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions, VirtualClock};
 use polyverbs::qp::connect_pair_with;
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements, wr,
+    Access, Context, Cq, PathOptions, Pd, Qp, QpOptions, RKey, RemoteAddress, Requirements, wr,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -104,7 +104,7 @@ fn a_log_tells_why_a_request_waits_and_fails() {
         faults: Default::default(),
         ..lost.clone()
     };
-    let options = ConnectOptions::new().rnr_retry(1).retry_cnt(1);
+    let options = PathOptions::new().rnr_retry(1).retry_cnt(1);
     let run = |device: &EmulatedOptions| {
         let ends = ends(device);
         let lines = Lines::of(|| {
@@ -148,7 +148,7 @@ fn a_log_tells_the_key_and_the_address_that_were_refused() {
     let connected = connect_pair_with(
         &ends.near,
         &ends.far,
-        ConnectOptions::new().access(Access::REMOTE_WRITE),
+        PathOptions::new().access(Access::REMOTE_WRITE),
     );
     connected.wait().unwrap();
     let lines = Lines::of(|| {

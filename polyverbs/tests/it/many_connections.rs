@@ -16,7 +16,7 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{self, EmulatedOptions};
 use polyverbs::{
-    Access, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress, Requirements,
+    Access, Context, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress, Requirements,
     completion::WcOpcode,
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
@@ -152,7 +152,7 @@ impl End {
             | Access::REMOTE_ATOMIC
             | read_sink_access(context).access;
         let buffer_mr = pd.register(&buffer, shared).await?;
-        qp.init(ConnectOptions::new()).await?;
+        qp.init(PathOptions::new()).await?;
         let end = Self {
             context: context.clone(),
             cq,
@@ -252,7 +252,7 @@ fn serve(device: &str) -> Result<()> {
             spawner.spawn(async move {
                 let mut end = End::new(&context).await?;
                 let options = ConnectionOptions::new()
-                    .qp(ConnectOptions::new().access(RIGHTS))
+                    .path(PathOptions::new().access(RIGHTS))
                     .reads(4, 4);
                 let connection = incoming.accept(&context, &end.qp, options).await?;
                 for number in 0..REQUESTS {
@@ -280,7 +280,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
         tasks.spawn(async move {
             let mut end = End::new(&context).await?;
             let options = ConnectionOptions::new()
-                .qp(ConnectOptions::new().access(RIGHTS))
+                .path(PathOptions::new().access(RIGHTS))
                 .reads(4, 4);
             let connector = Connector::of(&context)?;
             let asked = connector.connect(&context, &end.qp, server, options);

@@ -136,7 +136,7 @@ fn connect(near: &Qp, far: &Qp) {
         QpType::Rc => RIGHTS,
         _ => Access::REMOTE_WRITE,
     };
-    let options = || ConnectOptions::new().path_mtu(MTU).access(rights);
+    let options = || PathOptions::new().path_mtu(MTU).access(rights);
     let (a, b) = (near.endpoint().unwrap(), far.endpoint().unwrap());
     near.connect(&b, options()).wait().unwrap();
     far.connect(&a, options()).wait().unwrap();
@@ -226,7 +226,7 @@ fn unreliable(near: &End, far: &End) {
 fn datagrams(near: &End, far: &End) {
     let make = |end: &End| {
         let qp = end.qp(QpOptions::ud(&end.cq));
-        let options = ConnectOptions::new().qkey(Q_KEY);
+        let options = PathOptions::new().qkey(Q_KEY);
         qp.activate(options).wait().unwrap();
         qp
     };
@@ -275,8 +275,10 @@ fn streamed(near: &End, far: &End, at: &str) {
     let listener = far_connector.listen(at.parse().unwrap(), 1).unwrap();
     let connector = Connector::of(&near.context).unwrap();
     let options = || {
-        let options = ConnectOptions::new().access(RIGHTS & !Access::FLUSH_GLOBAL);
-        ConnectionOptions::new().qp(options).private_data(b"hello")
+        let options = PathOptions::new().access(RIGHTS & !Access::FLUSH_GLOBAL);
+        ConnectionOptions::new()
+            .path(options)
+            .private_data(b"hello")
     };
     let asked = connector.connect(&near.context, &qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();

@@ -11,7 +11,7 @@ use polyverbs::connection::{
     Accepted, ConnectError, Connection, ConnectionOptions, Connector, Incoming, Listener,
 };
 use polyverbs::emulated::{self, EmulatedOptions, OctetCapture, Tap};
-use polyverbs::qp::{AddressVector, ConnectOptions, QpAttributes, QpState, QpType};
+use polyverbs::qp::{AddressVector, PathOptions, QpAttributes, QpState, QpType};
 use polyverbs::{
     Access, Completion, Context, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress,
     Requirements, Sge, Started, Transport, WcStatus,
@@ -205,11 +205,9 @@ impl Ours {
             Transport::Iwarp => Access::empty(),
             _ => Access::REMOTE_ATOMIC,
         };
-        let qp = ConnectOptions::new()
-            .timeout(TIMEOUT)
-            .access(rights | atomic);
+        let qp = PathOptions::new().timeout(TIMEOUT).access(rights | atomic);
         let told = [&self.card().private(), words].concat();
-        ConnectionOptions::new().qp(qp).private_data(&told)
+        ConnectionOptions::new().path(qp).private_data(&told)
     }
 
     /// Accepts a connection that the peer requests.

@@ -9,7 +9,7 @@ use polyverbs::connection::{ConnectionOptions, Connector};
 use polyverbs::emulated::{EmulatedOptions, device};
 use polyverbs::qp::QpState;
 use polyverbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Memory, Mr, Qp, QpOptions, RemoteAddress,
+    Access, Completion, Context, Cq, Memory, Mr, PathOptions, Qp, QpOptions, RemoteAddress,
     Requirements, wr,
 };
 use test_kit::waiting::until;
@@ -72,7 +72,7 @@ impl Program {
     /// The options with which the peer may write to this program.
     fn options(&self) -> ConnectionOptions {
         ConnectionOptions::new()
-            .qp(ConnectOptions::new().access(Access::REMOTE_WRITE))
+            .path(PathOptions::new().access(Access::REMOTE_WRITE))
             .private_data(&self.mr.remote(0).to_bytes())
     }
 

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use polyverbs::connection::{ConnectError, Connection, ConnectionOptions, Connector, Incoming};
 use polyverbs::{
-    Completion, ConnectOptions, Context, Device, Operations, RemoteAddress, Requirements, Started,
-    wr,
+    Completion, Context, Device, Operations, PathOptions, RemoteAddress, Requirements, Started, wr,
 };
 use serde_json::json;
 
@@ -61,7 +60,7 @@ impl End {
         let context = device.open(&Requirements::new())?;
         let side = Side::of(&context, size)?;
         // Receives are posted before the other side can send.
-        side.qp.init(ConnectOptions::new()).wait()?;
+        side.qp.init(PathOptions::new()).wait()?;
         let end = Self {
             context,
             side,
@@ -548,7 +547,7 @@ fn answer_each(end: &End, test: Test, size: u32, peer: &Peer) -> anyhow::Result<
 
 // On a busy machine the other side may not be scheduled for a while: that is a result, not a failure.
 fn options() -> ConnectionOptions {
-    ConnectionOptions::new().qp(ConnectOptions::new().access(RIGHTS).timeout(17))
+    ConnectionOptions::new().path(PathOptions::new().access(RIGHTS).timeout(17))
 }
 
 fn asked(private_data: &[u8]) -> Option<(Test, u32)> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use conformance::Flavour;
 use polyverbs::qp::QpState;
-use polyverbs::{Completion, ConnectOptions, WcStatus, wr};
+use polyverbs::{Completion, PathOptions, WcStatus, wr};
 use polyverbs_connection::{ConnectError, ConnectionOptions, PrivateDataLimits, ReadLimits, flush};
 
 use crate::networks::ends::{Ends, on, on_each, on_sockets, on_virtual, state};
@@ -416,7 +416,7 @@ fn rnr_timer_code_0_delays_655_milliseconds() {
     on(&[Flavour::IbFramed], |ends: &Ends| {
         let (near, far) = (ends.near_qp(), ends.far_qp());
         let (asked, incoming) = ends.ask(&near);
-        let longest = ConnectionOptions::new().qp(ConnectOptions::new().min_rnr_timer(0));
+        let longest = ConnectionOptions::new().path(PathOptions::new().min_rnr_timer(0));
         let accepted = incoming.accept(&ends.rig.far.context, &far, longest);
         let _near = ends.end(ends.end(asked).complete());
         let _far = ends.end(accepted);

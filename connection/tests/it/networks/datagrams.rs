@@ -2,7 +2,7 @@
 
 use conformance::{End, Flavour};
 use polyverbs::{
-    ConnectOptions, Qp, QpOptions, VerbError,
+    PathOptions, Qp, QpOptions, VerbError,
     wr::{self, UdDestination},
 };
 use polyverbs_connection::ConnectError;
@@ -14,8 +14,7 @@ const INFINIBAND: [Flavour; 2] = [Flavour::Ib, Flavour::IbUdp];
 
 fn datagram_qp(ends: &Ends, end: &End, side: &Side) -> Qp {
     let qp = ends.rig.finish(end.pd.create_qp(QpOptions::ud(&side.cq)));
-    ends.rig
-        .finish(qp.activate(ConnectOptions::new().qkey(QKEY)));
+    ends.rig.finish(qp.activate(PathOptions::new().qkey(QKEY)));
     qp
 }
 

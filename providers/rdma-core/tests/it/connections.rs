@@ -11,9 +11,7 @@ use verbs_api::capability::BaselineGaps;
 use verbs_api::completion::WcStatus;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::wr::{self, ReceiveRequest, UdDestination};
-use verbs_api::{
-    Access, ConnectOptions, Context, Cq, Memory, Pd, Qp, QpOptions, Started, VerbError,
-};
+use verbs_api::{Access, Context, Cq, Memory, PathOptions, Pd, Qp, QpOptions, Started, VerbError};
 
 use crate::common;
 
@@ -97,8 +95,8 @@ impl Rig {
     }
 
     fn connect(&self) -> Result<(Connection, Connection), Box<dyn Error>> {
-        let granted = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
-        let options = || ConnectionOptions::new().qp(granted);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+        let options = || ConnectionOptions::new().path(granted);
         let asked = self.ask(options());
         let agreed = self.accept(done(self.listener.next())?, options());
         let near = done(done(asked)?.complete())?;
@@ -149,8 +147,8 @@ fn said(private_data: &[u8], expected: &[u8]) {
 fn both_ends_get_each_others_private_data_and_data_flows() -> Outcome {
     for device in BOTH {
         let rig = Rig::new(device)?;
-        let granted = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
-        let options = |says: &[u8]| ConnectionOptions::new().qp(granted).private_data(says);
+        let granted = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+        let options = |says: &[u8]| ConnectionOptions::new().path(granted).private_data(says);
         let asked = rig.ask(options(b"who is there?").reads(3, 5));
         let incoming = done(rig.listener.next())?;
         said(incoming.private_data(), b"who is there?");
@@ -299,7 +297,7 @@ fn a_datagram_service_is_resolved_and_receives() -> Outcome {
     let cq = context.create_cq(16).wait()?;
     let ud = |qkey| -> Result<Qp, VerbError> {
         let qp = pd.create_qp(QpOptions::ud(&cq)).wait()?;
-        qp.activate(ConnectOptions::new().qkey(qkey)).wait()?;
+        qp.activate(PathOptions::new().qkey(qkey)).wait()?;
         Ok(qp)
     };
     let (near, far, other) = (ud(QKEY)?, ud(QKEY)?, ud(0x1111_1111)?);
@@ -356,7 +354,7 @@ fn iwarp_has_no_datagram_services() -> Outcome {
 #[test]
 fn iwarp_queue_pairs_that_name_each_other_are_connected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
-    let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let access = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let first = rig.near.connect(&rig.far.endpoint()?, access);
     let second = rig.far.connect(&rig.near.endpoint()?, access);
     done(first)?;
@@ -386,7 +384,7 @@ fn iwarp_queue_pairs_that_name_each_other_are_connected() -> Outcome {
 #[test]
 fn a_waiting_iwarp_queue_pair_is_cancelled_and_reconnected() -> Outcome {
     let rig = Rig::new("iw0@libibverbs")?;
-    let access = ConnectOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
+    let access = PathOptions::new().access(Access::REMOTE_WRITE | Access::REMOTE_READ);
     let (at_near, at_far) = (rig.near.endpoint()?, rig.far.endpoint()?);
     for called_off in [QpState::Err, QpState::Reset] {
         let mut waiting = rig.near.connect(&at_far, access);
