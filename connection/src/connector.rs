@@ -18,13 +18,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use polyverbs_engine::log_event;
-use verbs_api::objects::DeviceId;
 use verbs_api::provider::Completer;
 use verbs_api::provider::backend::{
     Backend, CmEvent, ConnectError, ListenSink, Offer, PrivateDataLimits,
 };
 use verbs_api::provider::carrier::Carrier;
-use verbs_api::{ArgumentReason, Context, Qp, Started, VerbError};
+use verbs_api::{Context, Qp, Started, VerbError};
 
 use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 use crate::ib;
@@ -36,10 +35,11 @@ pub use connection::{Connection, flush};
 pub(crate) use offer::fits;
 pub use options::{ConnectionOptions, ReadLimits};
 pub use passive::{Incoming, Listener};
-pub(crate) use request::{Request, begin};
+pub(crate) use request::Request;
 
 use offer::{asking, limits_of, numbered, offer, refusal, with_path_mtu};
 use passive::IncomingQueue;
+use request::begin;
 use side::{Established, Padding, Side};
 use target::Target;
 
@@ -55,19 +55,17 @@ use target::Target;
 /// let connector = Connector::of(&device)?;
 /// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
 ///
-/// // One side connects, the other accepts, the first completes. In one process both have to begin before either waits.
-/// let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// // One side connects, the other accepts. In one process both have to begin before either waits.
+/// let connecting = connector.connect(&near, listener.address(), ConnectionOptions::new());
 /// let incoming = listener.next().wait()?;
-/// let agreed = incoming.accept(&device, &far, ConnectionOptions::new());
-/// let near_end = asked.wait()?.complete().wait()?;
-/// let far_end = agreed.wait()?;
+/// let accepting = incoming.accept(&far, ConnectionOptions::new());
+/// let (near_end, far_end) = (connecting.wait()?, accepting.wait()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct Connector {
     backend: Arc<dyn Backend>,
-    /// The device that the connector was made for, if any.
-    context: Option<Context>,
+    context: Context,
     padding: Padding,
     established: Established,
 }
@@ -95,17 +93,14 @@ impl Connector {
             Some(Carrier::InProcess) => InProcess::of(context.device_id()),
             _ => return Err(VerbError::UnsupportedVerb("connect").into()),
         };
-        Ok(Self {
-            context: Some(context.clone()),
-            ..Self::new(backend)
-        })
+        Ok(Self::new(context, backend))
     }
 
-    /// Over this backend.
-    pub fn new(backend: Arc<dyn Backend>) -> Self {
+    /// For queue pairs of this device, over this backend.
+    pub fn new(context: &Context, backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
-            context: None,
+            context: context.clone(),
             padding: Padding::Padded,
             established: Established::default(),
         }
@@ -125,11 +120,11 @@ impl Connector {
     }
 
     pub(crate) fn watch<T: QueuedRequest>(&self, waiting: &Arc<Backlog<T>>) -> RemovalWatch {
-        RemovalWatch::new(self.context.as_ref(), waiting)
+        RemovalWatch::new(&self.context, waiting)
     }
 
-    fn device(&self) -> Option<DeviceId> {
-        self.context.as_ref().map(Context::device_id)
+    pub(crate) fn begin<T: Send + 'static>(&self) -> (Started<T, ConnectError>, Arc<Request<T>>) {
+        begin(&self.context)
     }
 
     pub(crate) const fn backend(&self) -> &Arc<dyn Backend> {
@@ -144,10 +139,7 @@ impl Connector {
     /// The address is in use.
     pub fn listen(&self, at: SocketAddr, backlog: usize) -> Result<Listener, ConnectError> {
         let queue = Arc::new(IncomingQueue {
-            backend: Arc::clone(&self.backend),
-            device: self.device(),
-            padding: self.padding,
-            established: self.established.clone(),
+            connector: self.clone(),
             waiting: Backlog::new(backlog),
         });
         let at = self.backend.listen(
@@ -163,32 +155,77 @@ impl Connector {
         })
     }
 
-    /// Requests a connection. Completes when the peer has accepted. The queue pair is not modified before
-    /// [`Accepted::complete`]: after a refusal it can be used again.
+    /// Connects: [requests](Self::request) a connection and completes it when the peer has accepted. After a refusal the queue
+    /// pair can be used again. If the result is dropped before the peer has accepted, the connection is aborted.
     ///
-    /// Fails with [`ArgumentReason::AnotherDevice`] where `context` is none of the connector's device, or `qp` is not of `context`.
+    /// ```
+    /// # use polyverbs::connection::{ConnectionOptions, Connector};
+    /// # use polyverbs::{QpOptions, Requirements, emulated};
+    /// # let device = emulated::device("ib0", &Default::default())?.open(&Requirements::new())?;
+    /// # let (pd, cq) = (device.alloc_pd().wait()?, device.create_cq(16).wait()?);
+    /// # let qp = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
+    /// # let connector = Connector::of(&device)?;
+    /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
+    /// # let to = listener.address();
+    /// # let (sender, ends) = std::sync::mpsc::channel();
+    /// # listener.next().on_done(move |incoming| {
+    /// #     let options = ConnectionOptions::new().private_data(b"welcome");
+    /// #     let accepting = incoming.unwrap().accept(&far, options);
+    /// #     accepting.on_done(move |end| sender.send(end).unwrap());
+    /// # });
+    /// let connection = connector.connect(&qp, to, ConnectionOptions::new()).wait()?; // or `.await?`
+    /// assert!(connection.private_data().starts_with(b"welcome")); // zeros may follow
+    /// connection.disconnect().wait()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn connect(
         &self,
-        context: &Context,
+        qp: &Qp,
+        to: SocketAddr,
+        options: ConnectionOptions,
+    ) -> Started<Connection, ConnectError> {
+        let (started, completer) = Started::pending();
+        self.request(qp, to, options)
+            .on_done(move |accepted| match accepted {
+                Ok(accepted) if completer.is_wanted() => {
+                    accepted.complete().on_done(move |connection| {
+                        completer.complete(connection);
+                    });
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    completer.complete(Err(error));
+                }
+            });
+        started
+    }
+
+    /// The first of the two steps of [`connect`](Self::connect): requests a connection, and completes when the peer has accepted.
+    /// The program looks at the answer, and then calls [`Accepted::complete`] or [`Accepted::reject`]. The queue pair is not
+    /// modified before that.
+    ///
+    /// Fails with [`ArgumentReason::AnotherDevice`](verbs_api::ArgumentReason::AnotherDevice) where the queue pair is not of the connector's device.
+    pub fn request(
+        &self,
         qp: &Qp,
         to: SocketAddr,
         options: ConnectionOptions,
     ) -> Started<Accepted, ConnectError> {
         let room = self.backend.private_data().connect;
-        let offer = of_device(self.device().as_ref(), context)
-            .and_then(|()| offer(context, qp, &options, room));
+        let offer = offer(&self.context, qp, &options, room);
         let offer = match offer.and_then(asking) {
             Ok(offer) => offer,
             Err(error) => return Started::ready(Err(error)),
         };
-        let (started, request) = begin(context);
+        let (started, request) = self.begin();
         let failed = Arc::clone(&request);
         let reads = limits_of(&offer);
-        let qp_options = with_path_mtu(options.path, &offer);
+        let path_options = with_path_mtu(options.path, &offer);
         let brings_up = options.takes_psn.is_none();
         let own_psn = offer.endpoint.sq_psn;
-        let target = Target::new(context, qp);
-        let side = Side::new(&self.backend, self.padding, &self.established);
+        let target = Target::new(qp);
+        let side = Side::new(self);
         let of = Arc::clone(&side);
         side.lock().early = Some(VecDeque::new());
         side.wait_for(Box::new(move |event| {
@@ -197,7 +234,7 @@ impl Connector {
             };
             let outcome = match event {
                 CmEvent::Accepted(peer) => {
-                    let (endpoint, options) = numbered(qp_options, own_psn, &peer);
+                    let (endpoint, options) = numbered(path_options, own_psn, &peer);
                     let peer = Offer { endpoint, ..peer };
                     let mut accepted = Accepted::new(of, target, options, reads, peer);
                     accepted.brings_up = brings_up;
@@ -226,7 +263,7 @@ impl Connector {
             }
         };
         match self.backend.needs_init() && brings_up {
-            true => qp.init(qp_options).on_done(ask),
+            true => qp.init(path_options).on_done(ask),
             false => ask(Ok(())),
         }
         started
@@ -247,33 +284,22 @@ impl Connector {
     /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
     /// # let connector = Connector::of(&device)?;
     /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
-    /// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
-    /// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
-    /// # let near_end = asked.wait()?.complete().wait()?;
-    /// # let far_end = agreed.wait()?;
+    /// # let connecting = connector.connect(&near, listener.address(), ConnectionOptions::new());
+    /// # let accepting = listener.next().wait()?.accept(&far, ConnectionOptions::new());
+    /// # let (near_end, far_end) = (connecting.wait()?, accepting.wait()?);
     /// drop(listener);
-    /// connector.end_all(&device).wait()?;
+    /// connector.end_all().wait()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn end_all(&self, context: &Context) -> Started<(), ConnectError> {
+    pub fn end_all(&self) -> Started<(), ConnectError> {
         let (started, completer) = Started::pending();
         let all = Arc::new(AllEnded(completer));
         for side in self.established.all() {
             let last = Arc::clone(&all);
             // However a call ends, the connection has ended too.
-            side.end(context).on_done(move |_| drop(last));
+            side.end(&self.context).on_done(move |_| drop(last));
         }
         started
-    }
-}
-
-// A connector uses the network of its own device.
-fn of_device(own: Option<&DeviceId>, context: &Context) -> Result<(), ConnectError> {
-    match own {
-        Some(own) if *own != context.device_id() => {
-            Err(VerbError::argument("context", ArgumentReason::AnotherDevice).into())
-        }
-        _ => Ok(()),
     }
 }
 

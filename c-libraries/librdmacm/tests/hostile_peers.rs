@@ -99,7 +99,7 @@ impl Attacker {
             .path(granted)
             .private_data(&self.conn_data());
         let connector = Connector::of(&self.context).unwrap();
-        let asked = connector.connect(&self.context, &qp, to, options);
+        let asked = connector.request(&qp, to, options);
         (qp, asked.wait().unwrap())
     }
 

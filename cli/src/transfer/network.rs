@@ -58,7 +58,7 @@ pub(crate) fn put(
         elapsed: begun.elapsed(),
     };
     // The file has arrived, whether or not the disconnect succeeds.
-    drop(connection.disconnect(&client.context, &client.qp).wait());
+    drop(connection.disconnect().wait());
     Ok(copied)
 }
 
@@ -102,7 +102,7 @@ impl Store {
         let side = Side::open(&self.device, 2 * (WINDOWS + depth) + 2, WINDOWS + depth)?;
         side.prepare()?;
         let options = ConnectionOptions::new().path(open_to_reads());
-        let accepting = incoming.accept(&side.context, &side.qp, options);
+        let accepting = incoming.accept(&side.qp, options);
         Ok((Server(side), accepting))
     }
 
@@ -219,9 +219,7 @@ impl Side {
         let begun = Instant::now();
         loop {
             let options = ConnectionOptions::new().path(open_to_reads());
-            let asked = connector.connect(&self.context, &self.qp, to, options);
-            let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-            let error = match connected {
+            let error = match connector.connect(&self.qp, to, options).wait() {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };

@@ -22,6 +22,8 @@ pub(super) struct AcceptProgress {
 pub(super) struct Accept {
     pub(super) side: Arc<Side>,
     pub(super) target: Target,
+    /// The peer's private data.
+    pub(super) private_data: Arc<[u8]>,
     pub(super) request: Arc<Request<Connection>>,
     pub(super) progress: Arc<Mutex<AcceptProgress>>,
     pub(super) brings_up: bool,
@@ -108,7 +110,9 @@ impl Accept {
         }
         // The queue pair may have been destroyed meanwhile.
         let found = self.target.find().map(|_| ());
-        self.request.end(settle(Arc::clone(&self.side), found));
+        let side = Arc::clone(&self.side);
+        let settled = settle(side, &self.target, &self.private_data, found);
+        self.request.end(settled);
     }
 
     fn fail(&self, error: ConnectError) {

@@ -24,12 +24,17 @@ use super::target::Target;
 /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
 /// # let connector = Connector::of(&device)?;
 /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
-/// let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
+/// let asked = connector.request(&near, listener.address(), ConnectionOptions::new());
 /// # let answer = ConnectionOptions::new().private_data(b"welcome");
-/// # let agreed = listener.next().wait()?.accept(&device, &far, answer);
+/// # let accepting = listener.next().wait()?.accept(&far, answer);
 /// let accepted = asked.wait()?;
-/// assert!(accepted.private_data().starts_with(b"welcome")); // zeros may be behind it
-/// let connection = accepted.complete().wait()?;
+/// if accepted.private_data().starts_with(b"welcome") {
+///     let connection = accepted.complete().wait()?;
+/// #   accepting.wait()?;
+/// } else {
+///     accepted.reject(b"this is not the service that I know")?;
+/// #   unreachable!("the peer says that");
+/// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Accepted {
@@ -99,7 +104,7 @@ impl Accepted {
         self.peer.rnr_retry
     }
 
-    /// Brings the queue pair to RTS, then tells the peer. If the peer has given up meanwhile, this fails with
+    /// Brings the queue pair to RTS, then sends the RTU or its counterpart. If the peer has given up meanwhile, this fails with
     /// [`ConnectError::Aborted`], and the queue pair is either untouched or flushed.
     pub fn complete(mut self) -> Started<Connection, ConnectError> {
         let Some(side) = self.side.take() else {
@@ -109,9 +114,10 @@ impl Accepted {
             side.forget();
             return Started::ready(Err(ConnectError::Aborted));
         }
+        let private_data: Arc<[u8]> = std::mem::take(&mut self.peer.private_data).into();
         if !self.brings_up {
             let done = side.token().map(|token| side.backend.complete(token));
-            return Started::ready(settle(side, done));
+            return Started::ready(settle(side, &self.target, &private_data, done));
         }
         let (started, request) = begin(&self.target.context);
         let target = self.target.clone();
@@ -131,7 +137,7 @@ impl Accepted {
                         Ok(())
                     })
                 };
-                request.end(settle(side, done));
+                request.end(settle(side, &target, &private_data, done));
             }),
             Err(error) => {
                 side.forget();

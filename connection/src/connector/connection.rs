@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use verbs_api::provider::backend::ConnectError;
-use verbs_api::{Context, Qp, Started};
+use verbs_api::{Qp, Started};
 
 use super::request::{Request, begin};
 use super::side::{Side, watch};
 use super::target::Target;
 
-/// An established connection. Dropping it disconnects; the queue pair is not modified.
+/// An established connection. It keeps the identity of its queue pair, which the program may destroy at any time. Dropping it
+/// disconnects; the queue pair is not modified.
 ///
 /// ```
 /// # use polyverbs::connection::{ConnectionOptions, Connector};
@@ -20,21 +21,27 @@ use super::target::Target;
 /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
 /// # let connector = Connector::of(&device)?;
 /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
-/// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
-/// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
-/// # let near_end = asked.wait()?.complete().wait()?;
-/// # let far_end = agreed.wait()?;
+/// # let connecting = connector.connect(&near, listener.address(), ConnectionOptions::new());
+/// # let accepting = listener.next().wait()?.accept(&far, ConnectionOptions::new());
+/// # let (near_end, far_end) = (connecting.wait()?, accepting.wait()?);
 /// let ended = near_end.disconnected(); // by either side
-/// far_end.disconnect(&device, &far).wait()?;
+/// far_end.disconnect().wait()?;
 /// ended.wait()?;
-/// near_end.disconnect(&device, &near).wait()?; // disconnected already: flushes the queue pair
+/// near_end.disconnect().wait()?; // disconnected already: flushes the queue pair
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Connection {
     side: Arc<Side>,
+    target: Target,
+    private_data: Arc<[u8]>,
 }
 
 impl Connection {
+    /// The peer's private data: of its reply on the active side, of its request on the passive one.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
     /// Completes when either side has ended the connection. The queue pair is not modified: its requests stay outstanding until
     /// [`disconnect`](Self::disconnect) or [`flush`].
     pub fn disconnected(&self) -> Started<(), ConnectError> {
@@ -55,18 +62,19 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectError::Phase`] where the queue pair no longer exists: the connection has ended all the same.
-    pub fn disconnect(&self, context: &Context, qp: &Qp) -> Started<(), ConnectError> {
-        let target = Target::new(context, qp);
-        self.side
-            .tell_peer(context, move |request| match target.close() {
-                // A failure shows in the flush that follows.
-                Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
-                None => flush_phase(&target, request),
-            })
+    pub fn disconnect(&self) -> Started<(), ConnectError> {
+        let target = self.target.clone();
+        let flush = move |request| match target.close() {
+            // A failure shows in the flush that follows.
+            Some(closed) => closed.on_done(move |_| flush_phase(&target, request)),
+            None => flush_phase(&target, request),
+        };
+        self.side.tell_peer(&self.target.context, flush)
     }
 
     /// Ends the connection, and completes when the peer has confirmed that. The queue pair is not modified.
-    pub fn end(&self, context: &Context) -> Started<(), ConnectError> {
+    pub fn end(&self) -> Started<(), ConnectError> {
+        let context = &self.target.context;
         self.side.tell_peer(context, |request| request.end(Ok(())))
     }
 }
@@ -101,30 +109,36 @@ fn flush_phase(target: &Target, request: Arc<Request<()>>) {
 /// # let far = pd.create_qp(QpOptions::rc(&cq)).wait()?;
 /// # let connector = Connector::of(&device)?;
 /// # let listener = connector.listen("192.0.2.1:7471".parse()?, 1)?;
-/// # let asked = connector.connect(&device, &near, listener.address(), ConnectionOptions::new());
-/// # let agreed = listener.next().wait()?.accept(&device, &far, ConnectionOptions::new());
-/// # let near_end = asked.wait()?.complete().wait()?;
-/// # let far_end = agreed.wait()?;
+/// # let connecting = connector.connect(&near, listener.address(), ConnectionOptions::new());
+/// # let accepting = listener.next().wait()?.accept(&far, ConnectionOptions::new());
+/// # let (near_end, far_end) = (connecting.wait()?, accepting.wait()?);
 /// near.post_receive(ReceiveRequest::new(7, ()))?;
-/// flush(&device, &near).wait()?;
+/// flush(&near).wait()?;
 /// assert_eq!(cq.next().wait()?.status, WcStatus::WrFlushErr);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn flush(context: &Context, qp: &Qp) -> Started<(), ConnectError> {
-    let (started, request) = begin(context);
-    flush_phase(&Target::new(context, qp), request);
+pub fn flush(qp: &Qp) -> Started<(), ConnectError> {
+    let target = Target::new(qp);
+    let (started, request) = begin(&target.context);
+    flush_phase(&target, request);
     started
 }
 
-/// The connection on success; otherwise tells the peer that there is none.
+/// Returns the connection on success; otherwise the backend gives it up, and notifies the peer.
 pub(super) fn settle(
     side: Arc<Side>,
+    target: &Target,
+    private_data: &Arc<[u8]>,
     outcome: Result<(), ConnectError>,
 ) -> Result<Connection, ConnectError> {
     match outcome {
         Ok(()) => {
             side.established.add(&side);
-            Ok(Connection { side })
+            Ok(Connection {
+                side,
+                target: target.clone(),
+                private_data: Arc::clone(private_data),
+            })
         }
         Err(error) => {
             side.forget();

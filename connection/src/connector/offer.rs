@@ -12,13 +12,15 @@ use verbs_api::{
 use super::options::{ConnectionOptions, ReadLimits};
 
 pub(super) fn offer(
-    context: &Context,
+    own: &Context,
     qp: &Qp,
     options: &ConnectionOptions,
     max: usize,
 ) -> Result<Offer, ConnectError> {
     fits(&options.private_data, max)?;
-    if qp.open_device() != *context {
+    // A connector uses the network of its own device.
+    let context = &qp.open_device();
+    if context.device_id() != own.device_id() {
         return Err(VerbError::argument("qp", ArgumentReason::AnotherDevice).into());
     }
     let mut endpoint = qp.endpoint()?;

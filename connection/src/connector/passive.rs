@@ -4,24 +4,23 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 use polyverbs_engine::log_event;
-use verbs_api::objects::DeviceId;
 use verbs_api::provider::backend::{
-    Backend, ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
+    ConnectError, ListenSink, Offer, PrivateDataLimits, Refusal, Token,
 };
 use verbs_api::qp::{Half, QpAttributes, QpType};
 use verbs_api::{ArgumentReason, Context, Qp, Started, Transport, VerbError, ids::Qpn};
 
 use crate::backlog::{Backlog, QueuedRequest, RemovalWatch};
 
+use super::Connector;
 use super::accept::{Accept, AcceptProgress};
 use super::connection::Connection;
-use super::of_device;
 use super::offer::{
     agreed, clamped, copied, fits, limits_of, meets, numbered, offer, with_path_mtu, with_reads,
 };
 use super::options::{ConnectionOptions, ReadLimits};
 use super::request::begin;
-use super::side::{Established, Padding, Side, reject};
+use super::side::{Side, reject};
 use super::target::Target;
 
 /// Listens for connection requests. Dropping it stops that, and refuses the requests that wait.
@@ -37,12 +36,11 @@ use super::target::Target;
 /// let listener = connector.listen("192.0.2.1:7471".parse()?, 8)?;
 /// # let (sender, ends) = std::sync::mpsc::channel();
 /// # let options = ConnectionOptions::new().private_data(b"chat");
-/// # connector.connect(&device, &near, listener.address(), options).on_done(move |accepted| {
-/// #     accepted.unwrap().complete().on_done(move |end| sender.send(end).unwrap());
-/// # });
+/// # let connecting = connector.connect(&near, listener.address(), options);
+/// # connecting.on_done(move |end| sender.send(end).unwrap());
 /// let incoming = listener.next().wait()?;
 /// if incoming.private_data().starts_with(b"chat") {
-///     let connection = incoming.accept(&device, &far, ConnectionOptions::new()).wait()?;
+///     let connection = incoming.accept(&far, ConnectionOptions::new()).wait()?;
 /// #     ends.recv()??;
 /// } else {
 ///     incoming.reject(b"nothing else here")?;
@@ -57,10 +55,7 @@ pub struct Listener {
 }
 
 pub(super) struct IncomingQueue {
-    pub(super) backend: Arc<dyn Backend>,
-    pub(super) device: Option<DeviceId>,
-    pub(super) padding: Padding,
-    pub(super) established: Established,
+    pub(super) connector: Connector,
     pub(super) waiting: Arc<Backlog<Incoming>>,
 }
 
@@ -79,7 +74,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.queue.backend.unlisten(self.at);
+        self.queue.connector.backend.unlisten(self.at);
         self.queue.waiting.close();
     }
 }
@@ -94,12 +89,12 @@ impl ListenSink<Offer> for IncomingQueue {
             peer_qp = offer.endpoint.qp_num,
         );
         let length = PrivateDataLimits::INFINIBAND.connect;
-        self.padding.pad(&mut offer.private_data, length);
-        let side = Side::new(&self.backend, self.padding, &self.established);
+        self.connector.padding.pad(&mut offer.private_data, length);
+        let side = Side::new(&self.connector);
         side.set_token(token);
         self.waiting.push(Incoming {
             side: Some(side),
-            device: self.device.clone(),
+            context: self.connector.context.clone(),
             peer: offer,
             others: Arc::downgrade(&self.waiting),
         });
@@ -125,8 +120,8 @@ impl QueuedRequest for Incoming {
 /// An incoming connection request. Dropping it refuses it.
 pub struct Incoming {
     side: Option<Arc<Side>>,
-    /// The device of its listener, where that is known.
-    device: Option<DeviceId>,
+    /// The device of its listener.
+    context: Context,
     peer: Offer,
     /// The backlog of its listener.
     others: Weak<Backlog<Self>>,
@@ -168,18 +163,14 @@ impl Incoming {
     ///
     /// # Errors
     /// The device was removed.
-    pub fn steps(
-        &self,
-        context: &Context,
-        options: &ConnectionOptions,
-    ) -> Result<[QpAttributes; 3], ConnectError> {
-        let own = clamped(options.reads, context, QpType::Rc, Half::Both);
+    pub fn steps(&self, options: &ConnectionOptions) -> Result<[QpAttributes; 3], ConnectError> {
+        let own = clamped(options.reads, &self.context, QpType::Rc, Half::Both);
         let reads = agreed(own, &self.peer);
         let with_reads = with_path_mtu(with_reads(options.path, reads), &self.peer);
         let own_psn = options.takes_psn.unwrap_or_default();
         let (endpoint, options) = numbered(with_reads, own_psn, &self.peer);
         let side = self.side.as_ref().ok_or(ConnectError::NotConnected)?;
-        side.steps(options.reliable_steps(context, &endpoint)?)
+        side.steps(options.reliable_steps(&self.context, &endpoint)?)
     }
 
     /// The peer's read limits, from this side's point of view: this side may start the reads that the peer serves.
@@ -220,7 +211,6 @@ impl Incoming {
     /// If this fails, reset the queue pair before it is used again.
     pub fn accept(
         mut self,
-        context: &Context,
         qp: &Qp,
         options: ConnectionOptions,
     ) -> Started<Connection, ConnectError> {
@@ -228,9 +218,7 @@ impl Incoming {
             return Started::ready(Err(ConnectError::NotConnected));
         };
         let room = side.backend.private_data().accept;
-        let own = of_device(self.device.as_ref(), context)
-            .and_then(|()| offer(context, qp, &options, room));
-        let own = own.and_then(|own| {
+        let own = offer(&self.context, qp, &options, room).and_then(|own| {
             meets(&own, &self.peer)?;
             Ok(own)
         });
@@ -259,17 +247,18 @@ impl Incoming {
             outbound_reads: reads.outbound,
             ..own
         };
-        let (started, request) = begin(context);
-        let target = Target::new(context, qp);
+        let (started, request) = begin(&self.context);
+        let target = Target::new(qp);
         let accept = Accept {
             side,
             target,
+            private_data: std::mem::take(&mut self.peer.private_data).into(),
             request,
             progress: Arc::new(Mutex::new(AcceptProgress::default())),
             brings_up: options.takes_psn.is_none(),
         };
         // A stream needs both sides: the queue pair comes up while the peer's does.
-        let is_stream = context.attributes().transport == Transport::Iwarp;
+        let is_stream = self.context.attributes().transport == Transport::Iwarp;
         let options = with_path_mtu(with_reads(options.path, reads), &self.peer);
         let (endpoint, options) = numbered(options, own.endpoint.sq_psn, &self.peer);
         accept.begin(&endpoint, options, own, is_stream);
@@ -285,13 +274,12 @@ impl Incoming {
     /// The accept has failed already; `then` is not called.
     pub fn accept_then(
         self,
-        context: &Context,
         qp: &Qp,
         options: ConnectionOptions,
         then: impl FnOnce(Result<Connection, ConnectError>) + Send + 'static,
     ) -> Result<(), ConnectError> {
         let _held = self.others.upgrade().map(|others| others.hold());
-        let accepted = self.accept(context, qp, options);
+        let accepted = self.accept(qp, options);
         if accepted.is_done() {
             then(Ok(accepted.wait()?));
         } else {

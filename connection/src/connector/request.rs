@@ -20,7 +20,7 @@ struct Pending {
     context: Context,
 }
 
-pub(crate) fn begin<T: Send + 'static>(
+pub(super) fn begin<T: Send + 'static>(
     context: &Context,
 ) -> (Started<T, ConnectError>, Arc<Request<T>>) {
     let (started, completer) = Started::pending();

@@ -11,6 +11,7 @@ use verbs_api::provider::backend::{
 use verbs_api::qp::QpAttributes;
 use verbs_api::{Context, Started, VerbError};
 
+use super::Connector;
 use super::offer::fits;
 use super::request::{Request, begin};
 
@@ -87,15 +88,11 @@ pub(super) struct SideState {
 }
 
 impl Side {
-    pub(super) fn new(
-        backend: &Arc<dyn Backend>,
-        padding: Padding,
-        established: &Established,
-    ) -> Arc<Self> {
+    pub(super) fn new(of: &Connector) -> Arc<Self> {
         Arc::new(Self {
-            backend: Arc::clone(backend),
-            padding,
-            established: established.clone(),
+            backend: Arc::clone(&of.backend),
+            padding: of.padding,
+            established: of.established.clone(),
             state: Mutex::default(),
         })
     }
@@ -178,7 +175,7 @@ impl Side {
         let limits = PrivateDataLimits::INFINIBAND;
         match &mut event {
             CmEvent::Accepted(peer) => self.padding.pad(&mut peer.private_data, limits.accept),
-            // Where nobody listens there are no private data.
+            // A refusal for want of a listener has no private data.
             CmEvent::Rejected(_, said) if !said.is_empty() => self.padding.pad(said, limits.reject),
             _ => {}
         }

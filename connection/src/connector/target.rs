@@ -16,9 +16,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(context: &Context, qp: &Qp) -> Self {
+    pub(super) fn new(qp: &Qp) -> Self {
         Self {
-            context: context.clone(),
+            context: qp.open_device(),
             id: qp.id(),
         }
     }

@@ -174,7 +174,7 @@ fn a_log_tells_how_connections_begin_are_refused_and_end() {
     let lines = Lines::of(|| {
         let connector = Connector::of(device).unwrap();
         let server = "192.0.2.1:7471".parse().unwrap();
-        let ask = || connector.connect(device, near, server, ConnectionOptions::new());
+        let ask = || connector.connect(near, server, ConnectionOptions::new());
         assert!(matches!(ask().wait(), Err(ConnectError::Refused { .. })));
         let listener = connector.listen(server, 1).unwrap();
         let asked = ask();
@@ -182,10 +182,10 @@ fn a_log_tells_how_connections_begin_are_refused_and_end() {
         assert!(asked.wait().is_err());
         let asked = ask();
         let incoming = listener.next().wait().unwrap();
-        let agreed = incoming.accept(device, far, ConnectionOptions::new());
-        let at_near = asked.wait().unwrap().complete().wait().unwrap();
+        let agreed = incoming.accept(far, ConnectionOptions::new());
+        let at_near = asked.wait().unwrap();
         let _at_far = agreed.wait().unwrap();
-        at_near.disconnect(device, near).wait().unwrap();
+        at_near.disconnect().wait().unwrap();
     });
     for parts in [
         &["DEBUG asks for a connection", "to=192.0.2.1:7471"][..],

@@ -122,7 +122,6 @@ const MESSAGE: usize = 24;
 
 /// One side of one connection.
 struct End {
-    context: Context,
     cq: Cq,
     qp: Qp,
     message: Memory,
@@ -154,7 +153,6 @@ impl End {
         let buffer_mr = pd.register(&buffer, shared).await?;
         qp.init(PathOptions::new()).await?;
         let end = Self {
-            context: context.clone(),
             cq,
             qp,
             message,
@@ -254,7 +252,7 @@ fn serve(device: &str) -> Result<()> {
                 let options = ConnectionOptions::new()
                     .path(PathOptions::new().access(RIGHTS))
                     .reads(4, 4);
-                let connection = incoming.accept(&context, &end.qp, options).await?;
+                let connection = incoming.accept(&end.qp, options).await?;
                 for number in 0..REQUESTS {
                     let (asked, _) = end.heard().await?;
                     assert_eq!(asked, number);
@@ -283,8 +281,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
                 .path(PathOptions::new().access(RIGHTS))
                 .reads(4, 4);
             let connector = Connector::of(&context)?;
-            let asked = connector.connect(&context, &end.qp, server, options);
-            let connection = asked.await?.complete().await?;
+            let connection = connector.connect(&end.qp, server, options).await?;
             let mut server = None;
             for number in 0..REQUESTS {
                 if let Some(server) = server {
@@ -295,7 +292,7 @@ fn ask(device: &str, server: SocketAddr) -> Result<()> {
                 assert_eq!(answered, number);
                 server = Some(buffer);
             }
-            connection.disconnect(&end.context, &end.qp).await?;
+            connection.disconnect().await?;
             Ok(())
         });
     }

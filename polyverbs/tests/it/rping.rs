@@ -113,9 +113,7 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
     let connector = Connector::of(&context).unwrap();
     let connection = test_kit::waiting::until_some(|| {
         let options = ConnectionOptions::new().path(PathOptions::new().access(access));
-        let asked = connector.connect(&context, &qp, server, options.reads(1, 1));
-        let connected = asked.wait().and_then(|accepted| accepted.complete().wait());
-        match connected {
+        match connector.connect(&qp, server, options.reads(1, 1)).wait() {
             Ok(connection) => Some(connection),
             // The server may not listen yet.
             Err(ConnectError::Refused { .. }) => None,
@@ -131,7 +129,7 @@ fn ping_by_hand(server: SocketAddr, text: &[u8]) {
         .unwrap()
         .unwrap();
     assert!(done.status.is_success() && done.opcode.is_receive());
-    connection.disconnect(&context, &qp).wait().unwrap();
+    connection.disconnect().wait().unwrap();
 }
 
 #[test]

@@ -255,12 +255,12 @@ fn managed(near: &End, far: &End) {
         .unwrap();
     let options = || ConnectionOptions::new().private_data(b"hello");
     let connector = Connector::of(&near.context).unwrap();
-    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let asked = connector.connect(&qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &there, options());
-    let connection = asked.wait().unwrap().complete().wait().unwrap();
+    let accepted = incoming.accept(&there, options());
+    let connection = asked.wait().unwrap();
     let _theirs = accepted.wait().unwrap();
-    connection.disconnect(&near.context, &qp).wait().unwrap();
+    connection.disconnect().wait().unwrap();
 }
 
 // Over a stream, from the one that asks for the connection. The last request ends it.
@@ -280,10 +280,10 @@ fn streamed(near: &End, far: &End, at: &str) {
             .path(options)
             .private_data(b"hello")
     };
-    let asked = connector.connect(&near.context, &qp, listener.address(), options());
+    let asked = connector.connect(&qp, listener.address(), options());
     let incoming = listener.next().wait().unwrap();
-    let accepted = incoming.accept(&far.context, &there, options());
-    let _near = asked.wait().unwrap().complete().wait().unwrap();
+    let accepted = incoming.accept(&there, options());
+    let _near = asked.wait().unwrap();
     let _far = accepted.wait().unwrap();
     for length in [100, 5000] {
         let (local, remote) = (near.sge(length), far.mr.remote(HALF as u64));

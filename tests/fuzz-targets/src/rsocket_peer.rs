@@ -119,7 +119,7 @@ impl Rig {
             .path(granted)
             .private_data(&self.hello(script));
         let connector = Connector::of(&self.context).expect("a connection manager");
-        let asked = connector.connect(&self.context, &qp, self.at, options);
+        let asked = connector.request(&qp, self.at, options);
         let accepted = asked.wait().ok()?;
         let [list, ring] = [8, 24].map(|at| target(&accepted, at));
         let connection = accepted.complete().wait().ok()?;

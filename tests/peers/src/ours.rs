@@ -195,7 +195,7 @@ impl Ours {
         words: &[u8],
     ) -> Result<Started<Accepted, ConnectError>, ConnectError> {
         let connector = Connector::of(&self.context)?;
-        Ok(connector.connect(&self.context, &self.qp, to, self.options(words)))
+        Ok(connector.request(&self.qp, to, self.options(words)))
     }
 
     /// The options with which a connection is requested or accepted.
@@ -216,12 +216,7 @@ impl Ours {
         incoming: Incoming,
         words: &[u8],
     ) -> Started<Connection, ConnectError> {
-        incoming.accept(&self.context, &self.qp, self.options(words))
-    }
-
-    /// Ends a connection.
-    pub(crate) fn disconnect(&self, connection: &Connection) -> anyhow::Result<()> {
-        Ok(connection.disconnect(&self.context, &self.qp).wait()?)
+        incoming.accept(&self.qp, self.options(words))
     }
 
     /// The destination of datagrams to the peer.

@@ -108,7 +108,7 @@ impl Game {
         ask(listener.address());
         let incoming = listener.next().wait().unwrap();
         let peer = remote(incoming.private_data());
-        let accepted = incoming.accept(&program.context, &program.qp, program.options());
+        let accepted = incoming.accept(&program.qp, program.options());
         let connection = accepted.wait().unwrap();
         for turn in 1..=turns() {
             program.watch(turn);
@@ -121,18 +121,16 @@ impl Game {
 
     fn ask(&self, server: SocketAddr) {
         let program = Program::new(self, 1);
-        let (context, qp) = (&program.context, &program.qp);
-        let connector = Connector::of(context).unwrap();
-        let asked = connector.connect(context, qp, server, program.options());
-        let accepted = asked.wait().unwrap();
-        let peer = remote(accepted.private_data());
-        let connection = accepted.complete().wait().unwrap();
+        let connector = Connector::of(&program.context).unwrap();
+        let connecting = connector.connect(&program.qp, server, program.options());
+        let connection = connecting.wait().unwrap();
+        let peer = remote(connection.private_data());
         for turn in 1..=turns() {
             program.write(turn, peer);
             program.watch(turn);
         }
         program.check();
-        connection.disconnect(context, qp).wait().unwrap();
+        connection.disconnect().wait().unwrap();
     }
 
     fn in_two_processes(&self) {

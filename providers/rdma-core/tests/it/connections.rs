@@ -32,7 +32,6 @@ const BOTH: [&str; 2] = ["ib0@libibverbs", "iw0@libibverbs"];
 
 /// A device with two queue pairs and a listener.
 struct Rig {
-    context: Context,
     pd: Pd,
     cq: Cq,
     near: Qp,
@@ -70,7 +69,6 @@ impl Rig {
         let connector = Connector::of(&context)?;
         let listener = connector.listen(address_of(device), 8)?;
         Ok(Self {
-            context,
             pd,
             cq,
             near,
@@ -82,8 +80,7 @@ impl Rig {
 
     fn ask(&self, options: ConnectionOptions) -> Started<Accepted, ConnectError> {
         let to = self.listener.address();
-        self.connector
-            .connect(&self.context, &self.near, to, options)
+        self.connector.request(&self.near, to, options)
     }
 
     fn accept(
@@ -91,7 +88,7 @@ impl Rig {
         incoming: Incoming,
         options: ConnectionOptions,
     ) -> Started<Connection, ConnectError> {
-        incoming.accept(&self.context, &self.far, options)
+        incoming.accept(&self.far, options)
     }
 
     fn connect(&self) -> Result<(Connection, Connection), Box<dyn Error>> {
@@ -196,12 +193,11 @@ fn without_a_listener_the_refusal_has_no_private_data() -> Outcome {
         let Rig {
             listener,
             connector,
-            context,
             near,
             ..
         } = rig;
         drop(listener);
-        let asked = connector.connect(&context, &near, to, ConnectionOptions::new());
+        let asked = connector.connect(&near, to, ConnectionOptions::new());
         assert!(refusal(asked)?.is_empty(), "{device}");
     }
     Ok(())
@@ -246,15 +242,15 @@ fn a_disconnect_of_either_end_is_reported_to_the_other() -> Outcome {
         let room = rig.pd.register(&memory, Access::LOCAL_WRITE).wait()?;
         rig.far
             .post_receive(ReceiveRequest::new(7, room.sge_all()))?;
-        done(far.disconnect(&rig.context, &rig.far))?;
+        done(far.disconnect())?;
         assert_eq!(rig.next()?, (7, WcStatus::WrFlushErr), "{device}");
         done(ended)?;
-        done(near.disconnect(&rig.context, &rig.near))?;
+        done(near.disconnect())?;
         let rig = Rig::new(device)?;
         let (near, far) = rig.connect()?;
         drop(near);
         done(far.disconnected())?;
-        done(flush(&rig.context, &rig.far))?;
+        done(flush(&rig.far))?;
     }
     Ok(())
 }
@@ -303,7 +299,7 @@ fn a_datagram_service_is_resolved_and_receives() -> Outcome {
     let (near, far, other) = (ud(QKEY)?, ud(QKEY)?, ud(0x1111_1111)?);
     let connector = Connector::of(&context)?;
     let listener = connector.listen_datagrams(address_of("ib0@libibverbs"), 8)?;
-    let ask = || connector.resolve(&context, listener.address(), b"who serves?");
+    let ask = || connector.resolve(listener.address(), b"who serves?");
 
     let asked = ask();
     let question = done(listener.next())?;

@@ -40,7 +40,7 @@ fn stalls(at: IpAddr) -> JoinHandle<Stalled> {
         };
         let options = ConnectionOptions::new().private_data(&told.to_bytes());
         Stalled {
-            _connection: incoming.accept(&context, &qp, options).wait().unwrap(),
+            _connection: incoming.accept(&qp, options).wait().unwrap(),
             _listener: listener,
             _qp: qp,
         }
