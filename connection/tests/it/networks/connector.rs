@@ -55,6 +55,21 @@ fn receives_may_be_posted_before_the_connection_exists() {
     });
 }
 
+#[test]
+fn a_dropped_connect_leaves_its_queue_pair_as_it_was() {
+    on_each(|ends| {
+        let (near, far) = (ends.near_qp(), ends.far_qp());
+        let (to, options) = (ends.listener.address(), ConnectionOptions::new());
+        let connecting = ends.near.connector.connect(&near, to, options);
+        let incoming = ends.end(ends.listener.next());
+        drop(connecting);
+        let error = ends.error(ends.accept(incoming, &far));
+        let is_told = matches!(error, ConnectError::Aborted | ConnectError::Refused { .. });
+        assert!(is_told, "{error}");
+        assert_eq!(state(&near), QpState::Reset);
+    });
+}
+
 // covers 7.71
 #[test]
 fn an_accept_ends_as_the_peer_decides() {
