@@ -10,6 +10,7 @@
 
 use std::env;
 use std::error::Error;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::process::ExitCode;
@@ -146,8 +147,10 @@ fn run() -> Result<(), Box<dyn Error>> {
         wanted = wanted.device(device.to_string_lossy());
     }
     let context = open(wanted)?;
-    let to = File::create(to)?;
-    let copied = copy(&context, File::open(from)?, to)?;
+    let named = |path: &OsStr, error: io::Error| format!("{}: {error}", path.display());
+    let source = File::open(&from).map_err(|error| named(&from, error))?;
+    let target = File::create(&to).map_err(|error| named(&to, error))?;
+    let copied = copy(&context, source, target)?;
     println!("{}: {copied} bytes", context.attributes().name);
     Ok(())
 }

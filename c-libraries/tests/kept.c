@@ -76,33 +76,86 @@ static void faults_of_the_program(void)
 	MUST(signal(SIGUSR1, SIG_IGN) == SIG_DFL && signal(SIGUSR1, SIG_DFL) == SIG_IGN);
 }
 
-// A peer's write to memory that the program has protected, in a thread that has all signals blocked.
-static void access_with_signals_blocked(void)
+static int client, server;
+
+static void connect_ends(void)
 {
 	struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f004001) };
 	socklen_t length = sizeof here;
-	int listener = rsocket(AF_INET, SOCK_STREAM, 0), client = rsocket(AF_INET, SOCK_STREAM, 0), server;
-	char *at = pages(NULL, 0), byte = 7;
-	sigset_t all, before;
-	off_t offset;
-	int maps = 1;
+	int listener = rsocket(AF_INET, SOCK_STREAM, 0), maps = 1;
 
+	client = rsocket(AF_INET, SOCK_STREAM, 0);
 	MUST(rsetsockopt(listener, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
 	MUST(rsetsockopt(client, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
 	MUST(rbind(listener, (struct sockaddr *)&here, length) == 0 && rlisten(listener, 1) == 0);
 	MUST(rgetsockname(listener, (struct sockaddr *)&here, &length) == 0);
 	MUST(rconnect(client, (struct sockaddr *)&here, length) == 0 && (server = raccept(listener, NULL, NULL)) >= 0);
-	MUST((offset = riomap(server, at, LENGTH, PROT_WRITE, 0, -1)) != -1);
+	MUST(rclose(listener) == 0);
+}
+
+// Lets the client write to this memory of the server.
+static off_t map(char *at)
+{
+	off_t offset = riomap(server, at, LENGTH, PROT_WRITE, 0, -1);
+	char byte = 7;
+
+	MUST(offset != -1);
 	// The client learns of the map with the next message.
 	MUST(rsend(server, &byte, 1, 0) == 1 && rrecv(client, &byte, 1, 0) == 1);
+	return offset;
+}
+
+// The client writes a 7 to memory of the server, which has arrived when this returns.
+static void write_by_peer(off_t offset)
+{
+	char byte = 7;
+
+	MUST(riowrite(client, &byte, 1, offset, 0) == 1);
+	MUST(rsend(client, &byte, 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1);
+}
+
+// A peer's write to memory that the program has protected, in a thread that has all signals blocked.
+static void access_with_signals_blocked(void)
+{
+	char *at = pages(NULL, 0);
+	off_t offset = map(at);
+	sigset_t all, before;
+
 	sigfillset(&all);
 	MUST(pthread_sigmask(SIG_BLOCK, &all, &before) == 0 && sigprocmask(SIG_SETMASK, &all, NULL) == 0);
 	MUST(mprotect(at, LENGTH, PROT_NONE) == 0);
-	MUST(riowrite(client, &byte, 1, offset, 0) == 1);
-	MUST(rsend(client, &byte, 1, 0) == 1 && rrecv(server, &byte, 1, 0) == 1);
+	write_by_peer(offset);
 	MUST(mprotect(at, LENGTH, PROT_READ) == 0 && at[0] == 7);
 	MUST(pthread_sigmask(SIG_SETMASK, &before, &all) == 0 && sigismember(&all, SIGUSR1));
-	MUST(rclose(client) == 0 && rclose(server) == 0 && rclose(listener) == 0);
+	MUST(riounmap(server, at, LENGTH) == 0);
+}
+
+// A peer's write to memory in whose place the program has mapped something else, and to pages that it has given back.
+static void access_to_replaced_memory(void)
+{
+	char *at = pages(NULL, 0), *other = pages(NULL, 0);
+	off_t offset = map(at);
+	int file = memfd_create("shared", 0);
+
+	MUST(pages(at, MAP_FIXED) == at);
+	write_by_peer(offset);
+	MUST(at[0] == 0);
+	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(at));
+
+	offset = map(at);
+	MUST(mremap(other, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+	write_by_peer(offset);
+	MUST(at[0] == 0);
+	MUST(riounmap(server, at, LENGTH) == 0 && is_mapped(at));
+
+	MUST(ftruncate(file, LENGTH) == 0);
+	at = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	MUST(at != MAP_FAILED);
+	offset = map(at);
+	MUST(madvise(at, LENGTH, MADV_REMOVE) == 0);
+	write_by_peer(offset);
+	MUST(at[0] == 7);
+	MUST(riounmap(server, at, LENGTH) == 0);
 }
 
 int main(void)
@@ -180,7 +233,10 @@ int main(void)
 	MUST(shmdt((void *)at) == -1);
 
 	faults_of_the_program();
+	connect_ends();
 	access_with_signals_blocked();
+	access_to_replaced_memory();
+	MUST(rclose(client) == 0 && rclose(server) == 0);
 
 	puts("all kept");
 	return 0;

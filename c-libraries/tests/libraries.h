@@ -62,6 +62,7 @@ ssize_t rsend(int socket, const void *source, size_t length, int flags);
 ssize_t rrecv(int socket, void *sink, size_t length, int flags);
 int rsetsockopt(int socket, int level, int name, const void *value, socklen_t length);
 off_t riomap(int socket, void *memory, size_t length, int protection, int flags, off_t offset);
+int riounmap(int socket, void *memory, size_t length);
 size_t riowrite(int socket, const void *source, size_t length, off_t offset, int flags);
 int rclose(int socket);
 

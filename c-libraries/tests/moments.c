@@ -321,8 +321,13 @@ static void leave_nothing(const char *file)
 	MUST(rdma_create_id(NULL, &bound, NULL, RDMA_PS_TCP) == 0);
 	MUST(rdma_bind_addr(bound, (struct sockaddr *)&here) == 0);
 	closefrom(3);
-	for (int fd = 3; fd < 1024; fd++)
+	for (int fd = 3; fd < 1024; fd++) {
 		MUST(close(fd) == -1 && errno == EBADF);
+		if (fcntl(fd, F_GETFD) == -1)
+			continue;
+		MUST(dup2(0, fd) == -1 && errno == EBUSY);
+		MUST(dup3(0, fd, O_CLOEXEC) == -1 && errno == EBUSY);
+	}
 	MUST(descriptors(file) > 3);
 	for (int at = 0; at < 64; at++)
 		MUST(pipe2(pipes[at], O_NONBLOCK) == 0);

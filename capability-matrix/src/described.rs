@@ -1,11 +1,12 @@
 //! The features that exist: those of the core, those of the extensions, and claimed bits that no extension describes.
 
-use polyverbs::probe::{CORE_FEATURES, CORE_PROBES, Probe};
+use polyverbs::probe::Probe;
 use polyverbs::{
     Features,
     capability::{DeviceAttributes, FeatureSet},
     extension::{ExtensionDescriptor, Extensions, FeatureInfo},
 };
+use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
 
 use crate::about::about;
 

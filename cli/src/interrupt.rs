@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::commands::network::flush_capture;
+use crate::capture_file;
 use crate::output::complain;
 use crate::transfer::INTERRUPTED;
 
@@ -96,7 +96,7 @@ pub(crate) fn report() -> i32 {
             thread::park();
         }
     }
-    flush_capture();
+    capture_file::flush();
     let done = command().as_ref().map(|(_, done)| done());
     match done {
         Some(done) => complain(&format!("interrupted: {done}")),

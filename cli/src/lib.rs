@@ -16,7 +16,9 @@
 
 #[cfg(debug_assertions)]
 mod broken;
+mod capture_file;
 mod commands;
+mod installed;
 mod interrupt;
 mod libraries;
 mod output;
@@ -30,8 +32,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{
-    capture, completions, copy, devices, dissect, install, matrix, network, perf, ping, plan, put,
-    rds, run, serve, tour,
+    capture, completions, copy, devices, dissect, install, matrix, perf, ping, plan, put, rds, run,
+    serve, tour,
 };
 use output::AlreadyReported;
 
@@ -130,7 +132,7 @@ fn perform(arguments: Arguments) -> anyhow::Result<()> {
         Some(Command::Capture(arguments)) => {
             let command = std::iter::once(NAME.to_owned()).chain(arguments.command);
             match Arguments::try_parse_from(command) {
-                Ok(inner) => network::captured(&arguments.file, || perform(inner)),
+                Ok(inner) => capture_file::captured(&arguments.file, || perform(inner)),
                 Err(error) => Err(anyhow::anyhow!(said(&error))),
             }
         }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
-use crate::commands::install;
+use crate::installed::Content;
 use crate::output::complain;
 
 /// The names that programs load; both are one file.
@@ -82,8 +82,20 @@ impl Libraries {
             return Err(missing);
         };
         let built = build()?;
-        install::put_libraries(&bin.with_file_name("lib").join("polyverbs"), built)?;
+        for (target, content) in built.installed_in(&bin.with_file_name("lib").join("polyverbs")) {
+            content.install(&target)?;
+        }
         Self::find()
+    }
+
+    /// The files by which these libraries are installed in a folder.
+    pub(crate) fn installed_in(self, lib: &Path) -> [(PathBuf, Content); 4] {
+        [
+            (lib.join(VERBS), Content::File(self.verbs)),
+            (lib.join(CM), Content::Link(VERBS)),
+            (lib.join(REDIRECT), Content::File(self.redirect)),
+            (lib.join(RDS), Content::File(self.rds)),
+        ]
     }
 
     /// Settings for the dynamic linker: a folder with both libraries under their names, and the file to preload. The libraries'

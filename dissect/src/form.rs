@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use polyverbs_wire::iwarp::rdmap::{AtomicRequest, AtomicResponse, ExtensionHeader, ReadRequest};
+use polyverbs_wire::iwarp::start::Kind;
 use polyverbs_wire::iwarp::terminate::{TerminateControl, TerminatedRequest};
 use polyverbs_wire::iwarp::{Enhanced, SegmentHeader, StartHeader};
 use polyverbs_wire::layout::Octets;
@@ -470,6 +471,17 @@ pub struct Start {
     /// The same, if the connection is of RDS; for the reader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rds: Option<ConnectData>,
+}
+
+impl Start {
+    /// Request or reply.
+    pub(crate) fn kind_name(&self) -> &'static str {
+        if self.header.key.0 == *Kind::Request.key() {
+            "Request"
+        } else {
+            "Reply"
+        }
+    }
 }
 
 /// An FPDU.

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use polyverbs_wire::iwarp::SegmentHeader;
-use polyverbs_wire::iwarp::start::Kind;
 use polyverbs_wire::mad::cm::{Message, reason};
 use polyverbs_wire::net::{Tcp, protocol};
 use polyverbs_wire::rds::{ConnectData, Flags};
@@ -338,18 +337,9 @@ fn about_pdu(pdu: &Pdu) -> String {
     }
 }
 
-/// Request or reply.
-pub(crate) fn start_name(start: &Start) -> &'static str {
-    if start.header.key.0 == *Kind::Request.key() {
-        "Request"
-    } else {
-        "Reply"
-    }
-}
-
 fn about_start(start: &Start) -> String {
     let header = &start.header;
-    let mut text = format!("MPA {}, revision {}", start_name(start), header.revision);
+    let mut text = format!("MPA {}, revision {}", start.kind_name(), header.revision);
     let flags = [
         (header.markers, "markers"),
         (header.crc, "CRC"),

@@ -209,8 +209,7 @@ impl Summary {
     fn pdu(&mut self, pdu: &Pdu) {
         match &pdu.unit {
             Unit::Start(start) => {
-                let kind = crate::line::start_name(start);
-                self.opcode(Protocol::Mpa, kind, start.private_data.0.len());
+                self.opcode(Protocol::Mpa, start.kind_name(), start.private_data.0.len());
             }
             Unit::Fpdu(fpdu) => {
                 self.crc32c.count(&fpdu.crc);

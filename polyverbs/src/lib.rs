@@ -94,12 +94,6 @@ pub mod extensions {
 
 pub use verbs_api::*;
 
-/// Conformance probes, and those of the core.
-pub mod probe {
-    pub use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
-    pub use verbs_api::probe::*;
-}
-
 // Providers and extensions register themselves where their crates are linked, and a crate that nothing names is not
 // linked: a dependency alone registers nothing. These lines are what makes the default devices, and what they can do,
 // exist in every program that names this crate.

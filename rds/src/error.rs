@@ -18,6 +18,11 @@ pub enum RdsError {
     /// `EINVAL`: the address is a wildcard, a broadcast or a multicast address, or lacks its scope.
     #[error("{0} is no address of one host")]
     Address(SocketAddr),
+    /// `EADDRNOTAVAIL`: the address is valid on the link of its scope only, and sockets are not at such addresses.
+    #[error(
+        "{0} has a scope, which sockets do not support: use an address of the host that is not link-local"
+    )]
+    Scope(SocketAddr),
     /// `EDESTADDRREQ`: the destination is a wildcard.
     #[error("{0} is no destination")]
     Destination(SocketAddr),
@@ -101,6 +106,7 @@ impl RdsError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Address(_) | Self::Bound(_) => libc::EINVAL,
+            Self::Scope(_) => libc::EADDRNOTAVAIL,
             Self::Destination(_) => libc::EDESTADDRREQ,
             Self::NotConnected(_) => libc::ENOTCONN,
             Self::Port { error, .. } => match error {
@@ -168,6 +174,7 @@ impl DeviceError {
                 VerbError::Os { errno, .. } => Some(*errno),
                 _ => None,
             },
+            Self::Connect(ConnectError::Unsent(errno)) => Some(*errno),
             Self::Open(_) | Self::Connect(_) => None,
         }
     }

@@ -16,6 +16,7 @@ mod rdma;
 mod shared;
 mod socket;
 mod spin;
+mod transport;
 mod watch;
 
 pub use error::RdsError;
@@ -24,4 +25,5 @@ pub use node::{DeviceSource, Sleeping, look_first_at};
 pub use polyverbs_wire::rds::MAX_MESSAGE;
 pub use protocol::{OperationStatus, RdmaStatus, Readiness, SocketOptions};
 pub use rdma::{AtomicOperation, AtomicRequest, Control, Cookie, RdmaFlags, RdmaRequest};
-pub use socket::{Outgoing, RdsSocket, RdsTransport, Received, Wait};
+pub use socket::{Outgoing, RdsSocket, Received, Wait};
+pub use transport::RdsTransport;

@@ -36,8 +36,8 @@ use crate::protocol::{
 };
 use crate::rdma::Posted;
 use crate::shared::Shared;
-use crate::socket::RdsTransport;
 use crate::spin::SPIN_TIME;
+use crate::transport::RdsTransport;
 
 /// The bit that marks the `wr_id` of a receive; the `wr_id` of a send is the number of its request.
 const RECEIVE: u64 = 1 << 62;

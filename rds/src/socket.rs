@@ -3,13 +3,13 @@
 use std::future::poll_fn;
 use std::hint;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use polyverbs::{Device, Transport};
+use polyverbs::Device;
 use polyverbs_wire::rds::{FRAGMENT, MAX_MESSAGE};
 
 use crate::error::{DeviceError, RdsError};
@@ -23,6 +23,7 @@ use crate::protocol::{
 };
 use crate::rdma::{Control, Cookie, Posted, RdmaFlags, attached};
 use crate::shared::Shared;
+use crate::transport::RdsTransport;
 
 /// How long the leader, which peers connect to, may take to learn of a socket.
 const ANNOUNCED: Duration = Duration::from_secs(10);
@@ -44,26 +45,6 @@ pub enum Wait {
     Until(Instant),
     /// The call blocks until it succeeds.
     Forever,
-}
-
-/// The transport of a socket's messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RdsTransport {
-    /// InfiniBand or RoCE.
-    InfiniBand,
-    /// iWARP.
-    Iwarp,
-    /// RDS over TCP, another protocol, which this crate does not implement.
-    Tcp,
-}
-
-impl RdsTransport {
-    pub(crate) fn of(transport: Transport) -> Self {
-        match transport {
-            Transport::Iwarp => Self::Iwarp,
-            _ => Self::InfiniBand,
-        }
-    }
 }
 
 /// A message to send.
@@ -128,6 +109,23 @@ struct Before {
     options: SocketOptions,
     peer: Option<SocketAddr>,
     transport: Option<RdsTransport>,
+    nonblocking: bool,
+    read_timeout: Option<Duration>,
+    write_timeout: Option<Duration>,
+}
+
+impl Before {
+    /// How long a call with this timeout may block from now on.
+    fn wait(&self, timeout: Option<Duration>) -> Wait {
+        match timeout {
+            _ if self.nonblocking => Wait::No,
+            // A time that the clock cannot name is for ever.
+            Some(timeout) => {
+                (Instant::now().checked_add(timeout)).map_or(Wait::Forever, Wait::Until)
+            }
+            None => Wait::Forever,
+        }
+    }
 }
 
 struct Bound {
@@ -160,6 +158,9 @@ impl RdsSocket {
             options: SocketOptions::default(),
             peer: None,
             transport: None,
+            nonblocking: false,
+            read_timeout: None,
+            write_timeout: None,
         };
         Self {
             inner: Arc::new(Inner {
@@ -206,9 +207,7 @@ impl RdsSocket {
         at: SocketAddr,
         device: impl FnOnce() -> Result<Device, DeviceError>,
     ) -> Result<(), RdsError> {
-        if !is_unicast(at) {
-            return Err(RdsError::Address(at));
-        }
+        check_unicast(at)?;
         let before = self.before();
         if let Some(bound) = self.inner.bound.get() {
             return Err(RdsError::Bound(bound.at));
@@ -264,9 +263,7 @@ impl RdsSocket {
         if to.ip().is_unspecified() {
             return Err(RdsError::Destination(to));
         }
-        if !is_unicast(to) {
-            return Err(RdsError::Address(to));
-        }
+        check_unicast(to)?;
         self.before().peer = Some(to);
         Ok(())
     }
@@ -323,43 +320,35 @@ impl RdsSocket {
         }
     }
 
-    /// Sends a message. Blocks while the send buffer is full or the destination is congested.
+    /// Whether calls return [`WouldBlock`](RdsError::WouldBlock) or [`Congested`](RdsError::Congested) instead of blocking.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.before().nonblocking = nonblocking;
+    }
+
+    /// How long a receive call blocks at most; `None`, as at first, for as long as it takes.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) {
+        self.before().read_timeout = timeout;
+    }
+
+    /// How long a send call blocks at most; `None`, as at first, for as long as it takes.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) {
+        self.before().write_timeout = timeout;
+    }
+
+    /// Sends a message. Blocks while the send buffer is full or the destination is congested, as the socket's settings allow.
     ///
     /// # Errors
-    /// Those of [`send_message`](Self::send_message).
+    /// Those of [`send_msg`](Self::send_msg).
     pub fn send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::Forever)
-    }
-
-    /// Sends a message if that is possible without blocking.
-    ///
-    /// # Errors
-    /// Those of [`send_message`](Self::send_message).
-    pub fn try_send_to(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::No)
-    }
-
-    /// Sends a message. Blocks until `deadline` at most.
-    ///
-    /// # Errors
-    /// Those of [`send_message`](Self::send_message).
-    pub fn send_to_until(
-        &self,
-        data: &[u8],
-        to: SocketAddr,
-        deadline: Instant,
-    ) -> Result<usize, RdsError> {
-        self.send_for(data, to, Wait::Until(deadline))
-    }
-
-    fn send_for(&self, data: &[u8], to: SocketAddr, wait: Wait) -> Result<usize, RdsError> {
-        let data = [IoSlice::new(data)];
+        let before = self.before();
+        let wait = before.wait(before.write_timeout);
+        drop(before);
         let message = Outgoing {
-            data: &data,
+            data: &[IoSlice::new(data)],
             to: Some(to),
             ..Outgoing::default()
         };
-        self.send_message(message, wait)
+        self.send_msg(message, wait)
     }
 
     /// Sends a whole message. The peer acknowledges it later: a socket that is closed earlier gives up the messages that it has
@@ -369,7 +358,7 @@ impl RdsSocket {
     /// The socket has no address or the message no destination, the message is too long, or the call would have to block longer
     /// than `wait` allows. If earlier messages were given up, one call returns [`Undelivered`](RdsError::Undelivered) and does
     /// not send its message.
-    pub fn send_message(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
+    pub fn send_msg(&self, message: Outgoing<'_>, wait: Wait) -> Result<usize, RdsError> {
         let (bound, to, length) = self.check(&message)?;
         let mut outbound = Some(self.outbound(bound, &message, to, length)?);
         let outcome = bound.wait_for(&self.inner.shared, wait, |state| {
@@ -387,7 +376,7 @@ impl RdsSocket {
     /// Sends a message as [`send_to`](Self::send_to) does, without blocking the thread.
     ///
     /// # Errors
-    /// Those of [`send_message`](Self::send_message).
+    /// Those of [`send_msg`](Self::send_msg).
     pub async fn send_to_async(&self, data: &[u8], to: SocketAddr) -> Result<usize, RdsError> {
         let data = [IoSlice::new(data)];
         let message = Outgoing {
@@ -493,10 +482,8 @@ impl RdsSocket {
     }
 
     fn check(&self, message: &Outgoing<'_>) -> Result<(&Bound, SocketAddr, usize), RdsError> {
-        if let Some(to) = message.to
-            && !is_unicast(to)
-        {
-            return Err(RdsError::Address(to));
+        if let Some(to) = message.to {
+            check_unicast(to)?;
         }
         let before = self.before();
         let to = message.to.or(before.peer);
@@ -513,32 +500,15 @@ impl RdsSocket {
         Ok((bound, to, length))
     }
 
-    /// Receives a message. Blocks until there is one.
+    /// Receives a message. Blocks until there is one, as the socket's settings allow.
     ///
     /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
+    /// Those of [`recv_msg`](Self::recv_msg).
     pub fn recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Forever, false)
-    }
-
-    /// Receives a message if there is one.
-    ///
-    /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
-    pub fn try_recv_from(&self, room: &mut [u8]) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::No, false)
-    }
-
-    /// Receives a message. Blocks until `deadline` at most.
-    ///
-    /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
-    pub fn recv_from_until(
-        &self,
-        room: &mut [u8],
-        deadline: Instant,
-    ) -> Result<Received, RdsError> {
-        self.receive_message(&mut [IoSliceMut::new(room)], Wait::Until(deadline), false)
+        let before = self.before();
+        let wait = before.wait(before.read_timeout);
+        drop(before);
+        self.recv_msg(&mut [IoSliceMut::new(room)], wait, false)
     }
 
     /// Receives a message, the outcome of operations, or the ports that became free; messages come last. Bytes that do not fit
@@ -547,7 +517,7 @@ impl RdsSocket {
     /// # Errors
     /// The socket has no address, or there is nothing to receive and the call would have to block longer than `wait` allows. If
     /// messages that the socket has sent were given up, one call returns [`Undelivered`](RdsError::Undelivered).
-    pub fn receive_message(
+    pub fn recv_msg(
         &self,
         room: &mut [IoSliceMut<'_>],
         wait: Wait,
@@ -571,7 +541,7 @@ impl RdsSocket {
     /// Receives a message as [`recv_from`](Self::recv_from) does, without blocking the thread.
     ///
     /// # Errors
-    /// Those of [`receive_message`](Self::receive_message).
+    /// Those of [`recv_msg`](Self::recv_msg).
     pub async fn recv_from_async(&self, room: &mut [u8]) -> Result<Received, RdsError> {
         let bound = self.bound()?;
         let inbound = self.until(bound, |state| try_receive(state, bound.id));
@@ -616,7 +586,7 @@ impl RdsSocket {
     /// while !socket.readiness().readable {
     ///     poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
     /// }
-    /// let received = socket.try_recv_from(&mut [0; 4096])?;
+    /// let received = socket.recv_from(&mut [0; 4096])?;
     /// # Ok(())
     /// # }
     /// ```
@@ -691,7 +661,11 @@ impl RdsSocket {
         pings.bind_to(address)?;
         for peer in owing {
             address.set_ip(peer);
-            pings.send_for(&[], address, wait)?;
+            let ping = Outgoing {
+                to: Some(address),
+                ..Outgoing::default()
+            };
+            pings.send_msg(ping, wait)?;
         }
         bound.wait_for(&self.inner.shared, wait, |state| {
             tell_undelivered(state, bound.id)?;
@@ -910,15 +884,18 @@ fn taken(message: &Queued<Slot>, room: &mut [IoSliceMut<'_>]) -> Received {
     }
 }
 
-/// Whether an address is that of one host. A link-local address needs the scope that names its link.
-fn is_unicast(address: SocketAddr) -> bool {
-    let is_one = match address.ip() {
-        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast(),
-        IpAddr::V6(ip) => !ip.is_multicast(),
+/// Checks that an address is that of one host. A link-local one is that of a host on each link; with a scope it names one,
+/// which is not supported.
+fn check_unicast(address: SocketAddr) -> Result<(), RdsError> {
+    let is_one = match address {
+        SocketAddr::V4(v4) => !v4.ip().is_multicast() && !v4.ip().is_broadcast(),
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() != 0 => {
+            return Err(RdsError::Scope(address));
+        }
+        SocketAddr::V6(v6) => !v6.ip().is_multicast() && !v6.ip().is_unicast_link_local(),
     };
-    let has_link = match address {
-        SocketAddr::V6(v6) => !v6.ip().is_unicast_link_local() || v6.scope_id() != 0,
-        SocketAddr::V4(_) => true,
-    };
-    is_one && has_link && !address.ip().is_unspecified()
+    match is_one && !address.ip().is_unspecified() {
+        true => Ok(()),
+        false => Err(RdsError::Address(address)),
+    }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::as_any::AsAny;
 use crate::capability::PortAttributes;
-use crate::contract::AhOps;
 use crate::control::{Reply, Started};
 use crate::error::{ArgumentReason, VerbError};
 use crate::ids::{Gid, LinkAddress};
@@ -14,6 +14,15 @@ use crate::lifecycle::{
 use crate::object_id::ObjectId;
 use crate::qp_attributes::AddressVector;
 use crate::wc::{Completion, WcFlags};
+
+/// The part of an address handle that a device implements.
+pub trait AhOps: AsAny {
+    /// The path.
+    fn path(&self) -> AddressVector;
+
+    /// Destroys it.
+    fn destroy(&self, reply: Reply<()>);
+}
 
 pub(crate) struct AhExtra;
 

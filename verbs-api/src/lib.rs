@@ -7,6 +7,7 @@
 
 mod access;
 mod ah;
+mod as_any;
 pub mod capability;
 mod channel;
 pub mod completion;

@@ -215,6 +215,7 @@ pub struct Mr {
 #[derive(Clone, Debug, Default)]
 pub struct MrReregister {
     translation: Option<(RegionMemory, Option<MemoryRange>)>,
+    keeps_keys: bool,
     iova: Option<u64>,
     pd: Option<Pd>,
     access: Option<Access>,
@@ -247,6 +248,14 @@ impl MrReregister {
         self
     }
 
+    /// The keys stay as they are, so that peers reach the other memory by the keys that they have. Emulated devices do this;
+    /// on other devices the keys may change.
+    #[must_use]
+    pub fn keep_keys(mut self) -> Self {
+        self.keeps_keys = true;
+        self
+    }
+
     /// The first byte of the other memory at this address.
     #[must_use]
     pub fn iova(mut self, iova: u64) -> Self {
@@ -272,6 +281,7 @@ impl MrReregister {
 impl Context {
     /// The memory region of this identity, or `None` once it was deregistered. Regions of buffers and
     /// allocated keys are not found.
+    #[doc(hidden)] // Tests see by it that an identity is not found any more.
     pub fn find_mr(&self, id: ObjectId) -> Option<Mr> {
         Mr::found(self.find(id)?)
     }
@@ -516,6 +526,7 @@ impl Mr {
         let ticket = self.object.begin_request()?;
         let MrReregister {
             translation,
+            keeps_keys,
             iova,
             pd,
             access,
@@ -556,6 +567,7 @@ impl Mr {
             translation: translation
                 .as_ref()
                 .map(|(memory, shape, _)| (memory.clone(), shape.iova)),
+            keeps_keys,
             pd: pd.map(|pd| Arc::clone(&pd.object.ops)),
             access,
         };

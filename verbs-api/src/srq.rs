@@ -130,6 +130,7 @@ pub struct Srq {
 
 impl Context {
     /// The shared receive queue of this identity, or `None` once it was destroyed.
+    #[doc(hidden)] // Tests see by it that an identity is not found any more.
     pub fn find_srq(&self, id: ObjectId) -> Option<Srq> {
         Some(Srq::of(self.find(id)?))
     }
@@ -242,8 +243,7 @@ impl Srq {
     /// Posts one receive. A buffer of a [`BufferPool`](crate::BufferPool) converts into one.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
-    /// [`post_receive_in_place`](Self::post_receive_in_place) keeps it.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
     #[inline]
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receive<'a>(
@@ -259,8 +259,8 @@ impl Srq {
     ///
     /// # Errors
     /// Why it was not posted; it is as it was, with its buffers.
+    #[doc(hidden)] // For the C library, whose caller owns the request.
     #[inline]
-    #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
         let live = self.check_live();
         post_in_place(request, live, self.max_sge, |requests| {

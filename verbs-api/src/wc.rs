@@ -211,7 +211,7 @@ pub struct Completion {
     pub qp_num: Qpn,
     /// The sender's queue pair: of datagrams, and of receives that a connection of an extension's variant brings.
     pub src_qp: Qpn,
-    /// The device's own code of a failure.
+    /// The device's own code of a failure. Of an emulated device: the system's error number if the system refused to send, or 0.
     pub vendor_err: u32,
     /// The sender's LID, of a datagram on InfiniBand.
     pub slid: u16,

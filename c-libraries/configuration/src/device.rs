@@ -330,9 +330,12 @@ impl FromStr for Device {
                 "name" => value.clone_into(&mut device.name),
                 "transport" => device.transport = value.parse()?,
                 "address" => {
-                    device.address = value
-                        .parse()
-                        .map_err(|_| format!("{value} is no IP address"))?;
+                    device.address = value.parse().map_err(|_| match value.contains('%') {
+                        true => format!(
+                            "{value} has a scope, and devices are not at addresses of one link"
+                        ),
+                        false => format!("{value} is no IP address"),
+                    })?;
                 }
                 "wire" => device.wire = yes_or_no(key, value)?,
                 "shared-memory" => device.shared_memory = yes_or_no(key, value)?,

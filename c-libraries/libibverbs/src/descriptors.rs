@@ -1,4 +1,5 @@
-//! Descriptors that a program closes without knowing whose they are, as `closefrom` does: those of the library stay open.
+//! Descriptors that a program closes or replaces without knowing whose they are, as `closefrom` and `dup2` do: those of the library
+//! stay as they are.
 //!
 //! The functions here interpose those of the C library in programs that are linked with the library. A descriptor of the library that
 //! was closed so could become another file of the program, from which the library would read, and to which it would write.
@@ -25,6 +26,37 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
         let next: unsafe extern "C" fn(c_int) -> c_int = mem::transmute(NEXT.find());
         next(descriptor)
     }
+}
+
+/// `dup2`. A number of the library is busy, as one is that another thread is opening.
+pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    static NEXT: Next = Next::new(c"dup2");
+    if is_own_descriptor(to) {
+        return busy();
+    }
+    // SAFETY: the function of this name, which every C library has.
+    unsafe {
+        let next: unsafe extern "C" fn(c_int, c_int) -> c_int = mem::transmute(NEXT.find());
+        next(from, to)
+    }
+}
+
+/// `dup3`, as [`dup2`].
+pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    static NEXT: Next = Next::new(c"dup3");
+    if is_own_descriptor(to) {
+        return busy();
+    }
+    // SAFETY: as for `dup2`.
+    unsafe {
+        let next: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int = mem::transmute(NEXT.find());
+        next(from, to, flags)
+    }
+}
+
+fn busy() -> c_int {
+    Errno(libc::EBUSY).set();
+    -1
 }
 
 fn system_close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {

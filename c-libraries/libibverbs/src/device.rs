@@ -139,6 +139,11 @@ impl ListedDevice {
         &self.configured
     }
 
+    /// Reports on standard error why it is not used; only the first time.
+    pub fn report(&self, why: std::fmt::Arguments<'_>) {
+        self.reported.call_once(|| setup::complain(why));
+    }
+
     // The engine's device, which belongs to the process that created it.
     fn device(&self) -> Result<Arc<Device>, Errno> {
         let mut made = lock(&self.made);
@@ -150,8 +155,7 @@ impl ListedDevice {
         crate::signals::outlive_faults()?;
         let made_now = self.configured.make(setup::tap());
         let device = made_now.map_err(|error| {
-            self.reported
-                .call_once(|| setup::complain(format_args!("{error}")));
+            self.report(format_args!("{error}"));
             Errno(error.errno().unwrap_or(libc::ENODEV))
         })?;
         let device = Arc::new(device);

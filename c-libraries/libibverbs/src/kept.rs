@@ -1,8 +1,8 @@
 //! Memory that a program gives up while it is registered: it stays until it is not, as pages that a kernel has pinned do.
 //!
 //! The functions here interpose those of the C library in programs that are linked with the library. What they would take
-//! from under a region waits for its deregistration. Until then peers read what was there, nobody sees what they write, and
-//! nothing else comes to lie at these addresses.
+//! from under a region waits for its deregistration. Until then peers read the old content, no program sees what they write, and
+//! nothing else is mapped at these addresses, unless the program says where: then the region gets memory of its own.
 //!
 //! These functions do not see what the C library gives up by itself, nor a free of less than a page: accesses to such memory outlive their
 //! faults ([`outlive_faults`](verbs_api::memory::copy::outlive_faults)).
@@ -16,7 +16,10 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+use verbs_api::memory::MrReregister;
+use verbs_api::memory::copy::copy;
 use verbs_api::provider::PerProcess;
+use verbs_api::{Access, Memory, Mr, VerbError};
 
 use crate::errno::Errno;
 use crate::lock::lock;
@@ -36,13 +39,18 @@ static KEEPS: PerProcess<Keeps> = PerProcess::new(Keeps::default);
 // Its nodes are smaller than what `free` looks up.
 #[derive(Default)]
 struct Table {
-    /// The end of each region by its start and its number.
-    regions: BTreeMap<(usize, u64), usize>,
+    /// Regions by their start and their number.
+    regions: BTreeMap<(usize, u64), Region>,
     /// Bytes of the longest region that there ever was.
     longest: usize,
     made: u64,
     /// The end by the start.
     waiting: BTreeMap<usize, (usize, Way)>,
+}
+
+struct Region {
+    end: usize,
+    mr: Mr,
 }
 
 /// How memory is given up.
@@ -56,9 +64,14 @@ enum Way {
 
 impl Table {
     fn has_region_in(&self, range: &Range<usize>) -> bool {
+        self.region_in(range).is_some()
+    }
+
+    fn region_in(&self, range: &Range<usize>) -> Option<((usize, u64), &Region)> {
         let first = range.start.saturating_sub(self.longest);
         let mut near = self.regions.range((first, 0)..(range.end, 0));
-        near.any(|(_, end)| *end > range.start)
+        let found = near.find(|(_, region)| region.end > range.start);
+        found.map(|(place, region)| (*place, region))
     }
 
     // What of this range waits for no region any more.
@@ -93,8 +106,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Keeps so many bytes.
-    pub fn new(start: *const c_void, length: usize) -> Self {
+    /// Keeps so many bytes, which this region has.
+    pub fn new(start: *const c_void, length: usize, mr: &Mr) -> Self {
         let keeps = &*KEEPS;
         let mut table = lock(&keeps.table);
         table.made += 1;
@@ -103,9 +116,12 @@ impl Kept {
             range: start.addr()..start.addr().saturating_add(length),
             number: table.made,
         };
-        table
-            .regions
-            .insert((kept.range.start, kept.number), kept.range.end);
+        let region = Region {
+            end: kept.range.end,
+            mr: mr.clone(),
+        };
+        let place = (kept.range.start, kept.number);
+        table.regions.insert(place, region);
         keeps.regions.store(table.regions.len(), Ordering::Relaxed);
         kept
     }
@@ -114,10 +130,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         let keeps = &*KEEPS;
-        let mut table = lock(&keeps.table);
-        table.regions.remove(&(self.range.start, self.number));
-        keeps.regions.store(table.regions.len(), Ordering::Relaxed);
-        drop(table);
+        keeps.forget((self.range.start, self.number));
         loop {
             let mut table = lock(&keeps.table);
             let ready = table.take_ready(&self.range);
@@ -134,6 +147,58 @@ impl Drop for Kept {
                 }
             }
         }
+    }
+}
+
+impl Keeps {
+    fn forget(&self, place: (usize, u64)) {
+        let mut table = lock(&self.table);
+        let region = table.regions.remove(&place);
+        self.regions.store(table.regions.len(), Ordering::Relaxed);
+        drop(table);
+        // Dropping a region may free memory.
+        drop(region);
+    }
+
+    // Other memory is going to be mapped at these addresses. Regions that are there get memory of their own, which has what they
+    // had: peers go on to read and write that, as they do with pages that a kernel has pinned. Returns `false` if a region cannot be
+    // changed.
+    fn make_way(&self, range: &Range<usize>) -> bool {
+        loop {
+            let table = lock(&self.table);
+            let Some((place, Region { end, mr })) = table.region_in(range) else {
+                return true;
+            };
+            let (region, mr) = (place.0..*end, mr.clone());
+            drop(table);
+            if !part(&mr, &region, range) {
+                return false;
+            }
+            self.forget(place);
+        }
+    }
+}
+
+// Parts a region from the program's memory. One that keeps a part of that memory has no memory at all then: its peers are refused,
+// because they would write where the program does not look.
+fn part(mr: &Mr, region: &Range<usize>, taken: &Range<usize>) -> bool {
+    let is_whole = taken.start <= region.start && region.end <= taken.end;
+    let length = if is_whole { region.len() } else { 1 };
+    let Ok(memory) = Memory::zeroed(length) else {
+        return false;
+    };
+    let mut change = MrReregister::new().memory(&memory).iova(mr.iova());
+    if is_whole {
+        let to = ptr::with_exposed_provenance_mut(memory.address() as usize);
+        // SAFETY: as long as that, and registered; an access to memory that is not there outlives its fault.
+        unsafe { copy(to, ptr::with_exposed_provenance(region.start), length) };
+    } else {
+        change = change.access(Access::empty());
+    }
+    match mr.rereg(change.keep_keys()).wait() {
+        // It was deregistered meanwhile.
+        Ok(()) | Err(VerbError::InvalidHandle(_)) => true,
+        Err(_) => false,
     }
 }
 
@@ -211,6 +276,9 @@ pub unsafe extern "C" fn mremap(
         let range = start.addr()..start.addr().saturating_add(before);
         lock(&keeps.table).has_region_in(&range)
     });
+    if flags & libc::MREMAP_FIXED != 0 && !has_way(to, after) {
+        return libc::MAP_FAILED;
+    }
     let flags = match (has_region, flags) {
         (false, flags) => flags,
         (true, 0 | libc::MREMAP_MAYMOVE) if after >= before => 0,
@@ -229,6 +297,24 @@ pub unsafe extern "C" fn mremap(
     unsafe { libc::syscall(libc::SYS_mremap, start, before, after, flags, to) as *mut c_void }
 }
 
+// Makes way for a mapping at an address that the program has chosen. Where a region cannot give way there is no room.
+fn has_way(start: *mut c_void, length: usize) -> bool {
+    let pages = length.checked_next_multiple_of(page()).unwrap_or(length);
+    let range = start.addr()..start.addr().saturating_add(pages);
+    if keeps_regions().is_some_and(|keeps| !keeps.make_way(&range)) {
+        Errno::NOMEM.set();
+        return false;
+    }
+    if let Some(keeps) = KEEPS.made()
+        && keeps.waiting.load(Ordering::Relaxed) > 0
+    {
+        let mut table = lock(&keeps.table);
+        table.take_over(&range);
+        keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
+    }
+    true
+}
+
 /// `mmap` and `mmap64`.
 pub unsafe extern "C" fn mmap(
     start: *mut c_void,
@@ -238,13 +324,8 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    if flags & libc::MAP_FIXED != 0
-        && let Some(keeps) = KEEPS.made()
-        && keeps.waiting.load(Ordering::Relaxed) > 0
-    {
-        let mut table = lock(&keeps.table);
-        table.take_over(&(start.addr()..start.addr().saturating_add(length)));
-        keeps.waiting.store(table.waiting.len(), Ordering::Relaxed);
+    if flags & libc::MAP_FIXED != 0 && !has_way(start, length) {
+        return libc::MAP_FAILED;
     }
     // SAFETY: as the caller promises.
     unsafe {

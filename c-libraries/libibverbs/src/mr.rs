@@ -32,7 +32,7 @@ struct State {
 struct Sink {
     /// The rights of the region itself.
     rights: Access,
-    mr: Option<Mr>,
+    mr: Option<(Mr, Kept)>,
 }
 
 impl Sink {
@@ -121,7 +121,8 @@ unsafe fn register(
     let made = unsafe { made(pd, addr, length, mr) }?;
     if !is_implicit {
         // SAFETY: just made.
-        *lock(&unsafe { MrObject::own(made) }?.kept) = Some(Kept::new(addr, length));
+        let state = unsafe { MrObject::own(made) }?;
+        *lock(&state.kept) = Some(Kept::new(addr, length, &state.mr));
         // SAFETY: as before.
         let added = unsafe { add_sink(made, rights) };
         added.inspect_err(|_| {
@@ -143,7 +144,7 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
     let Some(sinks) = &device.shared.sinks else {
         return Ok(());
     };
-    if let Some(before) = sink.mr.take() {
+    if let Some((before, _kept)) = sink.mr.take() {
         before.deregister().wait()?;
     }
     if Sinks::serve(rights) {
@@ -154,7 +155,8 @@ unsafe fn add_sink(mr: *mut IbvMr, rights: Access) -> Result<(), Errno> {
         let made = unsafe { pd.register_borrowed(public.addr.cast(), public.length, options) };
         let made = made.wait()?;
         sinks.insert(public.lkey, made.lkey());
-        sink.mr = Some(made);
+        let kept = Kept::new(public.addr, public.length, &made);
+        sink.mr = Some((made, kept));
     }
     Ok(())
 }
@@ -255,6 +257,7 @@ pub unsafe extern "C-unwind" fn dereg(mr: *mut IbvMr) -> c_int {
             if let (Some(sinks), Some(sink)) = (&device.shared.sinks, lock(&state.sink).mr.take()) {
                 // SAFETY: live, as was seen.
                 sinks.remove(unsafe { (*mr).lkey });
+                let (sink, _kept) = sink;
                 sink.deregister().wait()?;
             }
         }
@@ -392,7 +395,7 @@ pub unsafe extern "C-unwind" fn rereg(
         // SAFETY: live, as was seen.
         let state = unsafe { MrObject::own(mr) };
         if let Ok(state) = state {
-            *lock(&state.kept) = Some(Kept::new(addr, length));
+            *lock(&state.kept) = Some(Kept::new(addr, length, &state.mr));
         }
     }
     match changed {

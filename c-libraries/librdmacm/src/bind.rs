@@ -62,7 +62,7 @@ fn bind_at(
         }
         return Ok(());
     }
-    let device = device::at(local.ip(), id::service(public))?;
+    let device = device::at(local, id::service(public))?;
     id::bound(public, own, &device, local)
 }
 
@@ -128,6 +128,35 @@ pub unsafe extern "C-unwind" fn listen(id: *mut RdmaCmId, backlog: c_int) -> c_i
 // How many other ports are tried if an assigned one is in use.
 const MORE_PORTS: usize = 8;
 
+/// Carries out `attempt` with the identifier's port. If the port is in use, for instance by another process, and the program
+/// has not chosen it, the identifier gets other ones and `attempt` is repeated.
+pub(crate) fn at_free_port<T>(
+    public: &mut RdmaCmId,
+    own: &Own,
+    mut attempt: impl FnMut(u16) -> Result<T, ConnectError>,
+) -> Result<T, ConnectError> {
+    let port = |local: Option<SocketAddr>| local.map_or(0, |local| local.port());
+    let mut tried = attempt(port(own.inner.lock().local));
+    for _ in 0..MORE_PORTS {
+        let state = own.inner.lock();
+        let (local, sharing) = (state.local, state.options.sharing);
+        let may_change = state.has_assigned_port;
+        drop(state);
+        let (Some(local), Err(ConnectError::AddressInUse { .. }), true) =
+            (local, &tried, may_change)
+        else {
+            break;
+        };
+        let Ok(other) = Port::assign(id::service(public), local, sharing) else {
+            break;
+        };
+        show_local(public, own, other.at());
+        tried = attempt(other.at().port());
+        own.inner.lock().port = Some(other);
+    }
+    tried
+}
+
 /// Listens on each device at the identifier's address. An assigned port may change.
 ///
 /// # Errors
@@ -145,19 +174,9 @@ fn listeners_at(
     let takes_both = local.is_ipv6() && !own.inner.lock().options.sharing.is_alone_in_family;
     let mut devices = device::all(at, service)?;
     devices.retain(|device| takes_both || same_family(device));
-    let mut listeners = self::listeners(&devices, service, local.port(), backlog);
-    // An assigned port may be in use by another process.
-    for _ in 0..MORE_PORTS {
-        let in_use = matches!(listeners, Err(ConnectError::AddressInUse { .. }));
-        if !in_use || !own.inner.lock().has_assigned_port {
-            break;
-        }
-        let sharing = own.inner.lock().options.sharing;
-        let other = Port::assign(service, local, sharing)?;
-        show_local(public, own, other.at());
-        listeners = self::listeners(&devices, service, other.at().port(), backlog);
-        own.inner.lock().port = Some(other);
-    }
+    let listeners = at_free_port(public, own, |port| {
+        self::listeners(&devices, service, port, backlog)
+    });
     let listeners = listeners.map_err(|error| errno::of(&error))?;
     // If no device has the family, listening at any address succeeds without effect, as with the kernel.
     if listeners.is_empty() && at.is_some() {
@@ -185,10 +204,32 @@ fn listeners(
             }
         }
     };
-    devices
-        .iter()
-        .map(|device| Ok((Arc::clone(device), listener(device)?)))
-        .collect()
+    let each = devices.iter().map(|device| {
+        let listener = listener(device).inspect_err(|error| device.report(error));
+        Ok((Arc::clone(device), listener?))
+    });
+    those_that_listen(each)
+}
+
+// The listeners of the devices that listen, for instance because the process had descriptors for them.
+//
+// # Errors
+// No device listens, or the port is in use at one of them.
+fn those_that_listen<T>(
+    each: impl Iterator<Item = Result<T, ConnectError>>,
+) -> Result<Vec<T>, ConnectError> {
+    let (mut listeners, mut refused) = (Vec::new(), None);
+    for listener in each {
+        match listener {
+            Ok(listener) => listeners.push(listener),
+            Err(error @ ConnectError::AddressInUse { .. }) => return Err(error),
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if listeners.is_empty() => Err(error),
+        _ => Ok(listeners),
+    }
 }
 
 // Reports the listener's requests, one after the other.
@@ -218,4 +259,23 @@ fn hear_questions(asker: Weak<Inner>, device: Arc<CmDevice>, listener: &Arc<Data
         this.post(event::CONNECT_REQUEST, 0, request);
         hear_questions(asker, device, &listener);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_cannot_listen_are_left_out() {
+        let listen = |each: Vec<Result<u8, ConnectError>>| those_that_listen(each.into_iter());
+        let failed = || Err(ConnectError::Unsent(libc::EMFILE));
+        let in_use = ConnectError::AddressInUse {
+            address: "127.0.0.1:7".parse().unwrap(),
+            holder: None,
+        };
+        assert_eq!(listen(vec![Ok(1), failed(), Ok(3)]), Ok(vec![1, 3]));
+        assert_eq!(listen(vec![failed()]), failed().map(|_: u8| vec![]));
+        assert_eq!(listen(vec![Ok(1), Err(in_use.clone())]), Err(in_use));
+        assert_eq!(listen(vec![]), Ok(vec![]));
+    }
 }

@@ -13,14 +13,15 @@ use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::qp;
 use verbs_api::qp::{AddressVector, QpAttributes, QpState};
-use verbs_api::{Access, PathOptions, Qp, Transport};
+use verbs_api::{Access, PathOptions, Qp, Started, Transport};
 
 use crate::abi::{RdmaCmId, RdmaConnParam, event};
 use crate::device::{CmDevice, Service};
 use crate::errno::{self, done};
+use crate::id::{self, Own};
 use crate::qp::QKEY;
 use crate::state::{Data, Inner, Part, State};
-use crate::{events, id};
+use crate::{bind, events};
 
 // The parameters of a connection.
 struct ConnParams {
@@ -91,8 +92,7 @@ impl ConnParams {
         let options = ConnectionOptions::new()
             .path(path_options)
             .reads(self.reads.inbound, self.reads.outbound)
-            .private_data(&self.private_data)
-            .source_port(state.local.map_or(0, |local| local.port()));
+            .private_data(&self.private_data);
         match named.is_programs && device.transport() == Transport::InfiniBand {
             true => options.brought_up_by_program(state.psn),
             false => options,
@@ -179,7 +179,7 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
             state.part = Part::Busy;
             state.qp = Some((named.qp.open_device(), named.qp.id()));
             drop(state);
-            begin(&own.inner, &device, &named, to, options)?;
+            begin(public, own, &device, &named, to, &options)?;
         }
         // SAFETY: as the caller promises.
         unsafe { events::complete(public, own) }
@@ -187,11 +187,13 @@ pub unsafe extern "C-unwind" fn connect(id: *mut RdmaCmId, param: *mut RdmaConnP
 }
 
 // An invalid argument fails the call at once: nothing has been sent.
-fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<Errno> {
-    let error = error?;
+fn refused_at_once(inner: &Arc<Inner>, error: &ConnectError) -> Option<Errno> {
     let is_argument = matches!(
         error,
-        ConnectError::PrivateData { .. } | ConnectError::Connected | ConnectError::Verb(_)
+        ConnectError::AddressInUse { .. }
+            | ConnectError::Connected
+            | ConnectError::PrivateData { .. }
+            | ConnectError::Verb(_)
     );
     is_argument.then(|| {
         inner.lock().part = Part::Nothing;
@@ -200,30 +202,37 @@ fn refused_at_once(inner: &Arc<Inner>, error: Option<&ConnectError>) -> Option<E
 }
 
 fn begin(
-    inner: &Arc<Inner>,
+    public: &mut RdmaCmId,
+    own: &Own,
     device: &Arc<CmDevice>,
     named: &ConnectingQp,
     to: SocketAddr,
-    options: ConnectionOptions,
+    options: &ConnectionOptions,
 ) -> Result<(), Errno> {
     let (transport, is_programs) = (device.transport(), named.is_programs);
-    let hear = move |this: &Arc<Inner>, asked| match asked {
-        Ok(accepted) => answered(this, accepted, is_programs, transport),
-        Err(error) => failed(this, &error, transport),
-    };
-    let asked = device.connector.request(&named.qp, to, options);
-    if asked.is_done() {
-        let asked = asked.wait();
-        if let Some(errno) = refused_at_once(inner, asked.as_ref().err()) {
-            return Err(errno);
+    let asked = bind::at_free_port(public, own, |port| {
+        let options = options.clone().source_port(port);
+        let asked = device.connector.request(&named.qp, to, options);
+        match asked.is_done() {
+            true => Ok(Started::ready(Ok(asked.wait()?))),
+            false => Ok(asked),
         }
-        hear(inner, asked);
-        return Ok(());
-    }
-    let weak = Arc::downgrade(inner);
+    });
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(error) => {
+            if let Some(errno) = refused_at_once(&own.inner, &error) {
+                return Err(errno);
+            }
+            Started::ready(Err(error))
+        }
+    };
+    let weak = Arc::downgrade(&own.inner);
     asked.on_done(move |asked| {
-        if let Some(this) = weak.upgrade() {
-            hear(&this, asked);
+        let Some(this) = weak.upgrade() else { return };
+        match asked {
+            Ok(accepted) => answered(&this, accepted, is_programs, transport),
+            Err(error) => failed(&this, &error, transport),
         }
     });
     Ok(())
@@ -332,7 +341,7 @@ fn failed(this: &Arc<Inner>, error: &ConnectError, transport: Transport) {
             };
             (event::REJECTED, status, private_data.clone())
         }
-        ConnectError::TimedOut | ConnectError::Unreachable(_) => {
+        ConnectError::TimedOut | ConnectError::Unreachable(_) | ConnectError::Unsent(_) => {
             (event::UNREACHABLE, -errno::of(error).0, Vec::new())
         }
         _ => (event::CONNECT_ERROR, -errno::of(error).0, Vec::new()),
@@ -359,7 +368,11 @@ fn ask(
     let asked = device.connector.resolve(to, private_data);
     if asked.is_done() {
         let answer = asked.wait();
-        if let Some(errno) = refused_at_once(inner, answer.as_ref().err()) {
+        if let Some(errno) = answer
+            .as_ref()
+            .err()
+            .and_then(|error| refused_at_once(inner, error))
+        {
             return Err(errno);
         }
         told(inner, device, answer);

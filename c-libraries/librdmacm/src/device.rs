@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use polyverbs::connection::source_of;
-use polyverbs_connection::Connector;
+use polyverbs_connection::{ConnectError, Connector};
 use polyverbs_libibverbs::abi::{IbvAhAttr, IbvContext, IbvPd};
 use polyverbs_libibverbs::context;
 use polyverbs_libibverbs::device::{self, ListedDevice};
@@ -16,11 +16,11 @@ use polyverbs_libibverbs::errno::{Errno, pointer};
 use polyverbs_libibverbs::lock::lock;
 use polyverbs_libibverbs::open::open_device;
 use polyverbs_libibverbs::pd;
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::provider::PerProcess;
 use verbs_api::qp::AddressVector;
 use verbs_api::{Context, Transport, provider::errno_of};
-
-use crate::rsocket::datagram::udp_at;
 
 /// An open device. It stays open until the process ends.
 pub struct CmDevice {
@@ -72,6 +72,15 @@ impl CmDevice {
             sgid_index: port.map_or(0, |port| port.default_gid_index()),
             ..*path
         })
+    }
+
+    /// Reports on standard error, once, that it does not listen.
+    pub(crate) fn report(&self, error: &ConnectError) {
+        if !matches!(error, ConnectError::AddressInUse { .. }) {
+            let name = self.listed.name().to_string_lossy();
+            self.listed
+                .report(format_args!("{name} does not listen: {error}"));
+        }
     }
 
     /// Its transport.
@@ -135,20 +144,36 @@ pub fn is_at(address: IpAddr, service: Service) -> bool {
 ///
 /// # Errors
 /// There is none, or none with datagrams; the address is not this machine's.
-pub fn at(address: IpAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    let fitting = fitting(Some(address), service).next();
+pub fn at(address: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
+    let fitting = fitting(Some(address.ip()), service).next();
     open(fitting.ok_or_else(|| without_device(address))?)
 }
 
-// The error number that Linux has for an address without a device.
-fn without_device(address: IpAddr) -> Errno {
-    if is_at(address, Service::Connections) {
+// The error number that Linux has for an address without a device, as link-local addresses are: the system knows whether
+// the interface of the scope has one.
+fn without_device(mut address: SocketAddr) -> Errno {
+    if is_at(address.ip(), Service::Connections) {
         return Errno::OPNOTSUPP;
     }
-    match udp_at(SocketAddr::new(address, 0), false) {
+    address.set_port(0);
+    match udp_at(address, false) {
         Ok(_) => Errno(libc::ENODEV),
         Err(error) => Errno(error.raw_os_error()),
     }
+}
+
+/// A non-blocking socket of the system. A system call makes it, because librspreload replaces the function of C by one that
+/// makes an rsocket, which needs such a socket itself.
+pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
+    let family = match at {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
+    set_socket_reuseaddr(&socket, reuses)?;
+    bind(&socket, &at)?;
+    Ok(socket.into())
 }
 
 /// All devices at an address, or at any.
@@ -186,8 +211,9 @@ pub(crate) fn those_that_open<L, D>(
 /// # Errors
 /// There is no route.
 pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
+    let mut there = to;
     // Port 0 is no valid destination.
-    let there = SocketAddr::new(to.ip(), to.port().max(1));
+    there.set_port(to.port().max(1));
     let from = source_of(there).map_err(|error| Errno(errno_of(&error)))?;
     let has_device = |ip| fitting(Some(ip), Service::Connections).next().is_some();
     // The route to an address of this machine may begin at another of its addresses, such as loopback.
@@ -202,7 +228,12 @@ pub fn source_towards(to: SocketAddr) -> Result<IpAddr, Errno> {
 /// # Errors
 /// There is no route, or no device at its source address.
 pub fn towards(to: SocketAddr, service: Service) -> Result<Arc<CmDevice>, Errno> {
-    match source_towards(to).and_then(|from| at(from, service)) {
+    let source = source_towards(to).map(|from| {
+        let mut source = to;
+        source.set_ip(from);
+        source
+    });
+    match source.and_then(|source| at(source, service)) {
         // Groups are not routed.
         Err(_) if to.ip().is_multicast() => {
             let same = |listed: &&ListedDevice| listed.address().is_ipv4() == to.is_ipv4();
@@ -245,4 +276,18 @@ pub unsafe extern "C-unwind" fn get_devices(count: *mut c_int) -> *mut *mut IbvC
 pub unsafe extern "C-unwind" fn free_devices(list: *mut *mut IbvContext) {
     // SAFETY: `calloc` made it.
     unsafe { libc::free(list.cast()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Without its scope the address would be invalid to the system, which has the route.
+    #[test]
+    fn the_scope_of_a_destination_reaches_the_system() {
+        let to: SocketAddr = "[fe80::9%1]:7".parse().unwrap();
+        let routed = source_of(to).map_err(|error| Errno(errno_of(&error)));
+        assert_eq!(source_towards(to), routed);
+        assert_ne!(routed, Err(Errno::INVAL));
+    }
 }

@@ -16,6 +16,7 @@ pub fn of(error: &ConnectError) -> Errno {
         ConnectError::Refused { .. } => libc::ECONNREFUSED,
         ConnectError::TimedOut => libc::ETIMEDOUT,
         ConnectError::Unreachable(_) => libc::EHOSTUNREACH,
+        ConnectError::Unsent(errno) => *errno,
         ConnectError::Verb(error) => return error.clone().into(),
         _ => libc::EIO,
     })

@@ -62,12 +62,11 @@ fn resolve(public: &mut RdmaCmId, own: &Own, remote: SocketAddr) -> Result<(), E
         Some(device) => device,
         None => {
             let device = match local {
-                Some(local) if local.ip().is_loopback() => {
-                    device::at(local.ip(), id::service(public))
-                }
+                Some(local) if local.ip().is_loopback() => device::at(local, id::service(public)),
                 _ => device::towards(remote, id::service(public)),
             }?;
             let port = local.map_or_else(some_port, |local| local.port());
+            own.inner.lock().has_assigned_port |= local.is_none();
             id::bound(
                 public,
                 own,

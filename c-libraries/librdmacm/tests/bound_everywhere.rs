@@ -3,11 +3,12 @@
 
 use std::ffi::c_int;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::ptr;
 use std::sync::Once;
+use std::{io, mem, ptr};
 
+use polyverbs_libibverbs::abi::{IbvQpInitAttr, qp_type};
 use polyverbs_librdmacm::abi::{RdmaCmId, port_space};
-use polyverbs_librdmacm::{address, bind, channel, id, options};
+use polyverbs_librdmacm::{address, bind, channel, connect, endpoint, id, options, qp, resolve};
 
 const DEVICES: &str = r#"
 [[device]]
@@ -93,4 +94,44 @@ fn a_port_that_was_assigned_in_vain_is_free_and_the_one_instead_of_it_is_taken()
         }
     }
     drop(somebody);
+}
+
+// What `rdma_connect` answers to an identifier whose port another socket has, and the port that the identifier has then.
+fn connect_from_a_taken_port(made: *mut RdmaCmId, to: SocketAddr) -> (c_int, u16) {
+    let mut to = address::write(to);
+    // SAFETY: the identifier is live, zeros are a value, and pointers are to what this function has.
+    unsafe {
+        let port = u16::from_be(id::get_src_port(made));
+        let _other = TcpListener::bind(("127.0.41.31", port)).unwrap();
+        let mut init: IbvQpInitAttr = mem::zeroed();
+        init.qp_type = qp_type::RC;
+        (init.cap.max_send_wr, init.cap.max_recv_wr) = (1, 1);
+        let (no_source, no_pd) = (ptr::null_mut(), ptr::null_mut());
+        let to = (&raw mut to).cast();
+        assert_eq!(resolve::resolve_addr(made, no_source, to, 1), 0);
+        assert_eq!(resolve::resolve_route(made, 1), 0);
+        assert_eq!(qp::create(made, no_pd, &raw mut init), 0);
+        let connected = connect::connect(made, ptr::null_mut());
+        (connected, u16::from_be(id::get_src_port(made)))
+    }
+}
+
+#[test]
+fn a_client_gets_another_port_unless_its_program_has_chosen_one() {
+    let server = TcpListener::bind("127.0.41.31:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let (assigned, chosen) = (bound("127.0.41.31:0"), bound("127.0.41.31:7478"));
+    // SAFETY: the identifier is live.
+    let before = u16::from_be(unsafe { id::get_src_port(assigned) });
+    let (connected, port) = connect_from_a_taken_port(assigned, to);
+    assert_eq!(connected, 0);
+    assert_ne!(port, before);
+    assert_eq!(server.accept().unwrap().1.port(), port);
+    assert_eq!(connect_from_a_taken_port(chosen, to), (-1, 7478));
+    let errno = io::Error::last_os_error().raw_os_error();
+    assert_eq!(errno, Some(libc::EADDRINUSE));
+    for id in [assigned, chosen] {
+        // SAFETY: the identifiers are live.
+        unsafe { endpoint::destroy(id) };
+    }
 }

@@ -408,6 +408,9 @@ fn a_port_belongs_to_one_identifier_until_it_is_destroyed() {
     assert_eq!(call!(id::destroy(first)), 0);
     assert_eq!(bind(second, "127.0.0.1:7001"), 0);
     refused(bind(third, "127.0.0.1:7001"), libc::EADDRINUSE);
+    for everywhere in ["0.0.0.0:7001", "[::]:7001"] {
+        refused(bind(third, everywhere), libc::EADDRNOTAVAIL);
+    }
     let others = [(); 2].map(|()| new_id(channel, port_space::TCP));
     for id in others {
         const REUSE_ADDRESS: c_int = 1;

@@ -52,6 +52,7 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
     // Of the C library, for programs that are linked already; and two of them for the library that `polyverbs run` preloads.
     let interposed = [
         "close",
+        "dup2",
         "free",
         "mmap",
         "mmap64",
@@ -68,6 +69,7 @@ fn every_symbol_has_the_version_that_programs_ask_for() {
     ];
     wanted.extend(interposed.map(|name| format!("{name}@GLIBC_2.2.5")));
     let later = [
+        "dup3@GLIBC_2.9",
         "pthread_sigmask@GLIBC_2.32",
         "close_range@GLIBC_2.34",
         "closefrom@GLIBC_2.34",

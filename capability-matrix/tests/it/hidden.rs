@@ -27,7 +27,7 @@ fn claimed(device: &Device) -> Vec<FeatureInfo> {
     let of_extensions = linked
         .iter()
         .flat_map(|extension| extension.all_features().iter());
-    polyverbs::probe::CORE_FEATURES
+    polyverbs_probes::CORE_FEATURES
         .iter()
         .chain(of_extensions)
         .filter(|feature| told.claims(feature))
@@ -66,7 +66,7 @@ fn a_claimed_feature_that_fails_is_a_mismatch() {
     let simulated = Simulated::new();
     for device in &simulated.devices {
         let told = device.attributes();
-        let lacking = polyverbs::probe::CORE_FEATURES
+        let lacking = polyverbs_probes::CORE_FEATURES
             .iter()
             .filter(|feature| !told.claims(feature));
         for &feature in lacking {

@@ -87,7 +87,7 @@ impl Simulated {
         let of_extensions = linked
             .iter()
             .flat_map(|extension| extension.all_probes().iter());
-        let probes: Vec<_> = polyverbs::probe::CORE_PROBES
+        let probes: Vec<_> = polyverbs_probes::CORE_PROBES
             .iter()
             .chain(of_extensions)
             .copied()

@@ -1,22 +1,15 @@
 //! Devices at an address, for the commands that reach other processes.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
-use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-use anyhow::Context as _;
 
 use polyverbs::Device;
 use polyverbs::connection::{devices_at, source_of};
-use polyverbs::emulated::{self, EmulatedOptions, FaultSpec, OctetCapture, Tap};
+use polyverbs::emulated::{self, EmulatedOptions, FaultSpec};
 
 use super::ping;
-use crate::output::complain;
+use crate::capture_file::{self, Capture};
 use crate::transfer::peers::Peers;
 
 /// A host, by name or address, and a port.
@@ -167,14 +160,14 @@ impl DeviceOptions {
         if emulated::kind(&self.device).is_none() {
             let device = crate::output::device(&self.device)?;
             anyhow::ensure!(
-                self.fault.is_none() && CAPTURE.get().is_none(),
+                self.fault.is_none() && capture_file::current().is_none(),
                 "{} is no emulated device: it has neither faults nor captures",
                 self.device
             );
             return Ok(device);
         }
         // A registered device is used as it is, unless its link should have faults.
-        if self.fault.is_none() && CAPTURE.get().is_none() {
+        if self.fault.is_none() && capture_file::current().is_none() {
             let registry = polyverbs::registry()?;
             let there = devices_at(&registry, address);
             if let Some(device) = there.into_iter().find(|it| it.name() == self.device) {
@@ -183,11 +176,11 @@ impl DeviceOptions {
         }
         let options = EmulatedOptions {
             faults: self.fault.unwrap_or_default(),
-            tap: (CAPTURE.get()).map(|capture| Tap(Arc::clone(&capture.packets) as _)),
+            tap: capture_file::current().map(Capture::tap),
             ..EmulatedOptions::default()
         };
         let device = emulated::device_at(&self.device, address, &options)?;
-        if let Some(capture) = CAPTURE.get() {
+        if let Some(capture) = capture_file::current() {
             capture.begin()?;
         }
         Ok(device)
@@ -248,81 +241,6 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// The address of this machine from which another is reached.
 pub(crate) fn way_to(to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_of(to).map_err(|error| anyhow::anyhow!("no way to {to}: {error}"))
-}
-
-/// The capture of the devices of this command.
-static CAPTURE: OnceLock<Capture> = OnceLock::new();
-
-struct Capture {
-    file: PathBuf,
-    packets: Arc<OctetCapture>,
-    is_begun: AtomicBool,
-}
-
-impl Capture {
-    // There is a device: what is in the file gives way.
-    fn begin(&self) -> anyhow::Result<()> {
-        self.is_begun.store(true, Ordering::SeqCst);
-        self.flush()
-    }
-
-    fn is_begun(&self) -> bool {
-        self.is_begun.load(Ordering::SeqCst)
-    }
-
-    fn flush(&self) -> anyhow::Result<()> {
-        let flushed = self.packets.flush();
-        flushed.with_context(|| format!("cannot write {}", self.file.display()))
-    }
-}
-
-/// A file that is made, or emptied, when the first byte is written.
-enum LateFile {
-    Named(PathBuf),
-    Open(File),
-}
-
-impl Write for LateFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Named(name) => {
-                *self = Self::Open(File::create(name)?);
-                self.write(bytes)
-            }
-            Self::Open(file) => file.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Captures what `work` sends and receives to a file, which is left as it is where there is no device to begin with.
-pub(crate) fn captured(
-    file: &Path,
-    work: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let writer = BufWriter::new(LateFile::Named(file.to_owned()));
-    let capture = Capture {
-        file: file.to_owned(),
-        packets: Arc::new(OctetCapture::new(writer)?),
-        is_begun: AtomicBool::new(false),
-    };
-    anyhow::ensure!(CAPTURE.set(capture).is_ok(), "a capture of a capture");
-    let result = work();
-    match CAPTURE.get() {
-        Some(capture) if result.is_ok() || capture.is_begun() => capture.flush().and(result),
-        _ => result,
-    }
-}
-
-/// Writes what has been captured, before the process ends by a signal.
-pub(crate) fn flush_capture() {
-    let begun = CAPTURE.get().filter(|capture| capture.is_begun());
-    if let Some(Err(error)) = begun.map(Capture::flush) {
-        complain(&format!("{error:#}"));
-    }
 }
 
 #[cfg(test)]

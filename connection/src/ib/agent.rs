@@ -287,6 +287,13 @@ impl State {
                     private_data,
                 }),
             }),
+            Event::Unsent { id, errno } => {
+                let error = ConnectError::Unsent(errno);
+                match self.ends.get(&id) {
+                    Some(End::Asking(..)) => self.answered(id, |_| Err(error)),
+                    _ => self.last_event(id, CmEvent::Failed(error)),
+                }
+            }
             Event::ResolutionTimedOut { id } => self.answered(id, |_| Err(ConnectError::TimedOut)),
             Event::TimewaitExit { id } => {
                 let sink = self.timewait.remove(&id)?;
@@ -730,6 +737,14 @@ impl ManagementSink for Agent {
             state
                 .manager
                 .handle_message(now, from, transaction_id, &message);
+        });
+    }
+
+    fn refused(&self, to: IpAddr, errno: i32) {
+        let Ok(port) = self.port() else { return };
+        self.with(&*port, |state, now| {
+            let to = LinkAddress::Ip(to);
+            state.manager.handle_refusal(now, to, errno);
         });
     }
 

@@ -6,7 +6,6 @@
 //! repeating itself. An adapter that has answered and then stops answering is gone, and its connections end. An adapter whose
 //! GUID is one of this library's is expected to answer from the start: it may have been killed right after it connected.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use polyverbs_engine::time::Time;
@@ -15,51 +14,8 @@ use polyverbs_wire::mad::cm::{Drep, Dreq};
 use verbs_api::ids::LinkAddress;
 
 use super::manager::Manager;
+use super::probed::{Adapter, Probe};
 use super::types::{CommId, Event, State};
-
-/// An adapter: its address and its GUID.
-type Adapter = (LinkAddress, u64);
-
-/// The adapters that are probed.
-#[derive(Debug, Default)]
-pub(super) struct Liveness {
-    probes: BTreeMap<Adapter, Probe>,
-    due: BTreeSet<(Time, Adapter)>,
-    /// The unused communication ID that probes name; 0 until it is needed.
-    pub(super) unused_id: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Probe {
-    due: Time,
-    transaction_id: u64,
-    unanswered: u32,
-    /// The silence of an adapter that has never answered means nothing.
-    has_answered: bool,
-}
-
-impl Liveness {
-    pub(super) fn next_due(&self) -> Option<Time> {
-        self.due.first().map(|(due, _)| *due)
-    }
-
-    /// How many adapters are probed.
-    pub(super) fn len(&self) -> usize {
-        self.probes.len()
-    }
-
-    fn set(&mut self, adapter: Adapter, probe: Probe) {
-        self.remove(adapter);
-        self.due.insert((probe.due, adapter));
-        self.probes.insert(adapter, probe);
-    }
-
-    fn remove(&mut self, adapter: Adapter) -> Option<Probe> {
-        let probe = self.probes.remove(&adapter)?;
-        self.due.remove(&(probe.due, adapter));
-        Some(probe)
-    }
-}
 
 impl Manager {
     /// There is a connection with this adapter: probes it from now on.

@@ -14,7 +14,7 @@ use verbs_api::qp::{QpAttributes, QpState};
 use super::admission::{Admission, UNPROVEN};
 use super::connection::{Connection, PeerKey};
 use super::limits::{Counts, ManagerOptions};
-use super::liveness::Liveness;
+use super::probed::Probed;
 use super::time;
 use super::types::{CmError, CommId, Event, ListenerId, Outgoing, State, Transport};
 
@@ -42,7 +42,7 @@ pub struct Manager {
     pub(super) questions: BTreeMap<(LinkAddress, u32), u32>,
     pub(super) admission: Admission,
     pub(super) counts: Counts,
-    pub(super) liveness: Liveness,
+    pub(super) liveness: Probed,
     timers: BTreeSet<(Time, u32)>,
     outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
@@ -73,7 +73,7 @@ impl Manager {
             questions: BTreeMap::new(),
             admission: Admission::default(),
             counts: Counts::default(),
-            liveness: Liveness::default(),
+            liveness: Probed::default(),
             timers: BTreeSet::new(),
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
@@ -185,12 +185,30 @@ impl Manager {
             self.timers.remove(&(due, id));
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.due = None;
-                self.on_due(now, id);
+                self.on_due(now, id, None);
             }
         }
     }
 
-    fn on_due(&mut self, now: Time, id: u32) {
+    /// The system refuses to send to an address, with this error number. A message that waits for an answer from there is sent again
+    /// at once, because a firewall may refuse one message and not the next, and fails when no retry is left.
+    pub fn handle_refusal(&mut self, now: Time, to: LinkAddress, errno: i32) {
+        let waits = |(_, connection): &(&u32, &Connection)| {
+            connection.path.address == to && connection.state.awaits_answer()
+        };
+        let waiting = self.connections.iter().filter(waits);
+        let waiting: Vec<u32> = waiting.map(|(&id, _)| id).collect();
+        for id in waiting {
+            if let Some(connection) = self.connections.get_mut(&id) {
+                // The message has not left.
+                connection.allowance = connection.allowance.map(|allowance| allowance + 1);
+            }
+            self.on_due(now, id, Some(errno));
+        }
+    }
+
+    // The timer of a connection has expired, or the system has refused its message with an error number.
+    fn on_due(&mut self, now: Time, id: u32, refused: Option<i32>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -200,7 +218,7 @@ impl Manager {
         }
         if !std::mem::take(&mut connection.is_refused) {
             if connection.retries_left == 0 || connection.patient_until <= now {
-                return self.give_up(now, id);
+                return self.give_up(now, id, refused);
             }
             connection.retries_left -= 1;
         }
@@ -214,7 +232,7 @@ impl Manager {
         self.wake(id, now.after(response));
     }
 
-    fn give_up(&mut self, now: Time, id: u32) {
+    fn give_up(&mut self, now: Time, id: u32, refused: Option<i32>) {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
@@ -236,7 +254,10 @@ impl Manager {
             self.send_timeout(id);
         }
         self.forget(id);
-        self.tell(event);
+        self.tell(match refused {
+            Some(errno) => Event::Unsent { id: comm_id, errno },
+            None => event,
+        });
     }
 
     /// Sends a REJ for a timeout, with the adapter's GUID: the peer's answer may still be under way.

@@ -11,6 +11,7 @@ mod limits;
 mod liveness;
 mod manager;
 pub mod private;
+mod probed;
 mod receive;
 pub mod time;
 pub mod types;

@@ -67,6 +67,14 @@ impl State {
         Self::SidrReqRcvd,
     ];
 
+    /// Whether a message is repeated until the peer answers it.
+    pub(super) const fn awaits_answer(self) -> bool {
+        matches!(
+            self,
+            Self::ReqSent | Self::RepSent | Self::DreqSent | Self::SidrReqSent
+        )
+    }
+
     pub(super) const fn knows_peer(self) -> bool {
         matches!(
             self,
@@ -395,6 +403,13 @@ pub enum Event {
     PeerLost {
         /// The connection.
         id: CommId,
+    },
+    /// The system refuses to send the REQ, REP or SIDR_REQ: there is no connection, or no answer.
+    Unsent {
+        /// The connection, or the resolution.
+        id: CommId,
+        /// The system's error number.
+        errno: i32,
     },
     /// TIMEWAIT is over: the communication IDs may be used again.
     TimewaitExit {

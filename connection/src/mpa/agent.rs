@@ -1,6 +1,7 @@
 //! Connections of one device by MPA: a [`Negotiation`] on each stream, between a program's connectors and the device's streams.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -411,8 +412,9 @@ impl StreamSink for End {
             (Phase::Negotiating, StreamEnd::Refused) => {
                 CmEvent::Rejected(Refusal::NoListener, Vec::new())
             }
-            (_, StreamEnd::TimedOut | StreamEnd::Unreachable) if state.phase != Phase::Open => {
-                CmEvent::TimedOut
+            (_, StreamEnd::TimedOut) if state.phase != Phase::Open => CmEvent::TimedOut,
+            (_, StreamEnd::Unreachable(errno)) if state.phase != Phase::Open => {
+                CmEvent::Failed(ConnectError::Unsent(errno))
             }
             (Phase::Negotiating | Phase::Agreed, _) => CmEvent::Aborted,
             (Phase::Closing, _) => CmEvent::DisconnectConfirmed,
@@ -545,7 +547,13 @@ impl Backend for Agent {
             Ok(stream) => end.begun_as(stream),
             Err(error) => {
                 end.remove_from_agent();
-                return Err(VerbError::os("connect", error).into());
+                return Err(match error.kind() {
+                    io::ErrorKind::AddrInUse => ConnectError::AddressInUse {
+                        address: SocketAddr::new(port.address(), from),
+                        holder: None,
+                    },
+                    _ => VerbError::os("connect", error).into(),
+                });
             }
         }
         Ok(end.token)

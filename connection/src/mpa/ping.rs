@@ -124,7 +124,8 @@ impl StreamSink for Pinging {
                 private_data: Vec::new(),
             },
             StreamEnd::Closed | StreamEnd::Reset => ConnectError::NoDevice,
-            StreamEnd::TimedOut | StreamEnd::Unreachable => ConnectError::TimedOut,
+            StreamEnd::TimedOut => ConnectError::TimedOut,
+            StreamEnd::Unreachable(errno) => ConnectError::Unsent(errno),
         };
         self.end(state, Err(error));
     }

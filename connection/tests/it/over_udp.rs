@@ -161,6 +161,17 @@ fn without_a_listener_a_connect_is_refused_and_may_be_repeated() {
     assert!(matches!(listened, Err(ConnectError::Unreachable(at)) if at == elsewhere));
 }
 
+#[test]
+fn an_unsent_message_fails_with_the_error_number() {
+    let end = End::udp("127.0.21.4");
+    // Datagrams to a broadcast address need an option of the socket.
+    let to = "255.255.255.255:7".parse().unwrap();
+    let refused = ConnectError::Unsent(nix::libc::EACCES);
+    assert_eq!(error(end.request(to, ConnectionOptions::new())), refused);
+    assert_eq!(error(end.connector.resolve(to, b"who")), refused);
+    assert_eq!(error(end.connector.ping(to)), refused);
+}
+
 // covers 7.63
 #[test]
 fn a_port_is_listened_at_once_for_all_devices_of_an_address() {

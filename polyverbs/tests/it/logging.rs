@@ -167,6 +167,25 @@ fn a_log_tells_the_key_and_the_address_that_were_refused() {
 }
 
 #[test]
+fn a_log_tells_what_the_system_refuses_to_send() {
+    let device = emulated::device_at("ib0", [127, 0, 46, 91].into(), &EmulatedOptions::default());
+    let device = device.unwrap().open(&Requirements::new()).unwrap();
+    let connector = Connector::of(&device).unwrap();
+    let lines = Lines::of(|| {
+        // Datagrams to a broadcast address need an option of the socket.
+        let broadcast = "255.255.255.255:7".parse().unwrap();
+        connector.ping(broadcast).wait().unwrap_err();
+    });
+    let refused = [
+        "DEBUG the system refuses to send",
+        "qp=0x000001",
+        "to=255.255.255.255",
+        "error=Permission denied",
+    ];
+    assert_logged(&lines, &refused);
+}
+
+#[test]
 fn a_log_tells_how_connections_begin_are_refused_and_end() {
     let Ends {
         device, near, far, ..

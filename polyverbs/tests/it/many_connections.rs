@@ -5,10 +5,8 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
@@ -21,6 +19,7 @@ use polyverbs::{
     portable::read_sink_access,
     wr::{self, ReceiveRequest, WorkRequest},
 };
+use test_kit::process::ChildProcess;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -51,17 +50,23 @@ fn a_hundred_connections_of_two_processes_all_get_their_answers_over_tcp() {
 fn all_are_answered(device: &str) {
     let runs = std::env::var(RUNS).map_or(3, |runs| runs.parse().unwrap());
     for run in 1..=runs {
-        let mut server = Running::start(&format!("server {device}"));
-        let address = server.next_line();
-        let mut client = Running::start(&format!("client {device} {address}"));
-        client.ends_well(&format!("{device}, client of run {run}"));
-        server.ends_well(&format!("{device}, server of run {run}"));
+        println!("{device}, run {run}");
+        let mut server = start(&format!("server {device}"));
+        let address = server.answer();
+        let mut client = start(&format!("client {device} {address}"));
+        client.ends_well();
+        server.ends_well();
     }
 }
 
-/// Does nothing unless it is one of the other processes.
+fn start(role: &str) -> ChildProcess {
+    ChildProcess::start("many_connections::another_process", ROLE, role)
+}
+
+/// Runs as one of the other processes.
 #[test]
-fn as_another_process() {
+#[ignore = "a process of the other tests"]
+fn another_process() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
@@ -69,49 +74,6 @@ fn as_another_process() {
         ["server", device] => serve(device).unwrap(),
         ["client", device, server] => ask(device, server.parse().unwrap()).unwrap(),
         _ => panic!("no such role: {role}"),
-    }
-}
-
-struct Running {
-    process: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Running {
-    fn start(role: &str) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args([
-            "--exact",
-            "many_connections::as_another_process",
-            "--nocapture",
-        ]);
-        command.env(ROLE, role).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        Self { process, output }
-    }
-
-    // The harness says something of its own before.
-    fn next_line(&mut self) -> String {
-        let mut lines = (&mut self.output).lines();
-        let line = lines.find_map(|line| {
-            let line = line.unwrap();
-            let (_, address) = line.split_once("listens at ")?;
-            Some(address.to_owned())
-        });
-        line.expect("a server that says where it listens")
-    }
-
-    fn ends_well(&mut self, who: &str) {
-        let status = test_kit::waiting::until_some(|| self.process.try_wait().unwrap());
-        assert!(status.success(), "{who}: {status}");
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -240,7 +202,7 @@ fn serve(device: &str) -> Result<()> {
     let context = device.open(&Requirements::new())?;
     let listener = Connector::of(&context)?.listen(SocketAddr::new(at, 0), CONNECTIONS)?;
     let listener = Rc::new(listener);
-    println!("listens at {}", listener.address());
+    println!("> {}", listener.address());
     let tasks = Tasks::default();
     let (spawner, accepting) = (tasks.clone(), Rc::clone(&listener));
     tasks.spawn(async move {

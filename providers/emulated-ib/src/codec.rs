@@ -47,6 +47,7 @@ impl DatagramCodec for RoceV2 {
 
     fn tx_meta(&self, header: &Header) -> TxMeta {
         TxMeta {
+            sender: header.src_qp,
             // The requests and the answers of a connection are two flows; each keeps its order.
             flow: header.src_qp ^ header.dest_qp.rotate_left(7),
             traffic_class: header.ip.traffic_class,
@@ -139,6 +140,11 @@ impl DatagramCodec for RoceV2 {
         })
     }
 
+    fn refusal(&self, sender: u32, errno: i32) -> Header {
+        let body = Body::Refused(errno);
+        Header::new(QpType::Rc, Header::UNKNOWN_QP, sender, Psn::default(), body)
+    }
+
     fn group(&self, header: &Header) -> Option<IpAddr> {
         match header.body {
             Body::Datagram(_, _, group) => group.map(Gid::as_ip),
@@ -192,6 +198,7 @@ fn opcode_of(header: &Header) -> Option<Opcode> {
             return matches!(service, Service::Rc | Service::Xrc).then_some(Opcode::EXTENSION);
         }
         Body::Congestion => return Some(Opcode::CNP),
+        Body::Refused(_) => return None,
         Body::ReadRequest(..) => Operation::ReadRequest,
         Body::AtomicWrite(_) => Operation::AtomicWrite,
         Body::Flush(..) => Operation::Flush,
@@ -251,7 +258,7 @@ fn headers_of(bth: Bth, header: &Header, payload: usize) -> Headers {
             return headers;
         }
         Body::Congestion => headers.cnp = Some(roce::Cnp::default()),
-        Body::Send(..) | Body::Acknowledge | Body::ReadResponse(_) => {}
+        Body::Send(..) | Body::Acknowledge | Body::ReadResponse(_) | Body::Refused(_) => {}
     }
     headers.aeth = header.body.has_aeth().then_some(header.aeth);
     let srq = header.xrc.filter(|_| header.body.is_request());

@@ -103,6 +103,9 @@ impl Driver for InfiniBand {
             return;
         }
         let header = frame.header;
+        if let Body::Refused(errno) = header.body {
+            return handle_refusal(device, frame.from, header.dest_qp, errno, cx);
+        }
         if header.dest_qp == GSI_QP {
             if let Some(management) = &device.driver().management {
                 management.handle(device, &frame);
@@ -267,6 +270,28 @@ impl Driver for InfiniBand {
 
     fn before_flush(_: &Qp, half: &mut Sending, _: WcStatus, _: &mut Cx<'_>) {
         half.direct = None;
+    }
+}
+
+// The system refuses to send frames of a queue pair. A message of an unreliable service counts as sent.
+#[cold]
+fn handle_refusal(
+    device: &Device<InfiniBand>,
+    to: LinkAddress,
+    qpn: u32,
+    errno: i32,
+    cx: &mut Cx<'_>,
+) {
+    if let (GSI_QP, Some(management)) = (qpn, &device.driver().management) {
+        return management.note_refusal(device, to, errno);
+    }
+    let is_reliable = |qp: &&Qp| qp.qp_type == QpType::Rc;
+    let Some(qp) = device.pinned_qp(qpn, cx.pin).filter(is_reliable) else {
+        return;
+    };
+    let mut half = qp.requester();
+    if half.driver.rest.peer_address == Some(to) {
+        requester::handle_refusal(qp, &mut half, errno, cx);
     }
 }
 

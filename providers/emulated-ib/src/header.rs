@@ -40,6 +40,8 @@ pub enum Body {
     Datagram(u32, SendExtra, Option<Gid>),
     /// Congestion notification (CNP): packets of its receiver met congestion.
     Congestion,
+    /// The system refuses to send packets of its receiver, with this error number. The link makes this; no packet has it.
+    Refused(i32),
 }
 
 impl Body {
@@ -58,7 +60,7 @@ impl Body {
         !self.is_request()
             && !matches!(
                 self,
-                Self::ReadResponse(Position::Middle) | Self::Congestion
+                Self::ReadResponse(Position::Middle) | Self::Congestion | Self::Refused(_)
             )
     }
 
@@ -71,6 +73,7 @@ impl Body {
                 | Self::AtomicAcknowledge(_)
                 | Self::ExtensionResponse(..)
                 | Self::Congestion
+                | Self::Refused(_)
         )
     }
 }

@@ -73,6 +73,19 @@ impl Management {
         device.network().serve_later(Box::new(tell));
     }
 
+    /// Reports that the system refuses to send management datagrams to an address.
+    pub(crate) fn note_refusal(self: &Arc<Self>, device: &Device, to: LinkAddress, errno: i32) {
+        let LinkAddress::Ip(to) = to else { return };
+        let management = Arc::clone(self);
+        // The sink may call any verb, so no pin and no lock is held.
+        let tell = move |_| {
+            if let Some(sink) = management.sink.get() {
+                sink.refused(to, errno);
+            }
+        };
+        device.network().serve_later(Box::new(tell));
+    }
+
     /// Handles a frame that has arrived. One with another Q_Key than management datagrams is counted and dropped; one with
     /// another length is dropped.
     #[cold]

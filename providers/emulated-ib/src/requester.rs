@@ -6,7 +6,8 @@
 //! sequence error, a timeout, or a hole in read responses (IBTA 9.9.2). A responder reports a gap once, so it does not
 //! report a second loss of the same frame. If the peer has recently reported a gap, the requester does not wait for the
 //! timeout: it retransmits the oldest frame after twice the time that answers usually take, and then after twice as long
-//! each time. These retransmissions use up no retry, and do not delay the timeout.
+//! each time. These retransmissions use up no retry, and do not delay the timeout. Frames that the system refuses to send are
+//! retransmitted at once, which does use up retries ([`handle_refusal`]).
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use polyverbs_engine::qp::{Phase, Wqe};
 use polyverbs_engine::request::{Op, Request, SendExtra, Source};
 use polyverbs_engine::rules::{self, Rule};
 use polyverbs_engine::time::{Time, ack_timeout, rnr_delay};
+use polyverbs_io::sockets::is_about_routes;
 use verbs_api::qp::{QpState, QpType};
 use verbs_api::{
     Access, RemoteAddress, Sge, WcStatus,
@@ -87,10 +89,12 @@ pub struct RequesterRest {
     waits_since: Option<Time>,
     // The longest time that a recent answer took.
     slowest: Duration,
-    // The longest time that a recent answer to frames without a retransmission took; zero before the first answer.
-    usual: Duration,
+    // The longest time that a recent answer to frames without a retransmission took; `None` before the first answer.
+    usual: Option<Duration>,
     // A timer retransmitted the frames whose answer is outstanding.
     was_repeated: bool,
+    // The error number with which the system has refused to send since the last answer.
+    refused: Option<i32>,
     // Everything before this was retransmitted since the last timeout.
     repeated: Psn,
     // For a path through shared memory: the records that must be read before a frame without an answer counts as lost.
@@ -151,26 +155,34 @@ impl Requester {
         (rest.messages, rest.limit, rest.unlimited) = (0, None, false);
         rest.restore_retries();
         (rest.waits_since, rest.slowest) = (None, Duration::ZERO);
-        (rest.usual, rest.was_repeated, rest.repeat_at) = (Duration::ZERO, false, None);
-        (rest.repeated, rest.unread) = (sq_psn, None);
+        (rest.usual, rest.was_repeated, rest.repeat_at) = (None, false, None);
+        (rest.repeated, rest.unread, rest.refused) = (sq_psn, None, None);
     }
 }
 
 impl RequesterRest {
     // Returns how long the requester waits for an answer: at least as long as the code says, and at most four times that
-    // (IBTA 9.7.6.1.3). It is longer than the minimum if answers of this peer have taken that long: a software device may
-    // wait for a processor at either end, and retries are for lost frames.
+    // (IBTA 9.7.6.1.3). A software device may wait for a processor at either end, and retries are for lost frames. So the
+    // wait is the longest one for a peer whose answers have not been measured; otherwise it is twice as long as recent
+    // answers took, and doubles with each retry.
     fn patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)?;
-        Some((self.slowest * 2).clamp(least, least * 4))
+        let most = least * 4;
+        if self.usual.is_none() {
+            return Some(most);
+        }
+        let retries = self.retry_cnt.saturating_sub(self.retries_left);
+        let doubled = least * (1 << retries.min(2));
+        Some((self.slowest * 2).clamp(doubled, most))
     }
 
     // Returns how long the requester waits for an answer before it retransmits the frame, on a lossy path whose peer has
     // answered before.
     fn short_patience(&self) -> Option<Duration> {
         let least = ack_timeout(self.timeout)? / SHORTER;
-        let is_known = self.window.loses() && !self.usual.is_zero();
-        is_known.then(|| least.max(self.usual * 2))
+        let usual = self.usual.filter(|usual| !usual.is_zero());
+        let usual = usual.filter(|_| self.window.loses())?;
+        Some(least.max(usual * 2))
     }
 
     fn restore_retries(&mut self) {
@@ -185,6 +197,7 @@ impl RequesterRest {
     // Notes that an answer has arrived.
     fn note_answer(&mut self, now: Time) {
         (self.ack_until, self.repeat_at, self.unread) = (None, None, None);
+        self.refused = None;
         let was_repeated = std::mem::take(&mut self.was_repeated);
         if let Some(since) = self.waits_since.take() {
             let took = Duration::from_nanos(now.0.saturating_sub(since.0));
@@ -192,7 +205,7 @@ impl RequesterRest {
             self.slowest = longest(self.slowest);
             // The answer does not say which copy of the frame it is for.
             if !was_repeated {
-                self.usual = longest(self.usual);
+                self.usual = Some(longest(self.usual.unwrap_or_default()));
             }
         }
     }
@@ -362,7 +375,7 @@ fn exchange(
         Answer::Rnr(code, _) => return Attempt::Rnr(*code),
         Answer::None | Answer::Later | Answer::Extension(_) => return Attempt::NoPeer,
     };
-    let taken = if matches!(request.op, Op::Flush(..)) {
+    let taken = if matches!(request.op, Op::Flush { .. }) {
         0
     } else {
         request.length
@@ -511,13 +524,16 @@ fn header_of(
         Op::CompareSwap(remote, compare, swap) => Body::CompareSwap(remote, compare, swap),
         Op::FetchAdd(remote, add) => Body::FetchAdd(remote, add),
         Op::AtomicWrite(remote) => Body::AtomicWrite(remote),
-        Op::Flush(remote, length, placement, whole) => {
-            Body::Flush(remote, length, placement, whole)
-        }
+        Op::Flush {
+            remote,
+            length,
+            placement,
+            whole_region,
+        } => Body::Flush(remote, length, placement, whole_region),
         Op::Extension(operation) => {
             Body::ExtensionRequest(operation.extension_id(), operation.number())
         }
-        Op::FastRegister(..) | Op::LocalInvalidate(_) | Op::Bind(..) => {
+        Op::FastRegister { .. } | Op::LocalInvalidate(_) | Op::Bind { .. } => {
             Body::Write(position, RemoteAddress::default(), 0, None)
         }
     };
@@ -573,7 +589,12 @@ fn begin_ack_wait(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) {
     if half.driver.rest.ack_until.is_some() {
         return;
     }
-    if let Some(patience) = half.driver.rest.patience() {
+    let patience = match qp.device.network().link() {
+        Some(_) => half.driver.rest.patience(),
+        // On a direct network no answer is late.
+        None => ack_timeout(half.driver.rest.timeout),
+    };
+    if let Some(patience) = patience {
         let now = cx.soon();
         let until = now.after(patience);
         half.driver.rest.ack_until = Some(until);
@@ -602,7 +623,7 @@ pub fn handle_timeout(qp: &Qp, half: &mut Sending, now: Time, cx: &mut Cx<'_>) {
         let rest = &mut *half.driver.rest;
         if rest.ack_until.is_some_and(|until| until <= now) {
             (rest.ack_until, rest.repeat_at) = (None, None);
-            if is_begun && !is_late(qp, half) && !retry(qp, half, cx) {
+            if is_begun && !is_late(qp, half) && !retry(qp, half, "acknowledge timeout", cx) {
                 return;
             }
         } else if let Some((_, wait)) = rest.repeat_at.take_if(|(at, _)| *at <= now)
@@ -640,16 +661,39 @@ fn retransmit(qp: &Qp, half: &mut Sending, cause: &'static str) {
     go_back_to_lost(qp, half, cause);
 }
 
+/// The system refuses to send frames of this requester. It retransmits them at once, because a firewall may refuse one frame
+/// and not the next. If there is no route to a peer that has answered before, it waits for the timeout, because routes come
+/// back.
+#[cold]
+pub fn handle_refusal(qp: &Qp, half: &mut Sending, errno: i32, cx: &mut Cx<'_>) {
+    let has_begun = |wqe: &Wqe| matches!(wqe.phase, Phase::Started | Phase::Sent);
+    let rest = &mut *half.driver.rest;
+    if rest.rnr_until.is_some() || !half.queue.front().is_some_and(has_begun) {
+        return;
+    }
+    rest.refused = Some(errno);
+    if is_about_routes(errno) && rest.usual.is_some() {
+        return;
+    }
+    (rest.ack_until, rest.repeat_at) = (None, None);
+    if retry(qp, half, "the system refuses to send", cx) {
+        qp.advance(half, cx);
+    }
+}
+
 // Goes back to the oldest frame without an answer. Returns `false` if no retry was left and the queue pair has failed.
-fn retry(qp: &Qp, half: &mut Sending, cx: &mut Cx<'_>) -> bool {
+fn retry(qp: &Qp, half: &mut Sending, cause: &'static str, cx: &mut Cx<'_>) -> bool {
     if half.driver.rest.retries_left == 0 {
+        if let Some(errno) = half.driver.rest.refused {
+            half.rare().vendor_err = errno as u32;
+        }
         fail_front(qp, half, WcStatus::RetryExcErr, cx);
         return false;
     }
     half.driver.rest.retries_left -= u8::from(!rules::is_broken(Rule::RetriesEnd));
     if cx.device.network().link().is_some() {
         half.driver.rest.window.timed_out();
-        retransmit(qp, half, "acknowledge timeout");
+        retransmit(qp, half, cause);
     }
     true
 }
@@ -877,7 +921,7 @@ fn start(qp_type: QpType, half: &mut Sending, index: usize) {
 
 fn message_length(wqe: &Wqe) -> u64 {
     match wqe.kept.op {
-        Op::Flush(..) | Op::CompareSwap(..) | Op::FetchAdd(..) | Op::Extension(_) => 0,
+        Op::Flush { .. } | Op::CompareSwap(..) | Op::FetchAdd(..) | Op::Extension(_) => 0,
         _ => wqe.kept.length,
     }
 }
@@ -1259,7 +1303,7 @@ fn read_response(
     }
     let shift = half.driver.mtu_shift;
     let wqe = &half.queue[0];
-    if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush(..)) {
+    if !matches!(wqe.kept.op, Op::Read(..) | Op::Flush { .. }) {
         return fail_front(qp, half, WcStatus::BadRespErr, cx);
     }
     let expected = psn_at(wqe, wqe.received, shift);

@@ -194,7 +194,7 @@ impl Driver for Iwarp {
                 gaps: BaselineGaps::NO_SEND_WITH_IMMEDIATE,
             }),
             (Op::AtomicWrite(_), _) => unsupported(Features::ATOMIC_WRITE),
-            (Op::Flush(..), _) => unsupported(Features::FLUSH),
+            (Op::Flush { .. }, _) => unsupported(Features::FLUSH),
             _ => Ok(()),
         }
     }

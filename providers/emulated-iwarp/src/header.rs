@@ -3,14 +3,12 @@
 //! A header is not bytes yet; on a wire a codec encodes it.
 
 pub use polyverbs_engine::operation::AtomicOp;
-use polyverbs_wire::iwarp::rdmap::atomic;
 pub use polyverbs_wire::iwarp::{
     AtomicRequest, AtomicResponse, Body, ExtensionHeader, Opcode, ReadRequest, Tagged, Untagged,
     ddp::queue,
 };
+use polyverbs_wire::iwarp::{TerminateCode, rdmap::atomic};
 use verbs_api::{RemoteAddress, ids::LinkAddress};
-
-use crate::terminate::TerminateCode;
 
 /// One end of a stream, as the other end knows it.
 ///

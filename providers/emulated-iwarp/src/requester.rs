@@ -437,7 +437,7 @@ pub(crate) fn invalidate_sink(qp: &Qp, op: &Op) -> WcStatus {
     let invalidated = qp
         .device
         .memory_management()
-        .map(|management| management.invalidate_local(key, qp.pd, qp.qpn));
+        .map(|management| management.invalidate_local(key.value(), qp.pd, qp.qpn));
     match invalidated {
         Some(Ok(())) => WcStatus::Success,
         _ => WcStatus::GeneralErr,

@@ -27,6 +27,7 @@ use verbs_api::provider::carrier::{
     ReadyForms, StreamAgreed, StreamClose, StreamEnd, StreamListener, StreamPort, StreamSink,
     StreamWishes,
 };
+use verbs_api::provider::errno_of;
 use verbs_api::qp::QpState;
 
 use crate::codec::{self, MpaCodec};
@@ -762,7 +763,7 @@ fn end_of(error: &StreamError) -> StreamEnd {
     match error {
         StreamError::Refused => StreamEnd::Refused,
         StreamError::TimedOut => StreamEnd::TimedOut,
-        StreamError::Unreachable(_) => StreamEnd::Unreachable,
+        StreamError::Unreachable(error) => StreamEnd::Unreachable(errno_of(error)),
         _ => StreamEnd::Reset,
     }
 }

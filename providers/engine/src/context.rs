@@ -19,10 +19,10 @@ use verbs_api::{
 
 use crate::commands::out_of_range;
 use crate::cq::Cq;
+use crate::device::driver::Driver;
 use crate::device::{Device, Quota};
-use crate::driver::Driver;
 use crate::emulation::{QpHandle, SrqParts, unsupported};
-use crate::key_table::KeyKind;
+use crate::key_table::{KeyKind, Translation};
 use crate::network::Polled;
 use crate::pin;
 use crate::qp::QpParts;
@@ -354,7 +354,12 @@ impl<D: Driver> MrOps for Mr<D> {
             let keys = mr.device.keys();
             let key = mr.key.load(Ordering::Acquire);
             let pd = pd.map(|pd| pd.number);
-            let changed = keys.change_region(key, change.translation, pd, change.access);
+            let translation = change.translation.map(|(memory, iova)| Translation {
+                memory,
+                iova,
+                keeps_key: change.keeps_keys,
+            });
+            let changed = keys.change_region(key, translation, pd, change.access);
             let new_key = changed.map_err(|_| bound_windows(&mr.device, key))?;
             mr.key.store(new_key, Ordering::Release);
             if let Some(access) = change.access {

@@ -42,6 +42,8 @@ pub struct Done {
     pub qpn: u32,
     /// Immediate data, or the invalidated key.
     pub imm: [u8; 4],
+    /// Of a request that failed: the system's error number for the cause, or 0.
+    pub vendor_err: u32,
     /// The buffers that the completion returns.
     pub loan: Loan,
     /// The sender's queue pair, for a datagram.
@@ -53,10 +55,14 @@ pub struct Done {
 impl Done {
     fn entry(&self) -> Entry {
         let solicited = self.solicited || !self.status.is_success();
+        let last = match self.status.is_success() {
+            true => u32::from_be_bytes(self.imm),
+            false => self.vendor_err,
+        };
         Entry {
             words: [
                 self.wr_id,
-                u64::from(self.byte_len) | u64::from(u32::from_be_bytes(self.imm)) << 32,
+                u64::from(self.byte_len) | u64::from(last) << 32,
                 u64::from(self.qpn & 0xff_ffff)
                     | u64::from(self.opcode.code()) << 24
                     | u64::from(self.loan.to_bits()) << 32,
@@ -69,16 +75,21 @@ impl Done {
 
     #[inline]
     fn read(entry: &Entry, ext: Option<u64>, into: &mut Completion) {
-        let [wr_id, length_imm, qp_loan] = entry.words;
+        let [wr_id, length_last, qp_loan] = entry.words;
         into.wr_id = wr_id;
         into.status = WcStatus::from_code(entry.tail as u8);
         into.opcode = WcOpcode::from_code((qp_loan >> 24) as u8);
         into.wc_flags = WcFlags::from_bits_retain((entry.tail >> 8) as u8);
-        into.byte_len = length_imm as u32;
-        into.imm_data = ((length_imm >> 32) as u32).to_be_bytes();
+        into.byte_len = length_last as u32;
+        let last = (length_last >> 32) as u32;
+        let (imm, vendor_err) = match into.status.is_success() {
+            true => (last, 0),
+            false => (0, last),
+        };
+        into.imm_data = imm.to_be_bytes();
+        into.vendor_err = vendor_err;
         into.qp_num = Qpn::new(qp_loan as u32);
         into.src_qp = Qpn::new(ext.unwrap_or(0) as u32);
-        into.vendor_err = 0;
         (into.slid, into.sl, into.dlid_path_bits, into.pkey_index) = (0, 0, 0, 0);
         loans::hand_back(into, Loan::from_bits((qp_loan >> 32) as u32));
     }

@@ -1,10 +1,13 @@
 //! A software device: the state that its open contexts share.
 
+pub mod driver;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use driver::Driver;
 use verbs_api::objects::ObjectId;
 use verbs_api::provider::{EventSink, QpInit};
 use verbs_api::qp::{QpCounters, QpType};
@@ -20,7 +23,6 @@ use verbs_api::{
 
 use crate::commands::Commands;
 use crate::directory::Directory;
-use crate::driver::Driver;
 use crate::effects::Effects;
 use crate::emulation::{EMULATED, Emulations, OperationRef};
 use crate::key_table::KeyTable;

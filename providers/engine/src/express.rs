@@ -13,7 +13,7 @@ use verbs_api::{
 };
 
 use crate::device::Cx;
-use crate::driver::Driver;
+use crate::device::driver::Driver;
 use crate::qp::{Qp, Rare, Requester, Responder, SendCounters};
 
 /// The part of a transport that the express path needs.

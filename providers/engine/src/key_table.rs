@@ -69,6 +69,27 @@ pub enum KeyState {
     Valid = 2,
 }
 
+/// Other memory of a region.
+pub struct Translation {
+    /// The memory.
+    pub memory: RegionMemory,
+    /// The address of its first byte.
+    pub iova: u64,
+    /// Whether peers reach it by the key of the old memory.
+    pub keeps_key: bool,
+}
+
+impl Translation {
+    /// Other memory under another key.
+    pub const fn new(memory: RegionMemory, iova: u64) -> Self {
+        Self {
+            memory,
+            iova,
+            keeps_key: false,
+        }
+    }
+}
+
 /// The content of a slot. `link` counts the bound windows of a region, and is the region's index for a window; `aux` is the
 /// depth of a fast-registered key and the queue pair of a type-2 window; `start` is the position in a page list at which a
 /// window begins.
@@ -493,14 +514,16 @@ impl KeyTable {
     pub fn change_region(
         &self,
         key: u32,
-        translation: Option<(RegionMemory, u64)>,
+        translation: Option<Translation>,
         pd: Option<u32>,
         access: Option<Access>,
     ) -> Result<u32, Fault> {
         let slot = self.slot(key).ok_or(Fault::Key)?;
         let place = translation
             .as_ref()
-            .map(|(memory, iova)| (memory.address() as u64, memory.len() as u64, *iova));
+            .map(|to| (to.memory.address() as u64, to.memory.len() as u64, to.iova));
+        // A peer that knows the key of the old memory must not reach the new memory. New rights apply to the known key.
+        let changes_key = translation.as_ref().is_some_and(|to| !to.keeps_key);
         let change = |fields: &mut KeyFields| {
             fields.check_unbound_region()?;
             if let Some((base, length, iova)) = place {
@@ -515,14 +538,13 @@ impl KeyTable {
             if !rules::is_broken(Rule::ReregisteredRights) {
                 fields.access = access.unwrap_or(fields.access);
             }
-            // A peer that knows the key of the old memory must not reach the new memory. New rights apply to the known key.
-            if place.is_some() {
+            if changes_key {
                 fields.key = self.next_byte(self.index(key), fields.key);
             }
             Ok(key & !0xff | u32::from(fields.key))
         };
         match translation {
-            Some((memory, _)) => slot.change_memory(memory, change),
+            Some(to) => slot.change_memory(to.memory, change),
             None => slot.change(change),
         }
     }

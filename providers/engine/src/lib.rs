@@ -15,7 +15,6 @@ pub mod context;
 pub mod cq;
 pub mod device;
 mod directory;
-pub mod driver;
 pub mod effects;
 pub mod emulation;
 pub mod express;
@@ -43,3 +42,5 @@ pub mod sync;
 pub mod time;
 pub mod timers;
 pub mod trace;
+
+pub use device::driver;

@@ -5,7 +5,7 @@ use verbs_api::extension::{ExtensionOperation, OperationData};
 use verbs_api::ids::Qpn;
 
 use crate::device::Cx;
-use crate::driver::Driver;
+use crate::device::driver::Driver;
 use crate::fault::Fault;
 use crate::key_table::{LocalUse, Region, RemoteUse};
 use crate::log_event;

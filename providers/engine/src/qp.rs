@@ -25,8 +25,8 @@ use verbs_api::{
 
 use crate::commands::out_of_range;
 use crate::cq::{Cq, Done, Plain};
+use crate::device::driver::{Change, Driver, Executed};
 use crate::device::{Cx, Device};
-use crate::driver::{Change, Driver, Executed};
 use crate::effects::{Effects, QpActions};
 use crate::emulation::{QpExtensions, Target};
 use crate::fault::Fault;
@@ -104,6 +104,8 @@ pub struct SendCounters {
 pub struct Rare {
     /// The counters of the other operations.
     pub counters: QpCounters,
+    /// The `vendor_err` of the next request that fails: the system's error number for the cause.
+    pub vendor_err: u32,
     timer: Option<Time>,
     windows: Vec<u32>,
 }
@@ -758,6 +760,10 @@ impl<D: Driver> Qp<D> {
         cx: &mut Cx<'_, D>,
     ) {
         let loan = std::mem::take(&mut requester.loans);
+        let vendor_err = match (status.is_success(), &mut requester.rare) {
+            (false, Some(rare)) => std::mem::take(&mut rare.vendor_err),
+            _ => 0,
+        };
         let done = Done {
             wr_id: request.wr_id,
             status,
@@ -766,6 +772,7 @@ impl<D: Driver> Qp<D> {
             qpn: self.qpn,
             // The request's own buffers come first, then those of the requests that it retires.
             loan: loans::join(request.loan, loan),
+            vendor_err,
             ..Done::default()
         };
         self.free_slot(request, true);
@@ -862,7 +869,7 @@ impl<D: Driver> Qp<D> {
         };
         let status = match result {
             Ok(()) => WcStatus::Success,
-            Err(_) if matches!(request.op, Op::Bind(..)) => WcStatus::MwBindErr,
+            Err(_) if matches!(request.op, Op::Bind { .. }) => WcStatus::MwBindErr,
             // A failed memory management operation has no status of its own in verbs: docs/decisions.md, 4.
             Err(_) => WcStatus::LocQpOpErr,
         };
@@ -880,33 +887,44 @@ impl<D: Driver> Qp<D> {
         let keys = self.device.memory_management().ok_or(Fault::Operation)?;
         let mut used = Features::empty();
         match request.op {
-            Op::FastRegister(key, access, iova, length) => {
+            Op::FastRegister {
+                key,
+                access,
+                iova,
+                length,
+            } => {
                 let pages = request.pages.ok_or(Fault::Operation)?;
                 used.set(Features::BLOCK_LIST, pages.is_block_list());
                 used.set(Features::SG_GAPS, pages.has_gaps());
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
                 self.check_claimed(used)?;
-                keys.fast_register(key, self.pd, pages, access, iova, length)
+                keys.fast_register(key.value(), self.pd, pages, access, iova, length)
             }
             Op::LocalInvalidate(key) => {
                 let fenced = request.flags.contains(SendFlags::FENCE);
                 used.set(Features::LOCAL_INVALIDATE_FENCE, fenced);
                 self.check_claimed(used)?;
-                keys.invalidate_local(key, self.pd, self.qpn)
+                keys.invalidate_local(key.value(), self.pd, self.qpn)
             }
-            Op::Bind(window, region, addr, length, access) => {
+            Op::Bind {
+                window,
+                region,
+                addr,
+                length,
+                access,
+            } => {
                 used.set(Features::ZBVA, access.contains(Access::ZERO_BASED));
                 self.check_claimed(used)?;
                 let binding = Binding {
-                    region,
+                    region: region.value(),
                     addr,
                     length,
                     access,
                     pd: self.pd,
                     qpn: self.qpn,
                 };
-                keys.bind(window, &binding)?;
-                requester.note_window(window);
+                keys.bind(window.value(), &binding)?;
+                requester.note_window(window.value());
                 Ok(())
             }
             _ => Err(Fault::Operation),
@@ -1566,16 +1584,16 @@ impl<D: Driver> Requester<D> {
         let counter = match op {
             Op::Send(SendExtra::Invalidate(_)) => &mut self.rare().counters.sends_with_invalidate,
             Op::Send(_) => &mut self.counters.sends,
-            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush(..) => &mut self.counters.writes,
+            Op::Write(..) | Op::AtomicWrite(_) | Op::Flush { .. } => &mut self.counters.writes,
             Op::Read(_, invalidate) => {
                 let others = &mut self.rare().counters;
                 others.local_invalidates += u64::from(invalidate.is_some());
                 &mut others.reads
             }
             Op::CompareSwap(..) | Op::FetchAdd(..) => &mut self.rare().counters.atomics,
-            Op::FastRegister(..) => &mut self.rare().counters.fast_registers,
+            Op::FastRegister { .. } => &mut self.rare().counters.fast_registers,
             Op::LocalInvalidate(_) => &mut self.rare().counters.local_invalidates,
-            Op::Bind(..) => &mut self.rare().counters.binds,
+            Op::Bind { .. } => &mut self.rare().counters.binds,
             Op::Extension(_) => &mut self.rare().counters.extensions,
         };
         *counter += 1;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use verbs_api::memory::Loan;
 use verbs_api::{
-    Access, PageList, RemoteAddress, Sge,
+    Access, PageList, RKey, RemoteAddress, Sge,
     completion::WcOpcode,
     extension::{ExtensionOperation, Held},
+    ids::LKey,
     provider::{AhOps, Operation},
     wr::{Data, SendFlags, UdDestination, WorkRequest},
 };
@@ -19,21 +20,50 @@ pub enum Op {
     /// Writes bytes to remote memory, possibly with four bytes of immediate data.
     Write(RemoteAddress, Option<[u8; 4]>),
     /// Reads bytes from remote memory, and possibly invalidates a local key at the end.
-    Read(RemoteAddress, Option<u32>),
+    Read(RemoteAddress, Option<LKey>),
     /// Compares with the first number and swaps in the second.
     CompareSwap(RemoteAddress, u64, u64),
     /// Adds a number.
     FetchAdd(RemoteAddress, u64),
     /// Writes eight bytes atomically.
     AtomicWrite(RemoteAddress),
-    /// Flushes a stretch, or the whole region.
-    Flush(RemoteAddress, u32, Access, bool),
-    /// Registers memory: key, rights, address, bytes.
-    FastRegister(u32, Access, u64, u64),
+    /// Flushes a stretch of a region, or the whole region.
+    Flush {
+        /// The beginning of the stretch.
+        remote: RemoteAddress,
+        /// Bytes of the stretch.
+        length: u32,
+        /// How the bytes are flushed: visible globally, or persistent.
+        placement: Access,
+        /// Whether the whole region is flushed.
+        whole_region: bool,
+    },
+    /// Registers the memory of the request's page list.
+    FastRegister {
+        /// The key, with its new low byte.
+        key: RKey,
+        /// The rights of the region.
+        access: Access,
+        /// The address of the region's first byte.
+        iova: u64,
+        /// Bytes of the region.
+        length: u64,
+    },
     /// Invalidates a key.
-    LocalInvalidate(u32),
-    /// Binds a window: its new key, the region, address, bytes, rights.
-    Bind(u32, u32, u64, u64, Access),
+    LocalInvalidate(RKey),
+    /// Binds a window to a part of a region.
+    Bind {
+        /// The key of the window, with its new low byte.
+        window: RKey,
+        /// The key of the region.
+        region: LKey,
+        /// The first address of the part.
+        addr: u64,
+        /// Bytes of the part.
+        length: u64,
+        /// The rights of the window.
+        access: Access,
+    },
     /// An operation of an extension.
     Extension(&'static ExtensionOperation),
 }
@@ -54,7 +84,7 @@ impl Op {
     /// Returns whether it is carried out without a frame.
     pub const fn is_local(&self) -> bool {
         match self {
-            Self::FastRegister(..) | Self::LocalInvalidate(_) | Self::Bind(..) => true,
+            Self::FastRegister { .. } | Self::LocalInvalidate(_) | Self::Bind { .. } => true,
             Self::Extension(operation) => operation.is_local(),
             _ => false,
         }
@@ -63,7 +93,9 @@ impl Op {
     /// Returns whether it reads remote memory or changes it atomically: a fence waits for such requests.
     pub const fn is_read_or_atomic(&self) -> bool {
         match self {
-            Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush(..) => true,
+            Self::Read(..) | Self::CompareSwap(..) | Self::FetchAdd(..) | Self::Flush { .. } => {
+                true
+            }
             Self::Extension(operation) => !operation.is_local(),
             _ => false,
         }
@@ -78,10 +110,10 @@ impl Op {
             Self::CompareSwap(..) => WcOpcode::CompSwap,
             Self::FetchAdd(..) => WcOpcode::FetchAdd,
             Self::AtomicWrite(_) => WcOpcode::AtomicWrite,
-            Self::Flush(..) => WcOpcode::Flush,
-            Self::FastRegister(..) => WcOpcode::FastRegister,
+            Self::Flush { .. } => WcOpcode::Flush,
+            Self::FastRegister { .. } => WcOpcode::FastRegister,
             Self::LocalInvalidate(_) => WcOpcode::LocalInv,
-            Self::Bind(..) => WcOpcode::BindMw,
+            Self::Bind { .. } => WcOpcode::BindMw,
             Self::Extension(operation) => operation.wc_opcode(),
         }
     }
@@ -191,34 +223,40 @@ impl<'r> Request<'r> {
             WorkRequest::Write(write) => Op::Write(write.remote, None),
             WorkRequest::WriteWithImmediate(write) => Op::Write(write.remote, Some(write.imm)),
             WorkRequest::Read(read) => Op::Read(read.remote, None),
-            WorkRequest::ReadWithInvalidate(read) => {
-                Op::Read(read.remote, Some(read.invalidate.value()))
-            }
+            WorkRequest::ReadWithInvalidate(read) => Op::Read(read.remote, Some(read.invalidate)),
             WorkRequest::CompareSwap(atomic) => {
                 Op::CompareSwap(atomic.remote, atomic.compare, atomic.swap)
             }
             WorkRequest::FetchAdd(atomic) => Op::FetchAdd(atomic.remote, atomic.add),
             WorkRequest::AtomicWrite(write) => Op::AtomicWrite(write.remote),
-            WorkRequest::Flush(flush) => {
-                let (length, whole_region) = (flush.length, flush.whole_region);
-                Op::Flush(flush.remote, length, flush.placement, whole_region)
-            }
+            WorkRequest::Flush(flush) => Op::Flush {
+                remote: flush.remote,
+                length: flush.length,
+                placement: flush.placement,
+                whole_region: flush.whole_region,
+            },
             WorkRequest::FastRegister(register) => {
                 pages = register.pages;
-                let (key, access) = (register.key.value(), register.access);
                 let mapped = pages.map_or(0, PageList::len);
-                let start = match access.contains(Access::ZERO_BASED) {
+                let start = match register.access.contains(Access::ZERO_BASED) {
                     true => 0,
                     false => pages.map_or(0, PageList::address),
                 };
-                let length = register.length.map_or(mapped, u64::from);
-                Op::FastRegister(key, access, register.iova.unwrap_or(start), length)
+                Op::FastRegister {
+                    key: register.key,
+                    access: register.access,
+                    iova: register.iova.unwrap_or(start),
+                    length: register.length.map_or(mapped, u64::from),
+                }
             }
-            WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key.value()),
-            WorkRequest::BindWindow(bind) => {
-                let (key, region) = (bind.key().value(), bind.region_key().value());
-                Op::Bind(key, region, bind.addr, bind.length, bind.access)
-            }
+            WorkRequest::LocalInvalidate(invalidate) => Op::LocalInvalidate(invalidate.key),
+            WorkRequest::BindWindow(bind) => Op::Bind {
+                window: bind.key(),
+                region: bind.region_key(),
+                addr: bind.addr,
+                length: bind.length,
+                access: bind.access,
+            },
             WorkRequest::Extension(extension) => {
                 (body, held) = (extension.body(), extension.held());
                 Op::Extension(extension.extension_operation())

@@ -51,10 +51,10 @@ fn operation(op: &Op) -> Operations {
         Op::CompareSwap(..) => Operations::ATOMIC_CMP_AND_SWP,
         Op::FetchAdd(..) => Operations::ATOMIC_FETCH_AND_ADD,
         Op::AtomicWrite(_) => Operations::ATOMIC_WRITE,
-        Op::Flush(..) => Operations::FLUSH,
-        Op::FastRegister(..) => Operations::FAST_REGISTER,
+        Op::Flush { .. } => Operations::FLUSH,
+        Op::FastRegister { .. } => Operations::FAST_REGISTER,
         Op::LocalInvalidate(_) => Operations::LOCAL_INV,
-        Op::Bind(..) => Operations::BIND_MW,
+        Op::Bind { .. } => Operations::BIND_MW,
         Op::Extension(operation) => operation.bit(),
     }
 }

@@ -6,7 +6,9 @@
 use std::fs;
 
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{Binding, KeyKind, KeyTable, LocalUse, Region, RemoteUse};
+use polyverbs_engine::key_table::{
+    Binding, KeyKind, KeyTable, LocalUse, Region, RemoteUse, Translation,
+};
 use polyverbs_engine::pin::{Pin, pin};
 use verbs_api::memory::Span;
 use verbs_api::provider::RegionMemory;
@@ -138,7 +140,8 @@ fn a_bound_window_keeps_its_region() {
     table.bind(window, &binding).unwrap();
     let (other, elsewhere) = threes();
     let set = table.set_region(region, whole(&other), elsewhere, ALL, false);
-    let moved = table.change_region(region, Some((whole(&other), elsewhere)), None, None);
+    let to = Translation::new(whole(&other), elsewhere);
+    let moved = table.change_region(region, Some(to), None, None);
     assert_eq!((set, moved), (Err(Fault::Operation), Err(Fault::Operation)));
     assert_eq!(table.disable(region), Err(Fault::Operation));
     assert_eq!(table.release(region), Err(Fault::Key));
@@ -165,8 +168,8 @@ fn set_again(table: KeyTable, key: u32) -> Option<KeyTable> {
 
 fn change(table: KeyTable, key: u32) -> Option<KeyTable> {
     let (other, elsewhere) = threes();
-    let to = Some((whole(&other), elsewhere));
-    table.change_region(key, to, None, None).unwrap();
+    let to = Translation::new(whole(&other), elsewhere);
+    table.change_region(key, Some(to), None, None).unwrap();
     Some(table)
 }
 

@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 
+use verbs_api::provider::errno_of;
+
 use crate::sockets::udp::{MAX_BYTES, MAX_SEGMENTS};
 use crate::sockets::{SendError, Transmit, UdpSocket};
 use crate::{QpnRange, zeroed};
@@ -46,6 +48,7 @@ struct Span {
     start: u32,
     length: u16,
     payload_end: u16,
+    sender: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -62,17 +65,46 @@ struct Run {
     is_closed: bool,
 }
 
+/// Neighbours of a batch that one queue pair sends to one address, and that the system refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) sender: u32,
+    pub(super) to: SocketAddr,
+    pub(super) errno: i32,
+    pub(super) datagrams: usize,
+}
+
 /// The result of sending a batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendOutcome {
     /// Datagrams that left.
     pub(super) sent: usize,
     /// Datagrams that the system refused.
-    pub(super) refused: usize,
-    /// The system refused some of them because the path does not carry their length.
-    pub(super) too_long: bool,
+    pub(super) refused: Vec<Refused>,
     /// The socket is full: the other datagrams wait.
     pub(super) full: bool,
+}
+
+impl SendOutcome {
+    fn refuse(&mut self, sender: u32, to: SocketAddr, errno: i32) {
+        let one = Refused {
+            sender,
+            to,
+            errno,
+            datagrams: 1,
+        };
+        match self.refused.last_mut() {
+            Some(last)
+                if (Refused {
+                    datagrams: 1,
+                    ..*last
+                }) == one =>
+            {
+                last.datagrams += 1
+            }
+            _ => self.refused.push(one),
+        }
+    }
 }
 
 impl TxBatch {
@@ -96,11 +128,12 @@ impl TxBatch {
         self.spans.is_empty()
     }
 
-    /// Appends a datagram of at most `most` bytes. `write` fills it and returns the end of its payload and its length, or
-    /// `None` if there is nothing to send; `seal` completes it. Returns `false` if there is no room.
+    /// Appends a datagram of at most `most` bytes of the queue pair `sender`. `write` fills it and returns the end of its
+    /// payload and its length, or `None` if there is nothing to send; `seal` completes it. Returns `false` if there is no
+    /// room.
     pub(super) fn append(
         &mut self,
-        route: Route,
+        (route, sender): (Route, u32),
         most: usize,
         write: impl FnOnce(&mut [u8]) -> Option<(usize, usize)>,
         seal: impl FnOnce(Datagram<'_>),
@@ -129,6 +162,7 @@ impl TxBatch {
             start: self.used as u32,
             length: length as u16,
             payload_end: payload_end as u16,
+            sender,
         });
         self.used += length;
         true
@@ -200,9 +234,11 @@ impl TxBatch {
         match error {
             SendError::NoSegmentation => self.uncouple(seal),
             SendError::Full => outcome.full = true,
-            error => {
-                outcome.too_long |= matches!(error, SendError::TooLong);
-                outcome.refused += self.datagrams(self.left..self.left + 1);
+            SendError::Refused(error) => {
+                let run = self.runs[self.left];
+                for datagram in &self.spans[run.first..run.first + run.count] {
+                    outcome.refuse(datagram.sender, run.route.to, errno_of(error));
+                }
                 self.left += 1;
             }
         }
@@ -270,6 +306,7 @@ mod tests {
     use super::*;
 
     const ROUTE: u8 = 0;
+    const SENDER: u32 = 9;
 
     fn socket(offload: Offload) -> UdpSocket {
         let options = UdpOptions {
@@ -296,7 +333,7 @@ mod tests {
             }
             Some((length, length))
         };
-        batch.append(route, length, write, number)
+        batch.append((route, SENDER), length, write, number)
     }
 
     fn number(datagram: Datagram<'_>) {
@@ -338,7 +375,7 @@ mod tests {
             assert!(append(&mut batch, route(&to, 0), 7, length));
         }
         let outcome = batch.send(&from, number);
-        assert_eq!((outcome.sent, outcome.refused), (7, 0));
+        assert_eq!((outcome.sent, outcome.refused), (7, vec![]));
         assert!(batch.is_empty());
         let expected = [
             (116, 0),
@@ -426,11 +463,22 @@ mod tests {
         };
         append(&mut batch, route(&to, 0), 7, 100);
         append(&mut batch, nowhere, 7, 100);
+        append(&mut batch, nowhere, 7, 100);
         append(&mut batch, route(&to, 0), 7, 65_508);
         append(&mut batch, route(&to, 0), 7, 50);
         let outcome = batch.send(&from, number);
-        assert_eq!((outcome.sent, outcome.refused), (2, 2));
-        assert!(outcome.too_long && !outcome.full);
+        assert_eq!((outcome.sent, outcome.full), (2, false));
+        let refused = |to, errno, datagrams| Refused {
+            sender: SENDER,
+            to,
+            errno,
+            datagrams,
+        };
+        let expected = [
+            refused(nowhere.to, libc::EINVAL, 2),
+            refused(to.local(), libc::EMSGSIZE, 1),
+        ];
+        assert_eq!(outcome.refused, expected);
         assert_eq!(numbers(&to), [(100, 0), (50, 0)]);
     }
 

@@ -40,6 +40,8 @@ pub struct Arrival {
 /// How a frame is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxMeta {
+    /// The queue pair that sends the frame. The link notifies it if the system refuses the frame.
+    pub sender: u32,
     /// Frames of one flow keep their order and have one source port. Any number is allowed.
     pub flow: u32,
     /// TOS or traffic class.
@@ -112,6 +114,10 @@ pub trait DatagramCodec: Send + Sync + 'static {
 
     /// Parses the header that [`encode_record`](Self::encode_record) has written in another process.
     fn open_record(&self, arrival: &Arrival, header: &[u8]) -> Option<Self::Header>;
+
+    /// The header that notifies a queue pair that the system refuses its frames, with the error number. The link delivers it
+    /// as if the destination of those frames had sent it.
+    fn refusal(&self, sender: u32, errno: i32) -> Self::Header;
 
     /// The multicast group to which a frame goes, instead of the frame's destination; `None` if it goes to no group.
     fn group(&self, header: &Self::Header) -> Option<IpAddr> {

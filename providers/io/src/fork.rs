@@ -128,8 +128,10 @@ fn replace_all(open: &mut Open) {
         while left != 0 {
             let number = place * 64 + left.trailing_zeros() as usize;
             left &= left - 1;
-            // SAFETY: the number is that of a descriptor of this process. Its owner finds another file there.
-            unsafe { libc::dup3(nothing.as_raw_fd(), number as libc::c_int, libc::O_CLOEXEC) };
+            let (from, to) = (nothing.as_raw_fd(), number as libc::c_int);
+            // SAFETY: the number is that of a descriptor of this process. Its owner finds another file there. The function of C may
+            // be one that protects the descriptors of this library.
+            unsafe { libc::syscall(libc::SYS_dup3, from, to, libc::O_CLOEXEC) };
         }
     }
 }

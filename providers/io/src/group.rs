@@ -45,13 +45,13 @@ use crate::{Arrival, lock};
 mod handed;
 mod holder;
 mod local;
-mod range;
 mod store;
 
 pub use handed::HandError;
 pub use holder::Holder;
 pub use local::{Admission, Name, Presence, Witness};
-pub use range::{QpnRange, RANGES};
+
+pub use crate::qpn_range::{QpnRange, RANGES};
 
 /// Options with which a process joins a port.
 #[derive(Clone, Debug)]

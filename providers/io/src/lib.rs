@@ -47,6 +47,7 @@ pub mod fork;
 pub mod group;
 mod large_pages;
 mod memory;
+mod qpn_range;
 pub mod queue;
 pub mod reactor;
 pub mod shm;
@@ -64,9 +65,9 @@ pub use codec::{
     TxMeta,
 };
 pub use group::{
-    Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, QpnRange,
-    Service, Witness,
+    Admission, GroupOptions, HandError, Holder, JoinError, Lease, Name, Presence, Service, Witness,
 };
+pub use qpn_range::QpnRange;
 pub use queue::ByteQueue;
 pub use reactor::{IoHandler, Reactor, Ready, Source};
 pub use shm::{Put, Readers, Record, RecordMeta, ShmPort};

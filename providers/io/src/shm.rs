@@ -27,9 +27,9 @@ use polyverbs_engine::link::Exchange;
 use verbs_api::memory::Span;
 
 use crate::fork::Unshared;
-use crate::group::{QpnRange, RANGES};
 use crate::lock;
 use crate::memory::{Mapping, SharedMemory, SleepWord, is_odd, next_odd};
+use crate::qpn_range::{QpnRange, RANGES};
 
 /// The memory of the processes at one address.
 #[derive(Debug)]

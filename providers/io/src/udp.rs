@@ -18,17 +18,19 @@ use crate::{
     ShmPort, Source,
 };
 use polyverbs_engine::link::{Deliver, Exchange, Frame, Input, Link};
+use polyverbs_engine::log_event;
 use polyverbs_engine::network::Progress;
 use polyverbs_engine::payload::Payload;
 use polyverbs_engine::time::Time;
 use verbs_api::{
     VerbError,
     capability::Mtu,
-    ids::{Gid, LinkAddress},
+    ids::{Gid, LinkAddress, Qpn},
     memory::Span,
+    provider::errno_of,
 };
 
-use crate::batch::{Datagram, Route, SendOutcome, TxBatch};
+use crate::batch::{Datagram, Refused, Route, SendOutcome, TxBatch};
 use crate::capture::DatagramTap;
 use crate::codec::{Arrival, Common, DatagramCodec, Envelope};
 use crate::shm::{LONGEST_HEAD, LONGEST_PAYLOAD};
@@ -77,8 +79,8 @@ counts! {
     formless,
     /// Frames that were lost because the socket, or the ring in shared memory, stayed full.
     overrun,
-    /// Datagrams that the system refused because there is no route to the destination.
-    unreachable,
+    /// Datagrams that the system refused, for instance because there is no route or a firewall forbids them.
+    refused,
     /// Datagrams that the system refused because they are longer than the path carries.
     too_long,
     /// Datagrams that were received and delivered.
@@ -111,6 +113,10 @@ pub struct UdpLink<C: DatagramCodec> {
     /// Datagrams that did not arrive at this process's own socket. `has_aside` says whether there are any.
     aside: Mutex<Aside>,
     has_aside: AtomicBool,
+    /// The error number of each refusal of which the sender has not been notified, by the queue pair and the destination.
+    refusals: Mutex<BTreeMap<(u32, IpAddr), i32>>,
+    /// Whether there are refusals; read before their lock is taken.
+    has_refusals: AtomicBool,
     services: Mutex<BTreeMap<u64, Service>>,
     /// A reader uses a copy of the map, made when its turn began: a delivery may cause a thread to join or leave a group.
     groups: Mutex<Arc<BTreeMap<IpAddr, Arc<UdpSocket>>>>,
@@ -188,6 +194,8 @@ impl<C: DatagramCodec> UdpLink<C> {
                 batch: ReceiveBatch::new(4, 65_535)?,
             }),
             has_aside: AtomicBool::new(false),
+            refusals: Mutex::default(),
+            has_refusals: AtomicBool::new(false),
             services: Mutex::default(),
             groups: Mutex::default(),
             has_groups: AtomicBool::new(false),
@@ -263,7 +271,7 @@ impl<C: DatagramCodec> UdpLink<C> {
     fn append(
         &self,
         queue: &TxQueue,
-        route: Route,
+        (route, sender): (Route, u32),
         from: SocketAddr,
         frame: &Frame<'_, C::Header>,
     ) -> bool {
@@ -290,7 +298,7 @@ impl<C: DatagramCodec> UdpLink<C> {
             }
         };
         let most = length + C::OVERHEAD;
-        let taken = lock(&queue.filling).append(route, most, write, seal);
+        let taken = lock(&queue.filling).append((route, sender), most, write, seal);
         queue.is_waiting.store(true, Ordering::Release);
         taken
     }
@@ -393,7 +401,10 @@ impl<C: DatagramCodec> UdpLink<C> {
                 std::mem::swap(&mut *leaving, &mut *lock(&queue.filling));
             }
             let outcome = leaving.send(socket, |mut datagram| self.seal(from, &mut datagram));
-            note(&queue.counters, outcome);
+            note(&queue.counters, &outcome);
+            for refused in &outcome.refused {
+                self.note_refusal(refused.sender, refused.to.ip(), refused.errno);
+            }
             self.watch_room(queue, socket, outcome.full);
             if outcome.full {
                 queue.is_waiting.store(true, Ordering::Release);
@@ -402,6 +413,40 @@ impl<C: DatagramCodec> UdpLink<C> {
                 return;
             }
         }
+    }
+
+    // The sender is notified when the network polls, because it may hold locks of queue pairs now.
+    #[cold]
+    fn note_refusal(&self, sender: u32, to: IpAddr, errno: i32) {
+        log_event!(
+            DEBUG,
+            "the system refuses to send",
+            qp = Qpn::new(sender),
+            to = to,
+            error = io::Error::from_raw_os_error(errno),
+        );
+        lock(&self.refusals).insert((sender, to), errno);
+        self.has_refusals.store(true, Ordering::Release);
+    }
+
+    // Notifies senders of refusals. Returns whether there were any.
+    fn deliver_refusals(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
+        if !self.has_refusals.load(Ordering::Acquire) {
+            return false;
+        }
+        self.has_refusals.store(false, Ordering::SeqCst);
+        let refusals = std::mem::take(&mut *lock(&self.refusals));
+        for ((sender, to), errno) in refusals {
+            let frame = Frame {
+                from: LinkAddress::Ip(to),
+                to: LinkAddress::Ip(self.lease.address().ip()),
+                header: self.codec.refusal(sender, errno),
+                payload: Payload::Empty,
+                damaged: false,
+            };
+            network.deliver(frame, now);
+        }
+        true
     }
 
     /// Waits until datagrams that another thread has begun to send have left. [`flush`](Link::flush) leaves them to that
@@ -639,10 +684,15 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
         let meta = self.codec.tx_meta(&frame.header);
         let flow = meta.flow as usize % self.queues.len();
         let group = self.codec.group(&frame.header).map(LinkAddress::Ip);
-        let to = self.socket_address(group.unwrap_or(frame.to));
-        let from = self.flows.of(flow as u32).map(UdpSocket::local);
-        let (Some(to), Ok(from)) = (to, from) else {
+        let Some(to) = self.socket_address(group.unwrap_or(frame.to)) else {
             return count(&self.counters.formless);
+        };
+        let from = match self.flows.of(flow as u32) {
+            Ok(socket) => socket.local(),
+            Err(error) => {
+                count(&self.counters.refused);
+                return self.note_refusal(meta.sender, to.ip(), errno_of(&error));
+            }
         };
         if group.is_none()
             && to == self.lease.address()
@@ -661,6 +711,7 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             traffic_class: meta.traffic_class,
             hop_limit: meta.hop_limit,
         };
+        let route = (route, meta.sender);
         if !self.append(queue, route, from, &frame) {
             self.transmit(flow);
             if !self.append(queue, route, from, &frame) {
@@ -676,11 +727,12 @@ impl<C: DatagramCodec> Link<C::Header> for UdpLink<C> {
             }
         }
         self.lease.ring_bells();
-        false
+        self.has_refusals.load(Ordering::Acquire)
     }
 
     fn progress(&self, now: Time, network: &dyn Deliver<C::Header>) -> bool {
         let mut delivered = self.deliver_aside(now, network);
+        delivered |= self.deliver_refusals(now, network);
         let mut inbound = lock(&self.inbound);
         let Inbound {
             batch,
@@ -808,14 +860,17 @@ impl<C: DatagramCodec> Drop for UdpLink<C> {
 }
 
 // The caller holds the lock of `leaving`.
-fn note(counters: &Counters, outcome: SendOutcome) {
-    let refused = match outcome.too_long {
-        true => &counters.too_long,
-        false => &counters.unreachable,
-    };
-    let counted = [(&counters.sent, outcome.sent), (refused, outcome.refused)];
-    for (counter, by) in counted {
-        count_alone(counter, by as u64);
+fn note(counters: &Counters, outcome: &SendOutcome) {
+    count_alone(&counters.sent, outcome.sent as u64);
+    for &Refused {
+        errno, datagrams, ..
+    } in &outcome.refused
+    {
+        let counter = match errno {
+            libc::EMSGSIZE => &counters.too_long,
+            _ => &counters.refused,
+        };
+        count_alone(counter, datagrams as u64);
     }
 }
 

@@ -102,7 +102,7 @@ impl Socket {
         if !self.statuses().is_empty() {
             return Ok(Received::default());
         }
-        let mut receive = |wait| match self.rds.receive_message(room, wait, peek) {
+        let mut receive = |wait| match self.rds.recv_msg(room, wait, peek) {
             // A socket without an address receives nothing yet, but another thread may bind it.
             Err(RdsError::NotConnected(_)) => Err(Errno::AGAIN),
             received => received.map_err(errno),
@@ -160,7 +160,7 @@ impl Socket {
     }
 
     fn send_any(&self, message: Outgoing<'_>, dont_wait: bool) -> Result<usize, Errno> {
-        let send = |wait| self.rds.send_message(message.clone(), wait).map_err(errno);
+        let send = |wait| self.rds.send_msg(message.clone(), wait).map_err(errno);
         let has_no_room = |error: &Errno| matches!(*error, Errno::AGAIN | Errno::NOBUFS);
         match send(Wait::No) {
             Err(error) if has_no_room(&error) && !dont_wait && !self.ends.is_nonblocking() => {}

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 
 use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
 
+use crate::receive_for;
+
 const TRANSPORTS: [RdsTransport; 2] = [RdsTransport::InfiniBand, RdsTransport::Iwarp];
 
 fn bound(address: &str, transport: RdsTransport) -> Result<RdsSocket, RdsError> {
@@ -26,7 +28,11 @@ fn a_ping_is_answered_by_the_host_without_data() -> Result<(), RdsError> {
         for address in [addresses[1], addresses[0]] {
             let to = SocketAddr::new(address.parse().unwrap(), 0);
             near.send_to(b"whatever", to)?;
-            let answer = near.recv_from_until(&mut [0; 16], test_kit::waiting::deadline())?;
+            let answer = receive_for(
+                &near,
+                &mut [0; 16],
+                Wait::Until(test_kit::waiting::deadline()),
+            )?;
             assert_eq!((answer.from, answer.full_length), (Some(to), 0));
         }
     }
@@ -52,7 +58,7 @@ fn flush_waits_until_everything_has_arrived() -> Result<(), RdsError> {
         assert!(paths.iter().all(|path| path.queued == 0), "{paths:?}");
         for number in 0..3 {
             let mut room = [9];
-            let received = far.try_recv_from(&mut room)?;
+            let received = receive_for(&far, &mut room, Wait::No)?;
             assert_eq!((received.length, room[0]), (1, number));
         }
     }
@@ -68,7 +74,11 @@ fn a_host_acknowledges_everything_before_it_ends() -> Result<(), RdsError> {
     ]) {
         let [near, far] = addresses.map(|address| bound(address, transport).unwrap());
         near.send_to(b"the last one", far.local_addr().unwrap())?;
-        far.recv_from_until(&mut [0; 16], test_kit::waiting::deadline())?;
+        receive_for(
+            &far,
+            &mut [0; 16],
+            Wait::Until(test_kit::waiting::deadline()),
+        )?;
         drop(far);
         near.flush(Wait::Until(test_kit::waiting::deadline()))?;
     }

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use polyverbs::emulated::{EmulatedOptions, device_at};
 use polyverbs_rds::{RdsError, RdsSocket, Wait};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use test_kit::process::ChildProcess;
 
-use crate::child::ChildProcess;
+use crate::{receive_for, send_for};
 
 /// The environment variable with the address of a process that the test starts.
 const STARTED: &str = "POLYVERBS_RDS_NEIGHBOUR";
@@ -58,7 +59,7 @@ fn receive_all(at: SocketAddr, lines: impl Iterator<Item = String> + Send + 'sta
     let mut room = [0; 4];
     loop {
         let look = Instant::now() + Duration::from_millis(5);
-        if let Ok(message) = socket.recv_from_until(&mut room, look) {
+        if let Ok(message) = receive_for(&socket, &mut room, Wait::Until(look)) {
             let from = received.entry(message.from.unwrap()).or_default();
             from.push(u32::from_be_bytes(room));
             continue;
@@ -98,10 +99,11 @@ fn send_all(
         for number in 0..MESSAGES {
             for peer in peers {
                 let send = || {
-                    socket.send_to_until(
+                    send_for(
+                        &socket,
                         &number.to_be_bytes(),
                         *peer,
-                        test_kit::waiting::deadline(),
+                        Wait::Until(test_kit::waiting::deadline()),
                     )
                 };
                 while !tell(send()) {}
@@ -158,7 +160,7 @@ const WAYS: [Option<Signal>; 4] = [
 
 fn end(process: &mut ChildProcess, way: Option<Signal>) {
     match way {
-        Some(signal) => process.signal(signal),
+        Some(signal) => kill_process(Pid::from_child(&process.child), signal).unwrap(),
         None => process.say("exit"),
     }
 }

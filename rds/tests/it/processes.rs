@@ -4,8 +4,9 @@ use std::io::IoSliceMut;
 use std::net::SocketAddr;
 
 use polyverbs_rds::{RdsSocket, Wait};
+use test_kit::process::ChildProcess;
 
-use crate::child::ChildProcess;
+use crate::send_for;
 
 /// The environment variable that marks a process which a test has started.
 const STARTED: &str = "POLYVERBS_RDS_PROCESS";
@@ -28,12 +29,17 @@ fn process() {
         let deadline = test_kit::waiting::deadline();
         match line.split(' ').collect::<Vec<_>>()[..] {
             ["send", to, text] => {
-                let sent = socket.send_to_until(text.as_bytes(), to.parse().unwrap(), deadline);
+                let sent = send_for(
+                    &socket,
+                    text.as_bytes(),
+                    to.parse().unwrap(),
+                    Wait::Until(deadline),
+                );
                 println!("> {:?}", sent.map_err(|error| error.errno()));
             }
             ["try", to, length] => {
                 let length = length.parse().unwrap();
-                let sent = socket.try_send_to(&vec![0; length], to.parse().unwrap());
+                let sent = send_for(&socket, &vec![0; length], to.parse().unwrap(), Wait::No);
                 println!("> {:?}", sent.map_err(|error| error.errno()));
             }
             ["flush"] => {
@@ -49,7 +55,7 @@ fn process() {
 
 fn received(socket: &RdsSocket, wait: Wait) -> String {
     let mut room = [0; 64];
-    match socket.receive_message(&mut [IoSliceMut::new(&mut room)], wait, false) {
+    match socket.recv_msg(&mut [IoSliceMut::new(&mut room)], wait, false) {
         Ok(received) => {
             let text = String::from_utf8_lossy(&room[..received.length]);
             format!("{} {text}", received.from.unwrap())
@@ -59,7 +65,7 @@ fn received(socket: &RdsSocket, wait: Wait) -> String {
 }
 
 fn send(from: &RdsSocket, to: SocketAddr, data: &[u8]) {
-    let sent = from.send_to_until(data, to, test_kit::waiting::deadline());
+    let sent = send_for(&from, data, to, Wait::Until(test_kit::waiting::deadline()));
     assert_eq!(sent.unwrap(), data.len());
 }
 
@@ -241,7 +247,7 @@ fn congestion_of_any_process_is_known_to_all_senders() {
     let mut sent = 0;
     test_kit::waiting::until(|| {
         loop {
-            match peer.try_send_to(&[0; 50_000], to) {
+            match send_for(&peer, &[0; 50_000], to, Wait::No) {
                 Ok(_) => sent += 1,
                 Err(error) => return error.errno() == libc::ENOBUFS,
             }

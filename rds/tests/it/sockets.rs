@@ -11,7 +11,9 @@ mod stalled;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use polyverbs_rds::{RdsError, RdsSocket, RdsTransport};
+use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
+
+use crate::receive_for;
 
 /// An address that no other test uses.
 fn address() -> IpAddr {
@@ -47,7 +49,11 @@ fn over_both(test: impl Fn(RdsTransport)) {
 /// The next message of a socket, cut to `most` bytes.
 fn receive(socket: &RdsSocket, most: usize) -> Vec<u8> {
     let mut room = vec![0; most];
-    let received = socket.recv_from_until(&mut room, test_kit::waiting::deadline());
+    let received = receive_for(
+        &socket,
+        &mut room,
+        Wait::Until(test_kit::waiting::deadline()),
+    );
     let received = received.unwrap();
     assert!(received.from.is_some(), "{received:?}");
     room.truncate(received.length);

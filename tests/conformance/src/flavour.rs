@@ -61,6 +61,8 @@ pub enum Flavour {
     IbWire,
     /// InfiniBand over UDP, through real sockets and in real time.
     IbUdp,
+    /// InfiniBand like [`Flavour::IbUdp`]; both devices are at one address, so they exchange records in shared memory.
+    IbMemory,
     /// iWARP; each message is delivered whole and at once.
     Iwarp,
     /// iWARP without base memory management and the features that come with it: they become
@@ -253,7 +255,8 @@ impl Flavour {
                 let link = through_datagrams(datagrams(), RoceV2::new(), 4791, None);
                 fabric(|at| infiniband(at, false), Some(link), options)
             }
-            Self::IbUdp => over_udp(&options),
+            Self::IbUdp => over_udp(&options, [0, 1]),
+            Self::IbMemory => over_udp(&options, [0, 0]),
             Self::Iwarp | Self::IwarpLowLatency => fabric(iwarp, None, options),
             Self::IwarpPlain => fabric(
                 iwarp,
@@ -298,8 +301,8 @@ fn begin_stream(header: &iwarp_header::Header) -> (Sending, Receiving) {
     (Sending::new(framing, usize::MAX), receiving)
 }
 
-fn over_udp(options: &DeviceOptions) -> Fabric {
-    on_sockets(|address| {
+fn over_udp(options: &DeviceOptions, hosts: [u8; 2]) -> Fabric {
+    on_sockets(hosts, |address| {
         let wire = WireOptions::new(address);
         let on_wire = OnWire::new(|at| infiniband(at, false), wire, options.clone());
         let OnWire { device, link, .. } = on_wire.expect("an address of this machine");
@@ -312,7 +315,7 @@ fn over_udp(options: &DeviceOptions) -> Fabric {
 }
 
 fn over_tcp(options: &DeviceOptions) -> Fabric {
-    on_sockets(|address| {
+    on_sockets([0, 1], |address| {
         let mut wire = emulated_iwarp::WireOptions::new(address);
         wire.markers = true;
         let on_wire = emulated_iwarp::OnWire::new(iwarp, wire, options.clone());
@@ -326,9 +329,12 @@ fn over_tcp(options: &DeviceOptions) -> Fabric {
     })
 }
 
-// Each rig takes addresses of its own, and so does each process as far as there are enough
+// Each rig takes two addresses of its own, one for each of `hosts`, and so does each process as far as there are enough
 // addresses.
-fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>)) -> Fabric {
+fn on_sockets(
+    hosts: [u8; 2],
+    device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>),
+) -> Fabric {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let rig = NEXT.fetch_add(1, Ordering::Relaxed) as u16;
     let device = |host: u8| {
@@ -336,7 +342,7 @@ fn on_sockets(device_at: impl Fn(SocketAddr) -> (Arc<dyn Steer>, Option<Carried>
         let network = 32 + (std::process::id() % 128) as u8;
         device_at(SocketAddr::from(([127, network, c, d], PORT)))
     };
-    let ((near, by_near), (far, by_far)) = (device(0), device(1));
+    let [(near, by_near), (far, by_far)] = hosts.map(device);
     let carried = by_near
         .zip(by_far)
         .map(|(near, far)| -> Carried { Box::new(move || near() + far()) });

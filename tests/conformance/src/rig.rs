@@ -114,6 +114,7 @@ impl Rig {
             Flavour::IbFramed
                 | Flavour::IbWire
                 | Flavour::IbUdp
+                | Flavour::IbMemory
                 | Flavour::IwarpFramed
                 | Flavour::IwWire
                 | Flavour::IwTcp
@@ -128,7 +129,10 @@ impl Rig {
 
     /// Whether frames go over sockets of the test's own process.
     pub fn is_on_sockets(&self) -> bool {
-        matches!(self.flavour, Flavour::IbUdp | Flavour::IwTcp)
+        matches!(
+            self.flavour,
+            Flavour::IbUdp | Flavour::IbMemory | Flavour::IwTcp
+        )
     }
 
     /// Makes the test fail at its end.

@@ -4,4 +4,5 @@
 mod children;
 #[cfg(feature = "libraries")]
 pub mod libraries;
+pub mod process;
 pub mod waiting;

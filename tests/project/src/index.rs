@@ -1,23 +1,32 @@
-//! Rows and claims joined: the page and its problems.
+//! Rows and claims joined: the pages and their problems.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    rows::{Row, Rows, is_never_exempt},
+    rows::{Group, Row, Rows, is_never_exempt},
     scan::Claim,
 };
 
 const HEAD: &str = "\
 # Features and the tests that cover them
 
-Generated from `tests/project/rows.toml` and from the `// covers` lines of the tests; do not
-edit. `cargo test -p project` fails while this page is out of date and
-`cargo run -p project --bin feature-index` writes it anew. A test under `tests/conformance/` and a probe are run
-once for each device.
+Open the page of a section to find the tests that prove a feature: each feature has a number, a promise, and the list of its
+tests. Tests name features in `// covers` lines; [CONTRIBUTING.md](../CONTRIBUTING.md#tests) has the convention.
+
+These pages are generated from `tests/project/rows.toml` and from the `// covers` lines; do not edit them.
+`cargo test -p project` fails while a page is out of date, and `cargo run -p project --bin feature-index` writes them anew.
 ";
+
+const SECTION_HEAD: &str = "\
+A test under `tests/conformance/` and a probe are run once for each device. This page is generated; [the index](../features.md)
+says how.
+";
+
+/// The place of the index of the pages, below the folder of documents.
+const INDEX: &str = "features.md";
+
+/// The folder of the pages of the sections, below the folder of documents.
+pub const SECTIONS: &str = "features";
 
 /// Which test covers which row.
 #[derive(Debug)]
@@ -58,12 +67,8 @@ impl Index {
 
     /// The ids of the rows that apply and that no test covers.
     pub fn uncovered(&self) -> Vec<&str> {
-        let open = |row: &&Row| row.not_yet.is_none() && !self.tests.contains_key(&row.id);
-        self.rows
-            .iter()
-            .filter(open)
-            .map(|row| row.id.as_str())
-            .collect()
+        let rows = self.rows.iter().filter(|row| self.is_uncovered(row));
+        rows.map(|row| row.id.as_str()).collect()
     }
 
     /// Every breach of the convention, one line each.
@@ -77,51 +82,82 @@ impl Index {
         problems
     }
 
-    /// The page.
-    pub fn page(&self) -> String {
+    /// The pages, by their places below the folder of documents: the index, and a page for each section.
+    pub fn pages(&self) -> BTreeMap<String, String> {
+        let mut pages = BTreeMap::from([(INDEX.to_owned(), self.contents())]);
+        for groups in self.sections() {
+            pages.insert(place(groups[0].section()), self.section_page(groups));
+        }
+        pages
+    }
+
+    /// The groups of each section.
+    fn sections(&self) -> impl Iterator<Item = &[Group]> {
+        let groups = &self.rows.groups;
+        groups.chunk_by(|one, next| one.section() == next.section())
+    }
+
+    fn contents(&self) -> String {
         let mut page = HEAD.to_owned();
-        page += &self.summary();
-        for group in &self.rows.groups {
-            page += &format!(
-                "\n## {}\n\n| id | feature | what it promises | tests |\n",
-                group.title
-            );
-            page += "| --- | --- | --- | --- |\n";
+        page += "\n| section | features | covered | cannot apply yet | not done | uncovered |\n";
+        page += "| --- | ---: | ---: | ---: | ---: | ---: |\n";
+        for groups in self.sections() {
+            let name = groups[0].section();
+            let counts = self.counts(groups);
+            page += &format!("| [{name}]({}) {counts}\n", place(name));
+        }
+        page += &format!("| all {}\n", self.counts(&self.rows.groups));
+        let rows = self.rows.iter();
+        let missing = rows.filter_map(|row| Some((row, row.missing.as_ref()?)));
+        let missing: Vec<_> = missing
+            .map(|(row, missing)| format!("- {} {}: {missing}\n", row.id, row.feature))
+            .collect();
+        if !missing.is_empty() {
+            page += &format!("\n## Not done\n\n{}", missing.concat());
+        }
+        page
+    }
+
+    /// The counts of some groups, as the cells of a row of the table.
+    fn counts(&self, groups: &[Group]) -> String {
+        let rows: Vec<_> = groups.iter().flat_map(|group| &group.rows).collect();
+        let count = |is: &dyn Fn(&Row) -> bool| rows.iter().filter(|row| is(row)).count();
+        format!(
+            "| {} | {} | {} | {} | {} |",
+            rows.len(),
+            count(&|row| self.tests.contains_key(&row.id)),
+            count(&|row| row.not_yet.is_some()),
+            count(&|row| row.missing.is_some()),
+            count(&|row| self.is_uncovered(row)),
+        )
+    }
+
+    fn section_page(&self, groups: &[Group]) -> String {
+        let mut page = format!("# {}\n\n{SECTION_HEAD}", groups[0].section());
+        for group in groups {
+            if let Some(heading) = group.heading() {
+                page += &format!("\n## {}\n", capitalized(heading));
+            }
             for row in &group.rows {
-                let tests = self.tests_cell(row);
-                page += &format!(
-                    "| {} | {} | {} | {tests} |\n",
-                    row.id, row.feature, row.says
-                );
+                page += &format!("\n### {} {}\n\n{}\n\n", row.id, row.feature, row.says);
+                page += &self.evidence(row);
             }
         }
         page
     }
 
-    fn summary(&self) -> String {
-        let total = self.rows.iter().count();
-        let exempt = self.rows.iter().filter(|row| row.not_yet.is_some()).count();
-        let uncovered = self.uncovered().len();
-        format!(
-            "\n{total} rows: {} covered, {exempt} that cannot apply yet, {uncovered} uncovered.\n",
-            total - exempt - uncovered
-        )
+    /// The tests of a row, or the reason why it has none, as lines.
+    fn evidence(&self, row: &Row) -> String {
+        match (self.tests.get(&row.id), &row.not_yet, &row.missing) {
+            (Some(tests), ..) => tests.iter().map(|test| format!("- `{test}`\n")).collect(),
+            (None, Some(reason), _) => format!("Cannot apply yet: {reason}\n"),
+            (None, None, Some(work)) => format!("Not done: {work}\n"),
+            (None, None, None) => "**Uncovered.**\n".to_owned(),
+        }
     }
 
-    fn tests_cell(&self, row: &Row) -> String {
-        let mut cell = String::new();
-        if let Some(reason) = &row.not_yet {
-            cell = format!("not yet: {reason}");
-        }
-        for test in self.tests.get(&row.id).into_iter().flatten() {
-            let gap = if cell.is_empty() { "" } else { "<br>" };
-            let _ = write!(cell, "{gap}`{test}`");
-        }
-        if cell.is_empty() {
-            "**uncovered**".to_owned()
-        } else {
-            cell
-        }
+    fn is_uncovered(&self, row: &Row) -> bool {
+        !row.is_exempt() && !self.tests.contains_key(&row.id)
     }
 
     fn claim_problems(&self, claim: &Claim) -> Vec<String> {
@@ -139,8 +175,10 @@ impl Index {
     }
 
     fn row_problem(&self, row: &Row) -> Option<String> {
-        row.not_yet.as_ref()?;
         let id = &row.id;
+        if !row.is_exempt() {
+            return None;
+        }
         if is_never_exempt(id) {
             return Some(format!("rows.toml: {id} may not be exempt"));
         }
@@ -149,6 +187,18 @@ impl Index {
             "rows.toml: {id} is exempt and yet covered by {test}"
         ))
     }
+}
+
+/// The place of the page of a section: its number and its words.
+fn place(section: &str) -> String {
+    let words = section.split(|c: char| !c.is_alphanumeric());
+    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    format!("{SECTIONS}/{}.md", words.join("-").to_lowercase())
+}
+
+fn capitalized(words: &str) -> String {
+    let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
+    first.to_uppercase() + rest
 }
 
 #[cfg(test)]
@@ -161,9 +211,10 @@ mod tests {
             feature: "f".to_owned(),
             says: "s".to_owned(),
             not_yet: not_yet.map(str::to_owned),
+            missing: None,
         };
-        let group = crate::rows::Group {
-            title: "g".to_owned(),
+        let group = Group {
+            title: "3. Work requests: the RC requester".to_owned(),
             rows: vec![row],
         };
         let claim = Claim {
@@ -180,11 +231,20 @@ mod tests {
         )
     }
 
+    fn page_of(index: &Index) -> String {
+        index.pages().remove("features/3-work-requests.md").unwrap()
+    }
+
     #[test]
     fn a_covered_row_is_listed_with_its_test() {
         let index = index("3.01", None, "3.01", Some("t"));
         assert!(index.problems().is_empty() && index.uncovered().is_empty());
-        assert!(index.page().contains("| 3.01 | f | s | `a.rs::t` |"));
+        let page = page_of(&index);
+        assert!(page.starts_with("# 3. Work requests\n"), "{page}");
+        let row = "## The RC requester\n\n### 3.01 f\n\ns\n\n- `a.rs::t`\n";
+        assert!(page.contains(row), "{page}");
+        let line = "[3. Work requests](features/3-work-requests.md) | 1 | 1 | 0 | 0 | 0 |";
+        assert!(index.pages()["features.md"].contains(line));
     }
 
     #[test]
@@ -192,7 +252,7 @@ mod tests {
         let index = index("3.01", None, "3.99", Some("t"));
         assert_eq!(index.problems(), ["a.rs:3: no row 3.99"]);
         assert_eq!(index.uncovered(), ["3.01"]);
-        assert!(index.page().contains("| **uncovered** |"));
+        assert!(page_of(&index).contains("\n\n**Uncovered.**\n"));
     }
 
     #[test]
@@ -218,6 +278,23 @@ mod tests {
             index
                 .problems()
                 .contains(&"rows.toml: 3.40 may not be exempt".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_row_that_is_not_done_says_so_on_both_pages() {
+        let mut index = index("3.01", None, "3.02", Some("t"));
+        index.rows.groups[0].rows[0].missing = Some("the work".to_owned());
+        assert!(index.uncovered().is_empty());
+        assert!(page_of(&index).contains("\n\nNot done: the work\n"));
+        let contents = &index.pages()["features.md"];
+        assert!(
+            contents.contains("| all | 1 | 0 | 0 | 1 | 0 |"),
+            "{contents}"
+        );
+        assert!(
+            contents.ends_with("## Not done\n\n- 3.01 f: the work\n"),
+            "{contents}"
         );
     }
 }

@@ -2,23 +2,32 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`packages()`] | the packages of the workspace, with their dependencies |
-//! | [`source`] | Rust source reduced to the code that ships |
-//! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the page of both |
+//! | [`packages()`], [`files()`] | the packages of a workspace, with their dependencies, and the files of a folder |
+//! | [`source`] | the paths, the public names, the tests and the documentation of Rust source |
+//! | [`circles`] | modules of a library that depend on each other |
+//! | [`order`] | the order of the folders, and the dependencies that go against it |
+//! | [`size`] | the figures that the program `size` prints |
+//! | [`rows`], [`scan`], [`index`] | the features, the tests that say which they cover, and the pages of both |
 
 #![forbid(unsafe_code)]
 
+pub mod circles;
 pub mod index;
+pub mod order;
 pub mod rows;
 pub mod scan;
+pub mod size;
 pub mod source;
 
 use std::path::{Path, PathBuf};
 use std::{env, process::Command};
 
 use serde_json::Value;
+use walkdir::{DirEntry, WalkDir};
 
 pub use index::Index;
+pub use order::Order;
+pub use size::Size;
 
 /// The root folder of the workspace that this crate was built in.
 pub fn workspace_root() -> PathBuf {
@@ -26,16 +35,11 @@ pub fn workspace_root() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
-/// The place of the page that is generated from the index of features.
-pub fn page_path() -> PathBuf {
-    workspace_root().join("docs/features.md")
-}
-
-/// The packages of the workspace, as `cargo metadata` reports them.
+/// The packages of the workspace in a folder, as `cargo metadata` reports them.
 ///
 /// # Panics
 /// Cargo fails.
-pub fn packages() -> Vec<Value> {
+pub fn packages(root: &Path) -> Vec<Value> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args([
@@ -45,7 +49,7 @@ pub fn packages() -> Vec<Value> {
             "--no-deps",
             "--offline",
         ])
-        .current_dir(workspace_root())
+        .current_dir(root)
         .output()
         .unwrap();
     assert!(
@@ -55,4 +59,39 @@ pub fn packages() -> Vec<Value> {
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     metadata["packages"].as_array().unwrap().clone()
+}
+
+/// The folder of a package.
+pub fn folder_of(package: &Value) -> PathBuf {
+    Path::new(text(package, "manifest_path")).with_file_name("")
+}
+
+/// A field of a package that holds text.
+pub fn text<'v>(value: &'v Value, field: &str) -> &'v str {
+    value[field].as_str().unwrap()
+}
+
+/// The dependencies that are built into a package, which those for its tests are not.
+pub fn shipped_dependencies(package: &Value) -> impl Iterator<Item = &Value> {
+    let all = package["dependencies"].as_array().unwrap().iter();
+    all.filter(|dependency| dependency["kind"] != "dev")
+}
+
+/// The files below a folder with this extension, in the order of their names; build folders and hidden ones are left out.
+///
+/// # Panics
+/// A folder cannot be read.
+pub fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let is_ours = |entry: &DirEntry| {
+        let name = entry.file_name().to_string_lossy();
+        let is_folder = entry.file_type().is_dir() && entry.depth() > 0;
+        !is_folder || !(name.starts_with('.') || name.starts_with("target"))
+    };
+    let entries = WalkDir::new(folder).sort_by_file_name().into_iter();
+    let entries = entries.filter_entry(is_ours).map(Result::unwrap);
+    let files = entries.filter(|entry| entry.file_type().is_file());
+    files
+        .map(DirEntry::into_path)
+        .filter(|path| path.extension().is_some_and(|is| is == extension))
+        .collect()
 }

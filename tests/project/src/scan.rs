@@ -5,10 +5,9 @@
 //! are made into one test for each device by a macro; there the function alone will do, and so it will
 //! for the probes of the core and of extensions, which the conformance suite runs on each device.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
+
+use crate::files;
 
 /// How many lines of code, comments not counted, may stand between a `// covers` line and its `fn`.
 const REACH: usize = 6;
@@ -38,13 +37,10 @@ pub struct Claim {
 /// Scans every Rust file below `root`, build folders and hidden ones left out.
 ///
 /// # Errors
-/// The error of reading a folder or a file.
+/// The error of reading a file.
 pub fn scan(root: &Path) -> io::Result<Vec<Claim>> {
-    let mut files = Vec::new();
-    collect(root, &mut files)?;
-    files.sort();
     let mut claims = Vec::new();
-    for path in files {
+    for path in files(root, "rs") {
         let relative = path.strip_prefix(root).unwrap_or(&path);
         let parts: Vec<_> = relative.iter().map(|part| part.to_string_lossy()).collect();
         claims.extend(scan_text(&parts.join("/"), &fs::read_to_string(&path)?));
@@ -73,21 +69,6 @@ fn holds_bodies(file: &str) -> bool {
     let is_probe =
         file.starts_with(CORE_PROBES) || (file.starts_with("extensions/") && file.contains(PROBES));
     file.starts_with(CONFORMANCE) || is_probe
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let kind = entry.file_type()?;
-        if kind.is_dir() && !name.starts_with("target") && !name.starts_with('.') {
-            collect(&entry.path(), files)?;
-        } else if kind.is_file() && name.ends_with(".rs") {
-            files.push(entry.path());
-        }
-    }
-    Ok(())
 }
 
 /// The ids of a `// covers` line, or `None` for any other line.

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::contract::AsAny;
+use crate::as_any::AsAny;
 use crate::contract::backend::Backend;
 use crate::ids::Qpn;
 
@@ -53,7 +53,8 @@ pub trait ManagementPort: Send + Sync + 'static {
     fn attach(&self, make: &mut dyn FnMut() -> Arc<dyn ManagementSink>) -> Arc<dyn ManagementSink>;
 
     /// Sends a management datagram of 256 octets. It may be lost in the network, but is not lost if this process exits: it has
-    /// left the process when this returns. No sink is called meanwhile.
+    /// left the process when this returns. No sink is called meanwhile. [`ManagementSink::refused`] reports a datagram that the
+    /// system refuses to send.
     fn send(&self, to: IpAddr, datagram: &[u8]);
 
     /// Delivers what is due, on links that need a caller to do so. Call it after sending, with no lock held.
@@ -80,6 +81,9 @@ pub trait ManagementPort: Send + Sync + 'static {
 pub trait ManagementSink: AsAny {
     /// A management datagram has arrived.
     fn datagram(&self, from: IpAddr, datagram: &[u8]);
+
+    /// The system refuses to send management datagrams to an address, with this error number.
+    fn refused(&self, to: IpAddr, errno: i32);
 
     /// A connected queue pair has received its first packet since it became ready to receive (COMM_EST).
     fn traffic(&self, qp: Qpn);
@@ -199,8 +203,8 @@ pub enum StreamEnd {
     Reset,
     /// The peer does not answer.
     TimedOut,
-    /// There is no route to the peer.
-    Unreachable,
+    /// The system does not send to the peer, with this error number: there is no route, or a firewall forbids it.
+    Unreachable(i32),
 }
 
 /// Receives the streams that peers connect. Called with no lock held, on a thread that must not block.

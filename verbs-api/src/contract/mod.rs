@@ -5,7 +5,6 @@ pub mod carrier;
 mod extension;
 mod thread;
 
-use std::any::Any;
 use std::array::IntoIter;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,9 +14,11 @@ pub use extension::{QpExtension, QpShape, SrqExtension};
 pub use thread::{start_thread, wait_for_threads};
 
 use crate::access::Access;
+use crate::ah::AhOps;
+use crate::as_any::AsAny;
 use crate::capability::{DeviceAttributes, Grant, PortAttributes};
 use crate::control::Reply;
-use crate::error::{ArgumentReason, VerbError};
+use crate::error::VerbError;
 use crate::event_type::{EventSubject, EventType};
 use crate::ids::{Gid, LKey, Port, Psn, Qpn, RKey};
 use crate::mem::{MwType, RegionMemory};
@@ -28,32 +29,6 @@ use crate::random::random;
 use crate::service::QpType;
 use crate::wc::{Completion, Notify};
 use crate::wr::{BindWindow, ReceiveRequest, WorkRequest};
-
-/// Lets a provider recognise its own objects when the safe layer hands them back.
-pub trait AsAny: Any + Send + Sync {
-    /// The object itself.
-    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
-}
-
-impl<T: Any + Send + Sync> AsAny for T {
-    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-}
-
-/// The provider's own type of an object that comes back to it, or an error where another provider made it.
-///
-/// # Errors
-/// The object belongs to another provider.
-pub fn own<T: Any + Send + Sync, O: AsAny + ?Sized>(
-    object: &Arc<O>,
-    argument: &'static str,
-) -> Result<Arc<T>, VerbError> {
-    Arc::clone(object)
-        .as_any()
-        .downcast()
-        .map_err(|_| VerbError::argument(argument, ArgumentReason::AnotherProvider))
-}
 
 /// A device that can be opened.
 pub trait DeviceOps: AsAny {
@@ -191,6 +166,8 @@ pub struct MrInit {
 pub struct MrChange {
     /// Memory and the address of its first byte.
     pub translation: Option<(RegionMemory, u64)>,
+    /// Whether the keys stay as they are with other memory, if the device can do that.
+    pub keeps_keys: bool,
     /// Protection domain.
     pub pd: Option<Arc<dyn PdOps>>,
     /// Rights.
@@ -332,15 +309,6 @@ pub trait SrqOps: AsAny {
     fn posted(&self) -> Option<u32> {
         None
     }
-
-    /// Destroys it.
-    fn destroy(&self, reply: Reply<()>);
-}
-
-/// An address handle.
-pub trait AhOps: AsAny {
-    /// The path.
-    fn path(&self) -> AddressVector;
 
     /// Destroys it.
     fn destroy(&self, reply: Reply<()>);

@@ -106,8 +106,8 @@ impl PathOptions {
         path_mtu: Mtu => Some;
         /// The first packet sequence number that it sends; that of its [`QpEndpoint`] unless set.
         sq_psn: Psn => Some;
-        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that after slow
-        /// responses; 0 never times out. 14 unless set.
+        /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that before the first response, after slow
+        /// ones and after retries; 0 never times out. 14 unless set.
         timeout: u8;
         /// Retries after a timeout or a sequence error, 0 to 7. 7 unless set.
         retry_cnt: u8;

@@ -357,8 +357,7 @@ impl Qp {
     /// Posts one request.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
-    /// [`post_in_place`](Self::post_in_place) keeps it.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)] // The request is built where it is used: moving it costs as much as a lock.
     pub fn post_one<'a>(&self, request: impl Into<WorkRequest<'a>>) -> Result<(), PostError> {
@@ -376,7 +375,7 @@ impl Qp {
     ///
     /// # Errors
     /// Why it was not posted; it is as it was, with its buffers.
-    #[doc(alias = "ibv_post_send")]
+    #[doc(hidden)] // For the C library, whose caller owns the request.
     pub fn post_in_place(&self, request: &mut WorkRequest<'_>) -> Result<(), PostError> {
         self.check(request).map_err(|reason| self.refused(reason))?;
         let special = request.common().special;
@@ -423,8 +422,7 @@ impl Qp {
     /// Post several ahead: a message that finds none is retried or lost, depending on the service.
     ///
     /// # Errors
-    /// Why it was not posted. The request is dropped and its buffers go back to their pools;
-    /// [`post_receive_in_place`](Self::post_receive_in_place) keeps it.
+    /// Why it was not posted. The request is dropped and its buffers go back to their pools.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn post_receive<'a>(
@@ -440,7 +438,7 @@ impl Qp {
     ///
     /// # Errors
     /// Why it was not posted; it is as it was, with its buffers.
-    #[doc(alias = "ibv_post_recv")]
+    #[doc(hidden)] // For the C library, whose caller owns the request.
     #[inline]
     pub fn post_receive_in_place(&self, request: &mut ReceiveRequest<'_>) -> Result<(), PostError> {
         let accepts = self.check_receive();

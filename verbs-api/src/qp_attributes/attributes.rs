@@ -115,8 +115,8 @@ qp_attributes! {
     ah_attr: AddressVector = 7 AV,
     /// Payload bytes of one packet.
     path_mtu: Mtu = 8 PATH_MTU,
-    /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that after slow
-    /// responses; 0 never times out.
+    /// Acknowledge timeout, n up to 31: at least 4.096 µs x 2^n, up to four times that before the first response, after slow
+    /// ones and after retries; 0 never times out.
     timeout: u8 = 9 TIMEOUT,
     /// Retries after a timeout or a sequence error, 0 to 7.
     retry_cnt: u8 = 10 RETRY_CNT,

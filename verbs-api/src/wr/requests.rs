@@ -563,10 +563,8 @@ pub struct WindowRegion<'a> {
 /// # fn example(qp: &verbs_api::Qp, pool: &verbs_api::BufferPool) -> Result<(), Box<dyn std::error::Error>> {
 /// use verbs_api::wr::{Data, Send, WorkRequest};
 /// let buffer = pool.take().ok_or("every buffer is taken")?;
-/// let mut request = WorkRequest::from(Send::new(buffer));
-/// if let Err(refused) = qp.post_in_place(&mut request) {
-///     println!("{refused}"); // the request has its buffer still, and may be posted again
-/// }
+/// let request = WorkRequest::from(Send::new(buffer));
+/// qp.post_one(request)?; // the buffer comes back with the completion
 /// # Ok(())
 /// # }
 /// ```

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::ptr;
 
 use crate::abi::{
@@ -464,6 +464,11 @@ fn completions(out: &mut String, it: Argument) {
                 format_args!(", opcode={}, byte_len={}", wc.opcode, wc.byte_len),
             );
         }
+        // The system's error number, where it has refused to send.
+        if let 1.. = wc.vendor_err {
+            let cause = super::error(wc.vendor_err as c_int);
+            put(out, format_args!(", vendor_err={cause}"));
+        }
         put(out, format_args!(", qp_num={:#x}}}", wc.qp_num));
     }
     out.push_str(if count > MOST { ", …]" } else { "]" });
@@ -484,7 +489,9 @@ fn address(out: &mut String, at: u64) {
             // SAFETY: numbers.
             if let Some(v6) = unsafe { read::<libc::sockaddr_in6>(at) } {
                 let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                return put(out, format_args!("[{ip}]:{}", u16::from_be(v6.sin6_port)));
+                let port = u16::from_be(v6.sin6_port);
+                let address = SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id);
+                return put(out, format_args!("{address}"));
             }
         }
         _ => {}
@@ -592,6 +599,16 @@ mod tests {
             shown("S", at(&wr)),
             "[{wr_id=0x5, SEND, SIGNALED, sg_list=[0x8]}]"
         );
+        // SAFETY: numbers, for which zero is a value.
+        let mut wc: IbvWc = unsafe { std::mem::zeroed() };
+        (wc.wr_id, wc.status, wc.vendor_err) = (5, 12, libc::EPERM as u32);
+        assert_eq!(
+            shown("C", at(&wc)),
+            "[{wr_id=0x5, transport retry counter exceeded, vendor_err=EPERM (Operation not permitted), qp_num=0x0}]"
+        );
+        let scoped: std::net::SocketAddr = "[fe80::1%3]:7471".parse().unwrap();
+        let scoped = crate::abi::address::write(scoped);
+        assert_eq!(shown("N", at(&scoped)), "[fe80::1%3]:7471");
         for (kind, _) in KINDS {
             assert!(!shown(kind, 0).is_empty());
             assert!(!shown(kind, 16).is_empty());

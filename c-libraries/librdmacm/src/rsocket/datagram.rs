@@ -16,8 +16,6 @@ use std::sync::{Arc, Mutex};
 
 use polyverbs_libibverbs::errno::Errno;
 use polyverbs_libibverbs::lock::lock;
-use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, Ah, Completion, Cq, Memory, Mr, PathOptions, Qp, QpOptions, Transport,
@@ -32,7 +30,7 @@ use super::device::{self, Opened};
 use super::options::Options;
 use super::stream::{Family, Mode, Ready, Received};
 use super::waiting::{SLICE, Waiters, Waiting, poll};
-use crate::device::source_towards;
+use crate::device::{source_towards, udp_at};
 
 /// A datagram socket.
 pub(crate) struct Datagram {
@@ -220,20 +218,6 @@ mod header {
 }
 
 use header::Kind;
-
-// A non-blocking system socket. Made by a system call, since librspreload replaces the function of C by one that would make an
-// rsocket, which would need a socket.
-pub(crate) fn udp_at(at: SocketAddr, reuses: bool) -> Result<UdpSocket, rustix::io::Errno> {
-    let family = match at {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(family, SocketType::DGRAM, flags, None)?;
-    set_socket_reuseaddr(&socket, reuses)?;
-    bind(&socket, &at)?;
-    Ok(socket.into())
-}
 
 impl Port {
     fn new(device: &Arc<Opened>, waiters: &Arc<Waiters>) -> Result<Self, Errno> {

@@ -13,7 +13,7 @@
 mod accepting;
 mod address;
 pub mod calls;
-pub(crate) mod datagram;
+mod datagram;
 mod device;
 mod flow;
 mod options;

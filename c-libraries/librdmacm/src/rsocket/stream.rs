@@ -645,8 +645,9 @@ impl Stream {
 
     /// Removes a map.
     pub(crate) fn unmap(&self, address: usize, length: usize) -> Result<(), Errno> {
-        let mr = self.look(|state| state.qp.as_mut()?.unmap(address, length));
-        mr.ok_or(Errno::INVAL)?.deregister().wait()?;
+        let found = self.look(|state| state.qp.as_mut()?.unmap(address, length));
+        let (mr, _kept) = found.ok_or(Errno::INVAL)?;
+        mr.deregister().wait()?;
         Ok(())
     }
 

@@ -1,9 +1,11 @@
 //! A connection's queue pair with its memory: carries out both directions of [`flow`](super::flow) by verbs.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ptr;
 use std::time::Instant;
 
 use polyverbs_libibverbs::errno::Errno;
+use polyverbs_libibverbs::kept::Kept;
 use verbs_api::qp::{QpAttributes, QpState};
 use verbs_api::{
     Access, Completion, Cq, Memory, Mr, Pd, Qp, QpOptions, RKey, RemoteAddress, Sge, Transport,
@@ -58,6 +60,7 @@ struct Mapped {
     index: Option<u32>,
     told: bool,
     mr: Mr,
+    kept: Kept,
 }
 
 /// How a connection ended.
@@ -625,18 +628,20 @@ impl StreamQp {
             },
             index,
             told: !is_told,
+            kept: Kept::new(ptr::without_provenance(address), length as usize, &mr),
             mr,
         });
         self.tell_maps();
         Ok(())
     }
 
-    /// Removes a map. The caller deregisters the region.
-    pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<Mr> {
+    /// Removes a map. The caller deregisters the region, and then lets the memory go.
+    pub(crate) fn unmap(&mut self, address: usize, length: usize) -> Option<(Mr, Kept)> {
         let place = self.mapped.iter().position(|mapped| {
             mapped.address == address && mapped.map.target.length as usize == length
         })?;
-        Some(self.mapped.swap_remove(place).mr)
+        let Mapped { mr, kept, .. } = self.mapped.swap_remove(place);
+        Some((mr, kept))
     }
 
     // Announces maps to the peer, before further bytes are sent.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use indicatif::ProgressBar;
 
-use super::yardstick::Yardstick;
+use super::yardstick::{Yardstick, median};
 
 /// Operations that are timed together.
 const BLOCK: u64 = 1000;
@@ -90,9 +90,4 @@ fn clock() -> f64 {
         std::hint::black_box(Instant::now());
     }
     begun.elapsed().as_nanos() as f64 / BLOCK as f64
-}
-
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -4,7 +4,6 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::figures::median;
 use super::pair::Spin;
 
 /// A limit: its name, and its time before and after the measurement, in nanoseconds.
@@ -71,6 +70,12 @@ pub(super) fn memcpy(size: usize) -> f64 {
         })
         .collect();
     median(&mut blocks)
+}
+
+/// The median; of an even number of values, the upper one of the middle two.
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 const PAGE: usize = 4096;

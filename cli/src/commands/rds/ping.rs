@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use polyverbs_rds::{RdsError, RdsSocket};
+use polyverbs_rds::{RdsError, RdsSocket, Wait};
 
 use super::super::network::{Host, parse_seconds};
 use super::super::ping::Pings;
@@ -81,9 +81,10 @@ pub(super) fn ping(
     socket.set_options(|options| options.send_buffer = options.send_buffer.max(message.len()));
     let began = Instant::now();
     let deadline = began + timeout;
-    socket.send_to_until(message, to, deadline)?;
+    socket.set_write_timeout(Some(timeout));
+    socket.send_to(message, to)?;
     loop {
-        match socket.recv_from_until(&mut [], deadline) {
+        match socket.recv_msg(&mut [], Wait::Until(deadline), false) {
             Ok(received) if received.from == Some(to) => return Ok(Some(began.elapsed())),
             // Another's message to this port.
             Ok(_) => {}

@@ -83,6 +83,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         error => error.into(),
     };
     let began = Instant::now();
+    socket.set_write_timeout(Some(arguments.timeout));
     let (mut message, mut messages) = (Vec::new(), 0);
     loop {
         message.clear();
@@ -93,7 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if length == 0 && messages > 0 {
             break;
         }
-        let sent = socket.send_to_until(&message, to, Instant::now() + arguments.timeout);
+        let sent = socket.send_to(&message, to);
         sent.map_err(|error| late(error, "takes nothing"))?;
         messages += 1;
         let sent = bytes.fetch_add(length as u64, Ordering::Relaxed) + length as u64;

@@ -112,6 +112,7 @@ fn listen(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn answer(socket: &RdsSocket, pattern: &Pattern, answered: &AtomicU64) -> anyhow::Result<()> {
+    socket.set_write_timeout(Some(PATIENCE));
     let (mut request, mut reply) = (vec![0; MAX_MESSAGE], Vec::new());
     loop {
         let received = socket.recv_from(&mut request)?;
@@ -130,7 +131,7 @@ fn answer(socket: &RdsSocket, pattern: &Pattern, answered: &AtomicU64) -> anyhow
                 ..head
             },
         );
-        match socket.send_to_until(&reply, from, Instant::now() + PATIENCE) {
+        match socket.send_to(&reply, from) {
             Ok(_) => answered.fetch_add(1, Ordering::Relaxed),
             Err(RdsError::TimedOut) => {
                 complain("replies that nobody has taken for a while are given up");
@@ -148,6 +149,8 @@ fn measure(arguments: &Arguments, to: &Host) -> anyhow::Result<()> {
     let (to, _) = peer(common, to, PORT, Some(from.ip()))?;
     let sockets = (0..arguments.tasks).map(|_| {
         let socket = common.bind(SocketAddr::new(from.ip(), 0))?;
+        socket.set_read_timeout(Some(PATIENCE));
+        socket.set_write_timeout(Some(PATIENCE));
         // Room for all that can be under way: no task waits for itself.
         let depth = usize::from(arguments.depth);
         socket.set_options(|options| {
@@ -238,7 +241,7 @@ impl Task<'_> {
                 pattern.fill(&mut request, arguments.request_bytes, head);
                 let sent = Instant::now();
                 socket
-                    .send_to_until(&request, to, sent + PATIENCE)
+                    .send_to(&request, to)
                     .map_err(|error| self.late(error))?;
                 waiting.insert(number, sent);
                 number += 1;
@@ -246,7 +249,7 @@ impl Task<'_> {
             if waiting.is_empty() {
                 return Ok(histogram);
             }
-            let received = socket.recv_from_until(&mut room, Instant::now() + PATIENCE);
+            let received = socket.recv_from(&mut room);
             let received = received.map_err(|error| self.late(error))?;
             if received.from != Some(to) {
                 continue;

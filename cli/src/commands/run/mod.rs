@@ -1,5 +1,6 @@
 //! `polyverbs run`: runs an unmodified program on our devices.
 
+mod descriptors;
 mod preflight;
 mod root;
 mod sanitizers;
@@ -101,6 +102,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let [program, rest @ ..] = &*arguments.program else {
         anyhow::bail!("there is no program to run");
     };
+    if let Some(complaint) = descriptors::make_room(configuration.devices.len()) {
+        complain(&complaint);
+    }
     let libraries = Libraries::find_or_build()?;
     let root = root::make(&configuration)?;
     let prepared = libraries.named(&root).and_then(|named| {

@@ -179,13 +179,17 @@ impl View {
             TransportName::Roce if !infiniband => "RoCE v2",
             _ => "IB/RoCE v1",
         };
+        let [gids, types, ndevs] =
+            ["gids", "gid_attrs/types", "gid_attrs/ndevs"].map(|folder| port.join(folder));
+        for folder in [&gids, &types, &ndevs] {
+            fs::create_dir_all(folder)?;
+        }
+        let interface = interface.unwrap_or_default();
         for (index, gid) in device.gids().iter().enumerate() {
             let index = index.to_string();
-            let one = |text: String| [(index.as_str(), text)];
-            self.write(&port.join("gids"), &one(by_fours(&gid.0)))?;
-            self.write(&port.join("gid_attrs/types"), &one(gid_type.to_owned()))?;
-            let interface = interface.clone().unwrap_or_default();
-            self.write(&port.join("gid_attrs/ndevs"), &one(interface))?;
+            self.write_one(gids.join(&index), &by_fours(&gid.0))?;
+            self.write_one(types.join(&index), gid_type)?;
+            self.write_one(ndevs.join(&index), &interface)?;
         }
         Ok(())
     }
@@ -193,13 +197,17 @@ impl View {
     fn write(&mut self, folder: &Path, files: &[(&str, String)]) -> io::Result<()> {
         fs::create_dir_all(folder)?;
         for (name, text) in files {
-            let file = folder.join(name);
-            // A file system may have no second names, or too few.
-            let known = self.contents.get(text);
-            if known.is_none_or(|known| fs::hard_link(known, &file).is_err()) {
-                fs::write(&file, format!("{text}\n"))?;
-                self.contents.insert(text.clone(), file);
-            }
+            self.write_one(folder.join(name), text)?;
+        }
+        Ok(())
+    }
+
+    fn write_one(&mut self, file: PathBuf, text: &str) -> io::Result<()> {
+        // A file system may have no second names, or too few.
+        let known = self.contents.get(text);
+        if known.is_none_or(|known| fs::hard_link(known, &file).is_err()) {
+            fs::write(&file, format!("{text}\n"))?;
+            self.contents.insert(text.to_owned(), file);
         }
         Ok(())
     }

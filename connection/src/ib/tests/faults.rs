@@ -34,6 +34,33 @@ fn an_unanswered_message_is_repeated_as_often_as_agreed_and_given_up() {
     assert_eq!(pair.ends[NEAR].counts().retries, 3);
 }
 
+#[test]
+fn an_unsent_message_is_given_up_at_once_with_the_cause() {
+    const EPERM: i32 = 1;
+    let mut pair = Pair::new();
+    pair.loses = Box::new(|_, _| true);
+    let near = pair.ask(0x11);
+    let elsewhere = LinkAddress::InProcess(7);
+    for (to, is_over) in [
+        (address(FAR), false),
+        (address(FAR), false),
+        (elsewhere, false),
+        (address(FAR), false),
+        (address(FAR), true),
+    ] {
+        assert_eq!(pair.events(NEAR), []);
+        pair.ends[NEAR].handle_refusal(pair.now, to, EPERM);
+        pair.settle();
+        assert_eq!(pair.state(NEAR, near).is_none(), is_over);
+    }
+    let unsent = Event::Unsent {
+        id: near,
+        errno: EPERM,
+    };
+    assert_eq!(pair.events(NEAR), [unsent]);
+    assert_eq!(count(&pair.sent(), "REQ"), 4);
+}
+
 // covers 7.13
 #[test]
 fn a_rep_that_only_an_mra_answers_is_given_up_with_a_rej() {

@@ -36,6 +36,7 @@ struct Silent;
 
 impl ManagementSink for Silent {
     fn datagram(&self, _: IpAddr, _: &[u8]) {}
+    fn refused(&self, _: IpAddr, _: i32) {}
     fn traffic(&self, _: Qpn) {}
     fn due(&self) {}
 }

@@ -254,6 +254,10 @@ impl ManagementSink for Datagram {
         }
     }
 
+    fn refused(&self, to: IpAddr, errno: i32) {
+        self.agent.refused(to, errno);
+    }
+
     fn traffic(&self, qp: Qpn) {
         self.agent.traffic(qp);
     }

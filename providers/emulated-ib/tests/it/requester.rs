@@ -30,7 +30,7 @@ fn post_write(rig: &Rig, wr_id: u64) {
 
 // covers 3.60
 #[test]
-fn a_requester_waits_as_long_as_its_timeout_code_says() {
+fn a_requester_waits_longest_for_a_peer_that_has_never_answered() {
     for timeout in [1, 5, 14] {
         for retry_cnt in [0, 3] {
             let rig = Rig::new(Setup {
@@ -46,7 +46,7 @@ fn a_requester_waits_as_long_as_its_timeout_code_says() {
             assert_eq!(rig.requests().len(), tries as usize);
             assert_eq!(
                 rig.now(),
-                Duration::from_nanos(4096 << timeout) * tries,
+                Duration::from_nanos(4096 << timeout) * 4 * tries,
                 "{timeout} {retry_cnt}"
             );
         }
@@ -61,6 +61,113 @@ fn a_requester_waits_as_long_as_its_timeout_code_says() {
     rig.run_for(Duration::from_secs(1_000_000));
     assert_eq!((rig.a.done(), rig.a.state()), (vec![], QpState::Rts));
     assert_eq!(rig.requests().len(), 1);
+}
+
+// covers 3.60 3.61
+#[test]
+fn the_wait_for_an_answer_doubles_up_to_four_times_the_timeout() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 4,
+        ..Setup::default()
+    });
+    post_write(&rig, 1);
+    assert_eq!(rig.a.done(), ok([1]));
+    rig.wire.forget();
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 2);
+    rig.run();
+    assert_eq!(rig.a.done(), [(2, WcStatus::RetryExcErr)]);
+    let sent: Vec<_> = rig.wire.times().iter().map(|(at, _)| at.0).collect();
+    let ends = sent
+        .iter()
+        .skip(1)
+        .copied()
+        .chain([rig.now().as_nanos() as u64]);
+    let waits: Vec<_> = sent.iter().zip(ends).map(|(from, to)| to - from).collect();
+    let least = 4096 << 14;
+    assert_eq!(waits, [1, 2, 4, 4, 4].map(|times| times * least));
+}
+
+// covers 3.60
+#[test]
+fn a_late_first_answer_causes_no_retransmission() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        ..Setup::default()
+    });
+    hold_answers(&rig);
+    post_write(&rig, 1);
+    rig.run_for(ack_timeout(14).unwrap() * 39 / 10);
+    rig.release();
+    assert_eq!(rig.a.done(), ok([1]));
+    assert_eq!(rig.a.counters().retransmissions, 0);
+}
+
+// Error numbers of Linux.
+const EPERM: i32 = 1;
+const ENETUNREACH: i32 = 101;
+
+fn fails_with_cause(rig: &Rig, number: u64, errno: i32) {
+    let mut slots = [Completion::default()];
+    let failed = &rig.a.cq.poll(&mut slots).unwrap()[0];
+    assert_eq!(
+        (failed.wr_id, failed.status),
+        (number, WcStatus::RetryExcErr)
+    );
+    assert_eq!(failed.vendor_err, errno as u32);
+}
+
+#[test]
+fn an_unsent_request_fails_at_once_with_the_cause() {
+    for errno in [EPERM, ENETUNREACH] {
+        let rig = Rig::rc();
+        rig.wire.rule(move |_| Fate::Refuse(errno));
+        post_write(&rig, 1);
+        fails_with_cause(&rig, 1, errno);
+        assert_eq!(rig.requests().len(), 8);
+        assert_eq!(rig.now(), Duration::ZERO);
+    }
+}
+
+#[test]
+fn a_frame_that_is_refused_once_is_retransmitted_at_once() {
+    let rig = Rig::rc();
+    let mut is_first = true;
+    rig.wire.rule(move |_| match std::mem::take(&mut is_first) {
+        true => Fate::Refuse(EPERM),
+        false => Fate::Pass,
+    });
+    post_write(&rig, 1);
+    assert_eq!(rig.a.done(), ok([1]));
+    assert_eq!(rig.a.counters().retransmissions, 1);
+    assert_eq!(rig.now(), Duration::ZERO);
+    // A later timeout has nothing to do with the refusal.
+    rig.wire.rule(|_| Fate::Drop);
+    post_write(&rig, 2);
+    rig.run();
+    fails_with_cause(&rig, 2, 0);
+}
+
+#[test]
+fn a_route_to_a_peer_that_has_answered_may_come_back() {
+    let rig = Rig::new(Setup {
+        timeout: 14,
+        retry_cnt: 1,
+        ..Setup::default()
+    });
+    post_write(&rig, 1);
+    rig.wire.rule(|_| Fate::Refuse(ENETUNREACH));
+    post_write(&rig, 2);
+    assert_eq!(rig.a.done(), ok([1]));
+    rig.wire.pass();
+    rig.run_for(ack_timeout(14).unwrap());
+    assert_eq!(rig.a.done(), ok([2]));
+    rig.wire.rule(|_| Fate::Refuse(ENETUNREACH));
+    post_write(&rig, 3);
+    assert_eq!(rig.a.done(), []);
+    rig.run();
+    fails_with_cause(&rig, 3, ENETUNREACH);
 }
 
 // covers 3.60
@@ -245,11 +352,11 @@ fn a_lossy_path_has_retransmissions_before_the_timeout() {
     let before = rig.requests().len();
     rig.wire.rule(|_| Fate::Drop);
     post_write(&rig, 53);
-    rig.run_for(least * 2 - Duration::from_nanos(1));
+    rig.run_for(least * (1 + 2) - Duration::from_nanos(1));
     assert_eq!(rig.a.done(), []);
     rig.run_for(Duration::from_nanos(1));
     assert_eq!(rig.a.done(), [(53, WcStatus::RetryExcErr)]);
-    assert_eq!(rig.requests().len() - before, 2 * (1 + 5));
+    assert_eq!(rig.requests().len() - before, (1 + 5) + (1 + 6));
 }
 
 // covers 3.61

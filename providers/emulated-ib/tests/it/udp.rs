@@ -4,7 +4,8 @@
 use bmme as _;
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use emulated_ib::{InfiniBand, OnWire, WireOptions};
 use polyverbs_engine::device::DeviceOptions;
@@ -16,9 +17,10 @@ use verbs_api::provider::DeviceOps;
 use verbs_api::qp::AddressVector;
 use verbs_api::{
     Access, Completion, Context, Cq, Device, Memory, Mr, Operations, PathOptions, Pd, Qp,
-    QpOptions, Requirements, WcStatus,
+    QpEndpoint, QpOptions, Requirements, WcStatus,
     capability::Mtu,
     completion::WcFlags,
+    ids::LinkAddress,
     wr::{self, ReceiveRequest, UdDestination, WorkRequest},
 };
 
@@ -145,6 +147,27 @@ fn everything(near: &End, far: &End) {
     near.succeeds(wr::CompareSwap::new(result, far.mr.remote(0), 12, 99).signaled(6));
     assert_eq!(near.memory.to_vec(0, 8).unwrap(), 12_u64.to_ne_bytes());
     assert_eq!(far.memory.to_vec(0, 8).unwrap(), 99_u64.to_ne_bytes());
+}
+
+#[test]
+fn a_write_that_the_system_refuses_to_send_fails_with_the_cause() {
+    let near = End::new("127.0.20.90:14791", |_| {});
+    // Datagrams to a broadcast address need an option of the socket.
+    let everywhere = IpAddr::from(Ipv4Addr::BROADCAST);
+    let elsewhere = QpEndpoint {
+        address: LinkAddress::Ip(everywhere),
+        gid: everywhere.into(),
+        ..near.qp.endpoint().unwrap()
+    };
+    // This timeout takes hours.
+    let connected = near.qp.connect(&elsewhere, open().timeout(31));
+    connected.wait().unwrap();
+    let (local, remote) = (near.mr.sge(0, 8).unwrap(), near.mr.remote(8));
+    let failed = near.run(wr::Write::new(local, remote).signaled(1));
+    assert_eq!(failed.status, WcStatus::RetryExcErr);
+    let cause = io::Error::from_raw_os_error(failed.vendor_err as i32);
+    assert_eq!(cause.kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(near.counts().refused, 8);
 }
 
 // A peer that has stored the queue pair numbers of one process must not take those of the range's next holder for them.

@@ -1,7 +1,7 @@
 //! The size of the key table: FEATURES 6.15.
 
 use polyverbs_engine::fault::Fault;
-use polyverbs_engine::key_table::{KeyKind, KeyTable, LocalUse, RemoteUse};
+use polyverbs_engine::key_table::{KeyKind, KeyTable, LocalUse, RemoteUse, Translation};
 use polyverbs_engine::pin::pin;
 use verbs_api::provider::RegionMemory;
 use verbs_api::{Access, Memory, PageList};
@@ -34,6 +34,26 @@ fn a_table_allocates_all_its_keys_and_never_key_0() {
 }
 
 #[test]
+fn other_memory_has_another_key_unless_the_key_is_kept() {
+    let table = KeyTable::new(8, || 0);
+    let memory = Memory::zeroed(4096).unwrap();
+    let region = || RegionMemory::from(&memory.range(0, 4096).unwrap());
+    let key = table.allocate(KeyKind::Region, 1, 0).unwrap();
+    table
+        .set_region(key, region(), 0, Access::LOCAL_WRITE, false)
+        .unwrap();
+    let to = Translation {
+        keeps_key: true,
+        ..Translation::new(region(), 0)
+    };
+    assert_eq!(table.change_region(key, Some(to), None, None), Ok(key));
+    let to = Translation::new(region(), 0);
+    let changed = table.change_region(key, Some(to), None, None);
+    assert_ne!(changed, Ok(key));
+    assert!(changed.is_ok());
+}
+
+#[test]
 fn only_an_ordinary_region_takes_memory() {
     let table = KeyTable::new(5, || 0);
     let memory = Memory::zeroed(4096).unwrap();
@@ -47,7 +67,7 @@ fn only_an_ordinary_region_takes_memory() {
     let region = || RegionMemory::from(&range(0, 4096));
     let is_refused = |key, why| {
         let set = table.set_region(key, region(), 0, Access::LOCAL_WRITE, false);
-        let changed = table.change_region(key, Some((region(), 0)), None, None);
+        let changed = table.change_region(key, Some(Translation::new(region(), 0)), None, None);
         assert_eq!((set, changed), (Err(why), Err(why)));
     };
     is_refused(paged, Fault::Operation);

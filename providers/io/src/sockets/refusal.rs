@@ -32,6 +32,14 @@ pub(crate) fn named(call: &'static str) -> impl Fn(Errno) -> io::Error {
     }
 }
 
+/// Returns whether the system refuses to send because there is no route for now.
+pub fn is_about_routes(errno: i32) -> bool {
+    matches!(
+        Errno::from_raw_os_error(errno),
+        Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::NETDOWN | Errno::ADDRNOTAVAIL
+    )
+}
+
 fn with_cause(error: io::Error, cause: String) -> io::Error {
     io::Error::new(error.kind(), Explained { cause, error })
 }

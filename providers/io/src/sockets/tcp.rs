@@ -116,6 +116,8 @@ impl TcpSocket {
         bind(&socket.descriptor, &local)?;
         match connect(&socket.descriptor, &address::scoped(to, local)) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+            // The socket is bound, so another connection to this peer has the port.
+            Err(Errno::ADDRNOTAVAIL) if local.port() != 0 => Err(Errno::ADDRINUSE.into()),
             Err(errno) => Err(errno.into()),
         }
     }

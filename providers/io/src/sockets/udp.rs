@@ -174,12 +174,9 @@ pub enum SendError {
     /// depend on the number of a segment must be computed again.
     #[error("no segmentation on this route")]
     NoSegmentation,
-    /// The datagram is longer than the path carries.
-    #[error("longer than the path carries")]
-    TooLong,
-    /// Any other error of the system.
+    /// The system refuses the datagram.
     #[error(transparent)]
-    Other(io::Error),
+    Refused(io::Error),
 }
 
 impl UdpSocket {
@@ -358,8 +355,7 @@ impl UdpSocket {
                 self.segments.store(false, Ordering::Relaxed);
                 SendError::NoSegmentation
             }
-            Some(Errno::MSGSIZE) => SendError::TooLong,
-            _ => SendError::Other(error),
+            _ => SendError::Refused(error),
         }
     }
 

@@ -5,7 +5,7 @@
 //! T L res DV | RV res opcode | reserved for RDMAP, 4 | queue, 4 | MSN, 4 | offset, 4      untagged
 //! ```
 
-use super::rdmap::Opcode;
+use super::opcode::Opcode;
 use crate::layout::{Header, Reserved, header};
 
 /// The version of DDP.

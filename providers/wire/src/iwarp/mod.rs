@@ -5,20 +5,21 @@
 //! | [`start`] | MPA's request and reply, with which a connection begins (RFC 5044, RFC 6581) |
 //! | [`fpdu`] | MPA's frames, markers and checksum (RFC 5044) |
 //! | [`ddp`] | the segments in the frames (RFC 5041) |
-//! | [`rdmap`] | the messages in the segments, and the table of their opcodes (RFC 5040, RFC 7306) |
+//! | [`rdmap`] | the messages in the segments (RFC 5040, RFC 7306) |
+//! | `opcode` | the table of their opcodes |
 //! | [`terminate`] | the last message of a stream that failed (RFC 5040 section 4.8) |
 
 pub mod ddp;
 pub mod fpdu;
+mod opcode;
 pub mod rdmap;
 pub mod start;
 pub mod terminate;
 
 pub use ddp::{SegmentHeader, Tagged, Untagged};
 pub use fpdu::{Direction, Fpdu, Framing, Layout};
-pub use rdmap::{
-    AtomicRequest, AtomicResponse, Body, ExtensionHeader, Facts, Opcode, ReadRequest, Segment,
-};
+pub use opcode::{Facts, Opcode};
+pub use rdmap::{AtomicRequest, AtomicResponse, Body, ExtensionHeader, ReadRequest, Segment};
 pub use start::{Enhanced, Kind, Settings, Start, StartHeader};
 pub use terminate::{Terminate, TerminateCode, TerminateControl};
 

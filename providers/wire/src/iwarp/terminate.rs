@@ -11,7 +11,8 @@
 //! that is missing is left out, and the Terminate is not refused.
 
 use super::ddp::{SegmentHeader, Tagged, Untagged};
-use super::rdmap::{AtomicRequest, Opcode, ReadRequest};
+use super::opcode::Opcode;
+use super::rdmap::{AtomicRequest, ReadRequest};
 use crate::layout::{Header, Reserved, header};
 
 header! {

@@ -10,9 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use polyverbs_rds::{RdsSocket, RdsTransport};
+use polyverbs_rds::{RdsSocket, RdsTransport, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::send_for;
 use crate::sockets::{address, at, errno, over_both, receive, sockets};
 
 /// Wakes a thread and counts the wake-ups.
@@ -49,10 +50,10 @@ pub(crate) fn stuck() -> (RdsSocket, SocketAddr) {
 #[test]
 fn a_full_send_buffer_refuses_messages_until_there_is_room() {
     let (socket, nobody) = stuck();
-    socket.try_send_to(&[1; 999], nobody).unwrap();
-    socket.try_send_to(&[2; 1000], nobody).unwrap();
+    send_for(&socket, &[1; 999], nobody, Wait::No).unwrap();
+    send_for(&socket, &[2; 1000], nobody, Wait::No).unwrap();
     assert!(!socket.readiness().writable);
-    let full = socket.try_send_to(&[], nobody);
+    let full = send_for(&socket, &[], nobody, Wait::No);
     assert_eq!(errno(full), Some(libc::EAGAIN));
 }
 
@@ -60,7 +61,7 @@ fn a_full_send_buffer_refuses_messages_until_there_is_room() {
 #[test]
 fn a_blocked_send_continues_when_another_thread_cancels() {
     let (socket, nobody) = stuck();
-    socket.try_send_to(&[1; 1000], nobody).unwrap();
+    send_for(&socket, &[1; 1000], nobody, Wait::No).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| socket.send_to(&[2; 1000], nobody));
         test_kit::waiting::until(|| {
@@ -133,7 +134,7 @@ fn calls_can_be_awaited() {
 #[test]
 fn an_awaited_send_is_woken_when_there_is_room() {
     let (socket, nobody) = stuck();
-    socket.try_send_to(&[1; 1000], nobody).unwrap();
+    send_for(&socket, &[1; 1000], nobody, Wait::No).unwrap();
     let woken = Arc::new(Unpark(thread::current(), AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);

@@ -6,6 +6,7 @@ use std::thread;
 
 use polyverbs_rds::{RdsError, RdsSocket, RdsTransport, Wait};
 
+use crate::send_for;
 use crate::sockets::{at, errno, over_both, receive, socket_at, sockets};
 
 /// Sends until the destination is congested. Returns how many messages were sent.
@@ -17,7 +18,7 @@ fn congest_with(message: &[u8], near: &RdsSocket, to: SocketAddr) -> usize {
     let mut sent = 0;
     test_kit::waiting::until_some(|| {
         loop {
-            match near.try_send_to(message, to) {
+            match send_for(&near, message, to, Wait::No) {
                 Ok(_) => sent += 1,
                 Err(RdsError::WouldBlock) => return None,
                 Err(error) => {
@@ -47,7 +48,7 @@ fn only_the_congested_port_of_a_host_is_refused() {
             near.send_to(&[2; 4000], at(&other)).unwrap();
             assert_eq!(receive(&other, 4000), [2; 4000]);
         }
-        let refused = near.try_send_to(b"no", at(&far)).unwrap_err();
+        let refused = send_for(&near, b"no", at(&far), Wait::No).unwrap_err();
         assert_eq!(refused.errno(), libc::ENOBUFS);
         assert!(near.counters().unwrap().cong_send_error > 0);
     });
@@ -62,7 +63,7 @@ fn a_blocked_send_continues_when_the_receiver_has_read() {
         thread::scope(|scope| {
             let waits = scope.spawn(|| near.send_to(b"free", at(&far)).unwrap());
             // The destination stays congested until the receiver reads.
-            let refused = near.try_send_to(b"refused", at(&far));
+            let refused = send_for(&near, b"refused", at(&far), Wait::No);
             assert_eq!(errno(refused), Some(libc::ENOBUFS));
             assert!(!waits.is_finished());
             (0..sent).for_each(|_| assert_eq!(receive(&far, 1000), [1; 1000]));
@@ -83,12 +84,12 @@ fn a_monitor_gets_the_group_of_the_free_port() {
         (0..sent).for_each(|_| assert_eq!(receive(&far, 1000), [1; 1000]));
         let mut room = [0; 10];
         let wait = Wait::Until(test_kit::waiting::deadline());
-        let told = near.receive_message(&mut [IoSliceMut::new(&mut room)], wait, false);
+        let told = near.recv_msg(&mut [IoSliceMut::new(&mut room)], wait, false);
         let told = told.unwrap();
         assert_eq!(told.congestion, Some(1 << (at(&far).port() % 64)));
         assert_eq!((told.from, told.length), (None, 0));
         // Messages that were still on their way may have made the port congested again.
-        test_kit::waiting::until(|| near.try_send_to(b"free", at(&far)).is_ok());
+        test_kit::waiting::until(|| send_for(&near, b"free", at(&far), Wait::No).is_ok());
     });
 }
 
@@ -100,7 +101,7 @@ fn closing_a_receiver_ends_its_congestion() {
         congest(&near, at(&far));
         let to = at(&far);
         drop(far);
-        test_kit::waiting::until(|| near.try_send_to(b"dropped", to).is_ok());
+        test_kit::waiting::until(|| send_for(&near, b"dropped", to, Wait::No).is_ok());
     });
 }
 

@@ -7,6 +7,7 @@ use polyverbs_rds::{RdsError, Wait};
 use crate::sockets::calls::stuck;
 use crate::sockets::congestion::{congest, three};
 use crate::sockets::{at, errno, over_both, sockets};
+use crate::{receive_for, send_for};
 
 /// Makes a call that cannot succeed, and asserts that it reports the timeout at or after its deadline.
 #[track_caller]
@@ -20,8 +21,8 @@ fn times_out<T>(call: impl FnOnce(Instant) -> Result<T, RdsError>) {
 #[test]
 fn a_send_without_room_ends_at_its_deadline() {
     let (socket, nobody) = stuck();
-    socket.try_send_to(&[1; 1000], nobody).unwrap();
-    times_out(|deadline| socket.send_to_until(&[], nobody, deadline));
+    send_for(&socket, &[1; 1000], nobody, Wait::No).unwrap();
+    times_out(|deadline| send_for(&socket, &[], nobody, Wait::Until(deadline)));
 }
 
 // covers 8.34
@@ -30,7 +31,7 @@ fn a_send_to_a_congested_destination_ends_at_its_deadline() {
     over_both(|transport| {
         let [near, far, _] = three(transport);
         congest(&near, at(&far));
-        times_out(|deadline| near.send_to_until(b"late", at(&far), deadline));
+        times_out(|deadline| send_for(&near, b"late", at(&far), Wait::Until(deadline)));
     });
 }
 
@@ -38,9 +39,9 @@ fn a_send_to_a_congested_destination_ends_at_its_deadline() {
 fn a_receive_ends_at_its_deadline_or_at_once() {
     over_both(|transport| {
         let [socket] = sockets(transport);
-        let nothing = socket.try_recv_from(&mut []);
+        let nothing = receive_for(&socket, &mut [], Wait::No);
         assert_eq!(errno(nothing), Some(libc::EAGAIN));
-        times_out(|deadline| socket.recv_from_until(&mut [], deadline));
+        times_out(|deadline| receive_for(&socket, &mut [], Wait::Until(deadline)));
     });
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use polyverbs_rds::{Outgoing, RdsError, RdsSocket, RdsTransport, Wait};
 
 use crate::sockets::{address, at, errno, over_both, receive, sockets};
+use crate::{receive_for, send_for};
 
 fn bind(at: &str) -> Result<RdsSocket, RdsError> {
     RdsSocket::bind(at.parse().unwrap())
@@ -23,6 +24,27 @@ fn an_address_that_is_not_of_one_host_is_refused() {
         "[fe80::1]:4000",
     ] {
         assert_eq!(errno(bind(wrong)), Some(libc::EINVAL), "{wrong}");
+    }
+}
+
+// covers 8.21
+#[test]
+fn a_scope_is_refused_by_name() {
+    let scoped = "[fe80::1%7]:4000".parse().unwrap();
+    let socket = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
+    let sent = socket.send_to(b"x", scoped).map(drop);
+    for refused in [
+        RdsSocket::bind(scoped).map(drop),
+        socket.connect(scoped),
+        sent,
+    ] {
+        let error = refused.unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("[fe80::1%7]:4000 has a scope")
+        );
+        assert_eq!(error.errno(), libc::EADDRNOTAVAIL);
     }
 }
 
@@ -94,13 +116,19 @@ fn a_transport_is_chosen_once_and_tcp_is_refused() {
 fn sending_needs_an_address_and_a_destination() {
     let to = SocketAddr::new(address(), 4000);
     let socket = RdsSocket::new();
-    assert_eq!(errno(socket.try_send_to(b"", to)), Some(libc::ENOTCONN));
+    assert_eq!(
+        errno(send_for(&socket, b"", to, Wait::No)),
+        Some(libc::ENOTCONN)
+    );
     socket.connect(to).unwrap();
-    assert_eq!(errno(socket.try_send_to(b"", to)), Some(libc::ENOTCONN));
-    let receives = socket.try_recv_from(&mut []);
+    assert_eq!(
+        errno(send_for(&socket, b"", to, Wait::No)),
+        Some(libc::ENOTCONN)
+    );
+    let receives = receive_for(&socket, &mut [], Wait::No);
     assert_eq!(errno(receives), Some(libc::ENOTCONN));
     let socket = RdsSocket::bind(SocketAddr::new(address(), 0)).unwrap();
-    let nowhere = socket.send_message(Outgoing::default(), Wait::No);
+    let nowhere = socket.send_msg(Outgoing::default(), Wait::No);
     assert_eq!(errno(nowhere), Some(libc::ENOTCONN));
 }
 
@@ -117,7 +145,7 @@ fn connect_sets_the_default_destination_and_sends_nothing() {
             data: &data,
             ..Outgoing::default()
         };
-        near.send_message(message, Wait::Forever).unwrap();
+        near.send_msg(message, Wait::Forever).unwrap();
         assert_eq!(receive(&far, 100), b"by default");
         near.send_to(b"by name", at(&other)).unwrap();
         assert_eq!(receive(&other, 100), b"by name");
@@ -138,10 +166,10 @@ fn a_destination_that_is_not_one_host_is_refused() {
     assert_eq!(connect("255.255.255.255:4000"), Some(libc::EINVAL));
     assert_eq!(connect("224.0.0.1:4000"), Some(libc::EINVAL));
     for wrong in ["0.0.0.0:4000", "255.255.255.255:4000", "224.0.0.1:4000"] {
-        let sent = socket.try_send_to(b"", wrong.parse().unwrap());
+        let sent = send_for(&socket, b"", wrong.parse().unwrap(), Wait::No);
         assert_eq!(errno(sent), Some(libc::EINVAL), "{wrong}");
     }
-    let other_family = socket.try_send_to(b"", "[::1]:4000".parse().unwrap());
+    let other_family = send_for(&socket, b"", "[::1]:4000".parse().unwrap(), Wait::No);
     assert_eq!(errno(other_family), Some(libc::EOPNOTSUPP));
 }
 
@@ -149,7 +177,7 @@ fn a_destination_that_is_not_one_host_is_refused() {
 #[test]
 fn messages_above_1_mib_or_the_send_buffer_are_refused() {
     let [near, far] = sockets(RdsTransport::InfiniBand);
-    let try_send = |length| errno(near.try_send_to(&vec![1; length], at(&far)));
+    let try_send = |length| errno(send_for(&near, &vec![1; length], at(&far), Wait::No));
     far.set_options(|options| options.receive_buffer = 4 << 20);
     let send_buffer = near.options().send_buffer;
     assert_eq!(try_send(send_buffer + 1), Some(libc::EMSGSIZE));

@@ -6,6 +6,7 @@ use std::thread;
 
 use polyverbs_rds::{Received, Wait};
 
+use crate::receive_for;
 use crate::sockets::{at, content, over_both, receive, socket_at, sockets};
 
 // covers 8.20 8.24 8.28 8.50
@@ -36,9 +37,7 @@ fn truncation_leaves_the_next_message_whole() {
         near.send_to(b"next", at(&far)).unwrap();
         let (mut first, mut second) = ([0; 3000], [0; 2000]);
         let mut room = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
-        let received = far
-            .receive_message(&mut room, Wait::Forever, false)
-            .unwrap();
+        let received = far.recv_msg(&mut room, Wait::Forever, false).unwrap();
         assert!(received.is_truncated());
         assert_eq!((received.length, received.full_length), (5000, 10_000));
         assert_eq!([&first[..], &second[..]].concat(), sent[..5000]);
@@ -54,8 +53,7 @@ fn a_peeked_message_stays_in_the_queue() {
         near.send_to(b"stays", at(&far)).unwrap();
         let look = || -> (Received, Vec<u8>) {
             let mut room = [0; 3];
-            let received =
-                far.receive_message(&mut [IoSliceMut::new(&mut room)], Wait::Forever, true);
+            let received = far.recv_msg(&mut [IoSliceMut::new(&mut room)], Wait::Forever, true);
             (received.unwrap(), room.into())
         };
         let first = look();
@@ -156,7 +154,7 @@ fn messages_reach_a_host_that_has_restarted() {
         test_kit::waiting::until(|| {
             near.send_to(b"two", place).unwrap();
             let mut room = [0; 100];
-            let received = far.try_recv_from(&mut room);
+            let received = receive_for(&far, &mut room, Wait::No);
             received.is_ok_and(|received| room[..received.length] == *b"two")
         });
         far.send_to(b"three", at(&near)).unwrap();
@@ -173,7 +171,8 @@ fn a_ping_is_answered_from_port_0_and_reaches_no_socket() {
             let to = SocketAddr::new(at(peer).ip(), 0);
             near.send_to(b"ping", to).unwrap();
             let mut room = [0; 10];
-            let received = near.recv_from_until(&mut room, test_kit::waiting::deadline());
+            let received =
+                receive_for(&near, &mut room, Wait::Until(test_kit::waiting::deadline()));
             let received = received.unwrap();
             assert_eq!((received.from, received.full_length), (Some(to), 0));
         }

@@ -24,7 +24,7 @@ fn send(
         to: to.local_addr(),
         control,
     };
-    from.send_message(message, Wait::Until(test_kit::waiting::deadline()))
+    from.send_msg(message, Wait::Until(test_kit::waiting::deadline()))
 }
 
 fn memory(bytes: &[u8]) -> Memory {
@@ -50,7 +50,7 @@ fn bytes(memory: &Memory) -> Vec<u8> {
 /// Waits for the statuses of operations.
 fn statuses(socket: &RdsSocket) -> Vec<RdmaStatus> {
     let wait = Wait::Until(test_kit::waiting::deadline());
-    let received = socket.receive_message(&mut [IoSliceMut::new(&mut [])], wait, false);
+    let received = socket.recv_msg(&mut [IoSliceMut::new(&mut [])], wait, false);
     let received = received.unwrap();
     assert_eq!((received.from, received.length), (None, 0));
     received.statuses

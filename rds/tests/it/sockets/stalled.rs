@@ -71,7 +71,7 @@ fn a_stalled_peer_blocks_neither_cancel_nor_close_forever() {
             to: Some(far),
             control: Control::Rdma(asked),
         };
-        near.send_message(message, Wait::Forever).unwrap();
+        near.send_msg(message, Wait::Forever).unwrap();
         let _stalled = peer.join().unwrap();
         test_kit::waiting::until(|| near.paths().unwrap().iter().any(|path| path.queued == 0));
         if is_canceled {

@@ -326,7 +326,7 @@ fn a_context_ends_after_the_verbs_under_way(rig: &Rig) {
 // Waits for a condition that other threads may delay for a moment: memory is released when no thread
 // accesses it.
 fn eventually(rig: &Rig, mut what: impl FnMut() -> bool) {
-    test_kit::waiting::until(|| {
+    waiting::until(|| {
         let is_so = what();
         if !is_so {
             rig.settle();

@@ -175,7 +175,7 @@ fn a_dropped_pool_leaves_nothing(rig: &Rig) {
     );
     drop(fmr);
     // Keys are released when no thread of this test or of another accesses them.
-    test_kit::waiting::until(|| rig.far.keys_in_use() == keys);
+    waiting::until(|| rig.far.keys_in_use() == keys);
     assert!(!opens(rig, mapping.remote(0)));
     rig.finish_destroy(pd.destroy());
 }

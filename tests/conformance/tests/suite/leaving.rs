@@ -81,7 +81,7 @@ fn a_program_that_drops_everything_leaves_nothing(rig: &Rig) {
 
 // Another thread may be accessing memory right now; the device is released when that access ends.
 fn gone(devices: &[Weak<dyn DeviceOps>]) {
-    test_kit::waiting::until(|| devices.iter().all(|device| device.strong_count() == 0));
+    waiting::until(|| devices.iter().all(|device| device.strong_count() == 0));
 }
 
 fn things_of(rig: &Rig, chance: &mut Chance) -> Things {
@@ -320,6 +320,6 @@ fn a_device_in_real_time_ends_after_its_last_command() {
         let memory = Memory::zeroed(4096).expect("memory");
         drop(pd.register(&memory, OPEN));
         drop((pd, context, opened));
-        test_kit::waiting::until(|| left.strong_count() == 0);
+        waiting::until(|| left.strong_count() == 0);
     }
 }

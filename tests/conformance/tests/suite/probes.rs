@@ -3,43 +3,46 @@
 
 use conformance::{Flavour, examined};
 use polyverbs_probes::{CORE_FEATURES, CORE_PROBES};
-use verbs_api::extension::{ExtensionDescriptor, Extensions};
-use verbs_api::probe::{Verdict, Verified};
+use verbs_api::Features;
+use verbs_api::capability::{Baseline, FeatureSet as _};
+use verbs_api::extension::{Extensions, FeatureInfo};
+use verbs_api::probe::{Probe, Verdict};
 
-fn cells(flavour: Flavour) -> Vec<(String, Verified)> {
-    let extensions = Extensions::linked().expect("extensions that fit together");
-    let of_core = CORE_FEATURES.iter().map(|feature| {
-        let name = format!("{}::{}", feature.set, feature.name);
-        (name, examined(flavour, feature, CORE_PROBES))
-    });
-    let all: Vec<_> = extensions.iter().collect();
-    of_core.chain(cells_of(flavour, &all)).collect()
-}
-
-fn cells_of(flavour: Flavour, extensions: &[&ExtensionDescriptor]) -> Vec<(String, Verified)> {
-    let mut cells = Vec::new();
-    for extension in extensions {
-        for feature in extension.all_features() {
-            let name = format!("{}::{}", feature.set, feature.name);
-            cells.push((name, examined(flavour, feature, extension.all_probes())));
-        }
-    }
-    cells
-}
-
-// covers 4.42
+// covers 4.08 4.42
 fn is_as_claimed(flavour: Flavour) {
-    let mut wrong = Vec::new();
-    for (name, cell) in cells(flavour) {
-        let expected = match cell.claimed {
-            true => Verdict::Verified,
-            false => Verdict::Refused,
-        };
-        if cell.verdict != expected {
-            wrong.push(format!("{name}: {:?}, {}", cell.verdict, cell.because));
-        }
-    }
+    let extensions = Extensions::linked().expect("extensions that fit together");
+    let of_core = CORE_FEATURES.iter().map(|feature| (feature, CORE_PROBES));
+    let of_extensions = extensions.iter().flat_map(|extension| {
+        let features = extension.all_features().iter();
+        features.map(|feature| (feature, extension.all_probes()))
+    });
+    let wrong: Vec<_> = of_core
+        .chain(of_extensions)
+        .filter_map(|(feature, probes)| fault(flavour, feature, probes))
+        .collect();
     assert!(wrong.is_empty(), "{flavour:?}: {wrong:#?}");
+}
+
+/// Returns how the verdict of the probes on a feature of devices of this flavour differs from the claim.
+fn fault(flavour: Flavour, feature: &FeatureInfo, probes: &[Probe]) -> Option<String> {
+    let cell = examined(flavour, feature, probes);
+    let expected = match cell.claimed {
+        true => Verdict::Verified,
+        false => Verdict::Refused,
+    };
+    // A probe of an extension's own feature that is left out counts as one that failed, unless the device hides what it needs.
+    let of_feature = probes.iter().filter(|probe| probe.proves(feature)).count();
+    let may_lack =
+        [Features::SET, Baseline::SET].contains(&feature.set) || flavour == Flavour::IbBmme;
+    let is_whole = !cell.claimed || may_lack || cell.passed() == of_feature;
+    if cell.verdict == expected && is_whole {
+        return None;
+    }
+    let (set, name) = (feature.set, feature.name);
+    Some(format!(
+        "{set}::{name}: {:?}, {}",
+        cell.verdict, cell.because
+    ))
 }
 
 macro_rules! flavours {
@@ -63,24 +66,23 @@ flavours! {
     an_iwarp_device_is_what_it_claims Iwarp;
     an_iwarp_device_without_extensions_is_what_it_claims IwarpPlain;
     an_iwarp_device_over_a_stream_is_what_it_claims IwarpFramed;
-}
-
-// covers 4.08
-#[test]
-fn extended_connections_reach_over_udp() {
-    let wrong: Vec<_> = cells_of(Flavour::IbUdp, &[&xrc::EXTENSION])
-        .into_iter()
-        .filter(|(_, cell)| cell.verdict != Verdict::Verified)
-        .map(|(name, cell)| format!("{name}: {:?}, {}", cell.verdict, cell.because))
-        .collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    an_iwarp_device_whose_segments_are_octets_is_what_it_claims IwWire;
+    an_infiniband_device_over_udp_is_what_it_claims IbUdp;
+    an_infiniband_device_in_shared_memory_is_what_it_claims IbMemory;
+    an_iwarp_device_over_tcp_is_what_it_claims IwTcp;
 }
 
 // Extended reliable connections keep the promises of the other features as well.
 // covers 4.10 4.12
 #[test]
 fn extended_connections_keep_the_promises_of_others() {
-    for flavour in [Flavour::Ib, Flavour::IbFramed, Flavour::IbWire] {
+    for flavour in [
+        Flavour::Ib,
+        Flavour::IbFramed,
+        Flavour::IbWire,
+        Flavour::IbUdp,
+        Flavour::IbMemory,
+    ] {
         let [feature] = xrc::EXTENSION.all_features() else {
             panic!("one feature")
         };

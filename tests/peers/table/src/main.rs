@@ -46,7 +46,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR", default_value = "/var/tmp/verbs-peers")]
     keep: PathBuf,
     /// The `polyverbs` command
-    #[arg(long, value_name = "FILE", default_value = "target/release/polyverbs")]
+    #[arg(long, value_name = "FILE", default_value = "target/dist/polyverbs")]
     polyverbs: PathBuf,
 }
 

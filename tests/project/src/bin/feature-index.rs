@@ -1,10 +1,10 @@
-//! Writes `docs/features.md`; with `--uncovered`, lists the rows without a test instead.
+//! Writes `docs/features.md` and the pages in `docs/features`; with `--uncovered`, lists the rows without a test instead.
 
 #![forbid(unsafe_code)]
 
 use std::{error::Error, fs, process::ExitCode};
 
-use project::{Index, page_path};
+use project::{Index, index::SECTIONS, workspace_root};
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let index = Index::of_workspace()?;
@@ -22,7 +22,13 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn write(index: &Index) -> Result<ExitCode, Box<dyn Error>> {
-    fs::write(page_path(), index.page())?;
+    let docs = workspace_root().join("docs");
+    // A section whose name has changed leaves no page.
+    fs::remove_dir_all(docs.join(SECTIONS))?;
+    fs::create_dir(docs.join(SECTIONS))?;
+    for (place, page) in index.pages() {
+        fs::write(docs.join(place), page)?;
+    }
     let problems = index.problems();
     problems.iter().for_each(|problem| eprintln!("{problem}"));
     Ok(if problems.is_empty() {

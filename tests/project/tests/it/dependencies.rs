@@ -1,19 +1,15 @@
-//! Dependencies between the crates of the workspace go one way.
+//! Dependencies between the crates of the workspace go one way, in the order of the folders in `docs/architecture.md`.
 
-use project::packages;
-use serde_json::Value;
+use project::{Order, packages, shipped_dependencies, text, workspace_root};
 
-/// The crates of the workspace that each crate may depend on, from the ground up. A crate that is
-/// not listed fails the test, so that its place is decided when it is added. Development
-/// dependencies are free: tests may use higher layers.
+/// Crates that depend on less than the order of the folders allows: all crates of the workspace that each may depend on.
+/// Development dependencies are free: tests may use higher layers.
 const ALLOWED: &[(&str, &[&str])] = &[
-    // The ground depends on no other crate.
-    ("verbs-api", &[]),
-    // What devices must show, by the API alone.
+    // The API alone says what devices must show.
     ("polyverbs-probes", &["verbs-api"]),
-    // On the ground: the engine knows no link and no transport, the formats know no engine.
+    // The engine knows no link and no transport, the formats know no engine.
     ("polyverbs-engine", &["verbs-api"]),
-    ("polyverbs-wire", &["verbs-api"]),
+    ("polyverbs-wire", &[]),
     // Virtual time and link models know no socket.
     ("polyverbs-sim", &["verbs-api", "polyverbs-engine"]),
     // Links with a wire are generic over the codec that a driver gives them.
@@ -24,8 +20,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Drivers do not know each other.
     ("emulated-ib", DRIVER),
     ("emulated-iwarp", DRIVER),
-    // The layouts of C, and the checks that some of them are those of verbs-api.
-    ("polyverbs-abi", &["verbs-api"]),
     // The provider of real devices knows the contract and the layouts of C, and no engine.
     ("rdma-core-provider", &["verbs-api", "polyverbs-abi"]),
     // Connections know the formats of both transports, and no device.
@@ -48,7 +42,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs",
         &[
             "verbs-api",
-            "polyverbs-probes",
             "polyverbs-engine",
             "polyverbs-io",
             "polyverbs-sim",
@@ -63,29 +56,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "xrc",
         ],
     ),
-    // Protocols on the facade; nothing below knows them. They name the extensions that they use.
-    (
-        "polyverbs-rds",
-        &["polyverbs", "masked-atomics", "polyverbs-wire"],
-    ),
-    // These are programs on the facade.
-    ("capability-matrix", &["verbs-api", "polyverbs"]),
-    // The dissector reads captures: it knows formats and no device.
-    ("polyverbs-dissect", &["polyverbs-wire"]),
-    // The configuration of a program: the command writes it, the libraries read it.
-    ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
-    (
-        "polyverbs-cli",
-        &[
-            "verbs-api",
-            "polyverbs",
-            "polyverbs-configuration",
-            "capability-matrix",
-            "polyverbs-dissect",
-            "polyverbs-rds",
-        ],
-    ),
-    // The verbs of C, on the facade; `polyverbs-c-libraries` only exports their names.
+    // The verbs of C are on the facade; `polyverbs-c-libraries` only exports their names.
     (
         "polyverbs-libibverbs",
         &[
@@ -111,9 +82,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "polyverbs-c-libraries",
         &["polyverbs-libibverbs", "polyverbs-librdmacm"],
     ),
+    // The command writes the configuration of a program, and the libraries read it.
+    ("polyverbs-configuration", &["verbs-api", "polyverbs"]),
     // The preloaded library redirects paths, and knows the owner of each descriptor.
     ("polyverbs-redirect", &[]),
-    // The sockets of C programs.
+    // Protocols on the facade name the extensions that they use.
+    (
+        "polyverbs-rds",
+        &["polyverbs", "masked-atomics", "polyverbs-wire"],
+    ),
     (
         "polyverbs-rds-sockets",
         &[
@@ -123,32 +100,26 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "polyverbs-rds",
         ],
     ),
-    // The crates of tests.
-    ("polyverbs-benches", TEST),
-    // Tests depend on it to have the libraries for C built.
+    // These are programs on the facade.
     (
-        "test-kit",
-        &[
-            "polyverbs-c-libraries",
-            "polyverbs-redirect",
-            "polyverbs-rds-sockets",
-        ],
+        "capability-matrix",
+        &["verbs-api", "polyverbs", "polyverbs-probes"],
     ),
-    ("conformance", TEST),
-    ("seeded-runs", TEST),
-    ("fuzz-targets", FUZZED),
-    ("link-forms", TEST),
-    ("peers", TEST),
-    ("project", &[]),
     (
-        "two-processes",
+        "polyverbs-cli",
         &[
             "verbs-api",
-            "polyverbs-engine",
-            "emulated-ib",
-            "emulated-iwarp",
+            "polyverbs",
+            "polyverbs-configuration",
+            "capability-matrix",
+            "polyverbs-dissect",
+            "polyverbs-rds",
         ],
     ),
+    // The dissector reads captures: it knows formats and no device.
+    ("polyverbs-dissect", &["polyverbs-wire"]),
+    // The checks of the project are quick to build.
+    ("project", &[]),
 ];
 
 const DRIVER: &[&str] = &[
@@ -161,99 +132,52 @@ const DRIVER: &[&str] = &[
 
 const EXTENSION: &[&str] = &["verbs-api", "polyverbs-engine"];
 
-const TEST: &[&str] = &[
-    "verbs-api",
-    "polyverbs-engine",
-    "polyverbs-io",
-    "polyverbs-sim",
-    "block-loopback",
-    "polyverbs-wire",
-    "bmme",
-    "low-latency-qp",
-    "masked-atomics",
-    "xrc",
-    "emulated-ib",
-    "emulated-iwarp",
-    "polyverbs",
-    "polyverbs-rds",
-    "test-kit",
-];
-
-const FUZZED: &[&str] = &[
-    "verbs-api",
-    "polyverbs-engine",
-    "polyverbs-connection",
-    "polyverbs-io",
-    "polyverbs-sim",
-    "polyverbs-wire",
-    "bmme",
-    "masked-atomics",
-    "emulated-ib",
-    "emulated-iwarp",
-    "polyverbs-dissect",
-    "polyverbs",
-    "polyverbs-libibverbs",
-    "polyverbs-librdmacm",
-];
-
 /// Crates that make no OS calls, and the crates that they may therefore not depend on.
 const NO_OS_CRATES: &[&str] = &["polyverbs-engine", "polyverbs-wire"];
 const OS_DEPENDENCIES: &[&str] = &["libc", "mio", "nix", "rustix", "socket2", "tokio"];
 
 #[test]
-fn dependencies_go_one_way() {
-    let mut wrong = Vec::new();
-    for package in packages() {
-        let name = text(&package, "name");
-        let Some((_, allowed)) = ALLOWED.iter().find(|(crate_name, _)| *crate_name == name) else {
-            wrong.push(format!("{name} has no place yet in the table of this test"));
-            continue;
-        };
-        for (dependency, _) in shipped(&package)
-            .into_iter()
-            .filter(|(_, is_local)| *is_local)
-        {
-            if !allowed.contains(&dependency.as_str()) {
-                wrong.push(format!("{name} may not depend on {dependency}"));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+fn no_dependency_goes_against_the_order_of_the_folders() {
+    let root = workspace_root();
+    let packages = packages(&root);
+    let order = Order::of(&root);
+    let unplaced = order.without_row(&root, &packages);
+    assert!(
+        unplaced.is_empty(),
+        "the table in docs/architecture.md has no row for the folders of {unplaced:?}"
+    );
+    let back = order.arrows_back(&root, &packages);
+    assert!(
+        back.is_empty(),
+        "folder -> folder that stands further down in the table of docs/architecture.md: {back:#?}"
+    );
 }
 
 #[test]
-fn table_is_in_order_from_the_ground_up() {
-    for (at, (name, allowed)) in ALLOWED.iter().enumerate() {
-        for below in *allowed {
-            let is_below = ALLOWED[..at].iter().any(|(earlier, _)| earlier == below);
-            assert!(is_below, "{name} names {below}, which is not further down");
+fn crates_depend_only_on_those_that_they_may_know() {
+    let packages = packages(&workspace_root());
+    for (name, allowed) in ALLOWED {
+        let package = packages.iter().find(|it| text(it, "name") == *name);
+        let package = package.unwrap_or_else(|| panic!("there is no package {name}"));
+        for dependency in shipped_dependencies(package) {
+            let needed = text(dependency, "name");
+            assert!(
+                dependency["path"].is_null() || allowed.contains(&needed),
+                "{name} may not depend on {needed}"
+            );
         }
     }
 }
 
 #[test]
 fn core_depends_on_no_os_crate() {
-    for package in packages() {
+    for package in packages(&workspace_root()) {
         let name = text(&package, "name");
-        if NO_OS_CRATES.contains(&name.as_str()) {
-            for (dependency, _) in shipped(&package) {
-                assert!(
-                    !OS_DEPENDENCIES.contains(&dependency.as_str()),
-                    "{name}: {dependency}"
-                );
+        if NO_OS_CRATES.contains(&name) {
+            for dependency in shipped_dependencies(&package) {
+                let needed = text(dependency, "name");
+                assert!(!OS_DEPENDENCIES.contains(&needed), "{name}: {needed}");
             }
         }
     }
-}
-
-/// The dependencies that are part of the built crate, each with whether it is of this workspace.
-fn shipped(package: &Value) -> Vec<(String, bool)> {
-    let all = package["dependencies"].as_array().unwrap().iter();
-    all.filter(|dependency| dependency["kind"] != "dev")
-        .map(|dependency| (text(dependency, "name"), dependency["path"].is_string()))
-        .collect()
-}
-
-fn text(value: &Value, field: &str) -> String {
-    value[field].as_str().unwrap().to_owned()
 }

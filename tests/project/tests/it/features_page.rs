@@ -1,19 +1,26 @@
-//! The stored page and the workspace's `// covers` lines are in order.
+//! The stored pages and the workspace's `// covers` lines are in order.
 
-use project::{Index, page_path};
+use std::{collections::BTreeMap, fs};
+
+use project::{Index, files, index::SECTIONS, workspace_root};
 
 #[test]
-fn stored_page_is_up_to_date() {
-    let stored = std::fs::read_to_string(page_path()).unwrap_or_default();
-    let page = Index::of_workspace().unwrap().page();
-    let differs = page
-        .lines()
-        .zip(stored.lines())
-        .find(|(new, old)| new != old);
+fn stored_pages_are_up_to_date() {
+    let docs = workspace_root().join("docs");
+    let sections = files(&docs.join(SECTIONS), "md").into_iter();
+    let stored = sections.chain([docs.join("features.md")]).map(|path| {
+        let place = path.strip_prefix(&docs).unwrap().to_str().unwrap();
+        (place.to_owned(), fs::read_to_string(&path).unwrap())
+    });
+    let stored: BTreeMap<_, _> = stored.collect();
+    let pages = Index::of_workspace().unwrap().pages();
+    let places = pages.keys().chain(stored.keys());
+    let stale: Vec<_> = places
+        .filter(|place| pages.get(*place) != stored.get(*place))
+        .collect();
     assert!(
-        stored == page,
-        "docs/features.md is out of date, run `cargo run -p project --bin feature-index` to write it; \
-         first difference (new, stored): {differs:#?}"
+        stale.is_empty(),
+        "run `cargo run -p project --bin feature-index` to write these pages below docs/, which are out of date: {stale:?}"
     );
 }
 

@@ -1,14 +1,14 @@
 //! The links of the documents lead to existing files, and to existing headings in them.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+
+use project::{files, workspace_root};
 
 #[test]
 fn each_link_between_documents_leads_to_a_file_and_a_heading() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut count = 0;
     let mut broken = Vec::new();
-    for document in documents(root) {
+    for document in files(&workspace_root(), "md") {
         let text = fs::read_to_string(&document).unwrap();
         for link in links(&text).filter(|link| !link.contains("://")) {
             count += 1;
@@ -36,22 +36,6 @@ fn a_link_and_a_heading_are_found() {
     let text = "# Some `code`, and more\nSee [this](a.md#b), `[not](this)` and [that](c.md).\n";
     assert_eq!(links(text).collect::<Vec<_>>(), ["a.md#b", "c.md"]);
     assert_eq!(headings(text).collect::<Vec<_>>(), ["some-code-and-more"]);
-}
-
-/// The documents below a folder; build folders and hidden ones are left out.
-fn documents(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy();
-        !name.starts_with('.') && !name.starts_with("target") && !path.is_symlink()
-    };
-    let documents = paths.filter(is_ours).flat_map(|path| match path.is_dir() {
-        true => documents(&path),
-        false if path.extension().is_some_and(|kind| kind == "md") => vec![path],
-        false => Vec::new(),
-    });
-    documents.collect()
 }
 
 /// The targets of the links of a text; links in code are left out.

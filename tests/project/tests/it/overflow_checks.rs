@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use project::workspace_root;
 use toml::Table;
 
 /// The crates that parse the input of peers.
-const PARSERS: [&str; 4] = [
+const PARSERS: [&str; 3] = [
     "polyverbs-wire",
     "polyverbs-connection",
     "polyverbs-librdmacm",
@@ -13,7 +14,7 @@ const PARSERS: [&str; 4] = [
 
 #[test]
 fn parsers_are_released_with_overflow_checks() {
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
+    let manifest = workspace_root().join("Cargo.toml");
     let manifest: Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
     let packages = &manifest["profile"]["release"]["package"];
     for package in PARSERS {

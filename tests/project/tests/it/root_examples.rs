@@ -1,8 +1,9 @@
 //! Every name of the root has an example: a program that uses it finds lines to begin with.
 
-use std::{fs, path::Path};
+use std::path::PathBuf;
 
-use project::source::{docs_of, has_example, public_paths, without_comments_and_literals};
+use project::source::{Documented, Name, documentation, examples, parse, public_names};
+use project::{files, workspace_root};
 
 #[test]
 fn every_name_of_the_root_has_an_example() {
@@ -11,40 +12,56 @@ fn every_name_of_the_root_has_an_example() {
 }
 
 fn names_without(package: &str) -> Vec<String> {
-    let workspace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let sources = workspace.join(package).join("src");
-    let root = fs::read_to_string(sources.join("lib.rs")).unwrap();
-    let mut paths = public_paths(&without_comments_and_literals(&root));
+    let sources = Sources::of(package);
+    let mut names = public_names(&parse(&sources.folder.join("lib.rs")).items);
     // A glob re-exports the names of another package.
-    paths.retain(|path| !path.ends_with("::*"));
-    assert!(!paths.is_empty(), "{package}");
-    paths.retain(|path| !is_shown(&sources, &root, path));
-    paths
+    names.retain(|it| it.name != "*");
+    assert!(!names.is_empty(), "{package}");
+    names.retain(|it| !sources.show(it));
+    names.into_iter().map(|it| it.path.join("::")).collect()
 }
 
-/// Whether the name has an example at its declaration, which is in the root or in the module from which the root imports
-/// it. A module in files of its own needs none, because a program uses the names in it.
-fn is_shown(sources: &Path, root: &str, path: &str) -> bool {
-    let declared = path.split(" as ").next().unwrap_or(path);
-    let has_example_in =
-        |text: &str, name| docs_of(text, name).iter().any(|docs| has_example(docs));
-    match declared.split_once("::") {
-        Some((module, within)) => {
-            let name = within.rsplit("::").next().unwrap_or(within);
-            let files = files_of(sources, module);
-            files.iter().any(|text| has_example_in(text, name))
+/// The documentation in the sources of a package, by files.
+struct Sources {
+    folder: PathBuf,
+    files: Vec<(PathBuf, Vec<Documented>)>,
+}
+
+impl Sources {
+    fn of(package: &str) -> Self {
+        let folder = workspace_root().join(package).join("src");
+        let files = files(&folder, "rs").into_iter();
+        let files = files.map(|path| (path.clone(), documentation(&parse(&path))));
+        Self {
+            files: files.collect(),
+            folder,
         }
-        None => has_example_in(root, declared) || !files_of(sources, declared).is_empty(),
     }
-}
 
-/// The contents of the files of a module.
-fn files_of(sources: &Path, module: &str) -> Vec<String> {
-    let own = sources.join(format!("{module}.rs"));
-    let folder = fs::read_dir(sources.join(module)).into_iter().flatten();
-    let children = folder.map(|entry| entry.unwrap().path());
-    let files = children.chain([own]).filter(|path| path.is_file());
-    files
-        .map(|path| fs::read_to_string(path).unwrap())
-        .collect()
+    /// Whether the name has an example at its declaration, which is in the root or in the module from which the root imports
+    /// it. A module in files of its own needs none, because a program uses the names in it.
+    fn show(&self, name: &Name) -> bool {
+        match &name.path[..] {
+            [declared] => {
+                self.module(declared).next().is_some() || self.has_example("lib", declared)
+            }
+            [module, .., declared] => self.has_example(module, declared),
+            [] => false,
+        }
+    }
+
+    fn has_example(&self, module: &str, name: &str) -> bool {
+        let documentation = self.module(module).flatten();
+        let mut own = documentation.filter(|it| it.name == name);
+        own.any(|it| examples(&it.docs).any(|words| !words.contains("compile_fail")))
+    }
+
+    /// The documentation in each file of a module.
+    fn module(&self, name: &str) -> impl Iterator<Item = &Vec<Documented>> {
+        let module = self.folder.join(name);
+        let files = self.files.iter().filter(move |(path, _)| {
+            path.with_extension("") == module || path.starts_with(&module)
+        });
+        files.map(|(_, documentation)| documentation)
+    }
 }

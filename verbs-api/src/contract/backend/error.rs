@@ -122,6 +122,9 @@ pub enum ConnectError {
     /// The address cannot be reached from the device.
     #[error("{0} cannot be reached from this device")]
     Unreachable(SocketAddr),
+    /// The system refuses to send to the address, with this error number.
+    #[error("the system refuses to send there ({}): see the firewall and the routes of this machine", std::io::Error::from_raw_os_error(*.0))]
+    Unsent(i32),
     /// A verb failed before anything was changed.
     #[error(transparent)]
     Verb(#[from] VerbError),

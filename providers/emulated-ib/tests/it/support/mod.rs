@@ -33,6 +33,8 @@ pub enum Fate {
     Twice,
     /// The frame is kept until [`Rig::release`].
     Hold,
+    /// The system refuses to send the frame, with this error number.
+    Refuse(i32),
 }
 
 type Rule = Box<dyn FnMut(&OwnFrame) -> Fate + std::marker::Send>;
@@ -127,6 +129,17 @@ impl Link<Header> for Wire {
             Fate::Drop => {}
             Fate::Twice => state.under_way.extend([frame.clone(), frame]),
             Fate::Hold => state.held.push(frame),
+            Fate::Refuse(errno) => {
+                let (qpn, body) = (frame.header.src_qp, Body::Refused(errno));
+                let (from, to) = (frame.to, frame.from);
+                state.under_way.push_back(OwnFrame {
+                    from,
+                    to,
+                    header: Header::new(QpType::Rc, Header::UNKNOWN_QP, qpn, Psn::default(), body),
+                    payload: Vec::new(),
+                    damaged: false,
+                });
+            }
         }
     }
 

@@ -1,0 +1,50 @@
+//! The adapters whose liveness is probed, by the time of the next probe.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use polyverbs_engine::time::Time;
+use verbs_api::ids::LinkAddress;
+
+/// An adapter: its address and its GUID.
+pub(super) type Adapter = (LinkAddress, u64);
+
+/// The adapters that are probed.
+#[derive(Debug, Default)]
+pub(super) struct Probed {
+    pub(super) probes: BTreeMap<Adapter, Probe>,
+    pub(super) due: BTreeSet<(Time, Adapter)>,
+    /// The unused communication ID that probes name; 0 until it is needed.
+    pub(super) unused_id: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) due: Time,
+    pub(super) transaction_id: u64,
+    pub(super) unanswered: u32,
+    /// The silence of an adapter that has never answered means nothing.
+    pub(super) has_answered: bool,
+}
+
+impl Probed {
+    pub(super) fn next_due(&self) -> Option<Time> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// How many adapters are probed.
+    pub(super) fn len(&self) -> usize {
+        self.probes.len()
+    }
+
+    pub(super) fn set(&mut self, adapter: Adapter, probe: Probe) {
+        self.remove(adapter);
+        self.due.insert((probe.due, adapter));
+        self.probes.insert(adapter, probe);
+    }
+
+    pub(super) fn remove(&mut self, adapter: Adapter) -> Option<Probe> {
+        let probe = self.probes.remove(&adapter)?;
+        self.due.remove(&(probe.due, adapter));
+        Some(probe)
+    }
+}

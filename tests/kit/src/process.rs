@@ -1,0 +1,79 @@
+//! Other processes of a test. Each runs this test binary with one ignored test, which reads commands and answers in lines.
+
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::waiting::until_some;
+
+/// A process; dropping this kills it.
+pub struct ChildProcess {
+    /// The process, for signals.
+    pub child: Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl ChildProcess {
+    /// Runs an ignored test, which gets `value` in an environment variable.
+    ///
+    /// # Panics
+    /// The process cannot be started.
+    #[must_use]
+    pub fn start(test: &str, variable: &str, value: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--ignored", "--nocapture"])
+            .env(variable, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            stdin: child.stdin.take().unwrap(),
+            lines: BufReader::new(child.stdout.take().unwrap()).lines(),
+            child,
+        }
+    }
+
+    /// Sends the process a command.
+    ///
+    /// # Panics
+    /// The process has ended.
+    pub fn say(&mut self, what: &str) {
+        writeln!(self.stdin, "{what}").unwrap();
+    }
+
+    /// The rest of the next line that begins with `> `: the test framework prints other lines.
+    ///
+    /// # Panics
+    /// The process ends without such a line.
+    pub fn answer(&mut self) -> String {
+        let mut lines = self.lines.by_ref().map_while(Result::ok);
+        let answer = lines.find_map(|line| Some(line.split_once("> ")?.1.to_owned()));
+        answer.expect("the process answers before it ends")
+    }
+
+    /// Sends the process a command, and returns the answer.
+    ///
+    /// # Panics
+    /// The process ends without an answer.
+    pub fn ask(&mut self, what: &str) -> String {
+        self.say(what);
+        self.answer()
+    }
+
+    /// Waits for the end of the process, whose test must have passed.
+    ///
+    /// # Panics
+    /// The test of the process has failed.
+    pub fn ends_well(&mut self) {
+        let status = until_some(|| self.child.try_wait().unwrap());
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
